@@ -1,0 +1,47 @@
+"""hago finds, by search, how to run a neural network in low-precision integers on given hardware.
+
+Importing it changes nothing and prints nothing.
+"""
+
+from hago.api import (
+    create_quantizer,
+    evaluate_strategy,
+    explain,
+    inspect_graph_statistic,
+    quantize,
+    replay,
+    search_quantize_strategy,
+)
+from hago.errors import HagoError
+from hago.frontend.torch_export import from_torch
+from hago.graph import Graph
+from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
+from hago.hardware_file import available_hardware, load_hardware, save_hardware
+from hago.numerics import simulated_quantize
+from hago.quantizer import Quantizer
+from hago.strategy import Strategy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accumulator",
+    "Graph",
+    "HagoError",
+    "Hardware",
+    "OpDesc",
+    "Quantizer",
+    "Strategy",
+    "available_hardware",
+    "create_quantizer",
+    "create_sample_hardware",
+    "evaluate_strategy",
+    "explain",
+    "from_torch",
+    "inspect_graph_statistic",
+    "load_hardware",
+    "quantize",
+    "replay",
+    "save_hardware",
+    "search_quantize_strategy",
+    "simulated_quantize",
+]

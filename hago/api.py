@@ -1,0 +1,280 @@
+"""The calls that users make: glue between the parts, no logic of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hago.calibrate.statistics import Estimator
+from hago.debug.explain import Explanation, explain_topology
+from hago.debug.inspect import GraphStatistic, inspect_plan
+from hago.errors import HagoError
+from hago.evaluate import Evaluator, first_safe, safe_start
+from hago.frontend.torch_export import from_torch
+from hago.hardware_document import hardware_hash
+from hago.objective import ObjectiveLike
+from hago.objective import objective as named_objective
+from hago.prepare import (
+    HardwareLike,
+    ModelLike,
+    Prepared,
+    StrategyLike,
+    as_graph,
+    as_hardware,
+    as_strategy,
+    import_for,
+    make_strategy,
+    plan_of,
+    prepare,
+)
+from hago.quantizer import Quantizer
+from hago.replay import Replay, replay_log, replay_strategy
+from hago.search.driver import search
+from hago.search.header import make_header
+from hago.search.searcher import Score, Searcher
+from hago.search.searchers import make_searcher
+from hago.search.trial import Trial
+from hago.space import Bits, Space, build_space
+from hago.strategy import HardwareId, Strategy
+from hago.topology import analyze
+
+
+def search_quantize_strategy(
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    *,
+    searcher: str | Searcher | Any = "greedy",
+    estimator: str | Estimator | None = None,
+    objective: ObjectiveLike = "sqnr",
+    budget: str | int | None = None,
+    seed: int = 0,
+    log: str | PathLike[str] | None = None,
+    resume: bool = True,
+    progress: bool = True,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+    held_out: Iterable[Any] | None = None,
+    save: str | PathLike[str] | None = None,
+    allow_overflow: bool = False,
+) -> tuple[Strategy, float]:
+    """Search for the best strategy.
+
+    Args:
+        model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
+        hardware: a Hardware, a name in hardware_specs, or a path.
+        dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
+        searcher: greedy, annealing, random, exhaustive, default (the start alone), or an object
+            with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
+        estimator: of thresholds, e.g. "mse" or "percentile:99.9".
+        objective: what is maximised: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
+            function of (reference outputs, outputs, labels).
+        budget: "200 trials", "10m", "50 forwards", a number of trials, or None for as long as the
+            searcher goes.
+        seed: of all randomness.
+        log: a path for the JSON lines; a log that stands there is continued if `resume`.
+        progress: show a bar on a terminal.
+        keep_float: shell patterns over nodes that stay float.
+        fix_bits: bits by shell pattern over edges or nodes.
+        held_out: further batches that the best strategy is reported on.
+        save: a path that always holds the best strategy so far.
+        allow_overflow: return a strategy that overflowed on the data if none did not.
+
+    Returns:
+        The best strategy and its score: accuracy on the data where it has labels, else the
+        objective's value.
+
+    Raises:
+        HagoError: bad input, or no point that the hardware can run; what and where is said.
+    """
+    prepared = prepare(
+        model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits
+    )
+    chosen = named_objective(objective)
+    evaluator = Evaluator(prepared.graph, prepared.batches, chosen)
+    start = safe_start(prepared.resolver, prepared.calibration.peaks)
+    made = _searcher(searcher, prepared.space, start, seed)
+    header = make_header(
+        prepared.space,
+        made,
+        seed=seed,
+        model_hash=prepared.graph.model_hash,
+        hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
+        data_hash=prepared.batches.sha256,
+        estimator=prepared.estimator.name,
+        objective=chosen.name,
+        keep_float=list(keep_float),
+        fix_bits=dict(fix_bits or {}),
+    )
+
+    how = _made_by(prepared, chosen.name, seed, keep_float, fix_bits)
+    how["searcher"] = {"name": made.name, "options": dict(made.options)}
+
+    def strategy_of(trial: Trial) -> Strategy:
+        made_by = how | {"results": dict(trial.score.results)}
+        return make_strategy(prepared, prepared.resolver(trial.bits), trial.bits, made_by)
+
+    def keep(trial: Trial) -> None:
+        if save is not None:
+            strategy_of(trial).save(Path(save))
+
+    found = search(
+        prepared.space,
+        made,
+        lambda bits: evaluator.score(prepared.resolver(bits), bits),
+        log=None if log is None else Path(log),
+        header=header,
+        budget=budget,
+        resume=resume,
+        progress=progress,
+        on_best=keep,
+        plan_key=lambda bits: prepared.resolver(bits).key,
+        allow_overflow=allow_overflow,
+    )
+    strategy = strategy_of(found.best)
+    if held_out is not None:
+        judged = evaluate_strategy(prepared.graph, prepared.hardware, strategy, held_out)
+        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": dict(judged.results)})
+    if save is not None:
+        strategy.save(Path(save))
+    return strategy, float(found.score.results.get("sim_acc", found.score.value))
+
+
+def _searcher(searcher: Any, space: Space, start: Bits, seed: int) -> Searcher:
+    if isinstance(searcher, str):
+        return make_searcher(searcher, space, start, seed)
+    if hasattr(searcher, "ask") and hasattr(searcher, "tell"):
+        return searcher  # type: ignore[no-any-return]
+    if callable(searcher):
+        return searcher(space, start, seed)  # type: ignore[no-any-return]
+    raise HagoError(f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function")
+
+
+def _made_by(
+    prepared: Prepared,
+    objective: str,
+    seed: int,
+    keep_float: Sequence[str],
+    fix_bits: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    return {
+        "estimator": prepared.estimator.name,
+        "objective": objective,
+        "seed": seed,
+        "keep_float": list(keep_float),
+        "fix_bits": dict(fix_bits or {}),
+        "data_hash": prepared.batches.sha256,
+    }
+
+
+def quantize(
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    *,
+    estimator: str | Estimator | None = None,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+) -> Quantizer:
+    """Post-training quantization without a search: the widest bits whose accumulators hold what the
+    calibration data needs.
+
+    Raises:
+        InfeasibleBits: accumulators overflow on the data at every width.
+        HagoError: other bad input; what and where is said.
+    """
+    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"))
+    bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+    plan = prepared.resolver(bits)
+    made_by = _made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
+    return Quantizer(plan, make_strategy(prepared, plan, bits, made_by))
+
+
+def create_quantizer(
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, example_inputs: Sequence[Any] = ()
+) -> Quantizer:
+    """A strategy applied to a model.
+
+    Args:
+        example_inputs: to export an nn.Module with; only needed where it takes arguments that are
+            not tensors.
+
+    Raises:
+        StrategyMismatch: the strategy was made for another model or hardware.
+    """
+    chosen = as_strategy(strategy)
+    graph = import_for(model, chosen, example_inputs)
+    return Quantizer(plan_of(graph, as_hardware(hardware), chosen), chosen)
+
+
+def evaluate_strategy(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    objective: ObjectiveLike = "sqnr",
+) -> Score:
+    """How a strategy does on a data set."""
+    graph, batches = as_graph(model, dataset)
+    chosen = as_strategy(strategy)
+    plan = plan_of(graph, as_hardware(hardware), chosen)
+    return Evaluator(graph, batches, named_objective(objective)).score(plan, chosen.bits)
+
+
+def explain(
+    model: ModelLike,
+    hardware: HardwareLike,
+    example_inputs: Sequence[Any] = (),
+    *,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+) -> Explanation:
+    """What will be integer, what stays float and why, before any search.
+
+    Args:
+        example_inputs: one batch, to export an nn.Module with.
+    """
+    graph, chip = from_torch(model, example_inputs), as_hardware(hardware)
+    topology = analyze(graph, chip, keep_float)
+    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits))
+
+
+def inspect_graph_statistic(
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
+) -> GraphStatistic:
+    """Node by node, float against simulated against integer, and the cause of every error.
+
+    Returns:
+        A table: print it, or take `.to_json()`, `.to_csv()`, `.first_wrong`.
+    """
+    graph, batches = as_graph(model, dataset)
+    return inspect_plan(plan_of(graph, as_hardware(hardware), as_strategy(strategy)), batches)
+
+
+def replay(
+    model: ModelLike,
+    hardware: HardwareLike,
+    record: StrategyLike,
+    dataset: Iterable[Any],
+    *,
+    objective: ObjectiveLike | None = None,
+    best_only: bool = False,
+) -> Replay:
+    """Evaluate a strategy or a whole log again and compare every figure bit for bit.
+
+    Args:
+        record: a Strategy, or the path of a strategy (.json) or a log (.jsonl).
+        objective: needed where the search had a function of its own.
+        best_only: of a log, the best trial alone.
+
+    Raises:
+        StrategyMismatch: made for another model, hardware or data; both hashes are named.
+        LogError: the file is damaged or not ours.
+    """
+    if isinstance(record, Strategy) or Path(record).suffix != ".jsonl":
+        return replay_strategy(model, hardware, record, dataset, objective)
+    return replay_log(model, hardware, Path(record), dataset, objective, best_only=best_only)

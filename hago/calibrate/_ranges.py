@@ -1,0 +1,106 @@
+"""What the estimators share: which grid a range meets, and how a threshold becomes (lo, hi).
+
+Invariants: every range holds 0; it lies inside what was observed, unless a power of two was asked
+for; a range without negative values has lo = 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.errors import HagoError, did_you_mean
+from hago.numerics import power_of_two_at_least
+from hago.schemes import SCHEMES, Scheme
+from hago.types import DType
+
+
+def levels(grid: Grid, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The quantum values that a scheme lays over candidate ranges.
+
+    Args:
+        lo, hi: float64, same shape.
+
+    Returns:
+        scale (1 where it would be 0), the lowest centered integer (float64), both of the shape of
+        `lo`, and how many steps there are from the lowest to the highest.
+
+    Raises:
+        HagoError: the scheme is unknown, or the bits are not 2 to 64.
+    """
+    if grid.scheme not in SCHEMES:
+        raise HagoError(
+            f"unknown scheme {grid.scheme!r}; known: {', '.join(SCHEMES)}."
+            + did_you_mean(grid.scheme, SCHEMES)
+        )
+    if not 2 <= grid.bits <= 64:
+        raise HagoError(f"a grid of {grid.bits} bits; expected 2 to 64")
+    # A power-of-two threshold is always read by the hago scheme: see schemes.make_qparams.
+    scheme: Scheme = SCHEMES["hago" if grid.power_of_two else grid.scheme]
+    dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
+    scale, zero, qmin, qmax = scheme(lo, hi, grid.bits, dtype)
+    return torch.where(scale > 0, scale, torch.ones_like(scale)), qmin - zero, qmax - qmin
+
+
+def two_sided(grid: Grid) -> bool:
+    """Whether lo and hi matter each on its own, as in the affine scheme."""
+    if grid.power_of_two or not grid.signed:
+        return False
+    lo, hi = torch.tensor([-1.0, -3.0], dtype=torch.float64), torch.full((2,), 3.0, dtype=torch.float64)
+    scale, _, _ = levels(grid, lo, hi)
+    return bool(scale[0] != scale[1])
+
+
+def observed(statistics: TensorStatistics) -> tuple[Tensor, Tensor]:
+    """The smallest range that holds every value and 0."""
+    return statistics.minimum.clamp_max(0.0), statistics.maximum.clamp_min(0.0)
+
+
+def unless_empty(statistics: TensorStatistics, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """(lo, hi), and the observed range where lo = hi."""
+    low, high = observed(statistics)
+    return torch.where(lo == hi, low, lo), torch.where(lo == hi, high, hi)
+
+
+def peak(statistics: TensorStatistics, grid: Grid) -> Tensor:
+    """The largest magnitude that the grid has to represent: float64 (C,)."""
+    lo, hi = observed(statistics)
+    return torch.maximum(-lo, hi) if grid.signed else hi
+
+
+def around_zero(statistics: TensorStatistics, grid: Grid, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """The range of a symmetric or unsigned grid: values within +-threshold.
+
+    An end where less was observed stands at what was observed: the larger end is the threshold all
+    the same. A power-of-two grid has the threshold rounded up (0 gives 1) on both ends.
+    """
+    lo, hi = observed(statistics)
+    if grid.power_of_two:
+        threshold = power_of_two_at_least(threshold)
+        negative = (lo < 0) & grid.signed
+        return torch.where(negative, -threshold, torch.zeros_like(threshold)), threshold
+    low = torch.maximum(lo, -threshold) if grid.signed else torch.zeros_like(lo)
+    return low, torch.minimum(hi, threshold)
+
+
+def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:
+    """The histogram of |x| over [0, limit]: float64 (C, BINS / 2); of x > 0 where unsigned."""
+    negative, positive = statistics.histogram.tensor_split(2, dim=1)
+    return positive + negative.flip(1) if grid.signed else positive
+
+
+def without_zeros(histogram: Tensor, origin: int) -> Tensor:
+    """A histogram with the spike at zero cut down to its neighbours.
+
+    Zero is represented exactly by every grid, so the zeros that a ReLU or pruning made must not
+    weigh. They share the bin at `origin` with small values, of which there are about as many as in
+    the next bin.
+
+    References:
+        NVIDIA's pytorch-quantization replaces the first bin by the second before it looks for
+        thresholds, for the same reason.
+    """
+    level = histogram.clone()
+    level[:, origin] = torch.minimum(histogram[:, origin], histogram[:, origin + 1])
+    return level

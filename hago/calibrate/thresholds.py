@@ -1,0 +1,123 @@
+"""Thresholds: the range of every node on every grid that is asked for, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hago.calibrate.observer import constant_statistics, merge_channels
+from hago.calibrate.statistics import Estimator, Grid, TensorStatistics
+from hago.errors import DataError, HagoError, did_you_mean
+
+#: Channels of a constant that are estimated at a time: their histograms take 8 MiB.
+_BLOCK = 256
+
+Range = tuple[Tensor, Tensor]
+
+
+class Thresholds:
+    """What an estimator says of each node, by (node, grid, channel axis).
+
+    A constant's statistics are taken when it is first asked for. Those of the whole tensor are kept;
+    those per channel (8 * BINS bytes a channel, far more than the weight itself) are made in blocks
+    and dropped, and the thresholds alone are kept.
+
+    Args:
+        statistics: of the nodes that were observed, by name.
+        constants: float tensors by name; looked up before `statistics`.
+        estimator: turns statistics into thresholds, each channel on its own.
+    """
+
+    def __init__(
+        self,
+        statistics: Mapping[str, TensorStatistics],
+        constants: Mapping[str, Tensor],
+        estimator: Estimator,
+    ) -> None:
+        self.estimator = estimator
+        self._statistics = statistics
+        self._constants = constants
+        self._whole: dict[str, TensorStatistics] = {}
+        self._ranges: dict[tuple[str, Grid, int | None], Range] = {}
+
+    def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> Range:
+        """(lo, hi) of a node for a grid.
+
+        Args:
+            node: an observed node or a constant.
+            grid: the integers that will stand for it.
+            channel_axis: one threshold per index of this axis, or None for one in all.
+
+        Returns:
+            float64 tensors of shape (C,), (1,) where there is no channel axis; the caller may change
+            them.
+
+        Raises:
+            HagoError: no such node, or the estimator broke its contract.
+            DataError: the node was not observed along that axis, or its values are not finite.
+        """
+        if channel_axis is not None and node in self._constants:
+            ndim = self._constants[node].ndim
+            if not -ndim <= channel_axis < ndim:
+                raise DataError(f"constant {node!r} has {ndim} axes; there is no axis {channel_axis}")
+            channel_axis %= ndim
+        key = (node, grid, channel_axis)
+        if key not in self._ranges:
+            self._ranges[key] = self._estimate(node, grid, channel_axis)
+        lo, hi = self._ranges[key]
+        return lo.clone(), hi.clone()
+
+    def range_of(self, node: str) -> tuple[float, float]:
+        """The smallest and the largest value of a node.
+
+        Raises:
+            HagoError: no such node.
+            DataError: a constant that is empty or not finite.
+        """
+        whole = self._whole_tensor(node)
+        return float(whole.minimum), float(whole.maximum)
+
+    def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> Range:
+        if channel_axis is None:
+            return self._checked(node, self._whole_tensor(node), grid)
+        if node not in self._constants:
+            observed = self._observed(node)
+            if observed.channel_axis != channel_axis:
+                raise DataError(
+                    f"node {node!r} was observed with channel axis {observed.channel_axis}; thresholds along "
+                    f"axis {channel_axis} need Observer(channel_axis={channel_axis})"
+                )
+            return self._checked(node, observed, grid)
+        constant = self._constants[node].movedim(channel_axis, 0)
+        ranges = [
+            self._checked(node, constant_statistics(constant[i : i + _BLOCK], 0, node), grid)
+            for i in range(0, max(1, len(constant)), _BLOCK)
+        ]
+        return torch.cat([lo for lo, _ in ranges]), torch.cat([hi for _, hi in ranges])
+
+    def _observed(self, node: str) -> TensorStatistics:
+        if node not in self._statistics:
+            known = [*self._statistics, *self._constants]
+            raise HagoError(f"no statistics of node {node!r}; calibrate it first.{did_you_mean(node, known)}")
+        return self._statistics[node]
+
+    def _whole_tensor(self, node: str) -> TensorStatistics:
+        if node not in self._whole:
+            if node in self._constants:
+                self._whole[node] = constant_statistics(self._constants[node], name=node)
+            else:
+                self._whole[node] = merge_channels(self._observed(node))
+        return self._whole[node]
+
+    def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> Range:
+        lo, hi = self.estimator(statistics, grid)
+        shape = (statistics.channels,)
+        right = all(t.dtype == torch.float64 and tuple(t.shape) == shape for t in (lo, hi))
+        if not (right and bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all())):
+            raise HagoError(
+                f"estimator {self.estimator.name} gave lo {lo.tolist()}, hi {hi.tolist()} for node {node!r}; "
+                f"expected finite float64 of shape {shape} with lo <= 0 <= hi"
+            )
+        return lo, hi

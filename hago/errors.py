@@ -1,0 +1,44 @@
+"""The errors of hago. Each message says where, what was got and expected, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HagoError(Exception):
+    """Base of every error that hago raises on bad input."""
+
+
+class UnsupportedOp(HagoError):
+    """An operator, or one of its attributes, that the hardware or a rule refuses."""
+
+
+class HardwareError(HagoError):
+    """A hardware description that is malformed or contradicts itself."""
+
+
+class StrategyMismatch(HagoError):
+    """A strategy or log that was made for another model, hardware or data."""
+
+
+class InfeasibleBits(HagoError):
+    """Bits that no signature of the hardware can hold."""
+
+
+class GraphError(HagoError):
+    """A model that could not be imported, or a graph that breaks an invariant."""
+
+
+class LogError(HagoError):
+    """A log or strategy file that is truncated, edited or not ours."""
+
+
+class DataError(HagoError):
+    """Calibration data that is empty, ragged, or not finite."""
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'conv2d'?"` where a known name is close to `got`, else an empty string."""
+    close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

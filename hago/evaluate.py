@@ -1,0 +1,202 @@
+"""Evaluation: bits to a Score, by simulating the Plan over batches.
+
+What is kept between evaluations: the float model's outputs, node plans, and constants as carriers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hago.errors import DataError, InfeasibleBits
+from hago.execute import run_real
+from hago.frontend.data import Batches
+from hago.graph import Graph, Node
+from hago.objective import OBJECTIVES, Objective, wilson_interval
+from hago.plan import Plan
+from hago.resolve import Resolver
+from hago.search.searcher import Score
+from hago.simulator import Carriers, Simulator
+from hago.space import Bits
+
+
+@dataclass(slots=True)
+class Peaks:
+    """What was seen of accumulators that could overflow; a `watch` for the simulator."""
+
+    plan: Plan
+    overflows: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    accumulators: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, node: Node, c: Tensor) -> None:
+        """Count accumulators outside their register."""
+        plan = self.plan.nodes[node.name]
+        self.accumulators[node.name] = self.accumulators.get(node.name, 0) + c.numel()
+        if plan.proved or not c.numel():
+            return
+        dtype = plan.desc.register.dtype
+        low, high = torch.aminmax(c)
+        zero = plan.register.zero_point
+        peak = max(float((high + zero).max()) / dtype.max, float((low + zero).min()) / min(dtype.min, -1))
+        self.peaks[node.name] = max(self.peaks.get(node.name, 0.0), peak)
+        if peak > 1.0:
+            q = c + zero
+            seen = int(((q < dtype.min) | (q > dtype.max)).sum())
+            if seen:
+                self.overflows[node.name] = self.overflows.get(node.name, 0) + seen
+
+    @property
+    def excess_bits(self) -> dict[str, int]:
+        """By node, how many bits too few the register has for what was seen."""
+        return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Contributions of every sample to every objective, and what overflowed."""
+
+    contributions: Mapping[str, Tensor]
+    peaks: Peaks
+
+
+class Evaluator:
+    """Scores points on one data set.
+
+    Args:
+        graph: the float model.
+        batches: the data.
+        objective: what the score's value is; the label-free measures and, with labels, accuracy
+            are reported beside it.
+
+    Raises:
+        HagoError: the objective needs labels and the data has none.
+    """
+
+    def __init__(self, graph: Graph, batches: Batches, objective: Objective) -> None:
+        self.graph, self.batches, self.objective = graph, batches, objective
+        if objective.needs_labels and not batches.labelled:
+            raise DataError(f"objective {objective.name!r} needs labels; pass (inputs, labels) batches")
+        self.carriers = Carriers()
+        self._reference = [run_real(graph, b.inputs) for b in batches]
+        names = ["sqnr", "agreement", *(["accuracy"] if batches.labelled else [])]
+        self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names} | {objective.name: objective}
+
+    def measure(self, plan: Plan) -> Measured:
+        """Simulate a Plan over all batches."""
+        peaks = Peaks(plan)
+        simulator = Simulator(plan, self.carriers, watch=peaks)
+        outputs = (simulator.run(b.inputs) for b in self.batches)
+        return Measured(self.contributions(outputs), peaks)
+
+    def contributions(self, outputs: Any) -> dict[str, Tensor]:
+        """Per-sample contributions of a model's outputs, batch by batch."""
+        found: dict[str, list[Tensor]] = {n: [] for n in self._measures}
+        for batch, reference, out in zip(self.batches, self._reference, outputs, strict=True):
+            for name, measure in self._measures.items():
+                found[name].append(measure.per_sample(reference, out, batch.labels))
+        return {n: torch.cat(parts) for n, parts in found.items()}
+
+    def float_contributions(self) -> dict[str, Tensor]:
+        """The float model's own contributions: its accuracy, above all."""
+        return self.contributions(iter(self._reference))
+
+    def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
+        """JSON values: each measure, `sim_acc` for accuracy, with its 95 % interval."""
+        found: dict[str, Any] = {"samples": self.batches.samples}
+        for name, measure in self._measures.items():
+            value = measure.finish(contributions[name].mean(0))
+            if name == "accuracy":
+                found["sim_acc"] = value
+                found["sim_acc_interval"] = list(wilson_interval(value * self.batches.samples, self.batches.samples))
+            else:
+                found[name] = value
+        return found
+
+    def score(self, plan: Plan, bits: Bits) -> Score:
+        """The Score of a Plan."""
+        measured = self.measure(plan)
+        value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
+        return Score(
+            value=value,
+            results=self.summary(measured.contributions),
+            overflows=measured.peaks.overflows,
+            excess_bits=measured.peaks.excess_bits,
+            unproved=sum(not n.proved for n in plan.nodes.values()),
+            total_bits=sum(bits.values()),
+            plan_key=plan.key,
+            thresholds_sha256=thresholds_sha256(plan),
+        )
+
+
+def thresholds_sha256(plan: Plan) -> str:
+    """sha256 of all thresholds that a Plan used, in the order of their keys."""
+    digest = hashlib.sha256()
+    for key, (lo, hi) in sorted(plan.thresholds.items()):
+        digest.update(key.encode() + lo.numpy().tobytes() + hi.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
+    """The widest point whose accumulators hold what calibration saw, worked out without simulating.
+
+    The real peak of a node over its accumulator's scale is the peak in integers; while it does not
+    fit, its widest operand gives up a bit.
+
+    Args:
+        largest: by node, the largest |real value| seen.
+        margin: how much larger than that accumulators must be able to hold.
+    """
+    space, graph = resolver.space, resolver.graph
+    bits = space.widest()
+    while True:
+        plan = resolver(bits)
+        tight = [n for n, p in plan.nodes.items() if not p.proved and margin * _peak(p, largest.get(n, 0.0)) > 1.0]
+        changed = False
+        for name in tight:
+            keys = [k for k in (resolver.group_of.get(e) for e in graph[name].edges) if k is not None]
+            lowerable = [k for k in keys if bits[k] > space.groups[k].choices[-1]]
+            if lowerable:
+                widest = max(bits[k] for k in lowerable)
+                chosen = [k for k in lowerable if bits[k] == widest]
+                for key in chosen if _is_common(resolver, name) else chosen[:1]:
+                    bits[key] -= 1
+                changed = True
+        if not changed:
+            return bits
+
+
+def _peak(plan: Any, largest: float) -> float:
+    return largest / float(plan.register.scale.min()) / plan.desc.register.dtype.max
+
+
+def _is_common(resolver: Resolver, name: str) -> bool:
+    form = resolver.ops[resolver.graph[name].op].integer
+    return form is not None and "common" in form.slots
+
+
+def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]) -> tuple[dict[str, int], Score]:
+    """The widest point that does not overflow on the data, with its Score.
+
+    The float peaks tell nearly all; quantized values can be a little larger, so the margin grows
+    until simulation sees no overflow.
+
+    Raises:
+        InfeasibleBits: every margin overflows; names the node.
+    """
+    for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
+        bits = safe_start(resolver, largest, margin)
+        score = evaluator.score(resolver(bits), bits)
+        if not score.overflows:
+            return bits, score
+    node, count = max(score.overflows.items(), key=lambda item: item[1])
+    raise InfeasibleBits(
+        f"node {node!r} overflows its accumulator {count} times on the calibration data even at the fewest bits; "
+        f"keep it float (keep_float=[{node!r}]) or allow fewer bits in the hardware file (min_bits)"
+    )

@@ -1,0 +1,159 @@
+"""The one loop that runs a Graph, on any carrier; calibrate, simulator, realization and qat use it.
+
+Invariant: a value is dropped after its last reader, so memory is that of the widest cut of the
+graph, not of all its intermediates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hago.errors import GraphError, HagoError
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.ops import OPS, Ops, _opaque
+
+#: Computes a node from the values of its inputs.
+Step = Callable[[Node, Sequence[Any]], Any]
+
+
+def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """Which values each node is the last to read."""
+    last: dict[str, str] = {}
+    for node in graph:
+        last[node.name] = node.name
+        for source in node.inputs:
+            last[source] = node.name
+    for name in graph.outputs:
+        last[name] = OUTPUT
+    found: dict[str, list[str]] = {}
+    for name, reader in last.items():
+        found.setdefault(reader, []).append(name)
+    return {reader: tuple(names) for reader, names in found.items()}
+
+
+def run(
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    step: Step,
+    *,
+    consts: Mapping[str, Any] | None = None,
+    on_value: Callable[[Node, Any], None] | None = None,
+    done: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[Any]:
+    """Run every node once, in order.
+
+    Args:
+        inputs: one per graph input.
+        step: computes a node; inputs and constants are not passed to it.
+        consts: values of the const nodes; the graph's own where not given.
+        on_value: sees every computed value, and the inputs, as soon as they exist.
+        done: `last_readers(graph)`, if the caller keeps it.
+
+    Returns:
+        The values of the graph's outputs.
+    """
+    consts = graph.consts if consts is None else consts
+    done = last_readers(graph) if done is None else done
+    values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for node in graph:
+        if node.op == CONST:
+            values[node.name] = consts[node.name]
+        else:
+            if node.op != INPUT:
+                values[node.name] = step(node, [values[s] for s in node.inputs])
+            if on_value is not None:
+                on_value(node, values[node.name])
+        for name in done.get(node.name, ()):
+            del values[name]
+    return [values[name] for name in graph.outputs]
+
+
+def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
+    """A node on real values, as torch computes it.
+
+    Raises:
+        GraphError: torch refuses the values; the node and its attributes are named.
+    """
+    rule = ops.get(node.op)
+    try:
+        return (_opaque.compute if rule is None else rule.compute)(node.attrs, *values)
+    except HagoError:
+        raise
+    except Exception as error:
+        shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in values]
+        raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {error}") from error
+
+
+def run_real(
+    graph: Graph, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None, ops: Ops = OPS
+) -> list[Any]:
+    """The float model."""
+    with torch.no_grad():
+        return run(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
+
+
+def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -> tuple[int, ...]:
+    """The shape of a node's value from those of its inputs, by running it on meta tensors.
+
+    Raises:
+        GraphError: attributes and shapes do not go together.
+    """
+    values = [torch.empty(s, device="meta") for s in shapes]
+    return tuple(compute_real(node, values, ops).shape)
+
+
+def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Call arguments as the tensors of the graph's inputs, checked.
+
+    Raises:
+        GraphError: the wrong number, nesting, shape or kind of arguments.
+    """
+    if graph.in_spec is not None:
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    else:
+        leaves = [*args, *kwargs.values()]
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    if len(tensors) != len(graph.inputs):
+        raise GraphError(
+            f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}"
+        )
+    for name, tensor in zip(graph.inputs, tensors, strict=True):
+        shape = graph[name].shape
+        if shape is not None and tuple(tensor.shape[1:]) != tuple(shape[1:]):
+            raise GraphError(
+                f"input {name!r} has shape {tuple(tensor.shape)}; expected (batch, {', '.join(map(str, shape[1:]))})"
+            )
+    return tensors
+
+
+def nest_outputs(graph: Graph, values: Sequence[Any]) -> Any:
+    """The outputs as the model returns them: one tensor, a tuple, or a nested structure."""
+    if graph.out_spec is not None:
+        return pytree.tree_unflatten(list(values), pytree.treespec_loads(graph.out_spec))
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def example_inputs(graph: Graph, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Zeros in the shapes, dtypes and nesting of a graph's inputs: (args, kwargs).
+
+    Raises:
+        GraphError: the model also takes arguments that are not tensors.
+    """
+    leaves = [_zeros(graph[name], batch) for name in graph.inputs]
+    if graph.in_spec is None:
+        return tuple(leaves), {}
+    spec = pytree.treespec_loads(graph.in_spec)
+    if spec.num_leaves != len(leaves):
+        raise GraphError("the model takes arguments that are not tensors; pass example_inputs")
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return tuple(args), dict(kwargs)
+
+
+def _zeros(node: Node, batch: int) -> Tensor:
+    shape = node.shape or ()
+    return torch.zeros((batch, *shape[1:]), dtype=getattr(torch, node.attrs.get("dtype", "float32")))

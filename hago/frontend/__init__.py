@@ -1,0 +1,1 @@
+"""Frontend: from PyTorch models and data sets to Graphs and batches."""

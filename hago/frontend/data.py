@@ -1,0 +1,191 @@
+"""Batches: any iterable of batches, checked once, read as often as needed, within a memory bound.
+
+Invariants: every batch has the graph's inputs, equal shapes past the batch axis, finite values. A
+data set that does not fit the bound is read again from its source each time, and must then give the
+same bytes: a shuffling loader is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hago.errors import DataError
+
+#: Bytes of inputs and labels that are kept in memory.
+CACHE_BYTES: Final = 1 << 30
+#: Batch size for a data set given as one tensor.
+BATCH_SIZE: Final = 64
+_LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Flat inputs in the graph's order, and labels (batch,) int64 where there are any."""
+
+    inputs: tuple[Tensor, ...]
+    labels: Tensor | None
+
+    @property
+    def size(self) -> int:
+        return int(self.inputs[0].shape[0])
+
+    @property
+    def bytes(self) -> int:
+        kept = [*self.inputs, *([] if self.labels is None else [self.labels])]
+        return sum(t.numel() * t.element_size() for t in kept)
+
+
+class Batches:
+    """A data set as batches; iterate it any number of times.
+
+    Args:
+        dataset: an iterable of batches, each a tensor, a tuple of inputs, `(inputs, labels)` or a
+            dict (labels under one of label, labels, target, targets, y); or one tensor of samples.
+        names: of the model's inputs, in order.
+        cache_bytes: how much is kept in memory.
+
+    Attributes:
+        samples: how many there are.
+        labelled: whether every batch has labels.
+        sha256: of all inputs and labels.
+        example: the first batch's arguments, nested as the model takes them.
+
+    Raises:
+        DataError: empty, ragged, not finite, or not the model's inputs; says which batch.
+    """
+
+    def __init__(self, dataset: Iterable[Any], names: Sequence[str], cache_bytes: int = CACHE_BYTES) -> None:
+        if isinstance(dataset, Batches):
+            self.__dict__.update(dataset.__dict__)  # checked already
+            return
+        if isinstance(dataset, Tensor):
+            dataset = dataset.split(BATCH_SIZE)
+        if not isinstance(dataset, Iterable):
+            raise DataError(f"the data set is a {type(dataset).__name__}; expected an iterable of batches")
+        self._source, self._names = dataset, tuple(names)
+        self._cache: list[Batch] | None = []
+        self.example: tuple[Any, ...] = ()
+        self.samples, self.labelled, digest, used = 0, True, hashlib.sha256(), 0
+        for batch in self._checked():
+            used += batch.bytes
+            if self._cache is not None:
+                self._cache = [*self._cache, batch] if used <= cache_bytes else None
+            if self._cache is None and isinstance(dataset, Iterator):
+                raise DataError(
+                    f"the data set is an iterator of more than {cache_bytes} bytes, which can be read only once; "
+                    "pass a list, a DataLoader, or fewer batches"
+                )
+            self.samples += batch.size
+            self.labelled &= batch.labels is not None
+            _digest(digest, batch)
+        if self.samples == 0:
+            raise DataError("the data set is empty; pass at least one batch")
+        self.sha256 = digest.hexdigest()
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._cache is not None:
+            yield from self._cache
+            return
+        digest = hashlib.sha256()
+        for batch in self._checked():
+            _digest(digest, batch)
+            yield batch
+        if digest.hexdigest() != self.sha256:
+            raise DataError(
+                "the data set gave other values when read again; hago reads it more than once, so do not shuffle "
+                "or augment (DataLoader(shuffle=False)), or pass a list"
+            )
+
+    def _checked(self) -> Iterator[Batch]:
+        first: list[tuple[int, ...]] | None = None
+        for index, item in enumerate(self._source):
+            batch, args = (item, item.inputs) if isinstance(item, Batch) else _read(item, self._names, index)
+            self.example = self.example or args
+            shapes = [tuple(t.shape[1:]) for t in batch.inputs]
+            first = first or shapes
+            if shapes != first:
+                raise DataError(f"batch {index} has sample shapes {shapes}; batch 0 has {first}; all must be equal")
+            _check_finite(batch, index)
+            yield batch
+
+
+def _digest(digest: Any, batch: Batch) -> None:
+    for tensor in [*batch.inputs, *([] if batch.labels is None else [batch.labels])]:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[Any], Any]:
+    """(inputs, labels or None) of one batch as users write them.
+
+    Raises:
+        DataError: the batch does not hold the model's inputs.
+    """
+    if isinstance(item, Batch):
+        return list(item.inputs), item.labels
+    if isinstance(item, Mapping):
+        if len(names) == 1 and names[0] not in item and not any(k in item for k in _LABEL_KEYS):
+            return [item], None  # the model takes the dict itself
+        labels = next((item[k] for k in _LABEL_KEYS if k in item and k not in names), None)
+        missing = [n for n in names if n not in item]
+        others = [v for k, v in item.items() if k not in _LABEL_KEYS]
+        if missing and len(others) != len(names):
+            raise DataError(
+                f"batch {index} has keys {list(item)}; expected the model's inputs {list(names)} and maybe 'labels'"
+            )
+        return (others if missing else [item[n] for n in names]), labels
+    if not isinstance(item, (tuple, list)):
+        return [item], None
+    parts = list(item)
+    if len(parts) == 2 and len(names) == 1 and isinstance(parts[0], Mapping) and names[0] not in parts[0]:
+        return [parts[0]], parts[1]
+    if len(parts) == 2 and isinstance(parts[0], (tuple, list, Mapping)):
+        inputs, _ = split_batch(parts[0], names, index)
+        return inputs, parts[1]
+    if len(parts) == len(names) + 1:
+        return parts[:-1], parts[-1]
+    return parts, None
+
+
+def _read(item: Any, names: Sequence[str], index: int) -> tuple[Batch, tuple[Any, ...]]:
+    """The batch, and its arguments nested as the model takes them."""
+    inputs, labels = split_batch(item, names, index)
+    if len(inputs) != len(names):
+        raise DataError(f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}")
+    args = pytree.tree_map(lambda x: _tensor(x, f"batch {index}"), tuple(inputs))
+    tensors = tuple(pytree.tree_leaves(args))
+    sizes = {int(t.shape[0]) for t in tensors if t.ndim}
+    if len(sizes) != 1 or 0 in sizes:
+        raise DataError(f"batch {index}: inputs have batch sizes {sorted(sizes)}; expected one size above 0")
+    made = None if labels is None else _tensor(labels, f"labels of batch {index}")
+    if made is not None and made.shape[:1] != tensors[0].shape[:1]:
+        raise DataError(f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(made.shape)}")
+    return Batch(tensors, made), args
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"{where} is a {type(value).__name__}, not a tensor: {error}") from None
+    if value.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        value = value.to(torch.float32)
+    return value.detach().cpu()
+
+
+def _check_finite(batch: Batch, index: int) -> None:
+    for slot, tensor in enumerate(batch.inputs):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            row = int((~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0]) if tensor.ndim > 1 else 0
+            raise DataError(f"batch {index}, input {slot}: sample {row} holds NaN or infinite values")

@@ -1,0 +1,271 @@
+"""Hardware: which dtypes each op takes on a chip, and how the chip computes.
+
+Invariants: every op name is known; every signature's dtypes exist; rounding, overflow and forms are
+those of `numerics`. Declaration order is preference. Reading and checking files: `hardware_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, Literal, get_args
+
+from hago.errors import HardwareError, did_you_mean
+from hago.numerics import Overflow, Requantize
+from hago.ops import OPS, Ops, aliases
+from hago.schemes import SCHEMES
+from hago.types import DType, dtype
+
+Granularity = Literal["per_tensor", "per_channel"]
+RequantizeAt = Literal["edge", "output"]
+OtherOps = Literal["float32", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The register that sums are made in, and what happens past its range."""
+
+    dtype: DType
+    overflow: Overflow = "wrap"
+
+
+def _dtypes(names: str | DType | Sequence[str | DType]) -> tuple[DType, ...]:
+    listed = [names] if isinstance(names, (str, DType)) else list(names)
+    return tuple(d if isinstance(d, DType) else dtype(d) for d in listed)
+
+
+@dataclass(frozen=True, slots=True)
+class OpDesc:
+    """One way the hardware can run an op: a signature.
+
+    Args:
+        in_dtypes: of each operand, as names or DTypes; the last repeats for further operands. A
+            bias that is not listed has the accumulator's dtype.
+        out_dtypes: one dtype (a single name is taken too).
+        accumulator: the register sums are made in; the out dtype, wrapping, where not given.
+        requantize_at: `edge`: the node emits its accumulator and each consumer requantizes;
+            `output`: the node requantizes once, to `out_dtypes`.
+        name: of the signature in the hardware file; two signatures that do the same are equal
+            whatever they are called.
+        min_bits, max_bits: what a search may choose for an operand.
+        form: the way the op is computed where chips differ.
+        cost: e.g. {"macs_per_cycle": 64}.
+
+    Raises:
+        HardwareError: no dtypes, or an accumulator that is no integer for integer operands.
+    """
+
+    in_dtypes: Any
+    out_dtypes: Any
+    accumulator: Accumulator | None = None
+    requantize_at: RequantizeAt = "edge"
+    name: str = field(default="", compare=False)
+    min_bits: int = 4
+    max_bits: int = 64
+    form: str | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_dtypes", _dtypes(self.in_dtypes))
+        object.__setattr__(self, "out_dtypes", _dtypes(self.out_dtypes))
+        if not self.in_dtypes or len(self.out_dtypes) != 1:
+            raise HardwareError(
+                f"signature {self.name!r} needs in_dtypes and exactly one out_dtype; "
+                f"got {len(self.in_dtypes)} and {len(self.out_dtypes)}"
+            )
+        if self.accumulator is None:
+            object.__setattr__(self, "accumulator", Accumulator(self.out_dtype))
+        kinds = {d.is_int for d in (*self.in_dtypes, self.out_dtype, self.register.dtype)}
+        if len(kinds) != 1:
+            raise HardwareError(
+                f"signature {self.name!r} mixes integer and float dtypes: "
+                f"{', '.join(map(str, self.in_dtypes))} -> {self.out_dtype}; give two signatures"
+            )
+
+    @property
+    def out_dtype(self) -> DType:
+        return self.out_dtypes[0]  # type: ignore[no-any-return]
+
+    @property
+    def register(self) -> Accumulator:
+        assert self.accumulator is not None
+        return self.accumulator
+
+    @property
+    def is_integer(self) -> bool:
+        return self.out_dtype.is_int
+
+    def in_dtype(self, slot: int) -> DType:
+        """The dtype of operand `slot`; the last listed one repeats."""
+        return self.in_dtypes[min(slot, len(self.in_dtypes) - 1)]  # type: ignore[no-any-return]
+
+    def bias_dtype(self, slot: int) -> DType:
+        """The dtype of a bias in `slot`: the listed one, else the accumulator's."""
+        return self.in_dtypes[slot] if slot < len(self.in_dtypes) else self.register.dtype
+
+    def __str__(self) -> str:
+        ins = ", ".join(map(str, self.in_dtypes))
+        at = " requantized at output" if self.requantize_at == "output" else ""
+        register = self.register
+        acc = "" if register == Accumulator(self.out_dtype) else f" in {register.dtype} {register.overflow}"
+        return f"({ins}) -> {self.out_dtype}{acc}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorScheme:
+    """How real ranges become integers: the scheme and whether scales are per tensor or per channel."""
+
+    scheme: str = "hago"
+    granularity: Granularity = "per_tensor"
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise HardwareError(
+                f"unknown scheme {self.scheme!r}; known: {', '.join(SCHEMES)}."
+                + did_you_mean(self.scheme, SCHEMES)
+            )
+        if self.granularity not in get_args(Granularity):
+            raise HardwareError(
+                f"unknown granularity {self.granularity!r}; expected per_tensor or per_channel"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a piece of hardware can run.
+
+    Args:
+        ops: signatures of each op, in order of preference. The RFC's names are accepted.
+        name: of the hardware.
+        activation, weight: schemes of data and of constant weights.
+        requantize: how integers move between scales.
+        other_ops: what an unlisted op means: `float32` runs it in float, `reject` refuses it.
+        cost: figures of the whole chip, e.g. {"clock_hz": 1e9, "bytes_per_cycle": 8}.
+        sources: where the facts come from.
+        notes: what could not be found in a source.
+        origin: the file that it was read from; empty where it was built in Python.
+    """
+
+    ops: Mapping[str, tuple[OpDesc, ...]]
+    name: str = "custom"
+    activation: TensorScheme = field(default_factory=TensorScheme)
+    weight: TensorScheme = field(default_factory=TensorScheme)
+    requantize: Requantize = field(default_factory=Requantize)
+    other_ops: OtherOps = "float32"
+    cost: Mapping[str, float] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    origin: str = field(default="", compare=False)
+    known_ops: Ops = field(default_factory=lambda: OPS, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = aliases(self.known_ops)
+        merged: dict[str, tuple[OpDesc, ...]] = {}
+        for op, descs in self.ops.items():
+            name = names.get(op, op)
+            if name not in self.known_ops:
+                raise HardwareError(
+                    f"hardware {self.name!r} lists unknown op {op!r}."
+                    + did_you_mean(op, [*self.known_ops, *names])
+                )
+            merged[name] = merged.get(name, ()) + tuple(descs)
+        object.__setattr__(self, "ops", merged)
+        for listed in ("sources", "notes"):
+            object.__setattr__(self, listed, tuple(getattr(self, listed)))
+
+    def integer_descs(self, op: str) -> tuple[OpDesc, ...]:
+        """The integer signatures of `op`, preferred first."""
+        return tuple(d for d in self.ops.get(op, ()) if d.is_integer)
+
+    def float_descs(self, op: str) -> tuple[OpDesc, ...]:
+        """The float signatures of `op`; an unlisted op has one where `other_ops` is float32."""
+        if op not in self.ops and self.other_ops == "float32":
+            return (OpDesc("float32", "float32", name="other_ops"),)
+        return tuple(d for d in self.ops.get(op, ()) if not d.is_integer)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureRow:
+    """One line of a HardwareTable: a way of running an op. Float signatures have no register."""
+
+    op: str
+    operands: tuple[str, ...]
+    result: str
+    register: str
+    overflow: str
+    requantize: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareTable:
+    """What a piece of hardware can run, for reading: prints as a table.
+
+    Args:
+        head: what holds for every op, in words.
+        rows: by op, preferred signatures first.
+    """
+
+    head: str
+    rows: tuple[SignatureRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"head": self.head, "rows": [asdict(r) for r in self.rows]}
+
+    def __str__(self) -> str:
+        titles = ("op", "operands", "result", "register", "overflow", "requantize", "source")
+        cells = [titles, *((r.op, ", ".join(r.operands), *astuple(r)[2:]) for r in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+        return "\n".join([self.head, *lines])
+
+
+def explain_hardware(hardware: Hardware) -> HardwareTable:
+    """Every op with the dtypes it takes, where sums are made, how results are requantized, and
+    which signature of which file says so."""
+    how, origin = hardware.requantize, hardware.origin or "Python"
+    form: str = how.form
+    if how.form == "multiplier_shift":
+        form += f" of {how.multiplier_bits} bits{' in two stages' if how.two_stage else ''}"
+    head = (
+        f"{hardware.name}: activations {hardware.activation.scheme} {hardware.activation.granularity}, "
+        f"weights {hardware.weight.scheme} {hardware.weight.granularity}, requantize {form}, "
+        f"rounding {how.rounding}, other ops {hardware.other_ops}"
+    )
+    rows = [_explain(op, d, how.form, origin) for op, descs in hardware.ops.items() for d in descs]
+    return HardwareTable(head, tuple(rows))
+
+
+def _explain(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
+    integer = desc.is_integer
+    return SignatureRow(
+        op=op,
+        operands=tuple(map(str, desc.in_dtypes)),
+        result=str(desc.out_dtype),
+        register=str(desc.register.dtype) if integer else "-",
+        overflow=desc.register.overflow if integer else "-",
+        requantize=f"{form} at {desc.requantize_at}" if integer else "-",
+        source=f"{origin}: {desc.name}" if desc.name else origin,
+    )
+
+
+def create_sample_hardware() -> Hardware:
+    """The RFC's own listing: int8 convolutions into int32, adds and activations on int32.
+
+    References:
+        The HAGO RFC, `create_accelerator_description`; `hardware_specs/sample.json` is the same.
+    """
+    desc: dict[str, list[OpDesc]] = {}
+
+    def take(ops: str, *signatures: tuple[Sequence[str], str]) -> None:
+        for op in ops.split():
+            desc[op] = [OpDesc(list(ins), out) for ins, out in signatures]
+
+    f32, i8, i32 = (["float32"], "float32"), (["int8"], "int8"), (["int32"], "int32")
+    take("conv2d", (["int8", "int8"], "int32"))
+    take("add relu clamp max_pool2d", i32)
+    take("concat", f32, i8, i32)
+    take("pad permute", f32, i8)
+    take("avg_pool2d adaptive_avg_pool2d reshape linear mul sub mean softmax", f32)
+    return Hardware({op: tuple(d) for op, d in desc.items()}, name="sample")

@@ -1,0 +1,257 @@
+"""What is wrong with a hardware document, all of it at once: its shape first, then its meaning.
+
+A finding names the JSON path, what was got and what is expected. A part whose shape is wrong is left
+out of the meaning checks, so that one mistake is reported once; everything else is still checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from hago.errors import did_you_mean
+from hago.numerics import ROUNDINGS
+from hago.ops import Ops, aliases
+from hago.schemes import SCHEMES
+from hago.types import DTYPES, DType
+
+Path = tuple[str | int, ...]
+Document = Mapping[str, Any]
+
+#: The ways of computing an op that a signature may name: operands brought to one scale.
+OP_FORMS: Final = ("common_scale",)
+DEFAULT_MIN_BITS: Final = 4
+#: What only integers have.
+_INTEGER_KEYS: Final = ("accumulator", "requantize_at", "min_bits", "max_bits")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One mistake: where it is, and what was got and expected."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in self.path)
+        return f"${where}: {self.text}"
+
+
+def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
+    """Every mistake in a hardware document; empty for one that can be built.
+
+    Args:
+        document: parsed JSON.
+        known_ops: the ops that it may list.
+    """
+    errors = sorted(_validator().iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path])
+    shape = [(e.validator, f) for e in errors for f in _shape_findings(e)]
+    # an unknown key leaves the rest of its object readable
+    broken = [f.path for keyword, f in shape if keyword != "additionalProperties"]
+    sound = _without(document, broken)
+    meaning = [*_meaning(sound), *_references(document, sound, known_ops)]
+    return tuple(dict.fromkeys([*(f for _, f in shape), *meaning]))
+
+
+# ---------------------------------------------------------------- shape
+@functools.cache
+def _validator() -> Draft202012Validator:
+    text = (resources.files("hago") / "schemas" / "hardware.schema.json").read_text("utf-8")
+    return Draft202012Validator(json.loads(text))
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _any_of(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names))
+
+
+#: What is said of a value that a keyword refuses; {} is the keyword's own value.
+_EXPECTED: Final = {
+    "const": "{}",
+    "type": "a JSON {}",
+    "minItems": "at least {} entry",
+    "minProperties": "at least {} entry",
+    "minLength": "at least {} character",
+    "uniqueItems": "each entry once",
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "exclusiveMinimum": "more than {}",
+    "pattern": "a name that matches {}",
+}
+
+
+def _shape_findings(error: ValidationError) -> Iterator[Finding]:
+    path, got = tuple(error.absolute_path), error.instance
+    keyword, wanted = error.validator, error.validator_value
+    if keyword == "additionalProperties":
+        known = error.schema["properties"]
+        for key in (k for k in got if k not in known):
+            yield Finding((*path, key), f"unknown key; known: {_any_of(known)}.{did_you_mean(key, known)}")
+    elif keyword == "required":
+        for key in (k for k in wanted if k not in got):
+            yield Finding((*path, key), "the key is missing")
+    elif keyword == "enum":
+        close = did_you_mean(got, wanted) if isinstance(got, str) else ""
+        yield Finding(path, f"got {_show(got)}; expected one of {_any_of(wanted)}.{close}")
+    else:
+        expected = _EXPECTED[str(keyword)].format(_show(wanted) if keyword == "const" else wanted)
+        yield Finding(path, f"got {_show(got)}; expected {expected}")
+
+
+def _without(document: Any, broken: Iterable[Path]) -> Document:
+    """The document without its broken parts: an entry of signatures or ops, else a whole section."""
+    if not isinstance(document, dict):
+        return {}
+    sound = {k: dict(v) if isinstance(v, dict) else v for k, v in document.items()}
+    for path in broken:
+        entries = sound.get(path[0]) if path else None
+        if len(path) > 1 and path[0] in ("signatures", "ops") and isinstance(entries, dict):
+            entries.pop(path[1], None)
+        elif path:
+            sound.pop(str(path[0]), None)
+    return sound
+
+
+# ---------------------------------------------------------------- meaning
+def _meaning(document: Document) -> Iterator[Finding]:
+    for part in ("activation", "weight"):
+        if part in document:
+            yield from _known((part, "scheme"), document[part]["scheme"], SCHEMES, "scheme")
+    if "rounding" in document:
+        yield from _known(("rounding",), document["rounding"], ROUNDINGS, "rounding")
+    yield from _requantize(document)
+    yield from _figures(("cost",), document.get("cost", {}))
+    for name, body in document.get("signatures", {}).items():
+        yield from _signature(("signatures", name), body)
+
+
+def _known(path: Path, got: str, known: Iterable[str], what: str) -> Iterator[Finding]:
+    known = list(known)
+    if got not in known:
+        text = f"unknown {what} {_show(got)}; expected one of {_any_of(known)}.{did_you_mean(got, known)}"
+        yield Finding(path, text)
+
+
+def _figures(path: Path, figures: Mapping[str, Any]) -> Iterator[Finding]:
+    for key, value in figures.items():
+        if isinstance(value, float) and value != value:
+            yield Finding((*path, key), "got NaN; expected a number")
+
+
+def _requantize(document: Document) -> Iterator[Finding]:
+    how = document.get("requantize", {})
+    form = how.get("form")
+    for key in ("multiplier_bits", "two_stage"):
+        if key in how and form != "multiplier_shift":
+            yield Finding(("requantize", key), f"belongs to the form multiplier_shift; got the form {form}")
+    if how.get("two_stage") and how.get("multiplier_bits", 31) != 31:
+        yield Finding(("requantize", "two_stage"), "needs multiplier_bits 31: stage one divides by 2**31")
+    for part in ("activation", "weight"):
+        scheme = document.get(part, {}).get("scheme", "hago")
+        if form == "shift" and scheme in SCHEMES and scheme != "hago":
+            text = f"got {_show(scheme)}; expected hago: a shift moves between powers of two only"
+            yield Finding((part, "scheme"), text)
+
+
+def _signature(path: Path, body: Document) -> Iterator[Finding]:
+    yield from _figures(path, {k: v for k, v in body.items() if not isinstance(v, (dict, list))})
+    listed = [((*path, "in", i), n) for i, n in enumerate(body["in"])] + [((*path, "out"), body["out"])]
+    register = body.get("accumulator", {}).get("dtype", body["out"])
+    if "accumulator" in body:
+        listed.append(((*path, "accumulator", "dtype"), register))
+    unknown = [f for where, name in listed for f in _known(where, name, DTYPES, "dtype")]
+    yield from unknown
+    if "form" in body:
+        yield from _known((*path, "form"), body["form"], OP_FORMS, "form")
+    if unknown:
+        return
+    operands, out = [DTYPES[n] for n in body["in"]], DTYPES[body["out"]]
+    if len({d.is_int for d in (*operands, out)}) > 1:
+        text = f"mixes integer and float dtypes: {_any_of(body['in'])} -> {out}; expected two signatures"
+        yield Finding(path, text)
+    elif out.is_int:
+        yield from _integer_signature(path, body, operands, out, DTYPES[register])
+    else:
+        for key in (k for k in _INTEGER_KEYS if k in body):
+            yield Finding((*path, key), f"got {_show(body[key])}; a float signature has none: remove it")
+
+
+def _integer_signature(
+    path: Path, body: Document, operands: list[DType], out: DType, register: DType
+) -> Iterator[Finding]:
+    widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
+    where = (*path, "accumulator", "dtype") if "accumulator" in body else (*path, "out")
+    if not register.is_int:
+        yield Finding(where, f"got {_show(register.name)}; expected an integer dtype, as the operands are")
+    elif register.bits < widest:
+        yield Finding(where, f"got {_show(register.name)}; expected at least an operand's {widest} bits")
+    elif body.get("requantize_at", "edge") == "edge" and out != register:
+        text = f"got {_show(out.name)}; expected {register}, since the node emits its accumulator"
+        yield Finding((*path, "out"), f"{text} (or state requantize_at: output)")
+    low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", 64)
+    if low > high:
+        yield Finding((*path, "max_bits"), f"got {high}; expected at least min_bits, {low}")
+    if low > narrowest:
+        text = f"got {low}{'' if 'min_bits' in body else ' (the default)'}; expected at most {narrowest}"
+        yield Finding((*path, "min_bits"), f"{text}, the bits of an operand")
+    if "max_bits" in body and high > widest:
+        yield Finding((*path, "max_bits"), f"got {high}; expected at most {widest}, as no operand holds more")
+
+
+# ---------------------------------------------------------------- ops and what they refer to
+def _references(whole: Any, sound: Document, known_ops: Ops) -> Iterator[Finding]:
+    """Op names, signature names, and signatures that nothing names.
+
+    Args:
+        whole: the document, broken parts included: a broken signature still has a name.
+        sound: the same without them.
+    """
+    names, listed = (whole.get(k) if isinstance(whole, dict) else None for k in ("signatures", "ops"))
+    if not isinstance(names, dict) or not isinstance(listed, dict):
+        return
+    yield from _ops(sound.get("ops", {}), names, sound.get("signatures", {}), known_ops)
+    used = [s for entry in listed.values() if isinstance(entry, list) for s in entry]
+    for name in (n for n in names if n not in used):
+        yield Finding(("signatures", name), "no op lists this signature; list it or remove it")
+
+
+def _ops(ops: Document, names: Document, signatures: Document, known_ops: Ops) -> Iterator[Finding]:
+    spelled = aliases(known_ops)
+    seen: dict[str, str] = {}
+    for op, listed in ops.items():
+        name = spelled.get(op, op)
+        if name in seen:
+            yield Finding(("ops", op), f"lists {name} a second time, after {_show(seen[name])}; expected one")
+        seen.setdefault(name, op)
+        if name not in known_ops:
+            close = did_you_mean(op, [*known_ops, *spelled])
+            yield Finding(("ops", op), f"unknown op; expected one of {_any_of(known_ops)}.{close}")
+        for index, signature in enumerate(listed):
+            path = ("ops", op, index)
+            yield from _known(path, signature, names, "signature")
+            if name in known_ops and signature in signatures:
+                yield from _op_takes(path, name, signatures[signature], known_ops)
+
+
+def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops) -> Iterator[Finding]:
+    form = known_ops[op].integer
+    out = DTYPES.get(signature["out"])
+    if out is None or not out.is_int:
+        return
+    if form is None:
+        yield Finding(path, f"hago has no integer form of {op}; expected a float signature")
+    elif form.table and signature.get("requantize_at") != "output":
+        yield Finding(path, f"{op} is looked up in a table; expected a signature with requantize_at: output")
+    elif "form" in signature and "common" not in form.slots:
+        yield Finding(path, f"names the form {signature['form']}, but {op} has no operands on one scale")

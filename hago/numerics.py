@@ -1,0 +1,331 @@
+"""The only exact arithmetic of hago: round, wrap, saturate, quantize, requantize, dequantize.
+
+Values are *centered integers* `c = q - zero_point`, held either in an integer tensor (int64) or in
+a float tensor (the simulator's carrier). Every function gives the same integers on both; that is
+what makes the simulator and the integer model agree. The numbered equations are in docs/numerics.md.
+
+Why centered: rounding happens before the zero point is added in every form here, so the zero point
+only moves the clipping range, and padding is 0 whatever it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from hago.errors import HagoError, did_you_mean
+from hago.types import DType, QParams, SimQ
+from hago.types import dtype as named_dtype
+
+Overflow = Literal["wrap", "saturate_end", "saturate_pairs"]
+Form = Literal["float32", "multiplier_shift", "shift"]
+
+#: float32 holds every integer up to here, float64 up to the next.
+EXACT_FLOAT32: Final = 1 << 24
+EXACT_FLOAT64: Final = 1 << 53
+
+
+# ---------------------------------------------------------------- rounding, in place on floats
+# Ties are found by an exact subtraction: |x - round(x)| <= 1/2 has no rounding error.
+# `floor(x + 0.5)` would be wrong for x = 0.5 - 2**-25, where the sum rounds up to 1.
+def _half_even(x: Tensor) -> Tensor:
+    return x.round_()
+
+
+def _half_up(x: Tensor) -> Tensor:
+    r = torch.round(x)
+    return r.add_((x - r) == 0.5)
+
+
+def _half_away(x: Tensor) -> Tensor:
+    r = torch.round(x)
+    tie = (x - r).abs_() == 0.5
+    return torch.where(tie, x + torch.copysign(torch.full_like(x, 0.5), x), r)
+
+
+def _half_down(x: Tensor) -> Tensor:
+    r = torch.round(x)
+    return r.sub_((r - x) == 0.5)
+
+
+def _toward_zero(x: Tensor) -> Tensor:
+    return x.trunc_()
+
+
+def _floor(x: Tensor) -> Tensor:
+    return x.floor_()
+
+
+ROUNDINGS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "half_even": _half_even,
+    "half_up": _half_up,
+    "half_away": _half_away,
+    "half_down": _half_down,
+    "toward_zero": _toward_zero,
+    "floor": _floor,
+}
+
+
+def round_to_int(x: Tensor, rounding: str) -> Tensor:
+    """`x` (float32 or float64) rounded to integers, ties as `rounding` says. May reuse `x`."""
+    return ROUNDINGS[rounding](x)
+
+
+# ---------------------------------------------------------------- overflow
+def wrap(c: Tensor, dtype: DType) -> Tensor:
+    """`c` modulo 2**bits into the range of `dtype`, as two's complement registers do.
+
+    Args:
+        c: int64, or float64 holding integers below 2**53 in magnitude.
+    """
+    if dtype.bits == 64:
+        return c
+    size = 1 << dtype.bits
+    if c.is_floating_point():
+        return c - torch.floor((c - dtype.min) / size) * size
+    return torch.bitwise_and(c - dtype.min, size - 1) + dtype.min
+
+
+def saturate(c: Tensor, dtype: DType) -> Tensor:
+    """`c` clamped into the range of `dtype`."""
+    return c if dtype.bits == 64 else c.clamp(dtype.min, dtype.max)
+
+
+def overflowed(c: Tensor, dtype: DType) -> Tensor:
+    """How many entries of `c` do not fit `dtype`, as an int64 scalar."""
+    return ((c < dtype.min) | (c > dtype.max)).sum()
+
+
+def apply_overflow(c: Tensor, dtype: DType, overflow: Overflow) -> Tensor:
+    """What a register of `dtype` holds where `c` was computed: wrapped or saturated."""
+    return wrap(c, dtype) if overflow == "wrap" else saturate(c, dtype)
+
+
+# ---------------------------------------------------------------- requantization
+@dataclass(frozen=True, slots=True)
+class Requantize:
+    """How a piece of hardware moves an integer from one scale to another.
+
+    Args:
+        form: `float32` multiplies by a float32 ratio of scales; `multiplier_shift` by an integer
+            and a right shift; `shift` by a power of two only.
+        rounding: how ties (and, for the last two modes, everything) round.
+        multiplier_bits: magnitude bits of the integer multiplier (31 in TFLite, 7 or 31 in TPU-MLIR).
+        two_stage: TFLite's double rounding: a doubling high multiply, then a rounding shift.
+    """
+
+    form: Form = "float32"
+    rounding: str = "half_even"
+    multiplier_bits: int = 31
+    two_stage: bool = False
+
+    def __post_init__(self) -> None:
+        if self.form not in ("float32", "multiplier_shift", "shift"):
+            raise HagoError(
+                f"unknown requantize form {self.form!r}."
+                + did_you_mean(self.form, ("float32", "multiplier_shift", "shift"))
+            )
+        if self.rounding not in ROUNDINGS:
+            raise HagoError(
+                f"unknown rounding {self.rounding!r}; known: {', '.join(ROUNDINGS)}."
+                + did_you_mean(self.rounding, ROUNDINGS)
+            )
+        if not 2 <= self.multiplier_bits <= 31:
+            raise HagoError(f"multiplier_bits is {self.multiplier_bits}; expected 2 to 31")
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether only power-of-two ratios of scales can be expressed."""
+        return self.form == "shift"
+
+
+def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
+    """The range of centered integers: `qmin - zero_point`, `qmax - zero_point`."""
+    if target.zero_point.numel() == 1:
+        zero = int(target.zero_point.item())
+        return target.qmin - zero, target.qmax - zero
+    return target.qmin - target.zero_point, target.qmax - target.zero_point
+
+
+def _clip(c: Tensor, target: QParams) -> Tensor:
+    low, high = clip_range(target)
+    if c.dtype == torch.float32 and target.qmax - target.qmin > EXACT_FLOAT32:
+        c = c.to(torch.float64)  # float32 would round a limit such as 2**31 - 1 up
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        low, high = torch.as_tensor(low), torch.as_tensor(high)
+        return torch.minimum(torch.maximum(c, low.to(c.dtype)), high.to(c.dtype))
+    return c.clamp_(low, high)
+
+
+def _number(t: Tensor) -> Tensor | float:
+    """A Python number where the tensor holds one: multiplying by it reads no memory."""
+    return float(t.item()) if t.numel() == 1 else t
+
+
+def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
+    """Real values to centered integers: `clip(round(x / float32(scale)))`  (N1).
+
+    Args:
+        x: float32 of any shape that the scale broadcasts against, or float64 (then the division
+            is done in float64: weights and biases, offline).
+
+    Returns:
+        A new tensor of `x`'s dtype holding integers.
+    """
+    return _clip(ROUNDINGS[rounding](x / _number(target.scale.to(x.dtype))), target)
+
+
+def dequantize(c: Tensor, source: QParams) -> Tensor:
+    """Centered integers to float32: `float32(c) * float32(scale)`  (N2)."""
+    return c.to(torch.float32) * _number(source.scale.to(torch.float32))
+
+
+def ratio(source: QParams, target: QParams) -> Tensor:
+    """`float64(source.scale) / float64(target.scale)`."""
+    return source.scale / target.scale
+
+
+def multiplier_and_shift(ratio: Tensor, bits: int = 31) -> tuple[Tensor, Tensor]:
+    """Integers (m, n) with `m * 2**-n` nearest to `ratio`, m of exactly `bits` bits  (N4).
+
+    References:
+        TFLite `QuantizeMultiplier`: frexp, then the fraction rounded half away from zero.
+    """
+    fraction, exponent = torch.frexp(ratio.to(torch.float64))
+    m = _half_away(fraction * (1 << bits)).to(torch.int64)
+    carry = m == 1 << bits
+    m = torch.where(carry, m >> 1, m)
+    return m, bits - (exponent.to(torch.int64) + carry)
+
+
+def _rounding_shift(p: Tensor, n: Tensor, rounding: str) -> Tensor:
+    """`round(p / 2**n)` in int64, exact; n < 0 shifts left. Only ties differ between modes."""
+    left, right = (-n).clamp_min(0), n.clamp(0, 62)
+    p = p << left
+    floor = p >> right
+    rest = p - (floor << right)
+    half = torch.where(right > 0, torch.ones_like(right) << (right - 1).clamp_min(0), torch.ones_like(right))
+    above, tie = rest > half, (rest == half) & (right > 0)
+    up = {
+        "half_even": above | (tie & ((floor & 1) == 1)),
+        "half_up": above | tie,
+        "half_down": above,
+        "half_away": above | (tie & (floor >= 0)),
+        "toward_zero": (rest > 0) & (floor < 0),
+        "floor": torch.zeros_like(above),
+    }[rounding]
+    return floor + up
+
+
+def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
+    """`round(a * m / 2**31)`, ties toward +infinity, saturating as int32  (N5).
+
+    References:
+        gemmlowp `SaturatingRoundingDoublingHighMul`.
+    """
+    return _rounding_shift(a * m, torch.full_like(m, 31), "half_up").clamp_max((1 << 31) - 1)
+
+
+def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`c * m * 2**-n` in int64 as the hardware rounds it  (N4, N5).
+
+    Args:
+        c: int64, |c| < 2**31.
+        m, n: from `multiplier_and_shift`; broadcast against c.
+    """
+    if not how.two_stage:
+        return _rounding_shift(c * m, n, how.rounding)
+    high = doubling_high_multiply((c << (31 - n).clamp_min(0)), m)
+    return _rounding_shift(high, (n - 31).clamp_min(0), "half_away")
+
+
+def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> Tensor:
+    """Centered integers at `source.scale` to centered integers at `target.scale`, clipped.
+
+    float32 (N3): `clip(round(float32(c) * float32(s_in / s_out)))`;
+    shift (N6): the ratio is `2**-n`, exact in the carrier; multiplier_shift: N4.
+
+    Args:
+        c: an integer tensor, or a float carrier that holds integers exactly.
+
+    Returns:
+        A new tensor: float where `c` is float, int64 where `c` is an integer tensor.
+    """
+    r = ratio(source, target)
+    if how.form == "multiplier_shift":
+        m, n = multiplier_and_shift(r, how.multiplier_bits)
+        out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how)
+        return _clip(out, target).to(c.dtype if c.is_floating_point() else torch.int64)
+    if how.form == "shift":
+        carrier = c if c.is_floating_point() else c.to(torch.float64)
+    else:
+        carrier = c.to(torch.float32)
+    out = _clip(ROUNDINGS[how.rounding](carrier * _number(r.to(carrier.dtype))), target)
+    return out if c.is_floating_point() else out.to(torch.int64)
+
+
+def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
+    """What an edge does to a value: quantize, requantize, dequantize, or nothing."""
+    if simq is None:
+        return value
+    if simq.source is None:
+        assert simq.target is not None
+        return quantize(value, simq.target, how.rounding)
+    if simq.target is None:
+        return dequantize(value, simq.source)
+    return requantize(value, simq.source, simq.target, how)
+
+
+def power_of_two_at_least(t: Tensor) -> Tensor:
+    """The smallest power of two >= t, and 1 where t is 0 (float64)."""
+    _, exponent = torch.frexp(t.to(torch.float64))
+    power = torch.ldexp(torch.ones_like(t, dtype=torch.float64), exponent)
+    power = torch.where(power / 2 >= t, power / 2, power)
+    return torch.where(t > 0, power, torch.ones_like(power))
+
+
+def is_power_of_two(scale: Tensor) -> bool:
+    """Whether every entry is an exact power of two."""
+    fraction, _ = torch.frexp(scale.to(torch.float64))
+    return bool((fraction == 0.5).all())
+
+
+def simulated_quantize(
+    x: Tensor,
+    in_scale: float = 1.0,
+    out_scale: float = 1.0,
+    clip_min: float = -math.inf,
+    clip_max: float = math.inf,
+    in_dtype: str = "float32",
+    out_dtype: str = "float32",
+    rounding: str = "half_even",
+) -> Tensor:
+    """The RFC's operator on real values: overflow of the producer, then rounding and saturation.
+
+    Where `in_dtype` is an integer, `x` is first read as integers at `in_scale` and wrapped into that
+    dtype. Where `out_dtype` is an integer, the value is rounded to a multiple of `out_scale` and
+    clipped to `[clip_min, clip_max]` quanta: round first, then clip, so that saturation holds.
+
+    Args:
+        x: float tensor of real values.
+
+    Returns:
+        float32 real values. A value at the threshold `2**(bits-1) * out_scale` comes out one
+        quantum below it.
+
+    References:
+        The HAGO RFC's `simulated_quantize` (TVM, 2019).
+    """
+    source, target = named_dtype(in_dtype), named_dtype(out_dtype)
+    real = x.to(torch.float64)
+    if source.is_int:
+        real = wrap(ROUNDINGS[rounding](real / in_scale), source) * in_scale
+    if target.is_int:
+        low, high = max(clip_min, target.min), min(clip_max, target.max)
+        real = ROUNDINGS[rounding](real / out_scale).clamp(low, high) * out_scale
+    return real.to(torch.float32)

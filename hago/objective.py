@@ -1,0 +1,163 @@
+"""Objectives: how good a simulated model is, against the float model or the labels. Larger is better.
+
+An objective is two pure functions: what each sample contributes, and what the mean contribution
+means. So it streams over batches, and two models can be compared sample by sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional as F
+
+from hago.errors import HagoError, did_you_mean
+
+#: Where noise is nothing at all, SQNR is reported as this many dB.
+MOST_DB: Final = 200.0
+
+#: (reference outputs, outputs, labels) -> (batch, k), float64.
+PerSample = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A measure of the simulated outputs.
+
+    Args:
+        per_sample: what each sample contributes, (batch, k) float64.
+        finish: the mean contribution (k,) to the value; larger is better.
+        needs_labels: whether labels are read.
+    """
+
+    name: str
+    per_sample: PerSample
+    finish: Callable[[Tensor], float]
+    needs_labels: bool = False
+
+
+def _flat(outputs: Sequence[Tensor]) -> Tensor:
+    return torch.cat([o.reshape(o.shape[0], -1).to(torch.float64) for o in outputs], 1)
+
+
+def _classes(output: Tensor) -> Tensor:
+    """(batch, classes, rest...) with classes on axis 1."""
+    return output.to(torch.float64) if output.ndim > 1 else output.to(torch.float64).unsqueeze(1)
+
+
+def _signal_and_noise(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    r, o = _flat(reference), _flat(outputs)
+    return torch.stack([r.square().sum(1), (r - o).square().sum(1)], 1)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """`10 log10(signal / noise)`, at most MOST_DB, 0 where there is no signal."""
+    if signal <= 0.0:
+        return MOST_DB if noise <= 0.0 else 0.0
+    if noise <= signal * 10 ** (-MOST_DB / 10):
+        return MOST_DB
+    return 10.0 * math.log10(signal / noise)
+
+
+def _kl(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    p = F.log_softmax(_classes(reference[0]), 1)
+    q = F.log_softmax(_classes(outputs[0]), 1)
+    return (p.exp() * (p - q)).sum(1).reshape(p.shape[0], -1).mean(1, keepdim=True)
+
+
+def _mse(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    return (_flat(reference) - _flat(outputs)).square().mean(1, keepdim=True)
+
+
+def _cosine(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    return F.cosine_similarity(_flat(reference), _flat(outputs), dim=1, eps=1e-30).unsqueeze(1)
+
+
+def _agreement(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    same = _classes(reference[0]).argmax(1) == _classes(outputs[0]).argmax(1)
+    return same.reshape(same.shape[0], -1).to(torch.float64).mean(1, keepdim=True)
+
+
+def _accuracy(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise HagoError("the accuracy objective needs labels; pass (inputs, labels) batches or objective='sqnr'")
+    right = _classes(outputs[0]).argmax(1) == labels
+    return right.reshape(right.shape[0], -1).to(torch.float64).mean(1, keepdim=True)
+
+
+def _mean(total: Tensor) -> float:
+    return float(total[0])
+
+
+def _negative(total: Tensor) -> float:
+    return -float(total[0])
+
+
+OBJECTIVES: Final[Mapping[str, Objective]] = {
+    o.name: o
+    for o in (
+        Objective("sqnr", _signal_and_noise, lambda t: decibels(float(t[0]), float(t[1]))),
+        Objective("kl", _kl, _negative),
+        Objective("mse", _mse, _negative),
+        Objective("cosine", _cosine, _mean),
+        Objective("agreement", _agreement, _mean),
+        Objective("accuracy", _accuracy, _mean, needs_labels=True),
+    )
+}
+
+#: What a user may pass: a name, an Objective, or a function of (reference, outputs, labels).
+ObjectiveLike = str | Objective | Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], float]
+
+
+def objective(spec: ObjectiveLike) -> Objective:
+    """The objective that `spec` means. A function is called per batch; its results are averaged over
+    samples.
+
+    Raises:
+        HagoError: an unknown name.
+    """
+    if isinstance(spec, Objective):
+        return spec
+    if isinstance(spec, str):
+        if spec not in OBJECTIVES:
+            raise HagoError(
+                f"unknown objective {spec!r}; known: {', '.join(OBJECTIVES)}.{did_you_mean(spec, OBJECTIVES)}"
+            )
+        return OBJECTIVES[spec]
+
+    def per_sample(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        value = float(spec(reference, outputs, labels))
+        if not math.isfinite(value):
+            raise HagoError(f"the objective function returned {value}; expected a finite number")
+        return torch.full((outputs[0].shape[0], 1), value, dtype=torch.float64)
+
+    return Objective(getattr(spec, "__name__", "custom"), per_sample, _mean)
+
+
+def wilson_interval(successes: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The confidence interval of a proportion.
+
+    References:
+        E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
+    found = stats.binomtest(round(successes), samples).proportion_ci(confidence, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean and confidence interval of per-sample differences, by the normal approximation.
+
+    Args:
+        differences: (samples,), e.g. 1, 0 or -1 for right in one model and wrong in the other.
+    """
+    d = differences.to(torch.float64)
+    mean = float(d.mean())
+    if d.numel() < 2:
+        return mean, -math.inf, math.inf
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(d.std()) / math.sqrt(d.numel())
+    return mean, mean - half, mean + half

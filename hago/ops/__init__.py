@@ -1,0 +1,39 @@
+"""Every operator hago knows: one file each, found by reading this folder.
+
+Nothing registers itself. `OPS` is a read-only mapping that functions take as a parameter
+(`ops=OPS`), so a user adds an op as `{**OPS, "my_op": RULE}` without touching globals.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from hago.ops._rule import OpRule
+
+Ops = Mapping[str, OpRule]
+
+
+def _discover() -> dict[str, OpRule]:
+    found: dict[str, OpRule] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+        rule = importlib.import_module(f"{__name__}.{module}").RULE
+        assert rule.name == module, f"hago/ops/{module}.py holds a rule called {rule.name!r}"
+        found[module] = rule
+    return found
+
+
+OPS: Final[Ops] = MappingProxyType(_discover())
+
+
+def aliases(ops: Ops = OPS) -> dict[str, str]:
+    """Other spellings (the RFC's `nn.conv2d`, say) to op names."""
+    return {alias: rule.name for rule in ops.values() for alias in rule.aliases}
+
+
+def parsers(ops: Ops = OPS) -> dict[str, OpRule]:
+    """The rule that reads each ATen call."""
+    return {target: rule for rule in ops.values() for target in rule.aten}

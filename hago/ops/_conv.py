@@ -1,0 +1,103 @@
+"""The convolution family: what conv1d, conv2d and conv3d share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._rules import arguments, mac_bound
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_WEIGHT = Weight(slot=1, axis=0)
+
+
+def _compute(dims: int) -> Callable[..., Tensor]:
+    conv = _CONV[dims]
+
+    def compute(attrs: Attrs, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return conv(x, w, b, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+
+    return compute
+
+
+def _scale(dims: int) -> Callable[[Attrs, Sequence[Tensor]], Tensor]:
+    def scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+        w = scales[1]
+        return scales[0] * (w.reshape(1, -1, *[1] * dims) if w.numel() > 1 else w)
+
+    return scale
+
+
+def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        found = mac_bound(operands, _WEIGHT, math.prod(operands[1].shape[1:]))
+        return found.reshape(-1, *[1] * dims)
+
+    return bound
+
+
+def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
+    """Chunks of input channels; the bias goes with the first."""
+    if attrs["groups"] != 1 or inputs[1].shape[1] < parts:
+        return [tuple(inputs)]
+    chunks = list(zip(inputs[0].chunk(parts, 1), inputs[1].chunk(parts, 1), strict=True))
+    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
+
+
+def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
+    return math.prod(out) * math.prod(shapes[1][1:])
+
+
+def conv_rule(dims: int) -> OpRule:
+    """The rule of the `dims`-dimensional convolution."""
+    name = f"conv{dims}d"
+    return OpRule(
+        name=name,
+        aten=(f"aten.{name}.default", f"aten.{name}.padding"),
+        parse=arguments(("input", "weight", "bias"), ("stride", "padding", "dilation", "groups")),
+        compute=_compute(dims),
+        integer=IntegerForm(
+            slots=("own", "own", "bias"),
+            scale=_scale(dims),
+            bound=_bound(dims),
+            split=_split,
+            seed=True,
+            weight=_WEIGHT,
+        ),
+        macs=_macs,
+        samples=_samples(dims),
+        refuses=(_refusal(dims),),
+        aliases=(f"nn.{name}",),
+    )
+
+
+def _samples(dims: int) -> tuple[Sample, ...]:
+    conv = _CONV[dims]
+    size = (9, 8, 7)[:dims]
+    kernel = (3, 2, 3)[:dims]
+
+    def case(channels: int, out: int, bias: bool = True, **options: Any) -> Sample:
+        groups = options.get("groups", 1)
+        shapes: tuple[tuple[int, ...], ...] = ((2, channels, *size), (out, channels // groups, *kernel))
+        shapes += ((out,),) if bias else ()
+        return Sample(lambda *t: conv(*t, **options), shapes, consts=(1, 2)[: len(shapes) - 1])
+
+    return (
+        case(3, 4),
+        case(3, 4, bias=False, stride=2, padding=1),
+        case(4, 6, groups=2, dilation=2, padding=2),
+        case(4, 4, groups=4, padding=1),
+        case(4, 8, groups=4),
+        case(3, 4, padding="same"),
+        case(3, 4, padding="valid"),
+    )
+
+
+def _refusal(dims: int) -> Refusal:
+    attrs = {"stride": [1] * dims, "padding": [0] * dims, "dilation": [1] * dims, "groups": 2}
+    return Refusal(attrs, ((1, 3, *[8] * dims), (4, 3, *[3] * dims)), "groups")

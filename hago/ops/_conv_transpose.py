@@ -1,0 +1,118 @@
+"""The transposed convolutions: what conv_transpose1d and conv_transpose2d share.
+
+Their weight is (in, out / groups, *kernel). A scale per output channel is one per entry of axis 1,
+so with groups the same scale serves that channel of every group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._rules import arguments, bias_bound
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
+_ATTRS = ("stride", "padding", "output_padding", "groups", "dilation")
+
+
+def _compute(dims: int) -> Callable[..., Tensor]:
+    conv = _CONV[dims]
+
+    def compute(attrs: Attrs, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return conv(x, w, b, *(attrs[a] for a in _ATTRS))
+
+    return compute
+
+
+def _scale(dims: int) -> Callable[[Attrs, Sequence[Tensor]], Tensor]:
+    def scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+        w = scales[1]
+        per_channel = w.flatten().repeat(attrs["groups"]).reshape(1, -1, *[1] * dims)
+        return scales[0] * (per_channel if w.numel() > 1 else w)
+
+    return scale
+
+
+def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        """Per output channel, the op itself on |w| and the largest |x|: a stride leaves each output
+        only some of the taps. No more input is needed than the kernel covers."""
+        x, w = operands[0], operands[1]
+        weight = (torch.ones(w.shape) * w.magnitude if w.values is None else w.values).to(torch.float64).abs()
+        dilation = torch.as_tensor(attrs["dilation"]).expand(dims).tolist()
+        reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=True)]
+        size = [min(n, r) for n, r in zip(x.shape[2:], reach, strict=True)]
+        full = torch.ones(1, x.shape[1], *size, dtype=torch.float64) * x.magnitude.max()
+        found = _CONV[dims](full, weight, None, attrs["stride"], 0, 0, attrs["groups"], dilation)
+        largest = found.flatten(2).amax((0, 2))
+        if len(operands) > 2:
+            largest = largest + bias_bound(operands[2])
+        return largest.reshape(-1, *[1] * dims)
+
+    return bound
+
+
+def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
+    """Chunks of input channels; the bias goes with the first."""
+    if attrs["groups"] != 1 or inputs[1].shape[0] < parts:
+        return [tuple(inputs)]
+    chunks = list(zip(inputs[0].chunk(parts, 1), inputs[1].chunk(parts, 0), strict=True))
+    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
+
+
+def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
+    return math.prod(shapes[0]) * math.prod(shapes[1][1:])
+
+
+def conv_transpose_rule(dims: int) -> OpRule:
+    """The rule of the `dims`-dimensional transposed convolution."""
+    name = f"conv_transpose{dims}d"
+    return OpRule(
+        name=name,
+        aten=("aten.conv_transpose1d.default" if dims == 1 else f"aten.{name}.input",),
+        parse=arguments(("input", "weight", "bias"), _ATTRS),
+        compute=_compute(dims),
+        integer=IntegerForm(
+            slots=("own", "own", "bias"),
+            scale=_scale(dims),
+            bound=_bound(dims),
+            split=_split,
+            seed=True,
+            weight=Weight(slot=1, axis=1),
+        ),
+        macs=_macs,
+        samples=_samples(dims),
+        refuses=(_refusal(dims),),
+        aliases=(f"nn.{name}", f"nn.conv{dims}d_transpose"),
+    )
+
+
+def _samples(dims: int) -> tuple[Sample, ...]:
+    conv = _CONV[dims]
+    size, kernel = (6, 5)[:dims], (3, 2)[:dims]
+
+    def case(channels: int, out: int, bias: bool = True, **options: Any) -> Sample:
+        groups = options.get("groups", 1)
+        shapes: tuple[tuple[int, ...], ...] = ((2, channels, *size), (channels, out // groups, *kernel))
+        shapes += ((out,),) if bias else ()
+        return Sample(lambda *t: conv(*t, **options), shapes, consts=(1, 2)[: len(shapes) - 1])
+
+    return (
+        case(3, 4),
+        case(3, 4, bias=False, stride=2, padding=1, output_padding=1),
+        case(4, 6, groups=2, stride=2),
+        case(4, 4, groups=4, dilation=2, padding=1),
+        case(3, 2, stride=3, dilation=2, output_padding=2),
+    )
+
+
+def _refusal(dims: int) -> Refusal:
+    ones, zeros = [1] * dims, [0] * dims
+    attrs = {"stride": ones, "padding": zeros, "output_padding": zeros, "groups": 2, "dilation": ones}
+    return Refusal(attrs, ((1, 3, *[8] * dims), (3, 4, *[3] * dims)), "groups")

@@ -1,0 +1,48 @@
+"""Elementwise nonlinearities: what sigmoid, silu, gelu and the like share.
+
+On integers such an op is a table with one entry per input integer, so the function is only ever
+evaluated on real values and any smooth shape is exact up to its one rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Sample
+from hago.ops._rules import arguments
+
+
+def elementwise_rule(
+    name: str,
+    fn: Callable[..., Tensor],
+    attrs: Sequence[str] = (),
+    options: Sequence[dict[str, Any]] = ({},),
+    parse: Callable[[Call], Parsed | None] | None = None,
+) -> OpRule:
+    """The rule of an elementwise function.
+
+    Args:
+        fn: takes a tensor, and `attrs` by keyword.
+        attrs: argument names that the ATen call and `fn` share.
+        options: keyword arguments of `fn`, one sample each.
+        parse: where the ATen call has arguments that `fn` has not.
+    """
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        return fn(x, **attrs)
+
+    def sample(chosen: dict[str, Any]) -> Sample:
+        return Sample(lambda x: fn(x, **chosen), ((2, 3, 4, 4),), low=-6.0, high=6.0)
+
+    return OpRule(
+        name=name,
+        aten=(f"aten.{name}.default",),
+        parse=parse or arguments(("self",), attrs),
+        compute=compute,
+        integer=IntegerForm(slots=("own",), table=True),
+        samples=tuple(sample(o) for o in options),
+        aliases=(f"nn.{name}",),
+    )

@@ -1,0 +1,92 @@
+"""opaque: any ATen call without a rule. It runs exactly as torch runs it, on real values.
+
+Its attributes are JSON: the call's target, and its arguments with tensors replaced by `{"$": i}`
+(the i-th input) and dtypes, layouts and the like by `{"torch": "float32"}`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from hago.errors import GraphError
+from hago.ops._rule import Attrs, Ref
+
+NAME: Final = "opaque"
+
+#: What arithmetic on sizes is exported as.
+_BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
+    f"operator.{f.__name__}": f
+    for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
+              operator.neg, operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
+              operator.ge, operator.getitem)
+}  # fmt: skip
+_SYMBOLIC: Final = ("sym_max", "sym_min", "sym_float", "sym_int", "sym_not", "sym_ite")
+_NAMED: Final = (torch.dtype, torch.layout, torch.memory_format, torch.device)
+
+
+def target_name(target: Any) -> str:
+    """How a call's target is written: `aten.cumsum.default`, `operator.mul`, `torch.sym_max`.
+
+    Raises:
+        GraphError: a target that is not an operator, e.g. a higher-order control-flow op.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    name = getattr(target, "__name__", str(target))
+    if f"operator.{name}" in _BUILTINS:
+        return f"operator.{name}"
+    if name in _SYMBOLIC:
+        return f"torch.{name}"
+    raise GraphError(f"{target} cannot be imported; only ATen operators can (no control flow)")
+
+
+def resolve_target(name: str) -> Callable[..., Any]:
+    """The callable that `target_name` wrote.
+
+    Raises:
+        GraphError: this torch has no such operator.
+    """
+    if name in _BUILTINS:
+        return _BUILTINS[name]
+    found: Any = torch if name.startswith("torch.sym_") else torch.ops
+    for part in name.removeprefix("torch.").split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            raise GraphError(f"torch {torch.__version__} has no operator {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def pack(value: Any, inputs: list[str]) -> Any:
+    """An argument as JSON; node names met on the way are appended to `inputs`."""
+    if isinstance(value, Ref):
+        inputs.append(value.name)
+        return {"$": len(inputs) - 1}
+    if isinstance(value, (list, tuple)):
+        return [pack(v, inputs) for v in value]
+    if isinstance(value, _NAMED):
+        return {"torch": str(value).removeprefix("torch."), "kind": type(value).__name__}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise GraphError(f"an argument of type {type(value).__name__} cannot be imported")
+
+
+def unpack(value: Any, inputs: Sequence[Any]) -> Any:
+    """The argument that `pack` wrote, with inputs in place."""
+    if isinstance(value, list):
+        return [unpack(v, inputs) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "$" in value:
+        return inputs[value["$"]]
+    return torch.device(value["torch"]) if value["kind"] == "device" else getattr(torch, value["torch"])
+
+
+def compute(attrs: Attrs, *inputs: Any) -> Any:
+    """Run the call as torch runs it."""
+    args = unpack(attrs["args"], inputs)
+    kwargs = {k: unpack(v, inputs) for k, v in attrs["kwargs"].items()}
+    return resolve_target(attrs["target"])(*args, **kwargs)

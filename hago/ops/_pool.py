@@ -1,0 +1,219 @@
+"""Pooling: what max_pool, avg_pool and adaptive_avg_pool of any dimension share.
+
+An average over integers is their sum, with the scale divided by the size of the window; so every
+window must divide by the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample
+from hago.ops._rules import has_ref, plain
+
+_MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d}
+_AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d}
+_ADAPTIVE_AVG: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
+_OPTIONS = ("padding", "dilation", "ceil_mode", "count_include_pad", "divisor_override")
+
+
+def _parse(dims: int) -> Callable[[Call], Parsed | None]:
+    def sizes(value: Any) -> list[int]:
+        listed = plain(value) if isinstance(value, (list, tuple)) else [value]
+        return listed * dims if len(listed) == 1 else listed
+
+    def parse(call: Call) -> Parsed | None:
+        if len(call.shape_of("self")) != dims + 2 or call.item != 0:
+            return None  # without a channel axis, axis 1 is pooled over; item 1 is where the maxima are
+        kernel = sizes(call["kernel_size"])
+        attrs = {"kernel_size": kernel, "stride": sizes(call["stride"] or kernel)}
+        attrs |= {o: call[o] for o in _OPTIONS if o in call.arguments}
+        attrs |= {o: sizes(attrs[o]) for o in ("padding", "dilation") if o in attrs}
+        return None if has_ref(list(attrs.values())) else Parsed((call["self"],), attrs)
+
+    return parse
+
+
+def _flat_as_2d(attrs: Attrs) -> dict[str, Any]:
+    """1-dimensional window attributes for a (1, L) image."""
+    ones = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+    return {k: [ones[k], *v] if k in ones else v for k, v in attrs.items()}
+
+
+# ---------------------------------------------------------------- maximum
+def max_pool_rule(dims: int) -> OpRule:
+    """The rule of `dims`-dimensional max pooling."""
+    name, pool = f"max_pool{dims}d", _MAX[dims]
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        return pool(x, **attrs)
+
+    def compute_as_2d(attrs: Attrs, c: Tensor) -> Tensor:  # max_pool1d takes no int64
+        pooled: Tensor = F.max_pool2d(c.unsqueeze(2), **_flat_as_2d(attrs))
+        return pooled.squeeze(2)
+
+    def case(size: tuple[int, ...], **options: Any) -> Sample:
+        return Sample(lambda x: pool(x, **options), ((2, 3, *size),))
+
+    size = (9, 8)[:dims]
+    bad = {"kernel_size": [2] * dims, "stride": [2] * dims, "padding": [2] * dims, "dilation": [1] * dims}
+    return OpRule(
+        name=name,
+        aten=(f"aten.{name}.default",) + ((f"aten.{name}_with_indices.default",) if dims > 1 else ()),
+        parse=_parse(dims),
+        compute=compute,
+        integer=IntegerForm(
+            slots=("follow",), compute=compute_as_2d if dims == 1 else None, crosses="axis1"
+        ),
+        samples=(
+            case(size, kernel_size=2),
+            case(size, kernel_size=3, stride=2, padding=1),
+            case(size, kernel_size=2, stride=3, dilation=2, ceil_mode=True),
+        ),
+        refuses=(Refusal(bad | {"ceil_mode": False}, ((1, 3, *[8] * dims),), "padding"),),
+        aliases=(f"nn.{name}",),
+    )
+
+
+# ---------------------------------------------------------------- average
+def _divisor(attrs: Attrs) -> int:
+    return int(attrs.get("divisor_override") or math.prod(attrs["kernel_size"]))
+
+
+def _average_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+    return scales[0] / _divisor(attrs)
+
+
+def _average_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    return operands[0].magnitude * math.prod(attrs["kernel_size"])
+
+
+def _average_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    if attrs.get("divisor_override"):
+        return None
+    if any(attrs["padding"]) and not attrs["count_include_pad"]:
+        return "padding is not counted, so windows at the border divide by less"
+    windows = zip(shapes[0][2:], attrs["kernel_size"], attrs["stride"], attrs["padding"], strict=True)
+    if attrs["ceil_mode"] and any((n + 2 * p - k) % s for n, k, s, p in windows):
+        return "ceil_mode leaves a last window that reaches past the padding and divides by less"
+    return None
+
+
+def _window_sums(dims: int) -> Callable[..., Tensor]:
+    def compute(attrs: Attrs, c: Tensor) -> Tensor:
+        window = attrs if dims > 1 else _flat_as_2d(attrs)
+        image = c if dims > 1 else c.unsqueeze(2)
+        sums = F.avg_pool2d(
+            image,
+            window["kernel_size"],
+            window["stride"],
+            window["padding"],
+            window["ceil_mode"],
+            divisor_override=1,
+        )
+        return sums if dims > 1 else sums.squeeze(2)
+
+    return compute
+
+
+def avg_pool_rule(dims: int) -> OpRule:
+    """The rule of `dims`-dimensional average pooling."""
+    name, pool = f"avg_pool{dims}d", _AVG[dims]
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        return pool(x, **attrs)
+
+    def case(size: tuple[int, ...], **options: Any) -> Sample:
+        return Sample(lambda x: pool(x, **options), ((2, 3, *size),))
+
+    size = (9, 8)[:dims]
+    bad = {"kernel_size": [2] * dims, "stride": [2] * dims, "padding": [2] * dims, "ceil_mode": False}
+    return OpRule(
+        name=name,
+        aten=(f"aten.{name}.default",),
+        parse=_parse(dims),
+        compute=compute,
+        integer=IntegerForm(
+            slots=("follow",),
+            scale=_average_scale,
+            compute=_window_sums(dims),
+            bound=_average_bound,
+            crosses="axis1",
+            fits=_average_fits,
+        ),
+        samples=(
+            case(size, kernel_size=2),
+            case(size, kernel_size=3, stride=2, padding=1),
+            case(size, kernel_size=3, padding=1, count_include_pad=False),
+            case(size, kernel_size=2, stride=2, ceil_mode=True),
+            *([case(size, kernel_size=(3, 2), divisor_override=5, ceil_mode=True)] if dims == 2 else []),
+        ),
+        refuses=(Refusal(bad | {"count_include_pad": True}, ((1, 3, *[8] * dims),), "padding"),),
+        aliases=(f"nn.{name}",),
+    )
+
+
+# ---------------------------------------------------------------- average down to a given size
+def _windows(attrs: Attrs) -> list[int]:
+    return [i // o for i, o in zip(attrs["input_size"], attrs["output_size"], strict=True)]
+
+
+def _adaptive_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+    return scales[0] / math.prod(_windows(attrs))
+
+
+def _adaptive_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    return operands[0].magnitude * math.prod(_windows(attrs))
+
+
+def _adaptive_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    sizes = list(zip(attrs["input_size"], attrs["output_size"], strict=True))
+    if all(i % o == 0 for i, o in sizes):
+        return None
+    return f"{attrs['input_size']} is no multiple of {attrs['output_size']}, so windows differ in size"
+
+
+def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
+    """The rule of `dims`-dimensional adaptive average pooling."""
+    name, pool = f"adaptive_avg_pool{dims}d", _ADAPTIVE_AVG[dims]
+    sums = _window_sums(dims)
+
+    def parse(call: Call) -> Parsed | None:
+        shape, output = call.shape_of("self"), call["output_size"]
+        if len(shape) != dims + 2 or has_ref(output):
+            return None
+        return Parsed((call["self"],), {"output_size": plain(output), "input_size": list(shape[2:])})
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        return pool(x, attrs["output_size"])
+
+    def compute_int(attrs: Attrs, c: Tensor) -> Tensor:
+        window = _windows(attrs)
+        return sums({"kernel_size": window, "stride": window, "padding": [0] * dims, "ceil_mode": False}, c)
+
+    def case(size: tuple[int, ...], output: tuple[int, ...]) -> Sample:
+        return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))
+
+    size = (8, 6)[:dims]
+    return OpRule(
+        name=name,
+        aten=(f"aten.{name}.default",),
+        parse=parse,
+        compute=compute,
+        integer=IntegerForm(
+            slots=("follow",),
+            scale=_adaptive_scale,
+            compute=compute_int,
+            bound=_adaptive_bound,
+            crosses="axis1",
+            fits=_adaptive_fits,
+        ),
+        samples=(case(size, (1, 1)[:dims]), case(size, (4, 3)[:dims]), case(size, (3, 4)[:dims])),
+        refuses=(Refusal({"output_size": [2] * (dims + 1)}, ((1, 3, *size),), "output_size"),),
+        aliases=(f"nn.{name}", *aliases),
+    )

@@ -1,0 +1,55 @@
+"""Reductions over axes: what mean and sum share. On integers both are the sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample
+from hago.ops._rules import axes_of
+
+
+def _parse(call: Call) -> Parsed | None:
+    axes, shape = axes_of(call), call.shape_of("self")
+    if call["dtype"] is not None or 0 in axes:
+        return None  # over the batch, the count is known only at run time
+    count = math.prod(shape[a] for a in axes)
+    return Parsed((call["self"],), {"axes": axes, "keepdim": call["keepdim"], "count": count})
+
+
+def _sum(attrs: Attrs, x: Tensor) -> Tensor:
+    return x.sum(attrs["axes"], keepdim=attrs["keepdim"])
+
+
+def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    return torch.mul(operands[0].magnitude.max(), attrs["count"])
+
+
+def reduce_rule(
+    name: str, aten: str, fn: Callable[..., Tensor], scale: Callable[[Attrs, Sequence[Tensor]], Tensor]
+) -> OpRule:
+    """The rule of a sum over axes whose scale becomes `scale`."""
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        return fn(x, attrs["axes"], keepdim=attrs["keepdim"])
+
+    def case(shape: tuple[int, ...], axes: Any, keepdim: bool = False) -> Sample:
+        return Sample(lambda x: fn(x, axes, keepdim=keepdim), (shape,))
+
+    return OpRule(
+        name=name,
+        aten=(aten,),
+        parse=_parse,
+        compute=compute,
+        integer=IntegerForm(slots=("follow",), scale=scale, compute=_sum, bound=_bound),
+        samples=(
+            case((2, 3, 4, 5), (2, 3)),
+            case((2, 3, 4, 5), (-2, -1), keepdim=True),
+            case((2, 3, 4), 1),
+        ),
+        refuses=(Refusal({"axes": [5], "keepdim": False, "count": 1}, ((1, 3, 4),), "axes"),),
+    )

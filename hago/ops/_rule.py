@@ -1,0 +1,224 @@
+"""What an operator is: one frozen OpRule, constructed once in the file that bears the op's name.
+
+A rule is plain functions in a record. A misspelt field fails at import; nothing registers itself;
+`hago.ops.OPS` is built by reading the folder. `IntegerForm` holds all that the integer world needs;
+an op without one (softmax, layer_norm) is float everywhere.
+
+Reading order for a new op: `parse` (how torch spells it), `compute` (what it does to real values),
+`integer` (how scales travel, what it does to centered integers, how large they can get).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Attrs = Mapping[str, Any]
+
+#: How the scale of an input slot comes about.
+#: own: from its own threshold.  common: one scale for all common slots of the op (their largest).
+#: follow: the producer's, so that nothing is requantized where the dtype allows.
+#: bias: the product of the scales of slots 0 and 1.  plain: never quantized (indices, shapes, masks).
+Slot = Literal["own", "common", "follow", "bias", "plain"]
+
+#: Along which axes a scale may vary and still pass through the op unchanged.
+Crosses = Literal["all", "axis1", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor argument of a torch call: the graph node that makes it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One ATen call as the frontend hands it to a rule's `parse`.
+
+    Args:
+        target: e.g. "aten.conv2d.default".
+        arguments: by schema name, defaults filled in; tensors are `Ref`s.
+        shapes: of each tensor argument's node at batch 1, by node name.
+        shape: of the result at batch 1; None where it is not one tensor.
+        item: of a call that gives several tensors (split, batch norm), the one that is asked for.
+    """
+
+    target: str
+    arguments: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...] | None]
+    shape: tuple[int, ...] | None
+    item: int = 0
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of the tensor argument `name`."""
+        shape = self.shapes[self.arguments[name].name]
+        assert shape is not None
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a call means: inputs (a node, or a constant to be made one) and attributes."""
+
+    inputs: tuple[Ref | Tensor, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What is known of an integer operand before it is computed.
+
+    Args:
+        values: the centered integers of a constant, else None.
+        magnitude: the largest |c|, a float64 tensor that broadcasts against the value.
+        shape: at batch 1.
+    """
+
+    values: Tensor | None
+    magnitude: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A call of torch that must import as exactly one node of this op.
+
+    Args:
+        fn: takes the tensors in order.
+        shapes: of the tensors, at batch 2 for those that are inputs.
+        consts: positions that are parameters of the model and not inputs.
+        low, high: the range that random values are drawn from.
+        indices: positions that hold int64 indices, drawn from [0, high).
+    """
+
+    fn: Callable[..., Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    consts: tuple[int, ...] = ()
+    low: float = -2.0
+    high: float = 2.0
+    indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Attributes and input shapes that the op must refuse, naming the attribute."""
+
+    attrs: Attrs
+    shapes: tuple[tuple[int, ...], ...]
+    names: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Which slot may have a scale per output channel, and along which of its axes."""
+
+    slot: int
+    axis: int
+
+
+def _first_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+    return scales[0]
+
+
+def _same_attrs(attrs: Attrs, scales: Sequence[Tensor]) -> Attrs:
+    return attrs
+
+
+def _largest(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    return torch.stack([o.magnitude.max() for o in operands]).max()
+
+
+def _always_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntegerForm:
+    """An op on centered integers.
+
+    Law (scale): `compute_real(c_i * s_i) == compute(attrs(s), c_i) * scale(s)` for scales that the
+    slots allow. Law (bound): |compute(...)| <= bound(...), elementwise under broadcasting.
+
+    Args:
+        slots: the kind of each input; the last repeats.
+        scale: the output's scale from those of the inputs (bias and plain slots: 1).
+        compute: on centered integers held in any carrier (float32, float64, int64); None means the
+            rule's own `compute`.
+        attrs: attributes in integer units (clamp limits, pad values).
+        bound: the largest |output|, per channel where it is known. The default says more: every
+            output lies within the hull of the inputs and 0 (max pooling, reshape, relu), so it fits
+            wherever they do. An op of which only the magnitude is known gives a bound of its own.
+        split: input tuples, each a part of the sum over K, whose outputs add up to the whole;
+            lets float32 carry sums beyond 2**24.
+        crosses: see Crosses.
+        seed: starts an integer region from float inputs (conv, linear, matmul).
+        table: evaluated through a table over all input integers; the output has its own threshold.
+        weight: where a scale per output channel may stand.
+        fits: None, or why this node cannot be integer.
+    """
+
+    slots: tuple[Slot, ...]
+    scale: Callable[[Attrs, Sequence[Tensor]], Tensor] = _first_scale
+    compute: Callable[..., Tensor] | None = None
+    attrs: Callable[[Attrs, Sequence[Tensor]], Attrs] = _same_attrs
+    bound: Callable[[Attrs, Sequence[Operand]], Tensor] = _largest
+    split: Callable[[Attrs, Sequence[Tensor], int], list[tuple[Tensor, ...]]] | None = None
+    crosses: Crosses = "none"
+    seed: bool = False
+    table: bool = False
+    weight: Weight | None = None
+    fits: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_fits
+
+    @property
+    def within_hull(self) -> bool:
+        """Whether every output lies between the smallest and largest input, or is 0."""
+        return self.bound is _largest
+
+    def slot(self, index: int) -> Slot:
+        """The kind of the `index`-th input."""
+        return self.slots[min(index, len(self.slots) - 1)]
+
+
+def _no_macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRule:
+    """An operator.
+
+    Args:
+        name: as hardware files and node listings spell it; the file's name.
+        aten: the torch calls that `parse` reads, e.g. "aten.conv2d.default".
+        parse: what a call means, or None where this rule cannot say it (it stays opaque then).
+        compute: `(attrs, *tensors) -> tensor` on real values; also runs on meta tensors, which is
+            how shapes are inferred.
+        integer: the integer side, or None for an op that is float everywhere.
+        macs: multiply-accumulates at batch 1.
+        samples: calls that the law suite tests this file with.
+        refuses: attributes that must raise, naming the attribute.
+        aliases: other names (the RFC's, say) that hardware files may use.
+    """
+
+    name: str
+    aten: tuple[str, ...]
+    parse: Callable[[Call], Parsed | None]
+    compute: Callable[..., Any]
+    integer: IntegerForm | None = None
+    macs: Callable[[Attrs, Sequence[tuple[int, ...]], tuple[int, ...]], int] = _no_macs
+    samples: tuple[Sample, ...] = ()
+    refuses: tuple[Refusal, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    def compute_int(self, attrs: Attrs, *values: Tensor) -> Tensor:
+        """The op on centered integers in any carrier."""
+        assert self.integer is not None
+        return (self.integer.compute or self.compute)(attrs, *values)

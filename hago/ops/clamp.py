@@ -1,0 +1,73 @@
+"""clamp: values cut off at `min` and `max`, either of which may be None; also relu6 and hardtanh."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
+from hago.ops._rules import has_ref
+
+_RELU6: Final = {"min": 0.0, "max": 6.0}
+#: Beyond every accumulator, and still an int64.
+_FARTHEST: Final = float(1 << 62)
+
+
+def _parse(call: Call) -> Parsed | None:
+    given: Mapping[str, Any] = call.arguments if call.target != "aten.relu6.default" else _RELU6
+    low, high = given.get("min", given.get("min_val")), given.get("max", given.get("max_val"))
+    if has_ref([low, high]):
+        return None
+    finite = {k: v for k, v in (("min", low), ("max", high)) if v is not None and math.isfinite(v)}
+    return Parsed((call["self"],), {k: finite.get(k) for k in ("min", "max")}) if finite else None
+
+
+def _compute(attrs: Attrs, x: Tensor) -> Tensor:
+    return torch.clamp(x, attrs["min"], attrs["max"])
+
+
+def _compute_int(attrs: Attrs, c: Tensor) -> Tensor:
+    low, high = (v.to(c) if isinstance(v, Tensor) else v for v in (attrs["min"], attrs["max"]))
+    return torch.clamp(c, low, high)
+
+
+def _quanta(limit: float | None, scale: Tensor) -> int | Tensor | None:
+    if limit is None:
+        return None
+    quanta = torch.round(limit / scale).clamp(-_FARTHEST, _FARTHEST).to(torch.int64)
+    return int(quanta.item()) if quanta.numel() == 1 else quanta
+
+
+def _integer_attrs(attrs: Attrs, scales: Sequence[Tensor]) -> Attrs:
+    return {k: _quanta(attrs[k], scales[0]) for k in ("min", "max")}
+
+
+def _fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    low, high = attrs["min"], attrs["max"]
+    if (low is None or low <= 0) and (high is None or high >= 0):
+        return None
+    return f"clamp to [{low}, {high}] leaves out 0, so its limits need not be among the input's integers"
+
+
+RULE = OpRule(
+    name="clamp",
+    aten=tuple(f"aten.{n}.default" for n in ("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6")),
+    parse=_parse,
+    compute=_compute,
+    integer=IntegerForm(
+        slots=("follow",), compute=_compute_int, attrs=_integer_attrs, crosses="all", fits=_fits
+    ),
+    samples=(
+        Sample(F.relu6, ((2, 3, 4, 4),), low=-9.0, high=9.0),
+        Sample(lambda x: F.hardtanh(x, -1.5, 0.5), ((2, 3, 4, 4),)),
+        Sample(lambda x: torch.clamp(x, -1, 1), ((2, 5),)),
+        Sample(lambda x: torch.clamp(x, min=-0.5), ((2, 5),)),
+        Sample(lambda x: x.clamp_max(0.7), ((2, 5),)),
+        Sample(lambda x: x.clamp_min(0.3), ((2, 5),)),
+    ),
+    refuses=(Refusal({"min": None, "max": None}, ((1, 3),), "min"),),
+    aliases=("clip", "relu6", "hardtanh"),
+)

@@ -1,0 +1,5 @@
+"""conv1d: 1-dimensional convolution; groups, dilation, strides, numeric, same and valid padding."""
+
+from hago.ops._conv import conv_rule
+
+RULE = conv_rule(1)

@@ -1,0 +1,5 @@
+"""conv2d: 2-dimensional convolution; groups, dilation, strides, numeric, same and valid padding."""
+
+from hago.ops._conv import conv_rule
+
+RULE = conv_rule(2)

@@ -1,0 +1,5 @@
+"""conv_transpose1d: 1-dimensional transposed convolution; strides, output padding, groups, dilation."""
+
+from hago.ops._conv_transpose import conv_transpose_rule
+
+RULE = conv_transpose_rule(1)

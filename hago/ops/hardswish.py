@@ -1,0 +1,7 @@
+"""hardswish: `x * clamp(x + 3, 0, 6) / 6`."""
+
+import torch.nn.functional as F
+
+from hago.ops._elementwise import elementwise_rule
+
+RULE = elementwise_rule("hardswish", F.hardswish)

@@ -1,0 +1,55 @@
+"""linear: `x @ w.T + b` along the last axis."""
+
+import math
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._rules import arguments, mac_bound
+
+_WEIGHT = Weight(slot=1, axis=0)
+
+
+def _compute(attrs: Attrs, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    return F.linear(x, w, b)
+
+
+def _scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
+    w = scales[1]
+    return scales[0] * (w.flatten() if w.numel() > 1 else w)
+
+
+def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    return mac_bound(operands, _WEIGHT, operands[1].shape[1])
+
+
+def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
+    """Chunks of K; the bias goes with the first."""
+    if inputs[1].shape[1] < parts:
+        return [tuple(inputs)]
+    chunks = list(zip(inputs[0].chunk(parts, -1), inputs[1].chunk(parts, 1), strict=True))
+    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
+
+
+def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
+    return math.prod(out) * shapes[1][1]
+
+
+RULE = OpRule(
+    name="linear",
+    aten=("aten.linear.default",),
+    parse=arguments(("input", "weight", "bias")),
+    compute=_compute,
+    integer=IntegerForm(
+        slots=("own", "own", "bias"), scale=_scale, bound=_bound, split=_split, seed=True, weight=_WEIGHT
+    ),
+    macs=_macs,
+    samples=(
+        Sample(F.linear, ((2, 5), (4, 5), (4,)), consts=(1, 2)),
+        Sample(F.linear, ((2, 3, 5), (4, 5)), consts=(1,)),
+    ),
+    refuses=(Refusal({}, ((1, 5), (4, 6)), "shape"),),
+    aliases=("nn.dense", "dense"),
+)

@@ -1,0 +1,75 @@
+"""matmul: `x @ w`, batched or not, and `x @ w + b`; either operand may be constant."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample, Weight
+from hago.ops._rules import bias_bound, product_scale
+
+
+def _parse(call: Call) -> Parsed | None:
+    if call.target == "aten.addmm.default":
+        if call["beta"] != 1 or call["alpha"] != 1 or len(call.shape_of("self")) != 1:
+            return None
+        return Parsed((call["mat1"], call["mat2"], call["self"]))
+    second = "other" if "other" in call.arguments else "mat2"
+    if min(len(call.shape_of("self")), len(call.shape_of(second))) < 2:
+        return None  # the last axis of a vector is summed over: no scale per column there
+    return Parsed((call["self"], call[second]))
+
+
+def _compute(attrs: Attrs, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    return torch.matmul(x, w) if b is None else torch.addmm(b, x, w)
+
+
+def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    x, w = operands[0], operands[1]
+    if w.values is not None:
+        bound = w.values.to(torch.float64).abs().sum(-2, keepdim=True) * x.magnitude.max()
+    elif x.values is not None:
+        bound = x.values.to(torch.float64).abs().sum(-1, keepdim=True) * w.magnitude.max()
+    else:
+        bound = x.shape[-1] * x.magnitude.max() * w.magnitude.max()
+    return bound if len(operands) == 2 else bound + bias_bound(operands[2])
+
+
+def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
+    """Chunks of K; the bias goes with the first."""
+    if inputs[0].shape[-1] < parts:
+        return [tuple(inputs)]
+    chunks = list(zip(inputs[0].chunk(parts, -1), inputs[1].chunk(parts, -2), strict=True))
+    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
+
+
+def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
+    return math.prod(out) * shapes[0][-1]
+
+
+RULE = OpRule(
+    name="matmul",
+    aten=("aten.matmul.default", "aten.bmm.default", "aten.mm.default", "aten.addmm.default"),
+    parse=_parse,
+    compute=_compute,
+    integer=IntegerForm(
+        slots=("own", "own", "bias"),
+        scale=product_scale,
+        bound=_bound,
+        split=_split,
+        seed=True,
+        weight=Weight(slot=1, axis=-1),
+    ),
+    macs=_macs,
+    samples=(
+        Sample(torch.matmul, ((2, 3, 4, 5), (2, 3, 5, 6))),
+        Sample(torch.bmm, ((2, 3, 4), (2, 4, 5))),
+        Sample(torch.matmul, ((2, 4, 5), (5, 3)), consts=(1,)),
+        Sample(torch.matmul, ((4, 5), (2, 5, 3)), consts=(0,)),
+        Sample(torch.mm, ((2, 5), (5, 3)), consts=(1,)),
+        Sample(lambda x, w, b: torch.addmm(b, x, w), ((2, 5), (5, 3), (3,)), consts=(1, 2)),
+    ),
+    refuses=(Refusal({}, ((1, 3, 4), (1, 5, 6)), "shape"),),
+    aliases=("nn.batch_matmul", "batch_matmul", "bmm"),
+)

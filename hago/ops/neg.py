@@ -1,0 +1,22 @@
+"""neg: `-x`; the scale passes through."""
+
+import torch
+from torch import Tensor
+
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Sample
+from hago.ops._rules import arguments, magnitude_bound
+
+
+def _compute(attrs: Attrs, x: Tensor) -> Tensor:
+    return torch.neg(x)
+
+
+RULE = OpRule(
+    name="neg",
+    aten=("aten.neg.default",),
+    parse=arguments(("self",)),
+    compute=_compute,
+    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"),
+    samples=(Sample(torch.neg, ((2, 3, 4, 4),)), Sample(torch.neg, ((2, 5),))),
+    aliases=("negative",),
+)

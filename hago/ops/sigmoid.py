@@ -1,0 +1,7 @@
+"""sigmoid: `1 / (1 + exp(-x))`."""
+
+import torch
+
+from hago.ops._elementwise import elementwise_rule
+
+RULE = elementwise_rule("sigmoid", torch.sigmoid)

@@ -1,0 +1,30 @@
+"""softmax: `exp(x)` normalised along an axis; float everywhere."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, OpRule, Parsed, Sample
+
+
+def _parse(call: Call) -> Parsed | None:
+    if call.arguments.get("dtype") not in (None, torch.float32) or call.arguments.get("half_to_float"):
+        return None
+    return Parsed((call["self"],), {"axis": call["dim"]})
+
+
+def _compute(attrs: Attrs, x: Tensor) -> Tensor:
+    return F.softmax(x, attrs["axis"])
+
+
+RULE = OpRule(
+    name="softmax",
+    aten=("aten.softmax.int", "aten._softmax.default"),
+    parse=_parse,
+    compute=_compute,
+    samples=(
+        Sample(lambda x: F.softmax(x, -1), ((2, 3, 4),)),
+        Sample(lambda x: F.softmax(x, 1), ((2, 3, 4),)),
+    ),
+    aliases=("nn.softmax",),
+)

@@ -1,0 +1,37 @@
+"""sub: the difference of two operands on one scale."""
+
+import operator
+from dataclasses import replace
+
+from torch import Tensor
+
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
+from hago.ops._rules import binary, sum_bound
+
+
+def _parse(call: Call) -> Parsed | None:
+    parsed = binary(call)
+    if parsed is None or call.target != "aten.rsub.Scalar":
+        return parsed
+    return replace(parsed, inputs=parsed.inputs[::-1])  # rsub takes its first operand off its second
+
+
+def _compute(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
+    return a - b
+
+
+RULE = OpRule(
+    name="sub",
+    aten=("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar"),
+    parse=_parse,
+    compute=_compute,
+    integer=IntegerForm(slots=("common",), bound=sum_bound),
+    samples=(
+        Sample(operator.sub, ((2, 3, 4, 4), (2, 3, 4, 4))),
+        Sample(operator.sub, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),
+        Sample(lambda x: x - 0.5, ((2, 5),)),
+        Sample(lambda x: 1.5 - x, ((2, 5),)),
+    ),
+    refuses=(Refusal({}, ((1, 3), (1, 4)), "shape"),),
+    aliases=("subtract",),
+)

@@ -1,0 +1,144 @@
+"""Plan: everything that simulation and realization need to know, derived and never stored.
+
+A Plan is made by `resolve` from a graph, a hardware, a topology, bits and thresholds. Both readers
+(simulator and integer model) do exactly what it says, which is why they agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hago.graph import OUTPUT, Graph
+from hago.hardware import Hardware, OpDesc
+from hago.numerics import EXACT_FLOAT32, apply_overflow
+from hago.ops import Ops
+from hago.types import Edge, QParams, SimQ
+
+Verdict = Literal["proved", "possible", "overflows", "float"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodePlan:
+    """How one integer node runs.
+
+    Args:
+        desc: the signature it uses.
+        attrs: attributes in integer units.
+        operands: the qparams each operand arrives in; None for operands that are not quantized.
+        simqs: what happens on each in-edge to get there; None where nothing does.
+        consts: centered integers of the constant in-edges, by slot, in their storage dtype.
+        register: the qparams of the accumulator.
+        out_simq: requantization at the output, or None where the node emits its accumulator.
+        out: the qparams of the node's value.
+        bound: the largest |accumulator| that any input can cause.
+        raw_bound: the same with the zero points multiplied in, as a saturating chip sees it.
+        within_hull: whether the op only moves values about in their own dtype.
+        parts: into how many sums over K a float32 carrier must be split to stay exact.
+        table: value of every input integer, where the op is a table; indexed by q - dtype.min.
+        thresholds: (lo, hi) used on each in-edge that has bits, by group key.
+        saturated_biases: bias entries that did not fit their slot.
+        digest: equal for equal node plans.
+    """
+
+    desc: OpDesc
+    attrs: Mapping[str, Any]
+    operands: tuple[QParams | None, ...]
+    simqs: tuple[SimQ | None, ...]
+    consts: Mapping[int, Tensor]
+    register: QParams
+    out_simq: SimQ | None
+    out: QParams
+    bound: float
+    raw_bound: float
+    within_hull: bool
+    parts: int
+    table: Tensor | None
+    thresholds: Mapping[str, tuple[Tensor, Tensor]]
+    saturated_biases: int
+    digest: bytes
+
+    @property
+    def proved(self) -> bool:
+        """Whether no input can make the accumulator leave its register."""
+        if self.within_hull or self.table is not None:
+            return True
+        register = self.desc.register
+        seen = self.bound if register.overflow == "wrap" else max(self.bound, self.raw_bound)
+        return seen <= register.dtype.max  # the accumulator has zero point 0
+
+    @property
+    def carrier(self) -> torch.dtype:
+        """The float type whose sums are exact: float32, or float64 where they may pass 2**24."""
+        return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64
+
+
+    def held(self, c: Tensor) -> Tensor:
+        """What the register holds where `c` was computed: `c` itself unless it could overflow."""
+        if self.proved:
+            return c
+        register, zero = self.desc.register, self.register.zero_point
+        return apply_overflow(c + zero, register.dtype, register.overflow) - zero
+
+    def look_up(self, c: Tensor) -> Tensor:
+        """The table's value of every centered input, in the input's dtype."""
+        source = self.operands[0]
+        assert self.table is not None and source is not None
+        index = (c + (source.zero_point - source.qmin)).to(torch.int64)
+        return self.table[index].to(c.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A node plan for every integer node, and the SimQ of every edge.
+
+    Args:
+        nodes: integer nodes only.
+        edges: every edge of the graph, its outputs included; None where values pass as they are.
+    """
+
+    graph: Graph
+    hardware: Hardware
+    ops: Ops
+    nodes: Mapping[str, NodePlan]
+    edges: Mapping[Edge, SimQ | None]
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Equal for Plans that compute the same; stable between processes."""
+        digest = hashlib.sha256()
+        for name, node in self.nodes.items():
+            digest.update(name.encode() + node.digest)
+        return digest.hexdigest()
+
+    @property
+    def thresholds(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Every threshold that was used, by group key."""
+        return {key: pair for n in self.nodes.values() for key, pair in n.thresholds.items()}
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """`proved` or `possible` for every integer node."""
+        return {name: "proved" if n.proved else "possible" for name, n in self.nodes.items()}
+
+    def __str__(self) -> str:
+        lines = [f"plan for {self.hardware.name}"]
+        for node in self.graph:
+            if node.name in self.nodes:
+                p = self.nodes[node.name]
+                verdict = "proved" if p.proved else "possible"
+                lines.append(f"  {node.name}: {node.op} {p.desc}; |acc| <= {p.bound:.0f} {verdict}")
+            for edge in (*node.edges, *self._output_edges(node.name)):
+                simq = self.edges.get(edge)
+                if simq is not None:
+                    lines.append(f"    {edge}: {simq}")
+        return "\n".join(lines)
+
+    def _output_edges(self, name: str) -> list[Edge]:
+        return [e for e in self.graph.out_edges[name] if e.dst == OUTPUT]

@@ -1,0 +1,231 @@
+"""Prepare: from what users pass (a model, a hardware, a data set) to everything a search needs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from hago.calibrate.collect import Calibration, collect
+from hago.calibrate.estimators import estimator as named_estimator
+from hago.calibrate.statistics import Estimator
+from hago.calibrate.thresholds import Thresholds
+from hago.errors import GraphError, StrategyMismatch
+from hago.frontend.data import Batches
+from hago.frontend.torch_export import from_torch
+from hago.graph import Graph
+from hago.hardware import Hardware
+from hago.hardware_document import hardware_hash
+from hago.hardware_file import load_hardware
+from hago.plan import Plan
+from hago.resolve import Resolver
+from hago.schemes import Grid
+from hago.space import Space, build_space
+from hago.strategy import Conditions, HardwareId, Strategy
+from hago.topology import Topology, analyze
+
+ModelLike = nn.Module | ExportedProgram | Graph
+HardwareLike = Hardware | str | PathLike[str]
+StrategyLike = Strategy | str | PathLike[str]
+
+
+def as_hardware(hardware: HardwareLike) -> Hardware:
+    """A Hardware, from itself, a name in hardware_specs, or a path."""
+    return hardware if isinstance(hardware, Hardware) else load_hardware(hardware)
+
+
+def as_strategy(strategy: StrategyLike) -> Strategy:
+    """A Strategy, from itself or a path."""
+    return strategy if isinstance(strategy, Strategy) else Strategy.load(Path(strategy))
+
+
+def as_graph(model: ModelLike, dataset: Iterable[Any]) -> tuple[Graph, Batches]:
+    """The model imported, and the data set as batches of its inputs.
+
+    Raises:
+        GraphError: the model cannot be imported.
+        DataError: the data is empty, ragged, not finite, or not the model's inputs.
+    """
+    batches = Batches(dataset, input_names(model))
+    args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
+    graph = from_torch(model, args)
+    return graph, batches
+
+
+def input_names(model: ModelLike) -> tuple[str, ...]:
+    """The names of the model's inputs: parameters without a default of an nn.Module's forward."""
+    if isinstance(model, Graph):
+        return model.inputs
+    if isinstance(model, ExportedProgram):
+        return tuple(model.graph_signature.user_inputs)  # type: ignore[arg-type]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
+    return names or ("input",)
+
+
+class Estimated:
+    """Thresholds from an estimator over calibration statistics."""
+
+    def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
+        self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
+
+    def signed(self, key: str, source: str) -> bool:
+        """Whether the node's values were ever negative."""
+        return self._thresholds.range_of(source)[0] < 0.0
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """What the estimator says of the node."""
+        return self._thresholds(source, grid, channel_axis)
+
+
+class Stored:
+    """Thresholds as a strategy stores them.
+
+    Raises:
+        StrategyMismatch: a key that the strategy does not hold.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._pairs = {k: tuple(_tensor(end) for end in pair) for k, pair in strategy.thresholds.items()}
+
+    def signed(self, key: str, source: str) -> bool:
+        """Whether the stored range goes below 0."""
+        return bool((self._pair(key)[0] < 0).any())
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """The stored pair."""
+        lo, hi = self._pair(key)
+        return lo, hi
+
+    def _pair(self, key: str) -> tuple[Tensor, ...]:
+        if key not in self._pairs:
+            raise StrategyMismatch(f"the strategy holds no threshold for edge {key!r}; it was made for another model")
+        return self._pairs[key]
+
+
+def _tensor(end: float | tuple[float, ...]) -> Tensor:
+    return torch.tensor(end if isinstance(end, tuple) else [end], dtype=torch.float64)
+
+
+def store_thresholds(plan: Plan) -> dict[str, tuple[float | tuple[float, ...], float | tuple[float, ...]]]:
+    """A Plan's thresholds as a strategy stores them."""
+    return {k: (_numbers(lo), _numbers(hi)) for k, (lo, hi) in plan.thresholds.items()}
+
+
+def _numbers(end: Tensor) -> float | tuple[float, ...]:
+    values = [float(v) for v in end.flatten()]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A graph on a piece of hardware, calibrated: what a search or a one-shot quantization starts from."""
+
+    graph: Graph
+    hardware: Hardware
+    batches: Batches
+    topology: Topology
+    space: Space
+    calibration: Calibration
+    estimator: Estimator
+    resolver: Resolver
+
+
+def prepare(
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    *,
+    estimator: str | Estimator | None = None,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+) -> Prepared:
+    """Import, analyze and calibrate.
+
+    Args:
+        estimator: `power2_range` by default where the hardware requires powers of two, else `mse`.
+
+    Raises:
+        HagoError: whatever is wrong with the model, the hardware, the data or the patterns.
+    """
+    chip = as_hardware(hardware)
+    graph, batches = as_graph(model, dataset)
+    topology = analyze(graph, chip, keep_float)
+    space = build_space(graph, chip, topology, fix_bits)
+    default = "power2_range" if chip.requantize.power_of_two else "mse"
+    chosen = named_estimator(default if estimator is None else estimator)
+    calibration = collect(graph, batches, {g.source for g in space.groups.values()})
+    resolver = Resolver(graph, chip, topology, space, Estimated(graph, calibration, chosen))
+    return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver)
+
+
+def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
+    """The Plan of a stored strategy.
+
+    Raises:
+        StrategyMismatch: it was made for another model or hardware.
+    """
+    strategy.check_against(graph.model_hash, hardware.name, hardware_hash(hardware))
+    keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
+    made_by = strategy.made_by
+    topology = analyze(graph, hardware, [str(p) for p in made_by.get("keep_float", ())])
+    if any(topology.nodes[n] for n in keep) or conditions(topology) != strategy.topology:
+        raise StrategyMismatch(
+            "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "
+            "another version of hago: search again"
+        )
+    space = build_space(graph, hardware, topology, {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()})
+    return Resolver(graph, hardware, topology, space, Stored(strategy))(strategy.bits)
+
+
+def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = ()) -> Graph:
+    """The model a strategy was made for, imported anew; its inputs are remembered in the strategy.
+
+    Raises:
+        GraphError: the model cannot be imported.
+    """
+    if args or not isinstance(model, nn.Module):
+        return from_torch(model, args)
+    remembered = strategy.made_by.get("inputs")
+    if not remembered:
+        raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
+    leaves = [torch.zeros((2, *t["shape"][1:]), dtype=getattr(torch, t["dtype"])) for t in remembered["tensors"]]
+    found = pytree.tree_unflatten(leaves, pytree.treespec_loads(remembered["spec"]))
+    return from_torch(model, tuple(found[0]), dict(found[1]))
+
+
+def inputs_of(graph: Graph) -> dict[str, Any]:
+    """What `import_for` needs to know of a graph's inputs, as JSON values."""
+    tensors = [
+        {"shape": list(graph[n].shape or ()), "dtype": graph[n].attrs.get("dtype", "float32")} for n in graph.inputs
+    ]
+    spec = graph.in_spec
+    if spec is None:
+        spec = pytree.treespec_dumps(pytree.tree_structure((tuple(range(len(tensors))), {})))
+    return {"tensors": tensors, "spec": spec}
+
+
+def conditions(topology: Topology) -> Conditions:
+    """A topology as a strategy stores it."""
+    return Conditions(dict(topology.nodes), {str(e): q for e, q in topology.edges.items()})
+
+
+def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_by: Mapping[str, Any]) -> Strategy:
+    """A Strategy from a Plan and its bits."""
+    return Strategy(
+        model_hash=prepared.graph.model_hash,
+        hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
+        topology=conditions(prepared.topology),
+        bits=dict(bits),
+        thresholds=store_thresholds(plan),
+        made_by={**made_by, "inputs": inputs_of(prepared.graph)},
+    )

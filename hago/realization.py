@@ -1,0 +1,97 @@
+"""The integer model: the Plan on true integers, the reference engine.
+
+Every value rests in its storage dtype (int8, uint8, int16, int32 ...) as q, zero point included;
+arithmetic is int64. Nothing here is shared with the simulator but the Plan, the op rules and
+`numerics.apply_simq`; that the two agree bit for bit is tested, not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
+from hago.graph import OUTPUT, Node
+from hago.numerics import apply_simq, dequantize
+from hago.plan import NodePlan, Plan
+from hago.types import Edge, QParams, SimQ
+
+
+class IntegerModel(nn.Module):
+    """A realized Plan: real values in and out, integers inside.
+
+    Weights are buffers in their storage dtypes, named `node:slot` with dots and colons replaced.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self._done = last_readers(plan.graph)
+        for name, node in plan.nodes.items():
+            for slot, values in node.consts.items():
+                qparams = node.operands[slot]
+                assert qparams is not None
+                self.register_buffer(_buffer(Edge(name, slot)), store(values, qparams))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The integer model's outputs, nested as the model's."""
+        graph = self.plan.graph
+        return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
+
+    def run(self, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None) -> list[Any]:
+        """The outputs of flat inputs; `on_value` sees every node's stored integers."""
+
+        def step(node: Node, values: Sequence[Any]) -> Any:
+            plan = self.plan.nodes.get(node.name)
+            if plan is not None:
+                return self._integer(node, plan, values)
+            real = [_to_real(self.plan.edges[e], v) for e, v in zip(node.edges, values, strict=True)]
+            return compute_real(node, real, self.plan.ops)
+
+        with torch.no_grad():
+            outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
+            return [_to_real(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
+
+    def _integer(self, node: Node, plan: NodePlan, values: Sequence[Any]) -> Tensor:
+        operands = [self._operand(node, plan, slot, v) for slot, v in enumerate(values)]
+        if plan.table is not None:
+            return store(plan.look_up(operands[0]), plan.out)
+        c = self.plan.ops[node.op].compute_int(plan.attrs, *operands)
+        held = apply_simq(plan.held(c), plan.out_simq, self.plan.hardware.requantize)
+        return store(held, plan.out)
+
+    def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
+        """Centered int64 integers, after a trip through the operand's storage dtype."""
+        qparams, simq = plan.operands[slot], plan.simqs[slot]
+        if slot in plan.consts:
+            assert qparams is not None
+            return center(self.get_buffer(_buffer(Edge(node.name, slot))), qparams)
+        if simq is None:
+            return value if qparams is None else center(value, qparams)
+        if simq.source is not None:
+            value = center(value, simq.source)
+        moved = apply_simq(value, simq, self.plan.hardware.requantize)
+        return moved if simq.target is None else center(store(moved, simq.target), simq.target)
+
+
+def store(c: Tensor, qparams: QParams) -> Tensor:
+    """Centered integers as q in the storage dtype."""
+    return (c.to(torch.int64) + qparams.zero_point).to(qparams.dtype.torch)
+
+
+def center(q: Tensor, qparams: QParams) -> Tensor:
+    """Stored q as centered int64."""
+    return q.to(torch.int64) - qparams.zero_point
+
+
+def _to_real(simq: SimQ | None, value: Any) -> Any:
+    if simq is not None and simq.source is not None:
+        value = dequantize(center(value, simq.source), simq.source)
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def _buffer(edge: Edge) -> str:
+    return str(edge).replace(".", "/")

@@ -1,0 +1,137 @@
+"""Replay: do again what a log or a strategy says was done, and compare bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hago.errors import StrategyMismatch
+from hago.evaluate import Evaluator
+from hago.hardware_document import hardware_hash
+from hago.objective import ObjectiveLike
+from hago.objective import objective as named_objective
+from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_graph, as_hardware, as_strategy, plan_of, prepare
+from hago.search.log import read_log
+from hago.search.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure that came out otherwise: which trial, which figure, logged and now."""
+
+    trial: int
+    figure: str
+    logged: Any
+    replayed: Any
+
+    def __str__(self) -> str:
+        return f"trial {self.trial}: {self.figure} was {self.logged!r}, is {self.replayed!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay found.
+
+    Args:
+        trials: how many were evaluated again.
+        differences: every figure that is not equal to the last bit.
+    """
+
+    trials: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        rows = [{"trial": d.trial, "figure": d.figure, "logged": d.logged, "replayed": d.replayed} for d in self.differences]
+        return {"trials": self.trials, "same": self.same, "differences": rows}
+
+    def __str__(self) -> str:
+        if self.same:
+            return f"{self.trials} trials replayed, every figure equal to the last bit"
+        return "\n".join([f"{self.trials} trials replayed, {len(self.differences)} figures differ", *map(str, self.differences)])
+
+
+def replay_strategy(
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any], objective: ObjectiveLike | None
+) -> Replay:
+    """Evaluate a stored strategy again on the data it was found on.
+
+    Raises:
+        StrategyMismatch: it was made for another model, hardware or data.
+    """
+    chosen, (graph, batches) = as_strategy(strategy), as_graph(model, dataset)
+    plan = plan_of(graph, as_hardware(hardware), chosen)
+    _same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
+    measure = named_objective(objective or str(chosen.made_by.get("objective", "sqnr")))
+    score = Evaluator(graph, batches, measure).score(plan, chosen.bits)
+    return Replay(1, tuple(_compare(0, chosen.made_by.get("results", {}), score.results)))
+
+
+def replay_log(
+    model: ModelLike,
+    hardware: HardwareLike,
+    log: str | Path,
+    dataset: Iterable[Any],
+    objective: ObjectiveLike | None,
+    *,
+    best_only: bool,
+) -> Replay:
+    """Evaluate the trials of a log again; thresholds are estimated anew from the data.
+
+    Raises:
+        StrategyMismatch: the log is of another model, hardware or data.
+        LogError: the log is damaged.
+    """
+    record = read_log(log)
+    header, trials = record.header, record.trials
+    prepared = prepare(
+        model,
+        hardware,
+        dataset,
+        estimator=str(header.estimator),
+        keep_float=list(header.keep_float),
+        fix_bits={str(k): int(v) for k, v in header.fix_bits.items()},
+    )
+    if prepared.graph.model_hash != header.model_hash:
+        raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")
+    if hardware_hash(prepared.hardware) != header.hardware.hash:
+        raise StrategyMismatch(
+            f"the log is of hardware {header.hardware.name!r} ({header.hardware.hash}), this is "
+            f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)})"
+        )
+    _same_data(header.data_hash, prepared.batches.sha256)
+    measure = named_objective(objective or str(header.objective))
+    evaluator = Evaluator(prepared.graph, prepared.batches, measure)
+    chosen = [_best(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
+    found: list[Difference] = []
+    for trial in chosen:
+        score = evaluator.score(prepared.resolver(trial.bits), trial.bits)
+        logged = {**trial.results, "plan_key": trial.score.plan_key, "thresholds_sha256": trial.thresholds_sha256}
+        now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
+        found += _compare(trial.index, logged, now)
+    return Replay(len(chosen), tuple(found))
+
+
+def _best(trials: Iterable[Trial]) -> Trial:
+    return max(trials, key=lambda t: (t.score.rank, -t.index))
+
+
+def _same_data(logged: str, now: str) -> None:
+    if logged != now:
+        raise StrategyMismatch(
+            f"made on data with hash {logged}, this data has {now}; pass the same samples in the same batches"
+        )
+
+
+def _compare(trial: int, logged: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    return [
+        Difference(trial, name, logged.get(name), now.get(name))
+        for name in sorted({*logged, *now})
+        if logged.get(name) != now.get(name)
+    ]

@@ -1,0 +1,131 @@
+"""From a range of real values to quantization parameters: one pure function per scheme.
+
+A scheme says which integers stand for `[lo, hi]`. All return scales that are exact in float32, as
+engines store them. The numbered equations are in docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.errors import HagoError
+from hago.numerics import power_of_two_at_least
+from hago.types import DType, QParams
+
+#: Scales below this would make float32 ratios of scales overflow or lose bits.
+SMALLEST_SCALE: Final = 2.0**-100
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integers that will stand for a tensor.
+
+    Args:
+        bits: how many, sign included.
+        scheme: a name in `hago.schemes.SCHEMES`.
+        signed: False where no value is negative and the dtype is unsigned: then 2**bits levels
+            cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
+            (affine).
+        power_of_two: whether the threshold must be a power of two.
+    """
+
+    bits: int
+    scheme: str = "hago"
+    signed: bool = True
+    power_of_two: bool = False
+
+
+Scheme = Callable[[Tensor, Tensor, int, DType], tuple[Tensor, Tensor, int, int]]
+
+
+def _offset(lo: Tensor, bits: int, dtype: DType) -> int:
+    """Zero point of a symmetric range: 0, or the middle where a signed tensor meets an unsigned slot."""
+    return 1 << (bits - 1) if not dtype.signed and bool((lo < 0).any()) else 0
+
+
+def _unsigned(lo: Tensor, dtype: DType) -> bool:
+    return not dtype.signed and not bool((lo < 0).any())
+
+
+def hago(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = max(|lo|, |hi|) / 2**(bits-1)`, q in +-(2**(bits-1) - 1)  (S1).
+
+    A tensor without negative values in an unsigned slot takes `hi / 2**bits` and q in
+    [0, 2**bits - 1]. A power-of-two threshold gives a power-of-two scale, and a value exactly at
+    the threshold saturates one quantum below it.
+
+    References:
+        The HAGO RFC (bits 8, threshold 4.0: scale 0.03125, clip +-127).
+    """
+    if _unsigned(lo, dtype):
+        return hi / (1 << bits), torch.zeros_like(hi), 0, (1 << bits) - 1
+    zero = _offset(lo, bits, dtype)
+    top = (1 << (bits - 1)) - 1
+    t = torch.maximum(lo.abs(), hi.abs())
+    return t / (1 << (bits - 1)), torch.full_like(t, zero), zero - top, zero + top
+
+
+def symmetric(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = max(|lo|, |hi|) / (2**(bits-1) - 1)`, q in +-(2**(bits-1) - 1)  (S2).
+
+    The threshold itself is represented.
+
+    References:
+        TFLite's quantization specification (int8 weights); ONNX Runtime's symmetric weights.
+    """
+    if _unsigned(lo, dtype):
+        top = (1 << bits) - 1
+        return hi / top, torch.zeros_like(hi), 0, top
+    zero = _offset(lo, bits, dtype)
+    top = (1 << (bits - 1)) - 1
+    t = torch.maximum(lo.abs(), hi.abs())
+    return t / top, torch.full_like(t, zero), zero - top, zero + top
+
+
+def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = (hi - lo) / (2**bits - 1)` over a range widened to hold 0; the zero point is rounded  (S3).
+
+    References:
+        Jacob et al., arXiv:1712.05877; ONNX Runtime's asymmetric activations.
+    """
+    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
+    qmin = -(1 << (bits - 1)) if dtype.signed else 0
+    qmax = qmin + (1 << bits) - 1
+    scale = (hi - lo) / ((1 << bits) - 1)
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
+
+
+SCHEMES: Final[Mapping[str, Scheme]] = {"hago": hago, "symmetric": symmetric, "affine": affine}
+
+
+def make_qparams(
+    scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, *, power_of_two: bool = False
+) -> QParams:
+    """Quantization parameters for real values in `[lo, hi]`.
+
+    Args:
+        scheme: a name in SCHEMES.
+        lo, hi: float64, same shape, broadcasting against the value.
+        bits: how many, sign included; at most `dtype.bits`.
+        power_of_two: round the threshold up so that the scale is a power of two (the `hago` scheme,
+            zero point 0 or the middle).
+
+    Raises:
+        HagoError: the range is not finite or upside down, or the bits do not fit the dtype.
+    """
+    if not (torch.isfinite(lo).all() and torch.isfinite(hi).all() and (lo <= hi).all()):
+        raise HagoError(f"thresholds must be finite with lo <= hi; got lo {lo.tolist()}, hi {hi.tolist()}")
+    if not 1 < bits <= dtype.bits:
+        raise HagoError(f"{bits} bits do not fit {dtype}; expected 2 to {dtype.bits}")
+    if power_of_two:
+        t = power_of_two_at_least(torch.maximum(lo.abs(), hi.abs()))
+        lo, hi, scheme = torch.where(lo < 0, -t, torch.zeros_like(t)), t, "hago"
+    scale, zero, qmin, qmax = SCHEMES[scheme](lo, hi, bits, dtype)
+    scale = torch.where(scale > 0, scale.clamp_min(SMALLEST_SCALE), torch.ones_like(scale))
+    scale = scale.to(torch.float32).to(torch.float64)
+    return QParams(scale, zero.to(torch.int64), qmin, qmax, dtype)

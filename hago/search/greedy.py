@@ -1,0 +1,100 @@
+"""Greedy search: coordinate descent over the groups, in node order, with memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hago.errors import HagoError
+from hago.search.repair import feeds_of, repair
+from hago.search.searcher import Score, Searcher
+from hago.search.walk import Feeds, Seen, Steps, Walk, measure, shifted
+from hago.space import Bits, Space
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyOptions:
+    """Options of greedy search.
+
+    Args:
+        tolerance: how far below the highest value seen a point may lie and still win by fewer bits.
+        max_passes: how often all groups are visited at most.
+    """
+
+    tolerance: float = 0.0
+    max_passes: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise HagoError(f"greedy tolerance {self.tolerance}; expected a finite number, 0 or more")
+        if self.max_passes < 1:
+            raise HagoError(f"greedy max_passes {self.max_passes}; expected 1 or more")
+
+
+def greedy(
+    space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None
+) -> Searcher:
+    """A searcher that walks from `start` to a point that no single step improves.
+
+    First it repairs a start that overflows. Then it visits the groups in order: a group takes the
+    next fewer bits as long as the point does not get worse, and where the first such step was
+    refused, the next more bits as long as it gets better. It ends with a pass that changes nothing.
+
+    Args:
+        feeds: for the repair, the groups that decide how large a node's accumulator gets; by
+            default those on its in-edges.
+
+    References:
+        The HAGO RFC, section on search: one pass of the descent, from the widest bits, is its greedy
+        searcher, less the trials that repeat the incumbent.
+    """
+    return Walk("greedy", options, _steps(space, start, options, feeds_of(space) if feeds is None else feeds))
+
+
+@dataclass(slots=True)
+class _Incumbent:
+    """Where the walk stands, and the highest value that it saw run."""
+
+    bits: dict[str, int]
+    score: Score
+    tolerance: float
+    top: float = -math.inf
+
+    def yields_to(self, score: Score, fewer_bits: bool) -> bool:
+        """Whether a neighbour with this score takes over. Ties go to fewer bits only, so that the
+        walk cannot go in circles."""
+        for seen in (self.score, score):
+            if seen.runs:
+                self.top = max(self.top, seen.value)
+        # While nothing ran, values are compared as they are.
+        floor = self.top - self.tolerance if self.top > -math.inf else math.inf
+        mine, its = self.score.standing(floor), score.standing(floor)
+        return its >= mine if fewer_bits else its > mine
+
+
+def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
+    seen: Seen = {}
+    bits, score = yield from repair(space, start, feeds, seen)
+    incumbent = _Incumbent(bits, score, options.tolerance)
+    for number in range(1, options.max_passes + 1):
+        before = incumbent.bits
+        for key in space.groups:
+            if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", seen)):
+                yield from _descend(space, incumbent, key, -1, f"pass {number}", seen)
+        if incumbent.bits == before:
+            return
+
+
+def _descend(
+    space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: Seen
+) -> Steps[bool]:
+    """Move one group choice by choice while the incumbent yields; whether it moved."""
+    moved = False
+    while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
+        old, new = incumbent.bits[key], bits[key]
+        score = yield from measure(bits, f"{why}: {key} {old} to {new} bits", seen)
+        if not incumbent.yields_to(score, fewer_bits=step > 0):
+            break
+        incumbent.bits, incumbent.score = bits, score
+        moved = True
+    return moved

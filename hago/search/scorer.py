@@ -1,0 +1,98 @@
+"""Scorer: evaluates points, equal Plans once, in this process or on an executor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from typing import TypeAlias
+
+from hago.errors import InfeasibleBits
+from hago.search.searcher import Score, point_key
+from hago.search.trial import Trial
+from hago.space import Bits
+
+Evaluate: TypeAlias = Callable[[Bits], Score]
+
+
+class Scorer:
+    """Scores points, and remembers which trial first had each Plan. A context manager: on leaving,
+    what still waits on the executor is cancelled.
+
+    Args:
+        evaluate: scores a point; may raise InfeasibleBits.
+        plan_key: equal for equal Plans; without it, points are told apart by their bits.
+        executor: runs `evaluate` for points that are prefetched.
+    """
+
+    def __init__(
+        self, evaluate: Evaluate, plan_key: Callable[[Bits], str] | None, executor: Executor | None
+    ) -> None:
+        self._evaluate = evaluate
+        self._plan_key = plan_key
+        self._executor = executor
+        self._first: dict[str, Trial] = {}
+        self._running: dict[str, Future[Score]] = {}
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in self._running.values():
+            future.cancel()
+
+    def prefetch(self, points: Sequence[Bits]) -> None:
+        """Start to evaluate those of `points` that are new, where there is an executor."""
+        if self._executor is None:
+            return
+        for bits in points:
+            key, refusal = self._key(bits)
+            if not refusal and key not in self._first and key not in self._running:
+                self._running[key] = self._executor.submit(self._evaluate, bits)
+
+    def score(self, bits: Bits) -> tuple[Score, int | None]:
+        """The score of `bits`, and the index of the trial that had the same Plan, if one did."""
+        key, refusal = self._key(bits)
+        if key in self._first:
+            earlier = self._first[key]
+            return earlier.score, earlier.index
+        try:
+            if refusal:
+                raise InfeasibleBits(refusal)
+            running = self._running.pop(key, None)
+            score = self._evaluate(bits) if running is None else running.result()
+        except InfeasibleBits as error:
+            score = Score(-math.inf, infeasible=str(error) or "no signature holds these bits", forwards=0.0)
+        return _tidy(score, key if self._plan_key else score.plan_key or key), None
+
+    def remember(self, bits: Bits, trial: Trial) -> int | None:
+        """Take note of a scored trial.
+
+        Returns:
+            The index of the trial that had the same Plan before, if one did.
+        """
+        key = trial.score.plan_key if self._plan_key else point_key(bits)
+        first = self._first.setdefault(key, trial)
+        return None if first is trial else first.index
+
+    def _key(self, bits: Bits) -> tuple[str, str]:
+        """What tells Plans apart, and why there is no Plan where there is none."""
+        if self._plan_key is None:
+            return point_key(bits), ""
+        try:
+            return self._plan_key(bits), ""
+        except InfeasibleBits as error:
+            return point_key(bits), str(error) or "no signature holds these bits"
+
+
+def _tidy(score: Score, key: str) -> Score:
+    """The score with its key, without nodes that overflowed zero times, and with a value that can be
+    compared."""
+    return replace(
+        score,
+        value=-math.inf if math.isnan(score.value) else score.value,
+        overflows={node: count for node, count in score.overflows.items() if count},
+        excess_bits={node: excess for node, excess in score.excess_bits.items() if excess > 0},
+        plan_key=key,
+    )

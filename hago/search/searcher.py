@@ -1,0 +1,106 @@
+"""Searcher and Score: the two sides of a search."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from hago.space import Bits
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one evaluation of a Plan said.
+
+    Args:
+        value: the objective; larger is better. The driver turns NaN into -inf.
+        results: what the log keeps, JSON values only (e.g. {"sqnr": 31.2, "sim_acc": 0.91}).
+        overflows: how many accumulators overflowed, by node; absent where none did.
+        excess_bits: by node, how many bits too few the accumulator has for what was seen
+            (log2(peak / max), rounded up; only positive entries).
+        unproved: how many integer nodes have no proof that they cannot overflow.
+        total_bits: the sum of bits over all groups: breaks ties, fewer is better.
+        plan_key: equal for equal Plans.
+        infeasible: why no signature holds these bits; empty where one does.
+        forwards: what the evaluation cost, in forward passes over the calibration data.
+        thresholds_sha256: of the thresholds that were used; empty where not given.
+    """
+
+    value: float
+    results: Mapping[str, Any] = field(default_factory=dict)
+    overflows: Mapping[str, int] = field(default_factory=dict)
+    excess_bits: Mapping[str, int] = field(default_factory=dict)
+    unproved: int = 0
+    total_bits: int = 0
+    plan_key: str = ""
+    infeasible: str = ""
+    forwards: float = 1.0
+    thresholds_sha256: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether the hardware can run it: a signature holds the bits and nothing overflowed."""
+        return not self.infeasible and not self.overflows
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Compare by this, larger is better: feasible first, then no overflow, then the value, then
+        proofs, then fewer bits. Among points that overflow, fewer excess bits are better."""
+        return (*self._fitness, self.value, -self.unproved, -self.total_bits)
+
+    def standing(self, floor: float) -> tuple[Any, ...]:
+        """Like `rank`, but all values of at least `floor` count as equal until proofs and bits are
+        compared. With the highest value as floor it orders as `rank` does."""
+        within = self.value >= floor
+        merit = 0.0 if within else self.value
+        return (*self._fitness, within, merit, -self.unproved, -self.total_bits, self.value)
+
+    @property
+    def _fitness(self) -> tuple[bool, bool, int]:
+        excess = sum(self.excess_bits.values()) if self.overflows else 0
+        return (not self.infeasible, not self.overflows, -excess)
+
+
+def point_key(bits: Bits) -> str:
+    """Equal for equal bits, whatever their order: sha256 of their canonical JSON, 32 digits of it."""
+    text = json.dumps(dict(bits), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Searcher(Protocol):
+    """Proposes points. One searcher serves one search: the driver calls `ask`, evaluates, and calls
+    `tell` with every point that was asked, in the order asked. All randomness comes from a
+    generator made of (seed, trial number), so that replaying a log reproduces the searcher's state.
+
+    An option called `tolerance` is read by the driver too: values that lie within it of the best
+    count as equal when the best point is chosen.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """JSON values that, with the name, make the same searcher again."""
+        ...
+
+    def ask(self) -> Sequence[Bits]:
+        """Points to evaluate next, at least one; an empty sequence ends the search."""
+        ...
+
+    def tell(self, bits: Bits, score: Score) -> None:
+        """The score of a point that was asked."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A searcher that also says why; what it says stands in the log."""
+
+    @property
+    def why(self) -> str:
+        """Why the points of the last `ask` were asked."""
+        ...

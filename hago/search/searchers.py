@@ -1,0 +1,102 @@
+"""The searchers by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+from typing import Any, Final
+
+from hago.errors import HagoError, did_you_mean
+from hago.search.annealing import AnnealingOptions, annealing
+from hago.search.default import DefaultOptions, default
+from hago.search.exhaustive import ExhaustiveOptions, exhaustive
+from hago.search.greedy import GreedyOptions, greedy
+from hago.search.random_search import RandomOptions, random_search
+from hago.search.searcher import Searcher
+from hago.search.walk import Feeds
+from hago.space import Bits, Space
+
+
+@dataclass(frozen=True, slots=True)
+class SearcherEntry:
+    """How a searcher is made.
+
+    Args:
+        make: takes (space, start, seed, options, feeds).
+        options: the dataclass of its options.
+    """
+
+    make: Callable[..., Searcher]
+    options: type[Any]
+
+
+SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
+    {
+        "default": SearcherEntry(default, DefaultOptions),
+        "random": SearcherEntry(random_search, RandomOptions),
+        "greedy": SearcherEntry(greedy, GreedyOptions),
+        "annealing": SearcherEntry(annealing, AnnealingOptions),
+        "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
+    }
+)
+
+
+def make_searcher(
+    name: str,
+    space: Space,
+    start: Bits | None = None,
+    seed: int = 0,
+    feeds: Feeds | None = None,
+    options: Any = None,
+) -> Searcher:
+    """A fresh searcher.
+
+    Args:
+        name: a key of SEARCHERS.
+        start: where it begins; by default the most bits everywhere.
+        seed: of its randomness, 0 or more.
+        feeds: by node, the groups that decide how large its accumulator gets; by default those on
+            its in-edges.
+        options: the searcher's own dataclass, or a mapping of its fields; what is absent has its
+            default.
+
+    Raises:
+        HagoError: an unknown name or option, or one of a wrong type or range.
+        InfeasibleBits: `start` is not a point of the space.
+    """
+    if name not in SEARCHERS:
+        raise HagoError(
+            f"unknown searcher {name!r}; known: {', '.join(SEARCHERS)}.{did_you_mean(name, SEARCHERS)}"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
+    begin = space.widest() if start is None else {k: int(b) for k, b in start.items()}
+    space.check(begin)
+    entry = SEARCHERS[name]
+    return entry.make(space, begin, seed, _options(name, entry.options, options), feeds)
+
+
+def _options(name: str, kind: type[Any], given: Any) -> Any:
+    values = asdict(given) if isinstance(given, kind) else given or {}
+    if not isinstance(values, Mapping):
+        raise HagoError(f"options of searcher {name!r}: got {given!r}, expected {kind.__name__} or a mapping")
+    defaults = {f.name: f.default for f in fields(kind)}
+    typed = {}
+    for key, value in values.items():
+        if key not in defaults:
+            known = f"known: {', '.join(defaults)}" if defaults else "it has none"
+            raise HagoError(
+                f"searcher {name!r} has no option {key!r}; {known}.{did_you_mean(str(key), defaults)}"
+            )
+        typed[key] = _as_type_of(defaults[key], value, f"option {key!r} of searcher {name!r}")
+    return kind(**typed)
+
+
+def _as_type_of(default: Any, value: Any, what: str) -> Any:
+    wanted = type(default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (wanted is int and value != int(value)):
+        raise HagoError(f"{what}: got {value!r}, expected {'an integer' if wanted is int else 'a number'}")
+    return wanted(value)

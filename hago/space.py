@@ -1,0 +1,214 @@
+"""Space: what a search may choose, and nothing that cannot matter.
+
+A group is a set of edges that share one choice of bits. With `requantize_at: edge` every edge is a
+group of its own, keyed by the edge ("layer1.0.add:1"); with `requantize_at: output` all out-edges of
+a node form one group, keyed "node:out". Left out are derived biases, operands that are not
+quantized, and edges whose requantize is the identity (relu after conv, say): HAGO's one published
+log spent 221 of 551 trials on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hago.crossing import crosses
+from hago.errors import InfeasibleBits
+from hago.graph import CONST, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import OPS, Ops
+from hago.ops._rule import IntegerForm
+from hago.topology import Topology, check_patterns, fitting_descs, matches
+from hago.types import DType, Edge
+
+Bits = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Edges with one choice of bits.
+
+    Args:
+        key: how strategies and logs name the group.
+        source: the node whose value is quantized.
+        edges: the edges it travels on.
+        choices: bits, widest first.
+    """
+
+    key: str
+    source: str
+    edges: tuple[Edge, ...]
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The groups in node order."""
+
+    groups: Mapping[str, Group]
+
+    @property
+    def size(self) -> int:
+        """How many choices there are in all, summed over groups."""
+        return sum(len(g.choices) for g in self.groups.values())
+
+    def widest(self) -> dict[str, int]:
+        """Every group at its most bits."""
+        return {key: g.choices[0] for key, g in self.groups.items()}
+
+    def narrowest(self) -> dict[str, int]:
+        """Every group at its fewest bits."""
+        return {key: g.choices[-1] for key, g in self.groups.items()}
+
+    def check(self, bits: Bits) -> None:
+        """Refuse bits that are not a point of this space.
+
+        Raises:
+            InfeasibleBits: naming the edge, what was got and what is allowed.
+        """
+        for key in bits:
+            if key not in self.groups:
+                raise InfeasibleBits(f"edge {key!r} has no bits to choose in this space")
+        for key, group in self.groups.items():
+            if key not in bits:
+                raise InfeasibleBits(f"no bits for edge {key!r}; expected one of {list(group.choices)}")
+            if bits[key] not in group.choices:
+                raise InfeasibleBits(
+                    f"{bits[key]} bits for edge {key!r} fit no signature; expected one of "
+                    f"{list(group.choices)}"
+                )
+
+
+def build_space(
+    graph: Graph,
+    hardware: Hardware,
+    topology: Topology,
+    fix_bits: Mapping[str, int] | None = None,
+    ops: Ops = OPS,
+) -> Space:
+    """The space of a graph on a piece of hardware.
+
+    An operand may have as many bits as the widest integer its slot takes, but no more than its
+    producer emits (constants and real values impose no limit), down to the signature's `min_bits`.
+
+    Args:
+        fix_bits: bits by shell pattern over group keys or node names; these groups keep one choice.
+
+    Raises:
+        HagoError: a pattern matches nothing.
+        InfeasibleBits: fixed bits that no signature holds.
+    """
+    return _Builder(graph, hardware, topology, dict(fix_bits or {}), ops).build()
+
+
+class _Builder:
+    """Walks the graph once; keeps what each node can emit."""
+
+    def __init__(
+        self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops
+    ) -> None:
+        self.graph, self.hardware, self.topology = graph, hardware, topology
+        self.fixed, self.ops = fixed, ops
+        self.emits: dict[str, frozenset[DType]] = {}  # empty: real values
+        self.scales: dict[str, Tensor] = {}  # ones, of the shape the scale will have
+        self.groups: dict[str, Group] = {}
+
+    def build(self) -> Space:
+        for node in self.graph:
+            if self.topology.nodes[node.name]:
+                self._visit(node)
+            else:
+                self.emits[node.name] = frozenset()
+        self._merge_outputs()
+        check_patterns(list(self.fixed), [*self.groups, *self.topology.nodes], "fix_bits")
+        return Space({key: self._fix(group) for key, group in self.groups.items()})
+
+    def _visit(self, node: Node) -> None:
+        form = self.ops[node.op].integer
+        assert form is not None
+        descs = fitting_descs(self.graph, node, self.hardware, self.ops)
+        for edge in node.edges:
+            if form.slot(edge.slot) in ("own", "common", "follow") and self._chooses(edge, form, descs):
+                self._add(edge, descs)
+        self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form, descs) for e in node.edges])
+        follows = form.slots == ("follow",) and not any(str(e) in self.groups for e in node.edges)
+        if follows:  # the dtype passes through
+            source = self.emits[node.inputs[0]]
+            emitted = {d.out_dtype for d in descs if d.in_dtype(0) in source}
+        else:
+            emitted = {d.out_dtype for d in descs}
+        self.emits[node.name] = frozenset(emitted)
+        if descs[0].requantize_at == "output" and (form.table or not follows):
+            self._add_output(node, descs)
+
+    def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
+        source = self.graph[self.graph.source(edge)]
+        ndim, weight = len(source.shape or ()), form.weight
+        per_channel = self.hardware.weight.granularity == "per_channel"
+        if source.op == CONST and weight is not None and weight.slot == edge.slot and per_channel:
+            axis = weight.axis % ndim
+            return torch.ones([s if d == axis else 1 for d, s in enumerate(source.shape or ())], dtype=torch.float64)
+        follows = form.slot(edge.slot) == "follow" and str(edge) not in self.groups
+        if follows and source.name in self.scales:
+            return self.scales[source.name]
+        return torch.ones((), dtype=torch.float64)
+
+    def _chooses(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> bool:
+        """Whether bits on this edge can change anything."""
+        source = self.graph.source(edge)
+        emitted = self.emits[source]
+        if not emitted:
+            return True
+        kind = form.slot(edge.slot)
+        requantized = self._requantized(source)
+        if kind == "common" and requantized and descs[0].requantize_at == "output":
+            return False  # brought to one scale inside the node
+        if kind == "common" or (kind == "own" and not requantized):
+            return True
+        taken = {d.in_dtype(edge.slot) for d in descs}
+        ndim = len(self.graph[source].shape or ())
+        return not (emitted <= taken and (requantized or crosses(form, self.scales[source], ndim)))
+
+    def _requantized(self, name: str) -> bool:
+        descs = fitting_descs(self.graph, self.graph[name], self.hardware, self.ops)
+        return bool(descs) and descs[0].requantize_at == "output"
+
+    def _add(self, edge: Edge, descs: Sequence[OpDesc]) -> None:
+        source = self.graph.source(edge)
+        limit = max(min(d.in_dtype(edge.slot).bits, d.max_bits) for d in descs)
+        form = self.ops[self.graph[edge.dst].op].integer
+        assert form is not None
+        # operands of one scale may need fraction bits that a producer does not have
+        if self.emits[source] and form.slot(edge.slot) != "common":
+            limit = min(limit, max(d.bits for d in self.emits[source]))
+        lowest = min(limit, min(d.min_bits for d in descs))
+        key = str(edge)
+        self.groups[key] = Group(key, source, (edge,), tuple(range(limit, lowest - 1, -1)))
+
+    def _add_output(self, node: Node, descs: Sequence[OpDesc]) -> None:
+        limit = max(min(d.out_dtype.bits, d.max_bits) for d in descs)
+        lowest = min(limit, min(d.min_bits for d in descs))
+        key = f"{node.name}:out"
+        self.groups[key] = Group(key, node.name, (), tuple(range(limit, lowest - 1, -1)))
+
+    def _merge_outputs(self) -> None:
+        """Out-edges of a requantized node belong to its group, for whoever reads the space."""
+        for key, group in self.groups.items():
+            if key == f"{group.source}:out":
+                edges = tuple(e for e in self.graph.out_edges[group.source] if str(e) not in self.groups)
+                self.groups[key] = replace(group, edges=edges)
+
+    def _fix(self, group: Group) -> Group:
+        names = (group.key, group.source, *(e.dst for e in group.edges))
+        for pattern, bits in self.fixed.items():
+            if any(matches(n, (pattern,)) for n in names):
+                if bits not in group.choices:
+                    raise InfeasibleBits(
+                        f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "
+                        f"{self.hardware.name}; expected one of {list(group.choices)}"
+                    )
+                return replace(group, choices=(bits,))
+        return group

@@ -1,0 +1,186 @@
+"""The small frozen values that every layer shares: DType, Edge, QParams, SimQ.
+
+Invariants: a scale is a positive float64 tensor whose entries are exact in float32 when they
+come from a threshold (products of such scales are exact in float64); a scale broadcasts against
+the value it belongs to; `real = (q - zero_point) * scale`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from hago.errors import HagoError, did_you_mean
+
+Kind = Literal["int", "uint", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A storage type. `min` and `max` are those of the integers it holds."""
+
+    name: str
+    bits: int
+    kind: Kind
+    torch: torch.dtype
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind != "float"
+
+    @property
+    def signed(self) -> bool:
+        return self.kind != "uint"
+
+    @property
+    def min(self) -> int:
+        return -(1 << (self.bits - 1)) if self.kind == "int" else 0
+
+    @property
+    def max(self) -> int:
+        return (1 << (self.bits - (1 if self.kind == "int" else 0))) - 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _dtypes() -> dict[str, DType]:
+    found = [DType(f"int{b}", b, "int", torch.int8) for b in range(2, 9)]
+    found += [DType(f"uint{b}", b, "uint", torch.uint8) for b in range(2, 9)]
+    found += [
+        DType("int16", 16, "int", torch.int16),
+        DType("uint16", 16, "uint", torch.int32),
+        DType("int24", 24, "int", torch.int32),
+        DType("int32", 32, "int", torch.int32),
+        DType("int40", 40, "int", torch.int64),
+        DType("int64", 64, "int", torch.int64),
+        DType("float32", 32, "float", torch.float32),
+        DType("float16", 16, "float", torch.float16),
+        DType("bfloat16", 16, "float", torch.bfloat16),
+    ]
+    return {d.name: d for d in found}
+
+
+DTYPES: Final[dict[str, DType]] = _dtypes()
+
+
+def dtype(name: str) -> DType:
+    """The DType called `name`.
+
+    Raises:
+        HagoError: there is none; the message names the closest.
+    """
+    if name not in DTYPES:
+        raise HagoError(f"unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
+    return DTYPES[name]
+
+
+INT8, UINT8, INT16 = DTYPES["int8"], DTYPES["uint8"], DTYPES["int16"]
+INT32, INT64, FLOAT32 = DTYPES["int32"], DTYPES["int64"], DTYPES["float32"]
+
+
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The `slot`-th input of node `dst`, written `"layer1.0.add:1"`.
+
+    A graph's i-th output is the edge `output:i`.
+    """
+
+    dst: str
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.dst}:{self.slot}"
+
+    def __lt__(self, other: Edge) -> bool:
+        return (self.dst, self.slot) < (other.dst, other.slot)
+
+    @staticmethod
+    def parse(text: str) -> Edge:
+        """The edge that `text` names.
+
+        Raises:
+            HagoError: the text is not `node:slot`.
+        """
+        dst, colon, slot = text.rpartition(":")
+        if not (colon and dst and slot.isdigit()):
+            raise HagoError(f"{text!r} is not an edge; expected 'node:slot', e.g. 'layer1.0.add:1'")
+        return Edge(dst, int(slot))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QParams:
+    """How integers of one tensor stand for real values: `real = (q - zero_point) * scale`.
+
+    Args:
+        scale: float64, broadcasts against the value; real units per quantum.
+        zero_point: int64, broadcasts against the value; the q of real zero.
+        qmin, qmax: the range that q may take (after clipping), inside `dtype`.
+        dtype: the storage type of q.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+    qmin: int
+    qmax: int
+    dtype: DType
+
+    @property
+    def per_channel(self) -> bool:
+        return self.scale.numel() > 1
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal parameters; hashable."""
+        return (
+            tuple(self.scale.shape),
+            self.scale.numpy().tobytes(),
+            self.zero_point.numpy().tobytes(),
+            self.qmin,
+            self.qmax,
+            self.dtype.name,
+        )
+
+    def __str__(self) -> str:
+        low, high = float(self.scale.min()), float(self.scale.max())
+        scale = f"{low:.6g}" if low == high else f"{low:.6g}..{high:.6g}"
+        zero = int(self.zero_point.flatten()[0])
+        return f"{self.dtype}[{self.qmin},{self.qmax}] scale {scale} zero {zero}"
+
+
+ZERO: Final[Tensor] = torch.zeros((), dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimQ:
+    """What happens on an edge: quantize (`source` None), dequantize (`target` None) or requantize."""
+
+    source: QParams | None
+    target: QParams | None
+
+    @property
+    def kind(self) -> str:
+        if self.source is None:
+            return "quantize"
+        return "dequantize" if self.target is None else "requantize"
+
+    @property
+    def in_dtype(self) -> DType:
+        return FLOAT32 if self.source is None else self.source.dtype
+
+    @property
+    def out_dtype(self) -> DType:
+        return FLOAT32 if self.target is None else self.target.dtype
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for SimQs that do the same; hashable."""
+        return (self.source and self.source.key, self.target and self.target.key)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.source or 'float32'} -> {self.target or 'float32'}"

@@ -1,0 +1,127 @@
+"""Small searches whose answers are known: spaces, evaluations, and the logs they leave."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hago.search.driver import SearchResult, search
+from hago.search.header import Header, make_header
+from hago.search.searcher import Score, Searcher
+from hago.search.searchers import make_searcher
+from hago.space import Bits, Group, Space
+from hago.strategy import HardwareId
+from hago.types import Edge
+
+#: Options under which each searcher stays small.
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "random": {"trials": 12, "batch": 3},
+    "greedy": {},
+    "annealing": {"cooling": 0.7},
+    "exhaustive": {"batch": 4},
+}
+
+
+def make_space(choices: Mapping[str, Sequence[int]]) -> Space:
+    """A space with a group for each edge."""
+    edges = {key: Edge.parse(key) for key in choices}
+    return Space({k: Group(k, f"before_{e.dst}", (e,), tuple(choices[k])) for k, e in edges.items()})
+
+
+#: 4 x 3 x 2 x 2 = 48 points; choices with gaps, too.
+TOY = make_space({"conv:0": (8, 7, 6, 5), "conv:1": (8, 6, 4), "relu:0": (8, 4), "add:1": (16, 12)})
+TARGET: Bits = {"conv:0": 6, "conv:1": 6, "add:1": 12}
+
+
+def separable(bits: Bits) -> Score:
+    """Highest where every group has its target; `relu:0` does not matter to the value."""
+    value = -sum(abs(bits[k] - want) * (1 + 0.3 * i) for i, (k, want) in enumerate(TARGET.items()))
+    return Score(value, {"sqnr": value / 3, "sim_acc": 0.1}, total_bits=sum(bits.values()), unproved=1)
+
+
+def without_relu(bits: Bits) -> str:
+    """A plan key that knows that `relu:0` is inert."""
+    return ",".join(f"{k}={b}" for k, b in sorted(bits.items()) if k != "relu:0")
+
+
+@dataclass
+class Counting:
+    """An evaluation that keeps what it was asked."""
+
+    evaluate: Callable[[Bits], Score]
+    calls: list[dict[str, int]] = field(default_factory=list)
+
+    def __call__(self, bits: Bits) -> Score:
+        self.calls.append(dict(bits))
+        return self.evaluate(bits)
+
+
+def header_of(searcher: Searcher, space: Space = TOY, seed: int = 0, **changes: Any) -> Header:
+    given: dict[str, Any] = {
+        "seed": seed,
+        "model_hash": "m" * 8,
+        "hardware": HardwareId("toy", "h" * 8),
+        "data_hash": "d" * 8,
+        "estimator": "avg_range",
+        "objective": {"name": "sqnr"},
+        "keep_float": ["fc"],
+        "fix_bits": {"conv:0": 8},
+        "threads": 1,
+    }
+    return make_header(space, searcher, **{**given, **changes})
+
+
+def run(
+    name: str,
+    log: Path | None = None,
+    evaluate: Callable[[Bits], Score] = separable,
+    *,
+    space: Space = TOY,
+    start: Bits | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> SearchResult:
+    """One search of a fresh searcher."""
+    searcher = make_searcher(name, space, start, seed, options=SMALL[name] if options is None else options)
+    header = None if log is None else header_of(searcher, space, seed)
+    return search(space, searcher, evaluate, log=log, header=header, **arguments)
+
+
+def timeless(log: bytes) -> list[str]:
+    """The lines of a log, less the field that holds times."""
+    assert log.endswith(b"\n")
+    lines = []
+    for line in log.splitlines():
+        record = json.loads(line)
+        assert set(record.pop("time")) <= {"at", "seconds", "elapsed"}
+        lines.append(json.dumps(record, sort_keys=True))
+    return lines
+
+
+def chain(length: int, register_bits: int) -> tuple[Space, Callable[[Bits], Score]]:
+    """`length` convolutions of 8 by 8 bits on a register of `register_bits`, each with 512 products.
+
+    The value grows with bits. A node overflows where the peak, 2 ** (bits - 1) for both operands
+    times 512 over a head room of 16, passes the register.
+    """
+    keys = [f"conv{i}:{slot}" for i in range(length) for slot in (0, 1)]
+    space = make_space({key: (8, 7, 6, 5, 4, 3, 2) for key in keys})
+
+    def evaluate(bits: Bits) -> Score:
+        peaks = {f"conv{i}": bits[f"conv{i}:0"] + bits[f"conv{i}:1"] - 2 + 5 for i in range(length)}
+        excess = {n: p - (register_bits - 1) for n, p in peaks.items() if p > register_bits - 1}
+        value = sum(1 - math.exp2(-b) for b in bits.values())
+        return Score(
+            value,
+            overflows={n: 10**e for n, e in excess.items()},
+            excess_bits=excess,
+            total_bits=sum(bits.values()),
+        )
+
+    return space, evaluate

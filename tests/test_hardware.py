@@ -1,0 +1,174 @@
+"""Hardware built in Python, its table and its hash."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from hago.errors import HagoError, HardwareError
+from hago.hardware import (
+    Accumulator,
+    Hardware,
+    OpDesc,
+    TensorScheme,
+    create_sample_hardware,
+    explain_hardware,
+)
+from hago.hardware_document import hardware_hash
+from hago.hardware_file import check_hardware
+from hago.numerics import Requantize
+from hago.types import INT8, INT16, INT32
+
+
+def rfc_hardware() -> Hardware:
+    """As the RFC writes it: a defaultdict of lists, op names with their `nn.` prefix."""
+    desc: dict[str, list[OpDesc]] = defaultdict(list)
+    desc["nn.conv2d"].append(OpDesc(in_dtypes=["int8", "int8"], out_dtypes=["int32"]))
+    desc["add"].append(OpDesc(in_dtypes=["float32", "float32"], out_dtypes=["float32"]))
+    desc["add"].append(OpDesc(in_dtypes=["int32", "int32"], out_dtypes=["int32"]))
+    return Hardware(desc)
+
+
+def test_rfc_construction() -> None:
+    hardware = rfc_hardware()
+    (conv,) = hardware.integer_descs("conv2d")
+    assert (conv.in_dtypes, conv.out_dtype, conv.register) == ((INT8, INT8), INT32, Accumulator(INT32, "wrap"))
+    assert [d.is_integer for d in hardware.ops["add"]] == [False, True]
+    assert hardware.float_descs("softmax")[0].out_dtype.name == "float32"
+    assert hardware.float_descs("conv2d") == ()
+    check_hardware(hardware)
+
+
+def test_one_dtype_stands_for_all_operands() -> None:
+    desc = OpDesc("int8", "int16")
+    assert [desc.in_dtype(slot) for slot in range(3)] == [INT8] * 3
+    assert desc.bias_dtype(2) == INT16
+    assert OpDesc(["int8", "int8", "int32"], "int16").bias_dtype(2) == INT32
+
+
+def test_an_alias_adds_to_the_op_it_names() -> None:
+    first, second = OpDesc("int32", "int32"), OpDesc("int8", "int8")
+    assert Hardware({"relu": (first,), "nn.relu": (second,)}).ops == {"relu": (first, second)}
+
+
+def test_names_of_signatures_do_not_make_them_differ() -> None:
+    assert OpDesc("int8", "int8", name="a") == OpDesc("int8", "int8", name="b")
+    assert OpDesc("int8", "int8") != OpDesc("int8", "int8", max_bits=6)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: Hardware({"conv2": (OpDesc("int8", "int32"),)}), "Did you mean 'conv2d'?"),
+        (lambda: OpDesc("int", "int32"), "unknown dtype 'int'"),
+        (lambda: OpDesc([], "int32"), "needs in_dtypes"),
+        (lambda: OpDesc("int8", ["int8", "int16"]), "exactly one out_dtype"),
+        (lambda: OpDesc(["int8", "float32"], "int32"), "mixes integer and float"),
+        (lambda: TensorScheme("hag"), "Did you mean 'hago'?"),
+        (lambda: TensorScheme("hago", "per_row"), "per_tensor or per_channel"),  # type: ignore[arg-type]
+        (lambda: Requantize("float"), "Did you mean 'float32'?"),  # type: ignore[arg-type]
+    ],
+)
+def test_refusals(build: object, says: str) -> None:
+    assert callable(build)
+    with pytest.raises(HagoError, match=says.replace("?", r"\?")):
+        build()
+
+
+def test_contradictions_of_python_built_hardware_are_named() -> None:
+    desc = OpDesc("int8", "int8", accumulator=Accumulator(INT32), name="mac", form="sideways")
+    hardware = Hardware(
+        {"conv2d": (desc,)},
+        activation=TensorScheme("affine", "per_channel"),
+        requantize=Requantize("shift", multiplier_bits=7),
+        cost={"clock": 1.0},
+    )
+    with pytest.raises(HardwareError) as caught:
+        check_hardware(hardware)
+    for part in (
+        "$.signatures.mac.out",
+        "$.signatures.mac.form",
+        "$.activation.granularity",
+        "$.requantize.multiplier_bits",
+        "$.cost.clock: unknown key",
+    ):
+        assert part in str(caught.value), part
+
+
+def test_hash_does_not_see_spelling() -> None:
+    hardware = rfc_hardware()
+    same = Hardware(
+        {
+            "add": tuple(replace(d, name=f"s{i}") for i, d in enumerate(hardware.ops["add"])),
+            "conv2d": hardware.ops["conv2d"],
+        },
+        sources=("a source",),
+        notes=("a note",),
+        origin="x.json",
+    )
+    assert hardware_hash(same) == hardware_hash(hardware)
+
+
+def test_hash_sees_every_fact() -> None:
+    hardware = rfc_hardware()
+    conv, add = hardware.ops["conv2d"][0], hardware.ops["add"]
+    others = [
+        replace(hardware, name="other"),
+        replace(hardware, other_ops="reject"),
+        replace(hardware, cost={"cores": 2}),
+        replace(hardware, activation=TensorScheme("affine")),
+        replace(hardware, weight=TensorScheme("hago", "per_channel")),
+        replace(hardware, requantize=Requantize(rounding="half_up")),
+        replace(hardware, requantize=Requantize("multiplier_shift")),
+        replace(hardware, requantize=Requantize("multiplier_shift", two_stage=True)),
+        replace(hardware, ops={**hardware.ops, "add": add[::-1]}),
+        *(
+            replace(hardware, ops={**hardware.ops, "conv2d": (changed,)})
+            for changed in (
+                replace(conv, min_bits=5),
+                replace(conv, max_bits=7),
+                replace(conv, requantize_at="output"),
+                replace(conv, accumulator=Accumulator(INT32, "saturate_end")),
+                replace(conv, in_dtypes="int8"),
+                replace(conv, cost={"macs_per_cycle": 64}),
+            )
+        ),
+    ]
+    hashes = [hardware_hash(h) for h in (hardware, *others)]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_hash_takes_equal_numbers_as_equal() -> None:
+    whole, real = (replace(rfc_hardware(), cost={"cores": n}) for n in (2, 2.0))
+    assert whole == real
+    assert hardware_hash(whole) == hardware_hash(real)
+
+
+def test_table() -> None:
+    table = explain_hardware(create_sample_hardware())
+    lines = str(table).splitlines()
+    assert lines[0].startswith("sample: activations hago per_tensor, weights hago per_tensor, requantize float32")
+    assert lines[1].split() == ["op", "operands", "result", "register", "overflow", "requantize", "source"]
+    assert "conv2d" in lines[2]
+    assert lines[2].split() == ["conv2d", "int8,", "int8", "int32", "int32", "wrap", "float32", "at", "edge", "Python"]
+    assert len(lines) == 2 + sum(map(len, create_sample_hardware().ops.values()))
+    with pytest.raises(FrozenInstanceError):
+        table.head = ""  # type: ignore[misc]
+
+
+def test_table_as_json() -> None:
+    table = explain_hardware(rfc_hardware())
+    said = json.loads(json.dumps(table.to_json()))
+    assert said["head"] == table.head
+    assert said["rows"][1] == {
+        "op": "add",
+        "operands": ["float32", "float32"],
+        "result": "float32",
+        "register": "-",
+        "overflow": "-",
+        "requantize": "-",
+        "source": "Python",
+    }

@@ -1,0 +1,185 @@
+"""Hardware documents: round trip, hash, and no input that raises anything but HardwareError."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hago import hardware, numerics
+from hago.errors import HardwareError
+from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.hardware_check import check_document
+from hago.hardware_document import from_document, hardware_hash, to_document
+from hago.hardware_file import available_hardware, load_hardware, save_hardware
+from hago.numerics import ROUNDINGS, Requantize
+from hago.ops import OPS
+from hago.schemes import SCHEMES
+from hago.types import DTYPES
+from tests.hardware_documents import Document, small
+
+_INTEGERS = [d for d in DTYPES.values() if d.is_int]
+
+
+@st.composite
+def descs(draw: st.DrawFn) -> OpDesc:
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
+        return OpDesc(name, name, cost=draw(st.sampled_from([{}, {"macs_per_cycle": 16}])))
+    operands = draw(st.lists(st.sampled_from(_INTEGERS), min_size=1, max_size=3))
+    widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
+    register = draw(st.sampled_from([d for d in _INTEGERS if d.bits >= widest]))
+    at = draw(st.sampled_from(get_args(hardware.RequantizeAt)))
+    low = draw(st.integers(2, min(4, narrowest)))
+    return OpDesc(
+        operands,
+        register if at == "edge" else draw(st.sampled_from(_INTEGERS)),
+        accumulator=Accumulator(register, draw(st.sampled_from(get_args(numerics.Overflow)))),
+        requantize_at=at,
+        name=draw(st.sampled_from(["", "a", "b"])),
+        min_bits=low,
+        max_bits=draw(st.one_of(st.just(64), st.integers(low, widest))),
+        cost=draw(st.dictionaries(st.sampled_from(["macs_per_cycle", "picojoules_per_mac"]), st.floats(0.5, 1e9))),
+    )
+
+
+@st.composite
+def hardwares(draw: st.DrawFn) -> Hardware:
+    form = draw(st.sampled_from(get_args(numerics.Form)))
+    multiplier = {}
+    if form == "multiplier_shift":
+        multiplier = {"multiplier_bits": 31, "two_stage": True}
+        multiplier = draw(st.sampled_from([multiplier, {"multiplier_bits": 7}]))
+    schemes = st.sampled_from(["hago"] if form == "shift" else list(SCHEMES))
+    ops = st.sampled_from(["conv2d", "add", "linear", "relu", "nn.conv2d"])
+    words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), max_size=2)
+    return Hardware(
+        ops=draw(st.dictionaries(ops, st.lists(descs(), min_size=1, max_size=3, unique_by=str), min_size=1)),
+        name=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)),
+        activation=TensorScheme(draw(schemes)),
+        weight=TensorScheme(draw(schemes), draw(st.sampled_from(get_args(hardware.Granularity)))),
+        requantize=Requantize(form, draw(st.sampled_from(list(ROUNDINGS))), **multiplier),
+        other_ops=draw(st.sampled_from(get_args(hardware.OtherOps))),
+        cost=draw(st.dictionaries(st.sampled_from(["clock_hz", "cores"]), st.integers(1, 10**12))),
+        sources=tuple(draw(words)),
+        notes=tuple(draw(words)),
+    )
+
+
+def listed_twice(chip: Hardware) -> bool:
+    """Whether an op has one signature twice (under two spellings of its name): files refuse that."""
+    return any(d in ds[:i] for ds in chip.ops.values() for i, d in enumerate(ds))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(hardwares())
+def test_round_trip(tmp_path: Path, chip: Hardware) -> None:
+    path = tmp_path / "chip.json"
+    if listed_twice(chip):
+        with pytest.raises(HardwareError, match="each entry once"):
+            save_hardware(chip, path)
+        return
+    save_hardware(chip, path)
+    again = load_hardware(path)
+    assert again == chip
+    assert hardware_hash(again) == hardware_hash(chip)
+    assert to_document(again)["ops"].keys() == to_document(chip)["ops"].keys()
+
+
+def shuffled(value: Any, rng: random.Random) -> Any:
+    """The same JSON with the keys of its objects in another order."""
+    if isinstance(value, dict):
+        keys = rng.sample(list(value), len(value))
+        return {k: shuffled(value[k], rng) for k in keys}
+    return [shuffled(v, rng) for v in value] if isinstance(value, list) else value
+
+
+@given(st.randoms(use_true_random=False))
+def test_order_of_keys_does_not_count(rng: random.Random) -> None:
+    one, other = (from_document(d, "", OPS) for d in (small(), shuffled(small(), rng)))
+    assert one == other
+    assert hardware_hash(one) == hardware_hash(other)
+
+
+def test_the_hash_does_not_change_between_versions() -> None:
+    """Strategies and logs hold it."""
+    assert hardware_hash(from_document(small(), "", OPS)) == SMALL_HASH
+
+
+SMALL_HASH = "e29dd2da9fa6"
+
+_JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 70), st.floats(), st.just(10**400), st.just([]), st.just({}),
+    st.sampled_from(["", "int8", "int9", "float32", "uint16", "output", "shift", "affine", "i32", "f32", "\ud800"]),
+    st.lists(st.sampled_from(["int8", "int32", "f32", "i32"]), max_size=3),
+    st.dictionaries(st.sampled_from(["in", "out", "form", "dtype", "scheme"]), st.just("int8"), max_size=3),
+)  # fmt: skip
+
+
+def mutate(document: Any, draw: Callable[[Any], Any]) -> Any:
+    """One part replaced, dropped, repeated under another key, or moved."""
+    places: list[tuple[Any, Any]] = []
+    waiting = [document]
+    while waiting:
+        at = waiting.pop()
+        keys = list(at) if isinstance(at, dict) else range(len(at))
+        for key in keys:
+            places.append((at, key))
+            if isinstance(at[key], (dict, list)):
+                waiting.append(at[key])
+    if not places:
+        return draw(_JUNK)
+    at, key = draw(st.sampled_from(places))
+    other, source = draw(st.sampled_from(places))
+    action = draw(st.sampled_from(["replace", "drop", "rename", "copy"]))
+    if action == "drop":
+        del at[key]
+    elif action == "rename" and isinstance(at, dict):
+        at[str(key)[:-1] + "x"] = at.pop(key)
+    else:
+        at[key] = copy.deepcopy(other[source]) if action == "copy" else draw(_JUNK)
+    return document
+
+
+SEEDS: dict[str, Document] = {
+    "small": small(),
+    **{name: to_document(load_hardware(name)) for name in available_hardware()},
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_mutation_raises_anything_but_hardware_error(data: st.DataObject) -> None:
+    document: Any = copy.deepcopy(SEEDS[data.draw(st.sampled_from(sorted(SEEDS)))])
+    for _ in range(data.draw(st.integers(1, 4))):
+        if not isinstance(document, (dict, list)):
+            break
+        document = mutate(document, data.draw)
+    findings = check_document(document, OPS)
+    assert all(str(f).startswith("$") for f in findings)
+    if not findings:
+        hardware_hash(from_document(document, "", OPS))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_text_raises_anything_but_hardware_error(tmp_path: Path, data: st.DataObject) -> None:
+    text = json.dumps(small())
+    at = data.draw(st.integers(0, len(text)))
+    until = data.draw(st.integers(at, min(len(text), at + 20)))
+    path = tmp_path / "chip.json"
+    path.write_bytes(text[:at].encode() + data.draw(st.binary(max_size=6)) + text[until:].encode())
+    try:
+        chip = load_hardware(path)
+    except HardwareError:
+        return
+    assert isinstance(chip, Hardware)
+
+
