@@ -1,10 +1,13 @@
-"""Where a scale may vary and still pass through an op unchanged."""
+"""What passes through an op unchanged: scales, and ranges."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from hago.graph import Graph
+from hago.ops import Ops
 from hago.ops._rule import IntegerForm
+from hago.topology import Topology
 from hago.types import DType, QParams
 
 
@@ -22,3 +25,20 @@ def crosses(form: IntegerForm, scale: Tensor, ndim: int) -> bool:
 def passes(form: IntegerForm, source: QParams, dtype: DType, ndim: int) -> bool:
     """Whether a `follow` operand needs no requantization."""
     return source.dtype == dtype and crosses(form, source.scale, ndim)
+
+
+def range_node(graph: Graph, topology: Topology, ops: Ops, name: str) -> str:
+    """The node whose range a requantized output should cover: past a relu or pooling that alone
+    reads it, since what those cut off need not be represented.
+
+    References:
+        TPU-MLIR's backward calibration passes; TFLite's fused activations.
+    """
+    edges = graph.out_edges[name]
+    while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
+        rule = ops[graph[edges[0].dst].op]
+        if rule.integer is None or rule.integer.slots != ("follow",) or not rule.integer.within_hull:
+            break
+        name = edges[0].dst
+        edges = graph.out_edges[name]
+    return name

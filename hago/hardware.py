@@ -146,7 +146,7 @@ class Hardware:
         origin: the file that it was read from; empty where it was built in Python.
     """
 
-    ops: Mapping[str, tuple[OpDesc, ...]]
+    ops: Mapping[str, Sequence[OpDesc]]
     name: str = "custom"
     activation: TensorScheme = field(default_factory=TensorScheme)
     weight: TensorScheme = field(default_factory=TensorScheme)

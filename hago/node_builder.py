@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from hago.crossing import passes
+from hago.crossing import passes, range_node
 from hago.errors import InfeasibleBits
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
@@ -157,7 +157,8 @@ class NodeBuilder:
             if self.form.slot(slot) == "bias":
                 x, w = found[0], found[1]
                 assert x is not None and w is not None
-                found[slot] = self._whole(x.scale.flatten() * w.scale.flatten(), self.desc.bias_dtype(slot))
+                scale = self.form.scale(self.node.attrs, [x.scale, w.scale]).flatten()
+                found[slot] = self._whole(scale if scale.numel() > 1 else scale.reshape(()), self.desc.bias_dtype(slot))
         return found
 
     def _operand(self, slot: int) -> QParams:
@@ -284,7 +285,8 @@ class NodeBuilder:
     def _table(self, source: QParams, target: QParams) -> Tensor:
         """The centered output of every input integer q from qmin to qmax."""
         q = torch.arange(source.qmin, source.qmax + 1, dtype=torch.float64) - source.zero_point
-        real = self.owner.ops[self.node.op].compute(self.node.attrs, dequantize(q, source))
+        others = [self.owner.graph.consts[name] for name in self.node.inputs[1:]]
+        real = self.owner.ops[self.node.op].compute(self.node.attrs, dequantize(q, source), *others)
         return apply_simq(real, SimQ(None, target), self.owner.hardware.requantize).to(torch.int64)
 
     # ------------------------------------------------------------ bounds
@@ -366,20 +368,3 @@ def largest_centered(qparams: QParams) -> float:
     """The largest |q - zero_point|."""
     low = float((qparams.qmin - qparams.zero_point).abs().max())
     return max(low, float((qparams.qmax - qparams.zero_point).abs().max()))
-
-
-def range_node(graph: Graph, topology: Topology, ops: Ops, name: str) -> str:
-    """The node whose range a requantized output should cover: past a relu or pooling that alone
-    reads it, since what those cut off need not be represented.
-
-    References:
-        TPU-MLIR's backward calibration passes; TFLite's fused activations.
-    """
-    edges = graph.out_edges[name]
-    while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
-        rule = ops[graph[edges[0].dst].op]
-        if rule.integer is None or rule.integer.slots != ("follow",) or not rule.integer.within_hull:
-            break
-        name = edges[0].dst
-        edges = graph.out_edges[name]
-    return name

@@ -71,7 +71,8 @@ class NodePlan:
             return True
         register = self.desc.register
         seen = self.bound if register.overflow == "wrap" else max(self.bound, self.raw_bound)
-        return seen <= register.dtype.max  # the accumulator has zero point 0
+        # the accumulator has zero point 0, so an unsigned one holds no negative sum
+        return register.dtype.signed and seen <= register.dtype.max
 
     @property
     def carrier(self) -> torch.dtype:

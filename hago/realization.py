@@ -41,13 +41,19 @@ class IntegerModel(nn.Module):
         graph = self.plan.graph
         return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
 
-    def run(self, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None) -> list[Any]:
-        """The outputs of flat inputs; `on_value` sees every node's stored integers."""
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        on_value: Callable[[Node, Any], None] | None = None,
+        on_edge: Callable[[Edge, Any], None] | None = None,
+    ) -> list[Any]:
+        """The outputs of flat inputs; `on_value` sees every node's stored integers, `on_edge` the
+        centered integers that arrive at integer nodes."""
 
         def step(node: Node, values: Sequence[Any]) -> Any:
             plan = self.plan.nodes.get(node.name)
             if plan is not None:
-                return self._integer(node, plan, values)
+                return self._integer(node, plan, values, on_edge)
             real = [_to_real(self.plan.edges[e], v) for e, v in zip(node.edges, values, strict=True)]
             return compute_real(node, real, self.plan.ops)
 
@@ -55,8 +61,13 @@ class IntegerModel(nn.Module):
             outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
             return [_to_real(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
 
-    def _integer(self, node: Node, plan: NodePlan, values: Sequence[Any]) -> Tensor:
+    def _integer(
+        self, node: Node, plan: NodePlan, values: Sequence[Any], on_edge: Callable[[Edge, Any], None] | None
+    ) -> Tensor:
         operands = [self._operand(node, plan, slot, v) for slot, v in enumerate(values)]
+        if on_edge is not None:
+            for edge, operand in zip(node.edges, operands, strict=True):
+                on_edge(edge, operand)
         if plan.table is not None:
             return store(plan.look_up(operands[0]), plan.out)
         c = self.plan.ops[node.op].compute_int(plan.attrs, *operands)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
+from hago.fusion import fuse_clamps
 from hago.graph import OUTPUT, Node
 from hago.lru import LRU
 from hago.numerics import apply_simq, dequantize
@@ -27,6 +28,8 @@ CARRIER_BYTES: Final = 1 << 30
 #: Sees the accumulators of an integer node before its register cuts them.
 Watch = Callable[[Node, Tensor], None]
 OnValue = Callable[[Node, Any], None]
+#: Sees what arrives on an edge of an integer node: centered integers, or real values.
+OnEdge = Callable[[Edge, Any], None]
 #: The integers of a node at one target: (source node, identity of the target qparams).
 Shared = tuple[str, int]
 
@@ -66,35 +69,54 @@ class Simulator(nn.Module):
         super().__init__()
         self.plan, self.watch = plan, watch
         self.carriers = carriers or Carriers()
+        self.fused = fuse_clamps(plan)
         self._done = last_readers(plan.graph)
-        self._uses = _uses(plan)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The simulated outputs, nested as the model's."""
         graph = self.plan.graph
         return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
 
-    def run(self, inputs: Sequence[Tensor], on_value: OnValue | None = None) -> list[Any]:
-        """The simulated outputs of flat inputs; `on_value` sees every node's carrier."""
-        pending: dict[Shared, tuple[int, Tensor]] = {}
-
-        def step(node: Node, values: Sequence[Any]) -> Any:
-            plan = self.plan.nodes.get(node.name)
-            if plan is not None:
-                return self._integer(node, plan, values, pending)
-            real = [to_real(self.plan.edges[e], v) for e, v in zip(node.edges, values, strict=True)]
-            return compute_real(node, real, self.plan.ops)
-
-        graph = self.plan.graph
+    def run(
+        self, inputs: Sequence[Tensor], on_value: OnValue | None = None, on_edge: OnEdge | None = None
+    ) -> list[Any]:
+        """The simulated outputs of flat inputs; `on_value` sees every node's carrier, `on_edge` what
+        arrives at integer nodes. Clamps are fused where nobody looks: the outputs are the same."""
+        graph, edges = self.plan.graph, self.plan.edges
+        step = _Pass(self, fuse=on_value is None and on_edge is None, on_edge=on_edge)
         with torch.no_grad():
             laid = [channels_last(x) for x in inputs]
             outputs = run(graph, laid, step, on_value=on_value, done=self._done)
-            return [to_real(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
+            return [to_real(edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
 
-    def _integer(
-        self, node: Node, plan: NodePlan, values: Sequence[Any], pending: dict[Shared, tuple[int, Tensor]]
-    ) -> Tensor:
-        operands = [self._operand(node, plan, slot, v, pending) for slot, v in enumerate(values)]
+
+class _Pass:
+    """One forward pass: computes nodes, and keeps integers that several edges ask for until the last
+    of them has come."""
+
+    def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnEdge | None) -> None:
+        self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch
+        self.on_edge = on_edge
+        self.skipped = owner.fused.skipped if fuse else frozenset()
+        self.simqs = {**owner.plan.edges, **(owner.fused.simqs if fuse else {})}
+        self.left: dict[Shared, int] = {}
+        for edge, simq in self.simqs.items():
+            if simq is not None:
+                key = (self.plan.graph.source(edge), id(simq.target))
+                self.left[key] = self.left.get(key, 0) + 1
+        self.kept: dict[Shared, Tensor] = {}
+
+    def __call__(self, node: Node, values: Sequence[Any]) -> Any:
+        plan = self.plan.nodes.get(node.name)
+        if plan is None:
+            real = [to_real(self.simqs[e], v) for e, v in zip(node.edges, values, strict=True)]
+            return compute_real(node, real, self.plan.ops)
+        if node.name in self.skipped:
+            return values[0]
+        operands = [self._operand(node, plan, slot, v) for slot, v in enumerate(values)]
+        if self.on_edge is not None:
+            for edge, operand in zip(node.edges, operands, strict=True):
+                self.on_edge(edge, operand)
         if plan.table is not None:
             return plan.look_up(operands[0])
         c = self._compute(node, plan, operands)
@@ -102,23 +124,25 @@ class Simulator(nn.Module):
             self.watch(node, c)
         return apply_simq(plan.held(c), plan.out_simq, self.plan.hardware.requantize)
 
-    def _operand(
-        self, node: Node, plan: NodePlan, slot: int, value: Any, pending: dict[Shared, tuple[int, Tensor]]
-    ) -> Any:
+    def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
         carrier = torch.float32 if plan.parts > 1 else plan.carrier
         if slot in plan.consts:
             return self.carriers(plan.consts[slot], carrier)
-        simq = plan.simqs[slot]
-        if simq is None:
-            return value if plan.operands[slot] is None else value.to(carrier)
-        key = (node.inputs[slot], id(simq.target))
-        if key in pending:
-            left, found = pending.pop(key)
-        else:
-            left, found = self._uses[key], apply_simq(value, simq, self.plan.hardware.requantize)
-        if left > 1:
-            pending[key] = (left - 1, found)
-        return found.to(carrier)
+        if plan.operands[slot] is None:
+            return to_real(self.simqs[node.edges[slot]], value)
+        simq = self.simqs[node.edges[slot]]
+        return (value if simq is None else self._moved(node.inputs[slot], simq, value)).to(carrier)
+
+    def _moved(self, source: str, simq: SimQ, value: Tensor) -> Tensor:
+        """The integers of one edge, made once for all edges that ask for the same."""
+        key = (source, id(simq.target))
+        found = self.kept.pop(key, None)
+        if found is None:
+            found = apply_simq(value, simq, self.plan.hardware.requantize)
+        self.left[key] -= 1
+        if self.left[key]:
+            self.kept[key] = found
+        return found
 
     def _compute(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
         rule = self.plan.ops[node.op]
@@ -130,18 +154,6 @@ class Simulator(nn.Module):
         for chunk in chunks[1:]:
             total += rule.compute_int(plan.attrs, *chunk)
         return total
-
-
-def _uses(plan: Plan) -> dict[Shared, int]:
-    """How many edges ask for the same integers of the same node."""
-    counts: dict[Shared, int] = {}
-    for node in plan.graph:
-        if node.name in plan.nodes:
-            for source, simq in zip(node.inputs, plan.nodes[node.name].simqs, strict=True):
-                if simq is not None:
-                    key = (source, id(simq.target))
-                    counts[key] = counts.get(key, 0) + 1
-    return counts
 
 
 def to_real(simq: SimQ | None, value: Any) -> Any:

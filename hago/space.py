@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hago.crossing import crosses
+from hago.crossing import crosses, range_node
 from hago.errors import InfeasibleBits
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
@@ -33,7 +33,8 @@ class Group:
 
     Args:
         key: how strategies and logs name the group.
-        source: the node whose value is quantized.
+        source: the node whose range the threshold covers: the one whose value is quantized, or a
+            relu or pooling that alone reads it.
         edges: the edges it travels on.
         choices: bits, widest first.
     """
@@ -192,17 +193,19 @@ class _Builder:
         limit = max(min(d.out_dtype.bits, d.max_bits) for d in descs)
         lowest = min(limit, min(d.min_bits for d in descs))
         key = f"{node.name}:out"
-        self.groups[key] = Group(key, node.name, (), tuple(range(limit, lowest - 1, -1)))
+        observed = range_node(self.graph, self.topology, self.ops, node.name)
+        self.groups[key] = Group(key, observed, (), tuple(range(limit, lowest - 1, -1)))
 
     def _merge_outputs(self) -> None:
         """Out-edges of a requantized node belong to its group, for whoever reads the space."""
         for key, group in self.groups.items():
-            if key == f"{group.source}:out":
-                edges = tuple(e for e in self.graph.out_edges[group.source] if str(e) not in self.groups)
+            name, _, out = key.rpartition(":")
+            if out == "out":
+                edges = tuple(e for e in self.graph.out_edges[name] if str(e) not in self.groups)
                 self.groups[key] = replace(group, edges=edges)
 
     def _fix(self, group: Group) -> Group:
-        names = (group.key, group.source, *(e.dst for e in group.edges))
+        names = (group.key, group.key.rpartition(":")[0], group.source, *(e.dst for e in group.edges))
         for pattern, bits in self.fixed.items():
             if any(matches(n, (pattern,)) for n in names):
                 if bits not in group.choices:

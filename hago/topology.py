@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
+
 from hago.errors import HagoError, UnsupportedOp, did_you_mean
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
+from hago.numerics import is_power_of_two
 from hago.ops import OPS, Ops
 from hago.types import Edge
 
@@ -65,6 +68,12 @@ def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str 
         return "an operand is not a tensor"
     if rule.integer.table and hardware.integer_descs(node.op)[0].requantize_at != "output":
         return f"{node.op} needs a signature that requantizes at the output"
+    if rule.integer.table and any(graph[s].op != CONST for s in node.inputs[1:]):
+        return "a table needs its other operands to be constants"
+    if hardware.requantize.power_of_two and not rule.integer.table:
+        scale = rule.integer.scale(node.attrs, [torch.ones((), dtype=torch.float64)] * len(node.inputs))
+        if not is_power_of_two(scale):
+            return f"it scales by {float(scale):.6g}, no power of two, and {hardware.name} only shifts"
     return rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hago.calibrate.statistics import Grid, TensorStatistics
-from hago.errors import HagoError, did_you_mean
 from hago.numerics import power_of_two_at_least
 from hago.schemes import SCHEMES, Scheme
 from hago.types import DType
@@ -25,17 +24,7 @@ def levels(grid: Grid, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, int]:
     Returns:
         scale (1 where it would be 0), the lowest centered integer (float64), both of the shape of
         `lo`, and how many steps there are from the lowest to the highest.
-
-    Raises:
-        HagoError: the scheme is unknown, or the bits are not 2 to 64.
     """
-    if grid.scheme not in SCHEMES:
-        raise HagoError(
-            f"unknown scheme {grid.scheme!r}; known: {', '.join(SCHEMES)}."
-            + did_you_mean(grid.scheme, SCHEMES)
-        )
-    if not 2 <= grid.bits <= 64:
-        raise HagoError(f"a grid of {grid.bits} bits; expected 2 to 64")
     # A power-of-two threshold is always read by the hago scheme: see schemes.make_qparams.
     scheme: Scheme = SCHEMES["hago" if grid.power_of_two else grid.scheme]
     dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
@@ -76,11 +65,13 @@ def around_zero(statistics: TensorStatistics, grid: Grid, threshold: Tensor) -> 
     the same. A power-of-two grid has the threshold rounded up (0 gives 1) on both ends.
     """
     lo, hi = observed(statistics)
+    threshold = torch.minimum(threshold, peak(statistics, grid))
     if grid.power_of_two:
         threshold = power_of_two_at_least(threshold)
         negative = (lo < 0) & grid.signed
         return torch.where(negative, -threshold, torch.zeros_like(threshold)), threshold
-    low = torch.maximum(lo, -threshold) if grid.signed else torch.zeros_like(lo)
+    # `0 - t` instead of `-t`: a strategy should not say -0.0.
+    low = torch.maximum(lo, 0.0 - threshold) if grid.signed else torch.zeros_like(lo)
     return low, torch.minimum(hi, threshold)
 
 

@@ -36,5 +36,5 @@ class AvgRange:
         low, high = statistics.mean_minimum.abs(), statistics.mean_maximum.abs()
         threshold = torch.maximum(low, high) if grid.signed else mean_hi
         largest = peak(statistics, grid)
-        threshold = torch.where(threshold > 0, torch.minimum(threshold, largest), largest)
+        threshold = torch.where(threshold > 0, threshold, largest)
         return around_zero(statistics, grid, threshold)

@@ -35,7 +35,7 @@ def estimator(spec: str | Estimator) -> Estimator:
         HagoError: no such estimator, or options that it does not take.
     """
     if not isinstance(spec, str):
-        if not callable(spec) or not hasattr(spec, "name"):
+        if isinstance(spec, type) or not callable(spec) or not hasattr(spec, "name"):
             raise HagoError(f"{spec!r} is no estimator; expected one of {', '.join(ESTIMATORS)}")
         return spec
     name, colon, rest = spec.strip().partition(":")
@@ -47,7 +47,9 @@ def estimator(spec: str | Estimator) -> Estimator:
     options = rest.split(",") if colon else []
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     if len(options) > len(known):
-        raise HagoError(f"estimator {spec!r} has {len(options)} options; {name} takes {known or 'none'}")
+        raise HagoError(
+            f"estimator {spec!r} has {len(options)} options; {name} takes {', '.join(known) or 'none'}"
+        )
     try:
         values = [float(option) for option in options]
     except ValueError:

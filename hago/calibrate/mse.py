@@ -173,8 +173,8 @@ class Mse:
 
     Thresholds from the largest magnitude down to a thousandth of it are compared, and again more
     finely about the best; where the grid asks for powers of two, those in that reach. For an affine
-    grid the range is cut evenly around zero, then each end on its own. On the histogram the result never errs
-    more than that of max_range. Exact zeros do not count.
+    grid the range is cut evenly around zero, then each end on its own. On the histogram the result
+    never errs more than that of max_range. Exact zeros do not count.
     """
 
     @property

@@ -21,7 +21,7 @@ from hago.numerics import power_of_two_at_least
 SMALLEST_LIMIT: Final = 2.0**-100
 #: Elements that are binned at a time: the temporaries stay in the second-level cache.
 _CHUNK: Final = 1 << 17
-#: Values are shrunk by this, exact in float32, so that +-limit fall inside the outermost bins.
+#: Values are shrunk by this, exact in float32.
 _INSIDE: Final = 1.0 - 2.0**-24
 
 
@@ -37,13 +37,13 @@ def _cells(value: Tensor, channel_axis: int | None) -> Tensor:
 
 
 def _extremes(cells: Tensor) -> tuple[Tensor, Tensor]:
-    """float64 (C,) minima and maxima; NaN where there is one."""
+    """float64 (C,) minima and maxima; NaN where there is one; zero without a sign."""
     if cells.shape[1] == 1:
-        low, high = torch.aminmax(cells)
-        return low.to(torch.float64).reshape(1), high.to(torch.float64).reshape(1)
-    # One axis at a time: reducing both at once is ten times slower where `inner` is short.
-    low, high = cells.amin(0).amin(-1), cells.amax(0).amax(-1)
-    return low.to(torch.float64), high.to(torch.float64)
+        low, high = (end.reshape(1) for end in torch.aminmax(cells))
+    else:
+        # One axis at a time: reducing both at once is ten times slower where `inner` is short.
+        low, high = cells.amin(0).amin(-1), cells.amax(0).amax(-1)
+    return low.to(torch.float64) + 0.0, high.to(torch.float64) + 0.0
 
 
 def _pieces(cells: Tensor, size: int) -> Iterator[Tensor]:
@@ -57,24 +57,34 @@ def _pieces(cells: Tensor, size: int) -> Iterator[Tensor]:
             yield slab[:, :, left : left + columns]
 
 
+def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
+    """A new tensor: values in bins from zero, shrunk so that +-limit fall inside the outermost bins.
+
+    Which bin a value falls into must not depend on how wide the bins are, so the shrinking rounds in
+    the value's own precision, and the power of two that follows must be exact. Where it could
+    underflow, which would turn a small negative value into zero, it is taken in float64.
+    """
+    carrier = piece if piece.dtype == torch.float64 else piece.to(torch.float32)
+    if bool((per_value >= 1).all()):
+        factor = per_value.to(carrier.dtype) * _INSIDE
+        return carrier * (float(factor) if factor.numel() == 1 else factor.view(-1, 1))
+    return (carrier * _INSIDE).to(torch.float64).mul_(per_value.view(-1, 1))
+
+
 def _count(cells: Tensor, limit: Tensor) -> Tensor:
     """How many values of each channel lie in each bin: int64 (C, BINS)."""
     channels = cells.shape[1]
-    carrier = torch.float64 if cells.dtype == torch.float64 else torch.float32
-    per_value = (BINS // 2) * _INSIDE / limit
-    if channels == 1:
-        factor: float | Tensor = float(per_value)
-        first: int | Tensor = BINS // 2
-        index, size = torch.int16, _CHUNK
-    else:
-        factor = per_value.to(carrier).view(-1, 1)
+    per_value = (BINS // 2) / limit
+    first: int | Tensor = BINS // 2
+    index, size = torch.int16, _CHUNK
+    if channels > 1:
         index = torch.int32 if channels * BINS < 1 << 31 else torch.int64
         first = torch.arange(channels, dtype=index).mul_(BINS).add_(BINS // 2).view(-1, 1)
         # Each bincount makes a table of its own, so a piece is at least half as long as the table.
         size = max(_CHUNK, channels * BINS // 2)
     total = torch.zeros(0, dtype=torch.int64)
     for piece in _pieces(cells, size):
-        bins = (piece.to(carrier) * factor).floor_().to(index).add_(first)
+        bins = _scaled(piece, per_value).floor_().to(index).add_(first)
         found = torch.bincount(bins.reshape(-1), minlength=channels * BINS)
         total = total.add_(found) if len(total) else found
     return total.view(channels, BINS)

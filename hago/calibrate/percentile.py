@@ -55,6 +55,6 @@ class Percentile:
         lo, hi = observed(statistics)
         kept = 1 - (100 - self.percent) / 200
         high = quantile(statistics.histogram, kept) * width - statistics.limit
-        low = quantile(statistics.histogram.flip(1), kept) * width - statistics.limit
-        low, high = torch.maximum(-low, lo).clamp_max(0.0), torch.minimum(high, hi).clamp_min(0.0)
+        low = statistics.limit - quantile(statistics.histogram.flip(1), kept) * width
+        low, high = torch.maximum(low, lo).clamp_max(0.0), torch.minimum(high, hi).clamp_min(0.0)
         return unless_empty(statistics, low, high)

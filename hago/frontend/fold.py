@@ -85,7 +85,8 @@ def _as_affine(graph: Graph, norm: Node, m: Tensor, o: Tensor) -> Graph:
     names = (f"{norm.name}.multiplier", f"{norm.name}.offset")
     tensors = (m.to(torch.float32), o.to(torch.float32))
     made = [Node(n, CONST, (), {}, tuple(t.shape)) for n, t in zip(names, tensors, strict=True)]
-    new = replace(norm, op="affine", inputs=(norm.inputs[0], *names), attrs={})
+    attrs = {"rank": len(norm.shape or ())}
+    new = replace(norm, op="affine", inputs=(norm.inputs[0], *names), attrs=attrs)
     return _substitute(graph, {norm.name: [*made, new]}, {}, dict(zip(names, tensors, strict=True)))
 
 

@@ -7,9 +7,11 @@ functional, names come from module paths, and every call is read once, here, by 
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -23,7 +25,7 @@ from hago.errors import GraphError
 from hago.frontend.fold import fold_batch_norms
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops, _opaque, parsers
-from hago.ops._rule import Call, Parsed, Ref
+from hago.ops._rule import Call, OpRule, Parsed, Ref
 
 #: Calls that give their first argument back, in eval mode.
 _IDENTITIES: Final = frozenset(
@@ -75,7 +77,7 @@ def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     # torch.export specialises sizes 0 and 1, so a batch of one is doubled.
     args, kwargs = pytree.tree_map(_at_least_two, (tuple(args), dict(kwargs or {})))
     dynamic = pytree.tree_map(_open_batch, (tuple(args), dict(kwargs)))
-    shapes = dynamic[0] if not kwargs else {**_positional(model, dynamic[0]), **dynamic[1]}
+    shapes = {**_positional(model, dynamic[0]), **dynamic[1]}
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -88,9 +90,15 @@ def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
 
 
 def _positional(model: nn.Module, shapes: Sequence[Any]) -> dict[str, Any]:
-    import inspect
-
-    return dict(zip(inspect.signature(model.forward).parameters, shapes, strict=False))
+    """Shapes of positional arguments by parameter name; those of *args together."""
+    found: dict[str, Any] = {}
+    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            found[parameter.name] = tuple(shapes[index:])
+            break
+        if index < len(shapes):
+            found[parameter.name] = shapes[index]
+    return found
 
 
 def _at_least_two(x: Any) -> Any:
@@ -138,7 +146,7 @@ class _Importer:
         self.consts: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.values: dict[FxNode, Any] = {}  # fx node -> Ref, number, or None
-        self.tuples: dict[FxNode, str] = {}  # fx nodes whose first output stands for the whole
+        self.parts: dict[FxNode, tuple[str, dict[Any, Parsed]]] = {}  # calls with several results
         self.paths = self._count_paths()
         self.taken: set[str] = {"output"}
 
@@ -217,22 +225,27 @@ class _Importer:
             return None
         if target in _IDENTITIES:
             return self._value(fx.args[0])
-        if target == "operator.getitem" and fx.args[0] in self.tuples:
-            return self.values[fx.args[0]]
-        call = self._read(fx, target)
+        if target == "operator.getitem" and fx.args[0] in self.parts:
+            op, parts = self.parts[fx.args[0]]
+            return self._fold_constant(self._node(fx, op, parts[fx.args[1]]))
         rule = self.parsers.get(target)
-        parsed = rule.parse(call) if rule and self._first_only(fx) else None
-        if rule is None or parsed is None:
-            return self._fold_constant(self._opaque(fx, target))
         if isinstance(fx.meta.get("val"), (tuple, list)):
-            self.tuples[fx] = rule.name
-        return self._fold_constant(self._node(fx, rule.name, parsed))
+            parts = self._parse_parts(fx, target, rule)
+            if rule is not None and parts is not None:
+                self.parts[fx] = (rule.name, parts)
+                return None
+            return self._opaque(fx, target)
+        parsed = rule.parse(self._read(fx, target)) if rule else None
+        made = self._opaque(fx, target) if rule is None or parsed is None else self._node(fx, rule.name, parsed)
+        return self._fold_constant(made)
 
-    def _first_only(self, fx: FxNode) -> bool:
-        """Whether of several results only the first is used (batch norm's, say)."""
-        if not isinstance(fx.meta.get("val"), (tuple, list)):
-            return True
-        return all(u.target is operator.getitem and u.args[1] == 0 for u in fx.users)
+    def _parse_parts(self, fx: FxNode, target: str, rule: OpRule | None) -> dict[Any, Parsed] | None:
+        """What each used result of a call means (a split's parts, batch norm's first), or None."""
+        if rule is None or any(u.target is not operator.getitem for u in fx.users):
+            return None
+        items = {u.args[1] for u in fx.users}
+        parsed = {i: rule.parse(replace(self._read(fx, target), item=i)) for i in items}
+        return {i: p for i, p in parsed.items() if p is not None} if all(parsed.values()) else None
 
     def _read(self, fx: FxNode, target: str) -> Call:
         arguments = dict(_named_arguments(fx))
@@ -249,6 +262,10 @@ class _Importer:
         return value
 
     def _node(self, fx: FxNode, op: str, parsed: Parsed) -> Ref:
+        if op == "slice" and parsed.attrs == {**parsed.attrs, "start": 0, "stop": None, "step": 1}:
+            whole = parsed.inputs[0]
+            assert isinstance(whole, Ref)
+            return whole
         name = self._name(fx, op)
         inputs = [
             i.name if isinstance(i, Ref) else self._const(f"{name}.{slot}", i).name
@@ -270,7 +287,7 @@ class _Importer:
     def _fold_constant(self, made: Ref) -> Ref:
         """A node that reads constants only is computed now and becomes one."""
         node = self.nodes[-1]
-        if not node.inputs or any(s not in self.consts for s in node.inputs) or node.shape is None:
+        if node.name != made.name or not node.inputs or any(s not in self.consts for s in node.inputs) or node.shape is None:
             return made
         tensors = [self.consts[s] for s in node.inputs]
         rule = self.ops.get(node.op)

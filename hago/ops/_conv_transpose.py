@@ -44,7 +44,8 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
         """Per output channel, the op itself on |w| and the largest |x|: a stride leaves each output
         only some of the taps. No more input is needed than the kernel covers."""
         x, w = operands[0], operands[1]
-        weight = (torch.ones(w.shape) * w.magnitude if w.values is None else w.values).to(torch.float64).abs()
+        ones = torch.ones(w.shape, dtype=torch.float64)
+        weight = ones * w.magnitude.max() if w.values is None else w.values.to(torch.float64).abs()
         dilation = torch.as_tensor(attrs["dilation"]).expand(dims).tolist()
         reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=True)]
         size = [min(n, r) for n, r in zip(x.shape[2:], reach, strict=True)]
@@ -113,6 +114,6 @@ def _samples(dims: int) -> tuple[Sample, ...]:
 
 
 def _refusal(dims: int) -> Refusal:
-    ones, zeros = [1] * dims, [0] * dims
-    attrs = {"stride": ones, "padding": zeros, "output_padding": zeros, "groups": 2, "dilation": ones}
-    return Refusal(attrs, ((1, 3, *[8] * dims), (3, 4, *[3] * dims)), "groups")
+    ones, zeros, nines = [1] * dims, [0] * dims, [9] * dims
+    attrs = {"stride": ones, "padding": nines, "output_padding": zeros, "groups": 1, "dilation": ones}
+    return Refusal(attrs, ((1, 3, *[2] * dims), (3, 4, *[3] * dims)), "padding")

@@ -162,6 +162,8 @@ class IntegerForm:
         seed: starts an integer region from float inputs (conv, linear, matmul).
         table: evaluated through a table over all input integers; the output has its own threshold.
         weight: where a scale per output channel may stand.
+        limits: of an op that is `clamp(x, low, high)` and nothing else: both, from integer attributes;
+            None stands for no limit.
         fits: None, or why this node cannot be integer.
     """
 
@@ -175,6 +177,7 @@ class IntegerForm:
     seed: bool = False
     table: bool = False
     weight: Weight | None = None
+    limits: Callable[[Attrs], tuple[Any, Any]] | None = None
     fits: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_fits
 
     @property

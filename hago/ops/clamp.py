@@ -58,7 +58,12 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(
-        slots=("follow",), compute=_compute_int, attrs=_integer_attrs, crosses="all", fits=_fits
+        slots=("follow",),
+        compute=_compute_int,
+        attrs=_integer_attrs,
+        crosses="all",
+        fits=_fits,
+        limits=lambda attrs: (attrs["min"], attrs["max"]),
     ),
     samples=(
         Sample(F.relu6, ((2, 3, 4, 4),), low=-9.0, high=9.0),

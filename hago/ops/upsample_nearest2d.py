@@ -8,20 +8,21 @@ from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._upsample import interpolation, parse_upsample
 
 
-def _compute(attrs: Attrs, x: Tensor) -> Tensor:
+def _nearest(attrs: Attrs, x: Tensor) -> Tensor:
     return F.interpolate(x, **interpolation(attrs), mode="nearest")
 
 
-def _compute_int(attrs: Attrs, c: Tensor) -> Tensor:
-    """Which pixel is nearest is always asked in float32: the float64 kernel rounds otherwise."""
-    if c.dtype == torch.float32:
-        return _compute(attrs, c)
-    height, width = c.shape[2:]
-    rows = torch.arange(height, dtype=torch.float32, device=c.device).reshape(1, 1, -1, 1)
-    columns = torch.arange(width, dtype=torch.float32, device=c.device).reshape(1, 1, 1, -1)
-    row_of = _compute(attrs, rows.expand(1, 1, height, width))[0, 0, :, 0]
-    column_of = _compute(attrs, columns.expand(1, 1, height, width))[0, 0, 0, :]
-    return c.index_select(2, row_of.long()).index_select(3, column_of.long())
+def _compute(attrs: Attrs, x: Tensor) -> Tensor:
+    """Which pixel is nearest is always asked in float32: torch's float64 kernel rounds otherwise, and
+    it has none for int64."""
+    if x.dtype == torch.float32:
+        return _nearest(attrs, x)
+    height, width = x.shape[2:]
+    rows = torch.arange(height, dtype=torch.float32, device=x.device).reshape(1, 1, -1, 1)
+    columns = torch.arange(width, dtype=torch.float32, device=x.device).reshape(1, 1, 1, -1)
+    row_of = _nearest(attrs, rows.expand(1, 1, height, width))[0, 0, :, 0]
+    column_of = _nearest(attrs, columns.expand(1, 1, height, width))[0, 0, 0, :]
+    return x.index_select(2, row_of.long()).index_select(3, column_of.long())
 
 
 def _sample(**options: object) -> Sample:
@@ -33,7 +34,7 @@ RULE = OpRule(
     aten=("aten.upsample_nearest2d.vec", "aten.upsample_nearest2d.default"),
     parse=parse_upsample(),
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), compute=_compute_int, crosses="axis1"),
+    integer=IntegerForm(slots=("follow",), crosses="axis1"),
     samples=(_sample(scale_factor=2), _sample(scale_factor=(1.5, 2.3)), _sample(size=(7, 3))),
     refuses=(Refusal({"size": None, "factors": [2.0]}, ((1, 3, 4, 4),), "factors"),),
     aliases=("nn.upsampling", "upsample_nearest"),

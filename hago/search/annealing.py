@@ -109,9 +109,7 @@ def _moved(
     return there
 
 
-def _accepts(
-    mine: Score, its: Score, temperature: float, spread: _Spread, rng: np.random.Generator
-) -> bool:
+def _accepts(mine: Score, its: Score, temperature: float, spread: _Spread, rng: np.random.Generator) -> bool:
     loss = 0.0 if mine.value == its.value else mine.value - its.value
     typical = spread.typical(loss)
     if its.rank >= mine.rank:

@@ -67,9 +67,7 @@ class Budget:
                 raise HagoError(f"budget {value!r} limits {name} twice")
             limits[name] = limit
         trials = limits.get("trials")
-        return Budget(
-            None if trials is None else int(trials), limits.get("seconds"), limits.get("forwards")
-        )
+        return Budget(None if trials is None else int(trials), limits.get("seconds"), limits.get("forwards"))
 
     def spent(self, trials: int, seconds: float, forwards: float) -> Spent | None:
         """Which limit is reached, or None."""

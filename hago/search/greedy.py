@@ -85,9 +85,7 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
             return
 
 
-def _descend(
-    space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: Seen
-) -> Steps[bool]:
+def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: Seen) -> Steps[bool]:
     """Move one group choice by choice while the incumbent yields; whether it moved."""
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:

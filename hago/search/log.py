@@ -140,7 +140,8 @@ class LogFile:
         self.path = Path(path)
         try:
             is_new = not self.path.exists()
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            # Windows alone has O_BINARY, and would translate line ends without it.
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
             raise LogError(f"cannot open log {path}: {error}") from None
         try:
@@ -158,10 +159,12 @@ class LogFile:
         except ImportError:
             return  # not a POSIX system: two searches on one log are then not noticed
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not flock: worker processes would inherit it, and one that outlives a killed search
+            # would keep the next one out.
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             # Other errors come from file systems that cannot lock; a search may still run there.
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise LogError(f"another search is writing {self.path}; give this one its own log") from None
 
     def __enter__(self) -> LogFile:

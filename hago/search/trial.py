@@ -105,9 +105,7 @@ class Trial:
         )
 
 
-def best_trial(
-    trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: bool = False
-) -> Trial | None:
+def best_trial(trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: bool = False) -> Trial | None:
     """The best of `trials`: highest rank, the first of equals.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from hago.calibrate.observer import (
     SMALLEST_LIMIT,
     Observer,
+    _cells,
     constant_statistics,
     merge_channels,
     rebin,
@@ -45,6 +47,15 @@ def same(a: TensorStatistics, b: TensorStatistics) -> bool:
     )
 
 
+FORMATS = {
+    "contiguous": lambda x: x.contiguous(),
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "permuted": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+    "sliced": lambda x: torch.cat([x, x], 2)[:, :, : x.shape[2]],
+    "reversed": lambda x: x.flip(0).contiguous().flip(0),
+}
+
+
 def exact_bin(value: float, limit: float) -> int:
     """The bin by its definition: an edge belongs to the bin nearer to zero, zero to the middle."""
     place = Fraction(value) / (Fraction(limit) * 2 / BINS)
@@ -71,13 +82,50 @@ def test_bins_are_exact(numbers: list[float]) -> None:
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
     st.data(),
 )
-def test_the_cut_into_batches_and_their_order_do_not_matter(numbers: list[float], data: st.DataObject) -> None:
+def test_the_cut_into_batches_and_their_order_do_not_matter(
+    numbers: list[float], data: st.DataObject
+) -> None:
     shuffled = data.draw(st.permutations(numbers))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(numbers)), max_size=4)) | {0, len(numbers)})
-    batches = [torch.tensor(shuffled[i:j]) for i, j in zip(cuts, cuts[1:], strict=False)]
+    batches = [torch.tensor(shuffled[i:j]) for i, j in itertools.pairwise(cuts)]
     whole = constant_statistics(torch.tensor(numbers))
     assert same(observe(*batches), whole)
     assert float(whole.histogram.sum()) == len(numbers)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-2048, 2048), st.sampled_from([-math.inf, None, math.inf]), st.integers(-20, 20)
+        ),
+        min_size=2,
+        max_size=20,
+    )
+)
+def test_neighbours_of_edges_do_not_depend_on_the_cut(places: list[tuple[int, float | None, int]]) -> None:
+    x = torch.tensor([k * 2.0**e for k, _, e in places])
+    toward = torch.tensor([v if d is None else d for v, (_, d, _) in zip(x.tolist(), places, strict=True)])
+    x = torch.nextafter(x, toward)
+    assert same(observe(*x.view(-1, 1)), constant_statistics(x))
+
+
+@pytest.mark.parametrize("tiny", [-1e-45, -1e-36, -1e-30, -1e-20, 1e-45])
+@pytest.mark.parametrize("large", [3e38, 2.0**41, -(2.0**13), 2049.0])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_small_values_keep_their_sign_beside_large_ones(tiny: float, large: float, axis: int | None) -> None:
+    x = torch.tensor([[tiny, tiny], [large, 1.0]])
+    seen = constant_statistics(x, axis)
+    assert same(observe(x[:1], x[1:], channel_axis=axis), seen)
+    side = seen.histogram[0, : BINS // 2] if tiny < 0 else seen.histogram[0, BINS // 2 :]
+    assert float(side.sum()) >= 1
+
+
+@pytest.mark.parametrize("form", ["contiguous", "channels_last", "permuted"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, 3])
+def test_dense_tensors_are_not_copied(form: str, axis: int | None) -> None:
+    laid = FORMATS[form](torch.randn(3, 5, 4, 2))
+    assert _cells(laid, axis).data_ptr() == laid.data_ptr()
+    assert _cells(laid, axis).numel() == laid.numel()
 
 
 def test_growing_data_of_many_pieces() -> None:
@@ -93,15 +141,6 @@ def test_doubling_values_doubles_the_limit_alone() -> None:
     once, twice = constant_statistics(x), constant_statistics(2 * x)
     assert torch.equal(once.histogram, twice.histogram)
     assert torch.equal(once.limit * 2, twice.limit)
-
-
-FORMATS = {
-    "contiguous": lambda x: x.contiguous(),
-    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
-    "permuted": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-    "sliced": lambda x: torch.cat([x, x], 2)[:, :, : x.shape[2]],
-    "reversed": lambda x: x.flip(0).contiguous().flip(0),
-}
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -1,0 +1,251 @@
+"""What the command line accepts, and its help texts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+from hago.calibrate.estimators import ESTIMATORS
+from hago.cli_texts import EXAMPLES, TOP, USAGE
+from hago.data_source import BATCH_SIZE
+from hago.demo import HARDWARE
+from hago.errors import HagoError
+from hago.hardware_file import available_hardware
+from hago.objective import OBJECTIVES
+from hago.search.searchers import SEARCHERS
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line, and an error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise HagoError(f"{message} ({self.prog} --help says more)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; what it returns has `command`, `json` and the command's own attributes."""
+    top = _Parser(
+        prog="hago",
+        description="Find, by search, how to run a neural network in low-precision integers on given hardware.",
+        epilog=TOP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(json=False)
+    top.add_argument("--version", action="version", version=f"hago {_version()}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command", title="commands")
+    _search(commands)
+    _quantize(commands)
+    _explain(commands)
+    for name, text in (
+        ("simulate", "judge a strategy on data: float against simulated"),
+        ("realize", "build the integer model and check that it equals its simulation bit for bit"),
+        ("inspect", "what happens in every layer: float against simulated against integer, and whose fault it is"),
+        ("replay", "do a search or a strategy again and compare every figure"),
+    ):
+        _on_record(commands, name, text)
+    _hardware(commands)
+    _demo(commands)
+    return top
+
+
+def _version() -> str:
+    try:
+        return version("hago")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _add(commands: Any, name: str, text: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        usage=f"%(prog)s [options] {USAGE[name]}" if name in USAGE else None,
+        epilog=EXAMPLES.get(name, "") if epilog is None else epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # Suppressed, so that a nested parser does not undo what the outer one was given.
+    parser.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print the result as JSON, and nothing else"
+    )
+    return parser
+
+
+# ---------------------------------------------------------------- groups of options
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="package.module:callable that returns an nn.Module")
+    parser.add_argument("--weights", metavar="FILE", help="its weights: .safetensors, or a state dict (.pt)")
+
+
+def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--data", metavar="DATA", required=required, help="an .npz file, a folder of images, or package.module:callable"
+    )
+    group.add_argument("--samples", type=int, metavar="N", help="at most so many, evenly spread over the data")
+    group.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="default: %(default)s")
+    group.add_argument("--size", type=_size, metavar="N|HxW", help="of images: scale to cover, cut the centre")
+    group.add_argument("--mean", type=_numbers, default=(0.0,), metavar="M[,M,M]", help="of images, values in [0, 1]")
+    group.add_argument("--std", type=_numbers, default=(1.0,), metavar="S[,S,S]", help="of images")
+    group.add_argument("--gray", action="store_true", help="read images with one channel")
+
+
+def _quantization(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    _chip(parser, required=True)
+    _data(parser)
+    group = parser.add_argument_group("quantization")
+    group.add_argument(
+        "--estimator",
+        metavar="NAME[:OPTIONS]",
+        help=f"of thresholds: {', '.join(ESTIMATORS)}; default: mse, or power2_range where the hardware only shifts",
+    )
+    _patterns(group)
+    group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE.json")
+
+
+def _patterns(group: Any) -> None:
+    group.add_argument(
+        "--keep-float",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="nodes that stay float, e.g. 'head.*'; may be repeated",
+    )
+    group.add_argument(
+        "--fix-bits",
+        action="append",
+        default=[],
+        type=_fixed,
+        metavar="PATTERN=BITS",
+        help="bits of edges or nodes, e.g. 'conv1:1=8'; may be repeated",
+    )
+
+
+def _chip(parser: argparse.ArgumentParser, required: bool, default: str = "") -> None:
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        required=required,
+        help=f"{', '.join(available_hardware())}, or a .json file" + default,
+    )
+
+
+# ---------------------------------------------------------------- commands
+def _search(commands: Any) -> None:
+    parser = _add(commands, "search", "search for the best strategy of a model on hardware")
+    _quantization(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--searcher",
+        default="greedy",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
+    )
+    group.add_argument(
+        "--objective",
+        default="sqnr",
+        metavar="NAME",
+        help=f"{', '.join(OBJECTIVES)}, or package.module:callable; default: %(default)s",
+    )
+    group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
+    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
+    group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
+    group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
+    group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
+
+
+def _quantize(commands: Any) -> None:
+    _quantization(_add(commands, "quantize", "quantize without a search: the widest bits that do not overflow"))
+
+
+def _explain(commands: Any) -> None:
+    parser = _add(commands, "explain", "what will be integer, what stays float and why, before any search")
+    _model(parser)
+    _chip(parser, required=True)
+    _data(parser, required=False)
+    parser.add_argument(
+        "--input-shape",
+        action="append",
+        type=_shape,
+        metavar="N,N,...[:DTYPE]",
+        help="of one sample, instead of data; once for every input",
+    )
+    _patterns(parser)
+
+
+def _on_record(commands: Any, name: str, text: str) -> None:
+    parser = _add(commands, name, text)
+    _model(parser)
+    record = "a strategy (.json) or a log (.jsonl)" if name == "replay" else "a strategy (.json)"
+    parser.add_argument("record", metavar="LOG|STRATEGY" if name == "replay" else "STRATEGY", help=record)
+    _chip(parser, required=False, default="; default: what the record names")
+    _data(parser)
+    if name == "inspect":
+        parser.add_argument("--csv", metavar="FILE", help="write the table there too")
+        parser.add_argument("--values", action="store_true", help="show ranges, means and deviations as well")
+    if name == "replay":
+        parser.add_argument("--objective", metavar="NAME", help="needed where the search had a function of its own")
+        parser.add_argument("--best-only", action="store_true", help="of a log, the best trial alone")
+
+
+def _hardware(commands: Any) -> None:
+    text = "what hardware there is, what it can run, and whether a file is right"
+    actions = _add(commands, "hardware", text, "").add_subparsers(dest="action", required=True, metavar="action")
+    _add(actions, "list", "the hardware that ships with hago")
+    for name, what in (
+        ("show", "every op with its dtypes, register and overflow"),
+        ("check", "whether a hardware file is right; every mistake at once"),
+    ):
+        _add(actions, name, what).add_argument("hardware", metavar="NAME|FILE")
+
+
+def _demo(commands: Any) -> None:
+    parser = _add(commands, "demo", "handwritten digits, from training to a checked integer model")
+    parser.add_argument(
+        "--out", default=".", metavar="DIR", help="where demo/, logs/ and strategies/ go; default: here"
+    )
+    parser.add_argument(
+        "--hardware", action="append", metavar="NAME|FILE", help=f"may be repeated; default: {' and '.join(HARDWARE)}"
+    )
+    parser.add_argument("--budget", metavar="LIMIT", help="of each search, e.g. '20 trials'; default: none")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+
+
+# ---------------------------------------------------------------- values
+def _fail(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(text)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        _fail(f"got {text!r}, expected numbers with commas between, e.g. 0.485,0.456,0.406")
+    return found if all(map(math.isfinite, found)) else _fail(f"got {text!r}, expected finite numbers")
+
+
+def _size(text: str) -> tuple[int, int]:
+    parts: Sequence[str] = text.lower().split("x")
+    if len(parts) > 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        _fail(f"got {text!r}, expected a size such as 224 or 96x128 (height x width)")
+    return int(parts[0]), int(parts[-1])
+
+
+def _shape(text: str) -> tuple[tuple[int, ...], str]:
+    sizes, _, dtype = text.partition(":")
+    parts = [p for p in sizes.split(",") if p]
+    if not all(p.isdecimal() and int(p) > 0 for p in parts):
+        _fail(f"got {text!r}, expected the shape of one sample, e.g. 3,32,32 or 32:int64")
+    return tuple(map(int, parts)), dtype or "float32"
+
+
+def _fixed(text: str) -> tuple[str, int]:
+    pattern, _, bits = text.rpartition("=")
+    if not pattern or not bits.isdecimal():
+        _fail(f"got {text!r}, expected PATTERN=BITS, e.g. 'conv1:1=8'")
+    return pattern, int(bits)

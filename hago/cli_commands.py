@@ -1,0 +1,147 @@
+"""What each command of the command line does: the public calls, and an Outcome to print."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from hago import api
+from hago.cli_options import NO, OK, Outcome, Voices, fixed_bits, load_batches, make_folder_of, named
+from hago.cli_search import quantize, search
+from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
+from hago.errors import HagoError, HardwareError
+from hago.frontend.data import Batches
+from hago.hardware import Hardware, explain_hardware
+from hago.hardware_file import available_hardware, load_hardware
+from hago.judgement import judge
+from hago.model_source import load_model
+from hago.prepare import input_names
+from hago.search.log import Log, read_log
+from hago.strategy import Strategy
+
+
+# ---------------------------------------------------------------- explain
+def explain(args: Namespace, voices: Voices) -> Outcome:
+    """What will be integer, and why."""
+    if (args.data is None) == (args.input_shape is None):
+        raise HagoError("explain needs the model's inputs: give --data or --input-shape, one of them")
+    model = load_model(args.model, args.weights)
+    if args.data is None:
+        inputs: tuple[Any, ...] = tuple(_zeros(*shape) for shape in args.input_shape)
+    else:
+        first = next(iter(load_batches(args)), None)
+        inputs = Batches([] if first is None else [first], input_names(model)).example
+    found = api.explain(
+        model, load_hardware(args.hardware), inputs, keep_float=args.keep_float, fix_bits=fixed_bits(args)
+    )
+    return Outcome(str(found), found.to_json())
+
+
+def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise HagoError(f"input shape: {name!r} is no dtype; expected e.g. float32 or int64")
+    return torch.zeros((2, *shape), dtype=dtype)
+
+
+# ---------------------------------------------------------------- what reads a strategy
+def _hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
+    if args.hardware is not None:
+        return load_hardware(args.hardware)
+    header = record if isinstance(record, Strategy) else record.header
+    if header is None:
+        raise HagoError(f"log {args.record} is empty; there is nothing to replay")
+    name = header.hardware.name
+    if name not in available_hardware():
+        raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
+    return load_hardware(name)
+
+
+def _judge(args: Namespace, integer: bool) -> Outcome:
+    strategy = Strategy.load(args.record)
+    hardware, model = _hardware_of(args, strategy), load_model(args.model, args.weights)
+    found = judge(model, hardware, strategy, load_batches(args), integer=integer)
+    return Outcome(str(found), found.to_json(), OK if found.same else NO)
+
+
+def simulate(args: Namespace, voices: Voices) -> Outcome:
+    """Float against simulated."""
+    return _judge(args, integer=False)
+
+
+def realize(args: Namespace, voices: Voices) -> Outcome:
+    """Float against simulated against integer."""
+    return _judge(args, integer=True)
+
+
+def inspect(args: Namespace, voices: Voices) -> Outcome:
+    """Every layer, in a table."""
+    strategy = Strategy.load(args.record)
+    hardware, model = _hardware_of(args, strategy), load_model(args.model, args.weights)
+    found = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    if args.csv is not None:
+        try:
+            make_folder_of(Path(args.csv)).write_text(found.to_csv(), "utf-8")
+        except OSError as error:
+            raise HagoError(f"cannot write {args.csv}: {error}") from None
+        voices.note(f"wrote {args.csv}")
+    text = f"{found}\n\n{found.values()}" if args.values else str(found)
+    return Outcome(text, found.to_json(), NO if found.total_differences else OK)
+
+
+def replay(args: Namespace, voices: Voices) -> Outcome:
+    """Do it again and compare."""
+    record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
+    hardware, model = _hardware_of(args, record), load_model(args.model, args.weights)
+    objective = None if args.objective is None else named(args.objective, "objective")
+    found = api.replay(model, hardware, args.record, load_batches(args), objective=objective, best_only=args.best_only)
+    return Outcome(str(found), found.to_json(), OK if found.same else NO)
+
+
+# ---------------------------------------------------------------- hardware and demo
+def hardware(args: Namespace, voices: Voices) -> Outcome:
+    """List, show or check hardware."""
+    if args.action == "list":
+        tables = {n: explain_hardware(load_hardware(n)) for n in available_hardware()}
+        return Outcome("\n".join(t.head for t in tables.values()), {n: t.head for n, t in tables.items()})
+    if args.action == "show":
+        shown = explain_hardware(load_hardware(args.hardware))
+        return Outcome(str(shown), shown.to_json())
+    if args.hardware not in available_hardware() and not Path(args.hardware).is_file():
+        raise HardwareError(f"there is no hardware file {args.hardware!r}")
+    try:
+        chip = load_hardware(args.hardware)
+    except HardwareError as error:
+        first, *mistakes = [line.strip() for line in str(error).splitlines()]
+        return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
+    return Outcome(f"{args.hardware} is right: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
+
+
+def demo(args: Namespace, voices: Voices) -> Outcome:
+    """Train, search, realize, check."""
+    out = Path(args.out)
+    found = run_demo(out, voices.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
+    strategy, log = found.results[-1].strategy, found.results[-1].log
+    weights, kept = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
+    shared = ["--weights", weights, "--batch-size", str(BATCH_SIZE), "--data"]
+    again = shlex.join(["hago", "replay", MODEL, str(log), *shared, kept])
+    text = f"\n{found}\n\nthe best of the last search is {strategy}; to have every figure of it again:\n  {again}"
+    return Outcome(text, found.to_json(), OK if found.same else NO)
+
+
+COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
+    "search": search,
+    "quantize": quantize,
+    "explain": explain,
+    "simulate": simulate,
+    "realize": realize,
+    "inspect": inspect,
+    "replay": replay,
+    "hardware": hardware,
+    "demo": demo,
+}

@@ -1,0 +1,188 @@
+"""The commands that make a strategy: search and quantize."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hago import api
+from hago.cli_options import (
+    INTERRUPTED,
+    OK,
+    Outcome,
+    Voices,
+    default_path,
+    fixed_bits,
+    load_batches,
+    make_folder_of,
+    named,
+    named_searcher,
+)
+from hago.errors import HagoError
+from hago.hardware_file import available_hardware, load_hardware
+from hago.judgement import figure_cells
+from hago.model_source import load_model
+from hago.search.log import Log, read_log
+from hago.search.trial import Trial
+from hago.strategy import Strategy
+
+
+@contextlib.contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+    """Ctrl-C interrupts as ever while this lasts, and is remembered in the list."""
+    seen: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: Ctrl-C does not come here
+        yield seen
+        return
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def search(args: Namespace, voices: Voices) -> Outcome:
+    """Search, say what was found and how to go on."""
+    hardware = load_hardware(args.hardware)
+    model, data = load_model(args.model, args.weights), load_batches(args)
+    held_out = None if args.held_out is None else load_batches(args, args.held_out)
+    log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
+    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    earlier = len(read_log(log).trials) if log.exists() else 0
+    voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
+    with _noting_interrupts() as interrupts:
+        try:
+            strategy, score = api.search_quantize_strategy(
+                model,
+                hardware,
+                data,
+                searcher=named_searcher(args.searcher),
+                estimator=args.estimator,
+                objective=named(args.objective, "objective"),
+                budget=args.budget,
+                seed=args.seed,
+                log=log,
+                resume=not args.no_resume,
+                keep_float=args.keep_float,
+                fix_bits=fixed_bits(args),
+                held_out=held_out,
+                save=saved,
+                allow_overflow=args.allow_overflow,
+            )
+        except HagoError:
+            if interrupts:  # cut short before any point ran, which is no verdict on the input
+                raise KeyboardInterrupt from None
+            raise
+    return _found(args, voices, strategy, score, read_log(log), (log, saved), bool(interrupts))
+
+
+def _found(
+    args: Namespace,
+    voices: Voices,
+    strategy: Strategy,
+    score: float,
+    log: Log,
+    paths: tuple[Path, Path],
+    interrupted: bool,
+) -> Outcome:
+    best = next(t for t in log.trials if dict(t.bits) == dict(strategy.bits))
+    held_out = strategy.made_by.get("held_out")
+    repeats = sum(t.same_as is not None for t in log.trials)
+    lines = [
+        f"{'interrupted after' if interrupted else 'searched'} {len(log.trials)} trials ({repeats} repeats) in "
+        f"{log.trials[-1].elapsed:.1f} s; the best is trial {best.index}",
+        *_strategy_lines(strategy),
+        f"  {_overflow(best)}",
+        *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
+        f"log       {paths[0]}",
+        f"strategy  {paths[1]}",
+        *([f"continue  {shlex.join(['hago', *voices.words])}"] if interrupted else []),
+        f"check it  {_next(args, paths[1])}",
+    ]
+    found = {
+        "model": args.model,
+        "hardware": strategy.hardware.name,
+        "score": score,
+        "results": dict(strategy.made_by["results"]),
+        "held_out": held_out,
+        "bits": dict(strategy.bits),
+        "trials": len(log.trials),
+        "best_trial": best.index,
+        "overflows": dict(best.score.overflows),
+        "unproved": best.score.unproved,
+        "seconds": log.trials[-1].elapsed,
+        "interrupted": interrupted,
+        "log": str(paths[0]),
+        "strategy": str(paths[1]),
+    }
+    return Outcome("\n".join(lines), found, INTERRUPTED if interrupted else OK)
+
+
+def _strategy_lines(strategy: Strategy) -> list[str]:
+    counts = Counter(strategy.bits.values())
+    bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
+    return [f"  {_figures(strategy.made_by['results'])}", f"  bits of {len(strategy.bits)} edge groups: {bits}"]
+
+
+def _figures(results: Mapping[str, Any]) -> str:
+    accuracy, interval, agreement, sqnr = figure_cells(results)
+    known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
+    others = [f"{name} {value:.6g}" for name, value in results.items() if name not in known]
+    right = [f"accuracy {accuracy} ({interval} with 95 % confidence)"] if "sim_acc" in results else []
+    return ", ".join([*others, *right, f"agreement {agreement}", f"SQNR {sqnr} dB", f"{results['samples']} samples"])
+
+
+def _overflow(best: Trial) -> str:
+    if best.score.overflows:
+        return "OVERFLOWS at " + ", ".join(f"{n} {c} times" for n, c in best.score.overflows.items())
+    unproved = best.score.unproved
+    return "no overflow seen; " + (f"{unproved} nodes have no proof of that" if unproved else "proved at every node")
+
+
+def _next(args: Namespace, strategy: Path) -> str:
+    """The command that checks a strategy."""
+    words = ["hago", "realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
+    words += ["--weights", args.weights] if args.weights else []
+    words += ["--hardware", args.hardware] if args.hardware not in available_hardware() else []
+    words += ["--samples", str(args.samples)] if args.samples else []
+    words += ["--size", "x".join(map(str, args.size))] if args.size else []
+    words += [w for n in ("mean", "std") for w in (f"--{n}", ",".join(map(str, getattr(args, n)))) if args.size]
+    words += ["--gray"] if args.gray else []
+    return shlex.join(words)
+
+
+def quantize(args: Namespace, voices: Voices) -> Outcome:
+    """Quantize without a search, and save the strategy."""
+    hardware = load_hardware(args.hardware)
+    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    quantizer = api.quantize(
+        load_model(args.model, args.weights),
+        hardware,
+        load_batches(args),
+        estimator=args.estimator,
+        keep_float=args.keep_float,
+        fix_bits=fixed_bits(args),
+    )
+    strategy = quantizer.strategy
+    strategy.save(saved)
+    lines = ["the widest bits that do not overflow on the data:", *_strategy_lines(strategy), f"strategy  {saved}"]
+    found = {
+        "model": args.model,
+        "hardware": strategy.hardware.name,
+        "results": dict(strategy.made_by["results"]),
+        "bits": dict(strategy.bits),
+        "strategy": str(saved),
+    }
+    return Outcome("\n".join([*lines, f"check it  {_next(args, saved)}"]), found)

@@ -1,0 +1,74 @@
+"""What `--help` says besides the options themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NAMED: Final = """
+A model is named package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
+in the current folder can be imported. Data is an .npz file (arrays called as the model's inputs, or one
+array; labels as y or labels), a folder of images (a subfolder per class, or none), or
+package.module:callable that returns an iterable of batches."""
+
+EXIT: Final = """
+exit codes: 0 done; 1 done, and the answer is no (the replay differs, the check fails, the integer model is
+not the simulated one); 2 bad input; 70 a defect of hago; 130 interrupted"""
+
+TOP: Final = f"""
+start with:
+  hago demo                                  all of it on handwritten digits, in less than a minute
+  hago hardware list                         what can be searched for
+  hago explain zoo:net --hardware vta --input-shape 3,32,32
+  hago search zoo:net --hardware vta --data calibration.npz
+{NAMED}
+{EXIT}"""
+
+EXAMPLES: Final = {
+    "search": """
+examples:
+  hago search zoo:net --weights net.safetensors --hardware x86_vnni --data calibration.npz
+  hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz
+  hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
+
+Ctrl-C ends the search with what it has found; the same command continues it. So does the same command
+with a larger --budget.""",
+    "quantize": """
+example:
+  hago quantize zoo:net --hardware arm_dot --data calibration.npz --estimator percentile:99.9""",
+    "explain": """
+examples:
+  hago explain zoo:net --hardware int16_accumulator --input-shape 3,32,32
+  hago explain zoo:encoder --hardware x86_vnni --input-shape 32:int64 --input-shape 32:int64""",
+    "simulate": """
+example:
+  hago simulate zoo:net strategies/net-vta.json --data test.npz""",
+    "realize": """
+example:
+  hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
+
+Exit code 1 says that a value differs; that would be a defect of hago.""",
+    "inspect": """
+example:
+  hago inspect zoo:net strategies/net-vta.json --data test.npz --samples 128 --csv layers.csv""",
+    "replay": """
+examples:
+  hago replay zoo:net logs/net-vta.jsonl --data calibration.npz
+  hago replay zoo:net strategies/net-vta.json --data calibration.npz
+
+Exit code 1 says that a figure differs in its last bit or more.""",
+    "demo": """
+The demo leaves its model, data, logs and strategies behind, to try the other commands on, e.g.
+  hago inspect hago.demo:DigitNet strategies/demo-x86_vnni.json --weights demo/weights.pt --data demo/test.npz""",
+}
+
+
+ON_STRATEGY: Final = "MODEL STRATEGY --data DATA"
+USAGE: Final = {
+    "search": "MODEL --hardware NAME|FILE --data DATA",
+    "quantize": "MODEL --hardware NAME|FILE --data DATA",
+    "explain": "MODEL --hardware NAME|FILE (--data DATA | --input-shape SHAPE)",
+    "simulate": ON_STRATEGY,
+    "realize": ON_STRATEGY,
+    "inspect": ON_STRATEGY,
+    "replay": "MODEL LOG|STRATEGY --data DATA",
+}

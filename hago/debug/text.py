@@ -1,0 +1,71 @@
+"""Text tables: what reports share when they print themselves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+#: Wider reports would wrap in most terminals.
+WIDTH: Final = 140
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """Lines of a table whose columns are as wide as their widest cell.
+
+    Args:
+        right: titles of columns that are aligned to the right.
+    """
+    cells = [tuple(titles), *(tuple(r) for r in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(titles))]
+    to_right = [title in right for title in titles]
+    return [
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, to_right, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def tail(text: str, width: int) -> str:
+    """The end of a name that is longer than `width`: the end is what tells nodes apart."""
+    return text if len(text) <= width else ".." + text[2 - width :]
+
+
+def head(text: str, width: int) -> str:
+    """The start of a text that is longer than `width`."""
+    return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`digits` significant digits; `-` where there is no number."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def decimals(value: float | None, places: int = 1) -> str:
+    """A fixed number of places; `-` where there is no number."""
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction as whole percents; `<1` where it is smaller, empty where it is next to nothing."""
+    if fraction is None or abs(fraction) < 1e-6:
+        return ""
+    return "<1" if abs(fraction) < 0.01 else f"{100.0 * fraction:.0f}"
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """A sentence broken at WIDTH, further lines indented."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def count(value: int) -> str:
+    """A count with a thousands suffix: 950, 12.3k, 4.56M."""
+    if value < 1000:
+        return str(value)
+    power = min(3, (len(str(value)) - 1) // 3)
+    return f"{value / 1000**power:.3g}{' kMG'[power]}"
+
+
+def ratio_text(part: int, whole: int) -> str:
+    """`62.5 %` of a whole that may be 0."""
+    return "-" if whole == 0 else f"{100.0 * part / whole:.1f} %"
+

@@ -1,0 +1,275 @@
+"""Demo: handwritten digits, from training to an integer model that equals its simulation on every image.
+
+It uses nothing but the public calls, and leaves all it made behind: the model's weights, the data, the
+logs and the strategies, so that every command line can be tried on them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hago.api import explain, inspect_graph_statistic, search_quantize_strategy
+from hago.debug.text import table
+from hago.errors import HagoError
+from hago.evaluate import Evaluator
+from hago.frontend.data import Batches
+from hago.hardware import Hardware
+from hago.hardware_file import load_hardware
+from hago.judgement import Judgement, figure_cells, judge
+from hago.objective import objective
+from hago.prepare import prepare
+from hago.search.log import read_log
+
+#: What the search is shown on: one chip where 8 bits are easy, and one where sums overflow.
+HARDWARE: Final = ("x86_vnni", "int16_accumulator")
+#: What the command line calls the network.
+MODEL: Final = "hago.demo:DigitNet"
+#: Images to train on, to calibrate on, and, the rest of 1797, to test on.
+TRAIN, CALIBRATION = 1000, 200
+EPOCHS: Final = 20
+BATCH_SIZE: Final = 100
+
+
+# ---------------------------------------------------------------- the network
+class Block(nn.Module):
+    """Two convolutions and what came in."""
+
+    def __init__(self, ins: int, outs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(ins, outs, 3, outs // ins, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outs)
+        self.conv2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outs)
+        self.shortcut = nn.Conv2d(ins, outs, 1, outs // ins, bias=False) if outs != ins else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class DigitNet(nn.Module):
+    """A small residual network for 8x8 images, (batch, 1, 8, 8) in [0, 1] to (batch, 10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 16, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.block1 = Block(16, 16)
+        self.block2 = Block(16, 32)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classes = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.block2(self.block1(torch.relu(self.bn(self.stem(images)))))
+        scores: Tensor = self.classes(torch.flatten(self.pool(x), 1))
+        return scores
+
+
+# ---------------------------------------------------------------- data and training
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """scikit-learn's handwritten digits in three parts, each (images, labels), shuffled by a seed."""
+
+    train: tuple[Tensor, Tensor]
+    calibration: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def load_digits(seed: int = 0) -> Digits:
+    """The digits, read from scikit-learn; nothing is downloaded.
+
+    Raises:
+        HagoError: scikit-learn is not installed.
+    """
+    try:
+        found = importlib.import_module("sklearn.datasets").load_digits()
+    except ImportError:
+        raise HagoError("the demo needs a package more: pip install 'hago[demo]'") from None
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed))
+    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1)[order] / 16.0
+    labels = torch.tensor(found.target, dtype=torch.int64)[order]
+    parts = [slice(0, TRAIN), slice(TRAIN, TRAIN + CALIBRATION), slice(TRAIN + CALIBRATION, None)]
+    return Digits(*((images[p], labels[p]) for p in parts))
+
+
+def batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """A part of the digits as batches."""
+    return list(zip(torch.split(part[0], BATCH_SIZE), torch.split(part[1], BATCH_SIZE), strict=True))
+
+
+def train(part: tuple[Tensor, Tensor], seed: int = 0, epochs: int = EPOCHS) -> DigitNet:
+    """A trained network in eval mode; the caller's random state is left alone."""
+    images, labels = part
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = DigitNet()
+        steps = epochs * (len(images) // 50)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        for _ in range(epochs):
+            order = torch.randperm(len(images))
+            for rows in torch.split(order[: len(images) // 50 * 50], 50):
+                optimizer.zero_grad()
+                torch.autograd.backward(F.cross_entropy(model(images[rows]), labels[rows], label_smoothing=0.05))
+                optimizer.step()
+                schedule.step()
+    return model.eval()
+
+
+# ---------------------------------------------------------------- the demonstration
+@dataclass(frozen=True, slots=True)
+class HardwareResult:
+    """What the demonstration found on one piece of hardware.
+
+    Args:
+        judgement: of the strategy that the search found, on the test images.
+        widest: figures of the most bits everywhere, simulated on the test images: what is had without
+            looking at accumulators.
+        widest_overflows: how many accumulators left their register with those.
+        trials, seconds: that the search took.
+    """
+
+    judgement: Judgement
+    widest: Mapping[str, Any]
+    widest_overflows: int
+    trials: int
+    seconds: float
+    log: Path
+    strategy: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            **self.judgement.to_json(),
+            "widest": {**self.widest, "overflows": self.widest_overflows},
+            "trials": self.trials,
+            "seconds": self.seconds,
+            "log": str(self.log),
+            "strategy": str(self.strategy),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What the demonstration found; prints as a table."""
+
+    results: tuple[HardwareResult, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether the integer model equals the simulator on every image, on every hardware."""
+        return all(r.judgement.same for r in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"same": self.same, "results": [r.to_json() for r in self.results]}
+
+    def __str__(self) -> str:
+        rows = [row for result in self.results for row in _rows(result)]
+        titles = (
+            "hardware",
+            "model",
+            "accuracy",
+            "95 % interval",
+            "agreement",
+            "SQNR dB",
+            "trials",
+            "seconds",
+            "overflow",
+        )
+        return "\n".join(table(titles, rows, right=("accuracy", "agreement", "SQNR dB", "trials", "seconds")))
+
+
+def _rows(result: HardwareResult) -> list[tuple[str, ...]]:
+    judged = result.judgement
+    proved = sum(v == "proved" for v in judged.verdicts.values())
+    seen = sum(judged.overflows.values())
+    safe = f"{seen} seen" if seen else f"none; proved at {proved} of {len(judged.verdicts)} nodes"
+    naive = f"{result.widest_overflows} seen" if result.widest_overflows else "none"
+    found = {m: (judged.hardware, m, *figure_cells(f)) for m, f in judged.figures.items()}
+    return [
+        (*found["float"], "", "", ""),
+        (judged.hardware, "widest bits", *figure_cells(result.widest), "", "", naive),
+        (*found["simulated"], str(result.trials), f"{result.seconds:.1f}", safe),
+        (*found["integer"], "", "", ""),
+    ]
+
+
+def run_demo(
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    hardware: Sequence[str] = HARDWARE,
+    budget: str | None = None,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+) -> Demo:
+    """Train, explain, search, realize and check.
+
+    Args:
+        out: a folder; `demo/`, `logs/demo-*` and `strategies/demo-*` in it are written anew.
+        say: is told what happens, line by line.
+        hardware: names or paths.
+        budget: of each search.
+
+    Raises:
+        HagoError: scikit-learn is not installed, or the folder cannot be written.
+    """
+    digits, started = load_digits(seed), time.monotonic()
+    model = train(digits.train, seed, epochs)
+    count = sum(p.numel() for p in model.parameters())
+    say(
+        f"trained a residual network of {count} parameters on {len(digits.train[0])} handwritten digits in "
+        f"{time.monotonic() - started:.1f} s; {len(digits.calibration[0])} digits calibrate, "
+        f"{len(digits.test[0])} it has never seen test it"
+    )
+    _keep(out, model, digits)
+    return Demo(tuple(_on(name, model, digits, out, say, budget, seed) for name in hardware))
+
+
+def _keep(out: Path, model: DigitNet, digits: Digits) -> None:
+    try:
+        for folder in ("demo", "logs", "strategies"):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), out / "demo" / "weights.pt")
+        for name in ("calibration", "test"):
+            images, labels = getattr(digits, name)
+            np.savez(out / "demo" / f"{name}.npz", images=images.numpy(), labels=labels.numpy())
+    except OSError as error:
+        raise HagoError(f"the demo cannot write to {out}: {error}") from None
+
+
+def _on(
+    name: str, model: DigitNet, digits: Digits, out: Path, say: Callable[[str], None], budget: str | None, seed: int
+) -> HardwareResult:
+    chip = load_hardware(name)
+    log, saved = out / "logs" / f"demo-{chip.name}.jsonl", out / "strategies" / f"demo-{chip.name}.json"
+    log.unlink(missing_ok=True)
+    calibration, test = batches(digits.calibration), batches(digits.test)
+    say("\n" + str(explain(model, chip, (digits.test[0][:2],))).splitlines()[0])
+    started = time.monotonic()
+    strategy, _ = search_quantize_strategy(model, chip, calibration, budget=budget, seed=seed, log=log, save=saved)
+    seconds, trials = time.monotonic() - started, len(read_log(log).trials)
+    say(f"searched {trials} trials in {seconds:.1f} s; every one is a line of {log}, the best is {saved}")
+    judgement = judge(model, chip, strategy, test)
+    say(f"{judgement.weights}\n{judgement.exactness_text()[0]}\n")
+    say(str(inspect_graph_statistic(model, chip, strategy, test)))
+    widest, overflows = _widest(model, chip, digits)
+    return HardwareResult(judgement, widest, overflows, trials, seconds, log, saved)
+
+
+def _widest(model: DigitNet, chip: Hardware, digits: Digits) -> tuple[Mapping[str, Any], int]:
+    prepared = prepare(model, chip, batches(digits.calibration))
+    evaluator = Evaluator(prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), objective("sqnr"))
+    measured = evaluator.measure(prepared.resolver(prepared.space.widest()))
+    return evaluator.summary(measured.contributions), sum(measured.peaks.overflows.values())

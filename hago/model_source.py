@@ -1,0 +1,173 @@
+"""Model source: a model named by text, `package.module:callable`, and its weights from a file.
+
+Importing a module runs it, as `import` does; a weights file runs nothing: it is read by safetensors,
+or by torch with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from hago.errors import GraphError, HagoError, did_you_mean
+from hago.graph import Graph
+from hago.prepare import ModelLike
+
+#: How many keys an error lists before it says "and n more".
+_LISTED = 4
+
+
+# ---------------------------------------------------------------- code by name
+def import_object(spec: str, what: str) -> Any:
+    """The object that `package.module:name` names.
+
+    Args:
+        what: what it is for, in words; errors begin with it.
+
+    Raises:
+        HagoError: the text has another form, or there is no such module or name, or importing failed.
+    """
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise HagoError(f"{what} {spec!r}: expected 'package.module:callable', e.g. 'my_models:resnet20'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise HagoError(f"{what} {spec!r}: {_why_not_imported(module_name, error)}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = [n for n in dir(found) if not n.startswith("_")]
+            raise HagoError(f"{what} {spec!r}: {module_name} has no {part!r}.{did_you_mean(part, known)}")
+        found = getattr(found, part)
+    return found
+
+
+def _why_not_imported(module: str, error: Exception) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and (module == missing or module.startswith(missing + ".")):
+        return f"there is no module {missing!r}; run in the folder that holds it, or install it"
+    return f"importing {module} raised {said(error)}"
+
+
+def said(error: BaseException) -> str:
+    """An exception that someone else's code raised, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return type(error).__name__ + (f": {lines[0]}" if lines else "")
+
+
+def call(function: Callable[[], Any], spec: str, what: str) -> Any:
+    """What the named callable returns.
+
+    Raises:
+        HagoError: it is not callable without arguments, or raised.
+    """
+    if not callable(function):
+        raise HagoError(f"{what} {spec!r} is a {type(function).__name__}; expected a callable without arguments")
+    try:
+        return function()
+    except HagoError:
+        raise
+    except Exception as error:
+        raise HagoError(f"{what} {spec!r} raised {said(error)}") from error
+
+
+# ---------------------------------------------------------------- models
+def load_model(spec: str, weights: str | Path | None = None) -> ModelLike:
+    """The model that `spec` names, in eval mode, with the weights of a file.
+
+    Args:
+        spec: `package.module:name` of a function or class that returns an nn.Module when called without
+            arguments, or of an nn.Module.
+        weights: a `.safetensors` file, or a state dict that `torch.save` wrote.
+
+    Raises:
+        HagoError: no such callable, it returns no model, or the weights are not this model's.
+    """
+    named = import_object(spec, "model")
+    kinds = (nn.Module, ExportedProgram, Graph)
+    model = named if isinstance(named, kinds) else call(named, spec, "model")
+    if not isinstance(model, kinds):
+        raise GraphError(f"model {spec!r} returned a {type(model).__name__}; expected an nn.Module")
+    if isinstance(model, nn.Module):
+        model.eval()
+    if weights is not None:
+        if not isinstance(model, nn.Module):
+            raise GraphError(f"model {spec!r} is a {type(model).__name__}, whose weights are its own; leave them out")
+        _put(model, read_weights(weights), str(weights))
+    return model
+
+
+def _put(model: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+    expected = model.state_dict()
+    wrong = [
+        f"{name!r} has shape {tuple(state[name].shape)}, the model's has {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    # Checkpoints older than the counter lack it; nothing in eval mode reads it.
+    missing = [n for n in expected if n not in state and not n.endswith("num_batches_tracked")]
+    extra = [n for n in state if n not in expected]
+    problems = [
+        f"{len(names)} {text}: {_listed(names)}"
+        for names, text in ((missing, "tensors of the model are missing"), (extra, "tensors are not the model's"))
+        if names
+    ]
+    if wrong or problems:
+        near = did_you_mean(missing[0], extra) if missing and extra else ""
+        raise GraphError(f"weights {where} do not fit the model: {'; '.join([*wrong[:_LISTED], *problems])}.{near}")
+    model.load_state_dict(dict(state), strict=False)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + more
+
+
+# ---------------------------------------------------------------- weights
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a weights file, by name.
+
+    Raises:
+        GraphError: there is no such file, or it holds something else than tensors by name.
+        HagoError: safetensors is not installed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise GraphError(f"there is no weights file {str(path)!r}")
+    state = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise GraphError(f"{path} holds no state dict; write one with torch.save(model.state_dict(), path)")
+    return {str(k): v for k, v in state.items()}
+
+
+def _read_safetensors(file: Path) -> Any:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise HagoError("reading .safetensors needs a package more: pip install 'hago[safetensors]'") from None
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise GraphError(f"{file} is not a safetensors file: {said(error)}") from None
+
+
+def _read_torch(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise GraphError(
+            f"{file} is not a plain state dict, and hago runs no code from a file; write one with "
+            "torch.save(model.state_dict(), path)"
+        ) from None
+    except (OSError, EOFError, RuntimeError, ValueError) as error:
+        raise GraphError(f"{file} cannot be read as a state dict: {said(error)}") from None

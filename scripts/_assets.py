@@ -1,0 +1,156 @@
+"""The measured networks, each with what it is calibrated on, what it is tested on, and its metric.
+
+The folder given as `--assets` holds `loaders.py` (see its README): weights and data that are no part
+of this project. Calibration and test samples are disjoint, and the choice of samples is fixed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+NAMES = (
+    "cifar_resnet20",
+    "cifar_resnet32",
+    "squeezenet1_1",
+    "mobilenetv2_cifar96",
+    "mlperf_resnet8",
+    "mlperf_kws",
+    "mlperf_ad",
+    "lenet",
+    "minilm",
+)
+_SEED = 20190101
+#: Samples of one forward pass.
+BATCH = 32
+
+Samples = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A network with its data.
+
+    Args:
+        calibration: batches of inputs, without labels.
+        test: batches of inputs, disjoint from `calibration`.
+        labels: (samples,) of the test samples, where the metric is top-1; else None.
+        metric: its name.
+        score: from the outputs of all test samples to the metric; larger is better.
+    """
+
+    name: str
+    module: nn.Module
+    calibration: list[Samples]
+    test: list[Samples]
+    labels: Tensor | None
+    metric: str
+    score: Callable[[Tensor], float]
+
+    @property
+    def samples(self) -> int:
+        """How many test samples there are."""
+        return sum(len(batch[0]) for batch in self.test)
+
+
+def load(folder: str | Path, name: str, calibration: int = 512, test: int | None = None) -> Asset:
+    """One network with at most `calibration` and `test` samples."""
+    path = str(Path(folder).resolve())
+    if path not in sys.path:
+        sys.path.insert(0, path)
+    loaders = importlib.import_module("loaders")
+    module, prepare = loaders.net(name)
+    if name == "minilm":
+        return _text(module, loaders.text(), calibration, test)
+    if name == "mlperf_ad":
+        return _anomaly(module, loaders, calibration, test)
+    known, unseen, labels = _images(loaders, name, calibration, test)
+    return Asset(
+        name,
+        module,
+        _batches(prepare(known)),
+        [tuple(prepare(part) for part in batch) for batch in _batches(unseen)],
+        labels,
+        "top-1",
+        lambda outputs: float((outputs.argmax(1) == labels).double().mean()),
+    )
+
+
+def outputs(model: Callable[..., Any], batches: Sequence[Samples]) -> Tensor:
+    """A model's outputs for all samples."""
+    with torch.no_grad():
+        return torch.cat([model(*batch) for batch in batches])
+
+
+def _batches(*tensors: Tensor) -> list[Samples]:
+    return list(zip(*(t.split(BATCH) for t in tensors), strict=True))
+
+
+def _chosen(total: int, count: int | None) -> Tensor:
+    return torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))[:count]
+
+
+def _images(loaders: Any, name: str, calibration: int, test: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """(calibration samples, test samples, test labels)."""
+    if name == "squeezenet1_1":
+        known, (x, y) = loaders.imagenet(part="sample")[0], loaders.imagenet(part="val")
+    elif name in ("lenet", "mlperf_kws"):
+        x, y = loaders.mnist() if name == "lenet" else loaders.kws()
+        cut = min(calibration, len(x) // 4)
+        order = _chosen(len(x), None)
+        known, x, y = x[order[:cut]], x[order[cut:]], y[order[cut:]]
+    else:
+        known, (x, y) = loaders.cifar10(part="calib")[0], loaders.cifar10(part="jpeg")
+    index = _chosen(len(x), test)
+    return known[_chosen(len(known), calibration)], x[index], y[index]
+
+
+def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None) -> Asset:
+    """Calibrated on windows of sound files without anomalies; tested on the other files."""
+    files, anomalous, _ = loaders.anomaly()
+    windows = torch.stack([loaders.anomaly_windows(file) for file in files])
+    normal = (anomalous == 0).nonzero().flatten()
+    used = normal[_chosen(len(normal), 12)]
+    rest = torch.tensor([i for i in range(len(files)) if i not in set(used.tolist())])
+    rest = rest[_chosen(len(rest), None if test is None else max(8, test // windows.shape[1]))]
+    known, unseen = windows[used].flatten(0, 1), windows[rest].flatten(0, 1)
+
+    def area_under_curve(out: Tensor) -> float:
+        error = (out - unseen).square().mean(1).view(len(rest), -1).mean(1)
+        bad, good = error[anomalous[rest] == 1], error[anomalous[rest] == 0]
+        return float(stats.mannwhitneyu(bad, good).statistic) / (len(bad) * len(good))
+
+    return Asset(
+        "mlperf_ad",
+        module,
+        _batches(known[_chosen(len(known), calibration)]),
+        [(part,) for part in unseen.split(8 * BATCH)],
+        None,
+        "AUC",
+        area_under_curve,
+    )
+
+
+def _text(module: nn.Module, text: dict[str, Tensor], calibration: int, test: int | None) -> Asset:
+    """Calibrated on the words of SimLex-999 that WordSim-353, the test, does not hold."""
+    first, second = text["wordsim_a"].long()[:test], text["wordsim_b"].long()[:test]
+    human = text["wordsim_human"][:test]
+    tested = {tuple(row) for row in torch.cat([first, second]).tolist()}
+    rows = dict.fromkeys(map(tuple, torch.cat([text["simlex_a"], text["simlex_b"]]).tolist()))
+    known = torch.tensor([row for row in rows if row not in tested])
+    known, unseen = known[_chosen(len(known), calibration)], torch.cat([first, second])
+
+    def rank_correlation(out: Tensor) -> float:
+        a, b = out.chunk(2)
+        return float(stats.spearmanr((a * b).sum(1), human).statistic)
+
+    calibrated, tried = (_batches(ids, (ids != 0).long()) for ids in (known, unseen))
+    return Asset("minilm", module, calibrated, tried, None, "Spearman", rank_correlation)

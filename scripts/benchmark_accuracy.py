@@ -1,0 +1,241 @@
+"""Accuracy on real networks: float, integer in one shot, integer after a search, and peers.
+
+Calibration sees no labels; everything reported is of test samples that calibration did not see. The
+integer columns are the simulator's, compared with the integer model on a part of the samples. Every
+network on every hardware runs in a process of its own, so peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from _accuracy_report import table, verdicts
+from _assets import NAMES, Asset, load, outputs
+from _peers import onnxruntime_missing, onnxruntime_outputs, plain_outputs
+from torch import Tensor
+
+from hago import Graph, create_quantizer, from_torch, quantize, search_quantize_strategy
+from hago.errors import HagoError
+from hago.evaluate import Peaks
+from hago.objective import decibels, paired_interval, wilson_interval
+from hago.plan import Plan
+from hago.prepare import prepare
+from hago.realization import IntegerModel
+from hago.simulator import Simulator
+
+HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
+ESTIMATORS = ("power2_range", "max_range", "mse", "kl_estimate", "percentile", "avg_range")
+DEFAULT = "one shot"
+#: Samples on which the integer model is run beside the simulator.
+CHECKED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One network on one hardware, and how to measure it."""
+
+    assets: str
+    model: str
+    hardware: str
+    calibration: int
+    test: int | None
+    budget: str
+    estimators: tuple[str, ...]
+    peers: bool
+    threads: int
+
+
+@dataclass(slots=True)
+class Row:
+    """What was measured of one integer model; (mean, low, high) are 95 % intervals.
+
+    Args:
+        value: of the network's metric.
+        interval: of top-1; None for other metrics, as are the next two.
+        loss: float minus integer top-1, paired.
+        agreement: with the float model's top-1.
+        sqnr: of the outputs, in dB.
+        rate: overflows per million accumulators of nodes that are not proved.
+        differing: outputs in which simulator and integer model differ on CHECKED samples.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    loss: tuple[float, float, float] | None
+    agreement: float | None
+    sqnr: float
+    seconds: float = 0.0
+    trials: int = 0
+    proved: int = 0
+    possible: int = 0
+    overflowing: int = 0
+    rate: float = 0.0
+    differing: int = 0
+    right: list[int] = field(default_factory=list)
+
+
+class Measurement:
+    """The rows of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.asset: Asset = load(job.assets, job.model, job.calibration, job.test)
+        self.graph: Graph = from_torch(self.asset.module, tuple(t[:2] for t in self.asset.calibration[0]))
+        self.reference = outputs(self.asset.module, self.asset.test)
+        self.rows: dict[str, Row] = {"float": self.row(self.reference)}
+        self.notes: list[str] = []
+
+    def row(self, out: Tensor) -> Row:
+        """A row from the outputs of all test samples."""
+        asset = self.asset
+        noise = float((out.double() - self.reference.double()).square().sum())
+        sqnr = decibels(float(self.reference.double().square().sum()), noise)
+        value = asset.score(out)
+        if asset.labels is None:
+            return Row(value, None, None, None, sqnr)
+        right = self._right(out)
+        interval = wilson_interval(value * len(right), len(right))
+        agreement = float((out.argmax(1) == self.reference.argmax(1)).double().mean())
+        loss = paired_interval(self._right(self.reference) - right)
+        return Row(value, interval, loss, agreement, sqnr, right=[int(r) for r in right])
+
+    def _right(self, out: Tensor) -> Tensor:
+        return (out.argmax(1) == self.asset.labels).double()
+
+    def integer(self, name: str, make: Callable[[], tuple[Plan, int]]) -> None:
+        """Measure the plan that `make` gives, with the number of its trials; a refusal is noted."""
+        started = time.perf_counter()
+        try:
+            plan, trials = make()
+        except HagoError as error:
+            self.notes.append(f"{name}: {error}")
+            return
+        seconds = time.perf_counter() - started
+        peaks = Peaks(plan)
+        out = outputs(Simulator(plan, watch=peaks), self.asset.test)
+        few = [t[:CHECKED] for t in self.asset.test[0]]
+        row = self.row(out)
+        row.seconds, row.trials = seconds, trials
+        row.proved = sum(n.proved for n in plan.nodes.values())
+        row.overflowing = len(peaks.overflows)
+        row.possible = len(plan.nodes) - row.proved - row.overflowing
+        open_nodes = sum(count for n, count in peaks.accumulators.items() if not plan.nodes[n].proved)
+        row.rate = 1e6 * sum(peaks.overflows.values()) / max(open_nodes, 1)
+        row.differing = int((Simulator(plan)(*few) != IntegerModel(plan)(*few)).sum())
+        self.rows[name] = row
+
+    def one_shot(self, estimator: str | None) -> tuple[Plan, int]:
+        """`hago.quantize`."""
+        made = quantize(self.graph, self.job.hardware, self.asset.calibration, estimator=estimator)
+        return made.plan, 1
+
+    def searched(self) -> tuple[Plan, int]:
+        """`hago.search_quantize_strategy` as it is by default, within the budget."""
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "search.jsonl"
+            strategy, _ = search_quantize_strategy(
+                self.graph,
+                self.job.hardware,
+                self.asset.calibration,
+                budget=self.job.budget,
+                log=log,
+                progress=False,
+            )
+            trials = len(log.read_text().splitlines()) - 1
+        return create_quantizer(self.graph, self.job.hardware, strategy).plan, trials
+
+    def widest(self) -> tuple[Plan, int]:
+        """Every edge at its most bits."""
+        prepared = prepare(self.graph, self.job.hardware, self.asset.calibration)
+        return prepared.resolver(prepared.space.widest()), 1
+
+
+def measure(job: Job) -> dict[str, object]:
+    """All rows of a job, as JSON values."""
+    torch.set_num_threads(job.threads)
+    found = Measurement(job)
+    if job.hardware == "int16_accumulator":
+        found.integer("widest", found.widest)
+    found.integer(DEFAULT, lambda: found.one_shot(None))
+    for name in job.estimators:
+        found.integer(name, lambda name=name: found.one_shot(name))
+    if job.budget != "0":
+        found.integer("search", found.searched)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    asset = found.asset
+    if job.hardware == "vta":
+        found.rows["plain"] = found.row(plain_outputs(found.graph, asset.calibration, asset.test))
+    if job.hardware == "x86_vnni" and job.peers:
+        found.rows["onnxruntime"] = found.row(onnxruntime_outputs(asset.module, asset.calibration, asset.test))
+    return {
+        "model": job.model,
+        "hardware": job.hardware,
+        "metric": asset.metric,
+        "samples": asset.samples,
+        "calibration": sum(len(b[0]) for b in asset.calibration),
+        "megabytes": megabytes,
+        "notes": found.notes,
+        "rows": {name: asdict(row) for name, row in found.rows.items()},
+    }
+
+
+def results(jobs: list[Job]) -> Iterator[dict[str, object]]:
+    """The results of all jobs, each from a new process, one at a time."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        yield from pool.map(measure, jobs)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", required=True, help="the folder of networks and data")
+    parser.add_argument("--models", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--hardware", nargs="+", default=list(HARDWARE))
+    parser.add_argument("--calibration", type=int, default=512, help="samples, without labels")
+    parser.add_argument("--test", type=int, help="samples; all by default")
+    parser.add_argument("--budget", default="200 trials", help="of a search; 0 for none")
+    parser.add_argument("--estimators", nargs="*", default=list(ESTIMATORS), help="tried on every hardware")
+    parser.add_argument("--peers", action="store_true", help="measure ONNX Runtime beside x86_vnni")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="write all that was measured there")
+    options = parser.parse_args()
+    missing = onnxruntime_missing() if options.peers else ""
+    if missing:
+        print(f"ONNX Runtime is not measured; {missing}")
+    jobs = [
+        Job(
+            options.assets,
+            model,
+            hardware,
+            options.calibration,
+            options.test,
+            options.budget,
+            tuple(options.estimators),
+            options.peers and not missing,
+            options.threads,
+        )
+        for model in options.models
+        for hardware in options.hardware
+    ]
+    found = []
+    for result in results(jobs):
+        found.append(result)
+        print(table(result), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(found))
+    print("\n".join(verdicts(found)))
+
+
+if __name__ == "__main__":
+    main()

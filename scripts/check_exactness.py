@@ -1,0 +1,100 @@
+"""Count the values in which the simulator and the integer model differ, on real networks.
+
+For every network and hardware: the widest point, the narrowest and random ones, each with float
+scales (estimator mse) and with power-of-two scales (power2_range); every node, edge and output is
+compared. Exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from _assets import NAMES, load
+
+from hago import available_hardware
+from hago.errors import HagoError, InfeasibleBits
+from hago.exactness import compare
+from hago.plan import Plan
+from hago.prepare import Prepared, prepare
+
+ESTIMATORS = ("mse", "power2_range")
+CALIBRATION = 64
+
+
+def main() -> int:
+    """Run the check; 1 if anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", required=True, help="the folder of networks and data")
+    parser.add_argument("--models", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--specs", nargs="+", default=list(available_hardware()))
+    parser.add_argument("--points", type=int, default=10, help="random points beside the widest and the narrowest")
+    parser.add_argument("--images", type=int, default=8, help="samples of a comparison")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"{'model':20} {'hardware':18} {'scales':13} points    values compared   differ  may overflow  seconds")
+    wrong = 0
+    for name in options.models:
+        asset = load(options.assets, name, CALIBRATION, 4 * options.images)
+        inputs = [part[: options.images] for part in asset.test[0]]
+        for spec in options.specs:
+            for estimator in ESTIMATORS:
+                started = time.perf_counter()
+                tally = Tally()
+                try:
+                    prepared = prepare(asset.module, spec, asset.calibration, estimator=estimator)
+                except HagoError as error:
+                    print(f"{name:20} {spec:18} {estimator:13} refused: {error}", flush=True)
+                    continue
+                for plan in plans(prepared, options.points):
+                    tally.add(plan, inputs)
+                wrong += tally.differ
+                print(f"{name:20} {spec:18} {estimator:13} {tally} {time.perf_counter() - started:8.1f}", flush=True)
+    print(f"{wrong} values differ")
+    return 1 if wrong else 0
+
+
+def plans(prepared: Prepared, points: int) -> Iterator[Plan]:
+    """The widest and the narrowest point, and `points` random ones that the hardware has signatures for."""
+    space, chosen = prepared.space, random.Random(0)
+    yield prepared.resolver(space.widest())
+    yield prepared.resolver(space.narrowest())
+    made = 0
+    for _ in range(100 * points):
+        if made == points:
+            return
+        try:
+            yield prepared.resolver({key: chosen.choice(group.choices) for key, group in space.groups.items()})
+        except InfeasibleBits:
+            continue
+        made += 1
+
+
+class Tally:
+    """What the comparisons of one network and hardware found."""
+
+    def __init__(self) -> None:
+        self.points = self.compared = self.differ = self.overflowing = 0
+        self.first = ""
+
+    def add(self, plan: Plan, inputs: list[torch.Tensor]) -> None:
+        """Compare one plan."""
+        found = compare(plan, inputs)
+        self.points += 1
+        self.compared += found.compared
+        self.differ += sum(found.differences.values())
+        self.overflowing += "possible" in plan.verdicts.values()
+        if found.differences and not self.first:
+            place, count = next(iter(found.differences.items()))
+            self.first = f" first at {place}: {count}"
+
+    def __str__(self) -> str:
+        return f"{self.points:6} {self.compared:18} {self.differ:8} {self.overflowing:13}{self.first}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Names of estimators, and the reading of their options."""
+
+from __future__ import annotations
+
+import pytest
+
+from hago.calibrate.estimators import ESTIMATORS, estimator
+from hago.calibrate.mse import Mse
+from hago.calibrate.percentile import Percentile
+from hago.errors import HagoError
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_reads_its_own_name(name: str) -> None:
+    made = estimator(name)
+    assert type(made) is ESTIMATORS[name]
+    assert made.name.partition(":")[0] == name
+    assert estimator(made.name) == made
+    assert hash(estimator(made.name)) == hash(made)
+    assert estimator(made) is made
+
+
+def test_options() -> None:
+    assert estimator("percentile:99.9") == Percentile(99.9)
+    assert estimator(" percentile:50 ") == Percentile(50.0)
+    assert estimator("percentile").name == "percentile:99.99"
+    assert estimator("percentile:99.9").name == "percentile:99.9"
+    assert estimator("percentile:99.99999").name == "percentile:99.99999"
+    assert estimator("percentile:99.9") != estimator("percentile:99.99")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("max_rang", "Did you mean 'max_range'"),
+        ("", "unknown estimator ''.*known: avg_range"),
+        ("percentile:", "must be numbers"),
+        ("percentile:many", "must be numbers"),
+        ("percentile:1,2", "has 2 options; percentile takes percent"),
+        ("percentile:0", "at most 100"),
+        ("percentile:nan", "at most 100"),
+        ("mse:3", "has 1 options; mse takes none"),
+        (3, "3 is no estimator"),
+        (Mse, "is no estimator"),
+    ],
+)
+def test_refusals(spec: object, says: str) -> None:
+    with pytest.raises(HagoError, match=says):
+        estimator(spec)  # type: ignore[arg-type]

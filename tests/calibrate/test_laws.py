@@ -1,0 +1,322 @@
+"""Laws that every estimator obeys on every grid, over data of many kinds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hago.calibrate.estimators import ESTIMATORS, estimator
+from hago.calibrate.max_range import MaxRange
+from hago.calibrate.observer import Observer, constant_statistics
+from hago.calibrate.statistics import Estimator, Grid, TensorStatistics
+from hago.errors import HagoError
+from hago.numerics import is_power_of_two, power_of_two_at_least
+from hago.schemes import SCHEMES, make_qparams
+from hago.types import DType
+
+SPECS = [*ESTIMATORS, "percentile:99", "percentile:100"]
+ALL = pytest.mark.parametrize("spec", SPECS)
+GRIDS = [
+    Grid(bits, scheme, signed, power)
+    for bits, scheme, signed, power in itertools.product((2, 4, 8, 16), SCHEMES, (True, False), (False, True))
+]
+#: Estimators that ignore how values are distributed between the extremes.
+BY_EXTREMES = {"max_range", "power2_range", "avg_range"}
+
+
+def _made() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    normal = torch.randn(3000)
+    return {
+        "normal": normal,
+        "relu": normal.relu(),
+        "laplace": torch.distributions.Laplace(0.0, 2.0).sample((3000,)),
+        "lopsided": torch.distributions.Exponential(1.0).sample((3000,)) - 0.2,
+        "outlier": torch.cat([normal, torch.tensor([80.0])]),
+        "sparse": torch.cat([torch.zeros(30_000), torch.tensor([-3.0, 1.0])]),
+        "sparse_negative": torch.cat([torch.zeros(30_000), torch.tensor([-3.0])]),
+        "zeros": torch.zeros(100),
+        "constant": torch.full((100,), 0.7),
+        "negative": torch.full((100,), -0.7),
+        "power": torch.full((10,), 4.0),
+        "single": torch.tensor([1e-3]),
+        "tiny": normal * 1e-25,
+        "huge": normal * 1e36,
+        "two": torch.tensor([-1.0, 3.0]),
+        "integers": torch.arange(-8.0, 8.0),
+    }
+
+
+DATA = _made()
+
+
+def fits(name: str, grid: Grid) -> bool:
+    """An unsigned grid is for data without negative values."""
+    return grid.signed or float(DATA[name].min()) >= 0
+
+
+CASES = [(name, grid) for name in DATA for grid in GRIDS if fits(name, grid)]
+
+
+def largest(seen: TensorStatistics) -> Tensor:
+    return torch.maximum(seen.minimum.abs(), seen.maximum.abs())
+
+
+def breaks_the_contract(made: Estimator, seen: TensorStatistics, grid: Grid) -> str:
+    """Which clause of an estimator's contract its answer breaks, or an empty string."""
+    lo, hi = made(seen, grid)
+    bottom, top = seen.minimum.clamp_max(0.0), seen.maximum.clamp_min(0.0)
+    rounds = grid.power_of_two or made.name == "power2_range"
+    if not (lo.dtype == hi.dtype == torch.float64 and lo.shape == hi.shape == (seen.channels,)):
+        return "float64 of shape (C,)"
+    if not bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all()):
+        return "finite, lo <= 0 <= hi"
+    if bool(((lo == hi) & (largest(seen) > 0)).any()):
+        return "lo < hi unless all values are 0"
+    if not grid.signed and bool((lo != 0).any()):
+        return "lo = 0 where unsigned"
+    if not rounds and not bool(((lo >= bottom) & (hi <= top)).all()):
+        return "within what was observed"
+    if rounds and not (is_power_of_two(hi) and bool(((lo == -hi) | (lo == 0)).all())):
+        return "a power of two"
+    if rounds and not bool(((lo == -hi) == (seen.minimum < 0)).all()):
+        return "lo = -t where there are negative values"
+    if rounds and not bool((hi <= power_of_two_at_least(largest(seen))).all()):
+        return "at most the largest magnitude rounded up"
+    return ""
+
+
+@ALL
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_contract(spec: str, grid: Grid) -> None:
+    for name, x in DATA.items():
+        if fits(name, grid):
+            assert breaks_the_contract(estimator(spec), constant_statistics(x), grid) == "", name
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """max_range with its answer spoilt."""
+
+    spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    name: str = "scaled"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        return self.spoil(*MaxRange()(statistics, grid))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "grid", "says"),
+    [
+        (lambda lo, hi: (lo, 1.01 * hi), Grid(8), "within"),
+        (lambda lo, hi: (lo, 0.99 * hi), Grid(8, power_of_two=True), "a power"),
+        (lambda lo, hi: (2 * lo, 2 * hi), Grid(8, power_of_two=True), "at most"),
+        (lambda lo, hi: (0 * lo, hi), Grid(8, power_of_two=True), "lo = -t"),
+        (lambda lo, hi: (-hi, hi), Grid(8, signed=False), "lo = 0"),
+        (lambda lo, hi: (hi, hi), Grid(8), "finite"),
+        (lambda lo, hi: (lo, hi * math.nan), Grid(8), "finite"),
+        (lambda lo, hi: (0 * lo, 0 * hi), Grid(8), "lo < hi"),
+        (lambda lo, hi: (lo.float(), hi.float()), Grid(8), "float64"),
+        (lambda lo, hi: (lo.sum(), hi.sum()), Grid(8), "float64"),
+    ],
+)
+def test_the_contract_bites(
+    spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], grid: Grid, says: str
+) -> None:
+    seen = constant_statistics(DATA["normal"])
+    assert breaks_the_contract(MaxRange(), seen, grid) == ""
+    assert breaks_the_contract(Scaled(spoil), seen, grid).startswith(says)
+
+
+@ALL
+def test_every_answer_makes_quantization_parameters(spec: str) -> None:
+    for name, grid in CASES:
+        lo, hi = estimator(spec)(constant_statistics(DATA[name]), grid)
+        dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
+        made = make_qparams(grid.scheme, lo, hi, grid.bits, dtype, power_of_two=grid.power_of_two)
+        if grid.power_of_two:
+            assert is_power_of_two(made.scale)
+            steps = 2 ** (grid.bits - grid.signed)
+            assert float(made.scale) * steps == max(float(hi), 2.0**-100 * steps), name
+
+
+@ALL
+@pytest.mark.parametrize("factor", [2.0**-7, 2.0, 2.0**9])
+def test_scaling_by_a_power_of_two_scales_the_answer(spec: str, factor: float) -> None:
+    for name, grid in CASES:
+        if name in ("zeros", "huge"):
+            continue
+        once = estimator(spec)(constant_statistics(DATA[name]), grid)
+        scaled = estimator(spec)(constant_statistics(DATA[name] * factor), grid)
+        for a, b in zip(once, scaled, strict=True):
+            assert torch.equal(a * factor, b), (name, grid)
+
+
+@ALL
+def test_order_does_not_matter(spec: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for name, grid in CASES:
+        x = DATA[name]
+        shuffled = x[torch.randperm(len(x), generator=generator)]
+        for a, b in zip(
+            estimator(spec)(constant_statistics(x), grid),
+            estimator(spec)(constant_statistics(shuffled), grid),
+            strict=True,
+        ):
+            assert torch.equal(a, b), (name, grid)
+
+
+@ALL
+def test_mirrored_data_has_the_mirrored_range(spec: str) -> None:
+    for name, grid in CASES:
+        if not grid.signed or grid.power_of_two or grid.scheme == "affine":
+            continue
+        if spec == "power2_range":
+            continue
+        lo, hi = estimator(spec)(constant_statistics(DATA[name]), grid)
+        low, high = estimator(spec)(constant_statistics(-DATA[name]), grid)
+        assert torch.equal(lo, -high) and torch.equal(hi, -low), (name, grid)
+
+
+@ALL
+@pytest.mark.parametrize(
+    "grid", [Grid(8), Grid(4, "affine"), Grid(4, "symmetric"), Grid(8, power_of_two=True)]
+)
+def test_channels_are_independent(spec: str, grid: Grid) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(21, 200) * torch.logspace(-5, 5, 21).unsqueeze(1)
+    x[3], x[4], x[5] = 0.0, x[4].relu(), -2.5
+    together = estimator(spec)(constant_statistics(x, 0), grid)
+    # kl_estimate clips no channels; see its docstring.
+    alone = MaxRange() if spec == "kl_estimate" else estimator(spec)
+    for c in range(21):
+        for a, b in zip(together, alone(constant_statistics(x[c]), grid), strict=True):
+            assert torch.equal(a[c : c + 1], b), c
+
+
+@ALL
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=8), st.sampled_from(GRIDS))
+def test_contract_on_any_values(spec: str, numbers: list[float], grid: Grid) -> None:
+    x = torch.tensor(numbers)
+    seen = constant_statistics(x if grid.signed else x.abs())
+    assert breaks_the_contract(estimator(spec), seen, grid) == ""
+
+
+@ALL
+@pytest.mark.parametrize("name", ["constant", "negative", "power", "single"])
+def test_a_constant_is_its_own_threshold(spec: str, name: str) -> None:
+    seen = constant_statistics(DATA[name])
+    size = float(DATA[name].abs().max())
+    for bits in (4, 8, 16):
+        lo, hi = estimator(spec)(seen, Grid(bits))
+        if spec == "power2_range":
+            assert max(-float(lo), float(hi)) == float(power_of_two_at_least(torch.tensor(size)))
+        else:
+            assert max(-float(lo), float(hi)) == pytest.approx(size, rel=1e-3)
+
+
+@ALL
+@pytest.mark.parametrize("grid", [Grid(8), Grid(4, "affine"), Grid(8, signed=False)])
+def test_all_zeros_have_an_empty_range(spec: str, grid: Grid) -> None:
+    lo, hi = estimator(spec)(constant_statistics(torch.zeros(7)), grid)
+    assert (float(lo), float(hi)) == (0.0, 1.0 if spec == "power2_range" else 0.0)
+
+
+@ALL
+def test_all_zeros_have_the_power_of_two_one(spec: str) -> None:
+    lo, hi = estimator(spec)(constant_statistics(torch.zeros(7)), Grid(8, power_of_two=True))
+    assert (float(lo), float(hi)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("bits", "signed"), [(-8, True), (1, True), (65, True), (64, False)])
+def test_bits_that_make_no_grid_are_refused(bits: int, signed: bool) -> None:
+    with pytest.raises(HagoError, match=f"{bits} bits"):
+        Grid(bits, signed=signed)
+
+
+@ALL
+@pytest.mark.parametrize(("bits", "signed"), [(32, True), (32, False), (64, True), (63, False)])
+def test_the_widest_grids(spec: str, bits: int, signed: bool) -> None:
+    for scheme, power in itertools.product(SCHEMES, (True, False)):
+        grid = Grid(bits, scheme, signed, power)
+        for name in ("relu", "sparse", "zeros"):
+            if fits(name, grid):
+                assert breaks_the_contract(estimator(spec), constant_statistics(DATA[name]), grid) == ""
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(HagoError, match=r"'symetric'.*Did you mean 'symmetric'"):
+        Grid(8, "symetric")
+
+
+def _rfc() -> TensorStatistics:
+    observer = Observer()
+    observer.update(torch.tensor([[-1.0, 2.0], [3.0, -4.0]]))
+    observer.update(torch.tensor([[-2.0, 1.0], [5.0, 0.0]]))
+    return observer.finish()
+
+
+@pytest.mark.parametrize(
+    ("spec", "threshold"), [("max_range", 5.0), ("power2_range", 8.0), ("avg_range", 4.0)]
+)
+def test_the_first_estimators_on_two_batches(spec: str, threshold: float) -> None:
+    lo, hi = estimator(spec)(_rfc(), Grid(8))
+    assert max(-float(lo), float(hi)) == threshold
+
+
+def test_ends_of_an_affine_grid_on_two_batches() -> None:
+    for spec, ends in {"max_range": (-4.0, 5.0), "avg_range": (-3.0, 4.0)}.items():
+        lo, hi = estimator(spec)(_rfc(), Grid(8, "affine"))
+        assert (float(lo), float(hi)) == ends
+
+
+@pytest.mark.parametrize("spec", sorted(BY_EXTREMES))
+@pytest.mark.parametrize(
+    ("value", "power"),
+    [
+        (0.3, 0.5),
+        (0.5, 0.5),
+        (0.51, 1.0),
+        (1.0, 1.0),
+        (2.632871389389038, 4.0),
+        (5.0, 8.0),
+        (8.0, 8.0),
+        (0.0, 1.0),
+    ],
+)
+def test_powers_of_two(spec: str, value: float, power: float) -> None:
+    seen = constant_statistics(torch.tensor([value, value / 2]))
+    assert float(estimator(spec)(seen, Grid(8, power_of_two=True))[1]) == power
+    assert float(estimator("power2_range")(seen, Grid(8))[1]) == power
+
+
+def test_weights_per_output_channel() -> None:
+    weight = torch.tensor([[1.0, -3.0], [0.5, 0.25]]).view(2, 2, 1, 1)
+    lo, hi = MaxRange()(constant_statistics(weight, 0), Grid(8))
+    assert torch.maximum(-lo, hi).tolist() == [3.0, 0.5]
+
+
+def test_means_that_cancel_leave_the_observed_range() -> None:
+    observer = Observer()
+    observer.update(torch.full((4,), -1.0))
+    observer.update(torch.full((4,), 1.0))
+    for scheme in ("hago", "affine"):
+        lo, hi = estimator("avg_range")(observer.finish(), Grid(8, scheme))
+        assert (float(lo), float(hi)) == (-1.0, 1.0)
+
+
+@ALL
+@pytest.mark.parametrize("values", [(-0.0, 1.0), (-0.0, 0.0), (-0.0, -0.0), (0.0, 0.0)])
+def test_an_end_at_zero_has_no_sign(spec: str, values: tuple[float, float]) -> None:
+    seen = constant_statistics(torch.tensor(values))
+    for grid in GRIDS:
+        for end in estimator(spec)(seen, grid):
+            assert not bool(torch.signbit(end).any()), grid

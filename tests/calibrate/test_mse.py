@@ -1,0 +1,151 @@
+"""mse: the closed form against exact integration, and its choice against real data."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hago.calibrate import mse
+from hago.calibrate._ranges import levels, observed
+from hago.calibrate.max_range import MaxRange
+from hago.calibrate.mse import Distribution, Mse
+from hago.calibrate.observer import constant_statistics
+from hago.calibrate.statistics import Grid
+
+from .references import quantization_error, squared_error_by_pieces
+
+
+def error_of(counts: list[int], origin: int, scale: Fraction, lowest: int, count: int) -> float:
+    values = Distribution.of(torch.tensor([counts], dtype=torch.float64), origin)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    return float(values.squared_error(one * float(scale), one * lowest, count))
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any),
+    st.sampled_from([0, 4]),
+    st.fractions(Fraction(1, 10), 4, max_denominator=20),
+    st.integers(-6, 0),
+    st.integers(1, 12),
+)
+def test_the_closed_form_is_the_integral(
+    counts: list[int], origin: int, scale: Fraction, lowest: int, count: int
+) -> None:
+    exact = float(squared_error_by_pieces(counts, origin, scale, lowest, count))
+    assert error_of(counts, origin, scale, lowest, count) == pytest.approx(exact, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize(("lowest", "count"), [(0, 300), (-150, 300), (-20, 400)])
+def test_many_levels_are_the_integral_too(lowest: int, count: int) -> None:
+    counts, origin = [3, 0, 7, 5, 1, 9, 2, 4], 4
+    for scale in (Fraction(1, 30), Fraction(1, 75), Fraction(1, 90)):
+        exact = float(squared_error_by_pieces(counts, origin, scale, lowest, count))
+        found = error_of(counts, origin, scale, lowest, count)
+        assert found == pytest.approx(exact, rel=2e-2, abs=1e-9)
+
+
+GRIDS = [
+    Grid(bits, scheme, power_of_two=power)
+    for bits, scheme, power in itertools.product(
+        (2, 3, 4, 6, 8), ("hago", "symmetric", "affine"), (False, True)
+    )
+    if not (power and scheme == "affine")
+]
+
+
+def samples() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    normal = torch.randn(5_000)
+    return {
+        "normal": normal,
+        "relu": normal.relu(),
+        "laplace": torch.distributions.Laplace(0.0, 1.0).sample((5_000,)),
+        "outlier": torch.cat([normal, torch.tensor([50.0])]),
+        "lopsided": torch.distributions.Exponential(1.0).sample((5_000,)) - 0.3,
+        "few": torch.tensor([0.3, -1.7, 0.9, 4.0]),
+        "uniform": torch.rand(5_000) * 2 - 1,
+    }
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_real_data_errs_no_more_than_with_max_range(grid: Grid) -> None:
+    for name, x in samples().items():
+        seen = constant_statistics(x)
+        ours = quantization_error(x, grid, *Mse()(seen, grid))
+        theirs = quantization_error(x, grid, *MaxRange()(seen, grid))
+        width = float(seen.bin_width)
+        assert ours <= theirs * 1.01 + width * width, name
+
+
+@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=12), st.sampled_from(GRIDS))
+def test_any_few_values_err_no_more_either(numbers: list[int], grid: Grid) -> None:
+    x = torch.tensor(numbers, dtype=torch.float32)
+    seen = constant_statistics(x)
+    ours = quantization_error(x, grid, *Mse()(seen, grid))
+    theirs = quantization_error(x, grid, *MaxRange()(seen, grid))
+    # Inside a bin the histogram does not know where a value lies.
+    width = float(seen.bin_width)
+    assert ours <= (theirs**0.5 + width) ** 2
+
+
+def test_low_bits_gain_much() -> None:
+    x = samples()["laplace"]
+    seen = constant_statistics(x)
+    for grid in (Grid(3), Grid(3, "affine"), Grid(3, power_of_two=True)):
+        ours = quantization_error(x, grid, *Mse()(seen, grid))
+        assert ours < 0.6 * quantization_error(x, grid, *MaxRange()(seen, grid))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_both_ends_of_an_affine_grid_are_nearly_the_best_pair(bits: int) -> None:
+    factors = torch.tensor([2.0 ** (-j / 8) for j in range(81)], dtype=torch.float64)
+    for name, x in samples().items():
+        seen, grid = constant_statistics(x), Grid(bits, "affine")
+        lowest, highest = observed(seen)
+        los, his = torch.meshgrid(lowest * factors, highest * factors, indexing="ij")
+        values = Distribution.of(seen.histogram, seen.histogram.shape[1] // 2)
+
+        def error(lo: Tensor, hi: Tensor) -> Tensor:
+            width = seen.bin_width  # noqa: B023
+            return values.squared_error(*levels(grid, lo / width, hi / width))  # noqa: B023
+
+        best = float(error(los.reshape(1, -1), his.reshape(1, -1)).min())
+        lo, hi = Mse()(seen, grid)
+        assert float(error(lo.view(1, 1), hi.view(1, 1))) <= best * 1.05 + 1e-6 * x.numel(), name
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("name", ["normal", "laplace", "outlier", "lopsided"])
+def test_the_best_power_of_two_is_chosen(name: str, bits: int) -> None:
+    x, grid = samples()[name], Grid(bits, power_of_two=True)
+    ends = {k: torch.tensor(2.0**k, dtype=torch.float64) for k in range(-3, 7)}
+    errors = {k: quantization_error(x, grid, -end, end) for k, end in ends.items()}
+    lo, hi = Mse()(constant_statistics(x), grid)
+    assert float(lo) == -float(hi)
+    assert float(hi) == 2.0 ** min(errors, key=lambda k: errors[k])
+
+
+@pytest.mark.parametrize("bits", [12, 16, 32])
+def test_many_bits_clip_nothing(bits: int) -> None:
+    x = samples()["outlier"]
+    seen = constant_statistics(x)
+    for scheme in ("hago", "affine"):
+        lo, hi = Mse()(seen, Grid(bits, scheme))
+        assert float(hi) == 50.0
+        assert float(lo) == pytest.approx(float(x.min()), rel=0.1)
+
+
+def test_blocks_of_channels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = constant_statistics(torch.randn(37, 50) * torch.logspace(-3, 3, 37).view(-1, 1), 0)
+    for grid in (Grid(4), Grid(4, "affine"), Grid(4, power_of_two=True)):
+        blocks = Mse()(seen, grid)
+        monkeypatch.setattr(mse, "_BLOCK", 5)
+        for got, want in zip(Mse()(seen, grid), blocks, strict=True):
+            assert torch.equal(got, want)
+        monkeypatch.undo()

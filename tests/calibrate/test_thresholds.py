@@ -1,0 +1,143 @@
+"""Thresholds: what an estimator says, once per question, of observed nodes and of constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from hago.calibrate import thresholds
+from hago.calibrate.estimators import ESTIMATORS, estimator
+from hago.calibrate.max_range import MaxRange
+from hago.calibrate.observer import Observer, constant_statistics
+from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.thresholds import Thresholds
+from hago.errors import DataError, HagoError
+
+
+@dataclass(frozen=True)
+class Counting:
+    """max_range that keeps the grids it was asked for; unhashable, as a user's may be."""
+
+    asked: list[Grid] = field(default_factory=list)
+    name: str = "counting"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        self.asked.append(grid)
+        return MaxRange()(statistics, grid)
+
+
+def observed() -> dict[str, TensorStatistics]:
+    torch.manual_seed(0)
+    each = Observer(1)
+    each.update(torch.randn(8, 3, 5) * torch.tensor([1.0, 10.0, 0.1]).view(1, 3, 1))
+    return {"relu": constant_statistics(torch.rand(50)), "conv": each.finish()}
+
+
+WEIGHT = torch.arange(-12.0, 12.0).view(4, 3, 2)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_answers_are_those_of_the_estimator(name: str) -> None:
+    made, seen, grid = estimator(name), observed(), Grid(4)
+    ask = Thresholds(seen, {"weight": WEIGHT}, made)
+    expected = {
+        ("relu", None): made(seen["relu"], grid),
+        ("conv", 1): made(seen["conv"], grid),
+        ("weight", None): made(constant_statistics(WEIGHT), grid),
+        ("weight", 0): made(constant_statistics(WEIGHT, 0), grid),
+        ("weight", -1): made(constant_statistics(WEIGHT, 2), grid),
+        ("weight", 1): made(constant_statistics(WEIGHT, 1), grid),
+    }
+    for (node, axis), ends in expected.items():
+        for got, want in zip(ask(node, grid, axis), ends, strict=True):
+            assert torch.equal(got, want), (node, axis)
+
+
+def test_each_question_is_worked_out_once() -> None:
+    counting = Counting()
+    ask = Thresholds(observed(), {"weight": WEIGHT}, counting)
+    for _ in range(3):
+        for grid in (Grid(4), Grid(8), Grid(8, "affine")):
+            ask("relu", grid)
+            ask("weight", grid, 0)
+            ask("weight", grid, -3)
+    assert len(counting.asked) == 6
+    assert set(counting.asked) == {Grid(4), Grid(8), Grid(8, "affine")}
+
+
+def test_changing_an_answer_does_not_change_the_next() -> None:
+    ask = Thresholds(observed(), {}, MaxRange())
+    lo, hi = ask("relu", Grid(8))
+    kept = float(hi)
+    hi.zero_()
+    lo.sub_(1)
+    assert [float(end) for end in ask("relu", Grid(8))] == [0.0, kept]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(17, 9, 13)
+    whole = Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis)
+    monkeypatch.setattr(thresholds, "_BLOCK", 4)
+    for got, want in zip(
+        Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True
+    ):
+        assert got.shape == (weight.shape[axis],)
+        assert torch.equal(got, want)
+
+
+def test_ranges() -> None:
+    seen = observed()
+    ask = Thresholds(seen, {"weight": WEIGHT, "half": torch.tensor(0.5)}, MaxRange())
+    assert ask.range_of("weight") == (-12.0, 11.0)
+    assert ask.range_of("half") == (0.5, 0.5)
+    assert ask.range_of("conv") == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
+
+
+def test_channels_that_were_observed_answer_for_the_whole_tensor() -> None:
+    seen = observed()
+    lo, hi = Thresholds(seen, {}, MaxRange())("conv", Grid(8, "affine"))
+    assert (float(lo), float(hi)) == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
+
+
+def test_refusals() -> None:
+    bad = torch.ones(3, 3)
+    bad[1, 1] = torch.nan
+    ask = Thresholds(observed(), {"weight": WEIGHT, "bad": bad, "none": torch.zeros(0, 2)}, MaxRange())
+    with pytest.raises(HagoError, match=r"'rellu'.*Did you mean 'relu'"):
+        ask("rellu", Grid(8))
+    with pytest.raises(HagoError, match=r"'waight'.*Did you mean 'weight'"):
+        ask.range_of("waight")
+    with pytest.raises(DataError, match=r"'relu' was observed with channel axis None.*axis 1"):
+        ask("relu", Grid(8), 1)
+    with pytest.raises(DataError, match="'weight' has 3 axes; there is no axis 3"):
+        ask("weight", Grid(8), 3)
+    for axis in (None, 0):
+        with pytest.raises(DataError, match="'bad'"):
+            ask("bad", Grid(8), axis)
+        with pytest.raises(DataError, match="'none'"):
+            ask("none", Grid(8), axis)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (torch.zeros(1), torch.ones(1)),
+        (torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)),
+        (torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)),
+        (torch.zeros(1, dtype=torch.float64), torch.full((1,), torch.inf, dtype=torch.float64)),
+    ],
+)
+def test_an_estimator_that_breaks_its_contract_is_named(ends: tuple[Tensor, Tensor]) -> None:
+    class Broken:
+        name = "broken"
+
+        def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+            return ends
+
+    with pytest.raises(HagoError, match=r"'broken'|broken gave .*'relu'"):
+        Thresholds(observed(), {}, Broken())("relu", Grid(8))

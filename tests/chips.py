@@ -1,0 +1,110 @@
+"""Hardware made up for tests: every op with an integer form, on one kind of chip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from hago.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
+from hago.numerics import ROUNDINGS, Overflow, Requantize
+from hago.ops import OPS, Ops
+from hago.ops._rule import IntegerForm
+from hago.types import dtype
+
+_FLOAT: Final = OpDesc("float32", "float32")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The properties that a test varies.
+
+    Args:
+        operand: dtype of activations; weights are int8.
+        register: dtype of sums.
+        floats: whether every op may run in float too.
+    """
+
+    operand: str = "int8"
+    register: str = "int32"
+    overflow: Overflow = "wrap"
+    at: RequantizeAt = "edge"
+    scheme: str = "hago"
+    weight_scheme: str = "hago"
+    granularity: Granularity = "per_tensor"
+    requantize: Requantize = field(default_factory=Requantize)
+    floats: bool = False
+    min_bits: int = 3
+
+    def hardware(self, ops: Ops = OPS, name: str = "made_up") -> Hardware:
+        """The Hardware that lists every op with an integer form."""
+        listed = {n: self._descs(r.integer) for n, r in ops.items() if r.integer is not None}
+        return Hardware(
+            {n: (*d, *([_FLOAT] if self.floats else [])) for n, d in listed.items()},
+            name=name,
+            activation=TensorScheme(self.scheme),
+            weight=TensorScheme(self.weight_scheme, self.granularity),
+            requantize=self.requantize,
+            known_ops=ops,
+        )
+
+    def _descs(self, form: IntegerForm) -> tuple[OpDesc, ...]:
+        sums = Accumulator(dtype(self.register), self.overflow)
+        narrow = OpDesc(self.operand, self.operand, min_bits=self.min_bits)
+        wide = OpDesc(self.register, self.register, sums, min_bits=self.min_bits, max_bits=23)
+        into_sums = OpDesc(self.operand, self.register, sums, min_bits=self.min_bits)
+        if form.table:
+            return (OpDesc(self.operand, self.operand, requantize_at="output", min_bits=self.min_bits),)
+        if form.slots == ("own", "plain"):
+            return (narrow,)
+        if form.slot(0) == "follow":
+            return (narrow, wide) if form.within_hull else (into_sums, wide)
+        if self.at == "output":
+            listed = [self.operand] if form.slot(0) == "common" else [self.operand, "int8"]
+            return (OpDesc(listed, self.operand, sums, "output", min_bits=self.min_bits),)
+        if form.slot(0) == "common":
+            return (narrow, wide) if form.within_hull else (wide,)
+        return (OpDesc([self.operand, "int8"], self.register, sums, min_bits=self.min_bits),)
+
+
+_SHIFTS: Final = {
+    f"shift_{r}": Chip("uint8" if r == "half_up" else "int8", requantize=Requantize("shift", r), floats=True)
+    for r in ROUNDINGS
+}
+_MULTIPLIERS: Final = {
+    f"multiplier_{r}": Chip(requantize=Requantize("multiplier_shift", r), granularity="per_channel") for r in ROUNDINGS
+}
+_FLOATS: Final = {
+    f"float32_{r}": Chip(requantize=Requantize("float32", r), operand="uint8", granularity="per_channel")
+    for r in ROUNDINGS
+}
+#: What the laws of exactness are tried on beside the hardware that ships.
+CHIPS: Final = {
+    **_SHIFTS,
+    **_MULTIPLIERS,
+    **_FLOATS,
+    "affine_at_edge": Chip("uint8", scheme="affine", weight_scheme="symmetric", granularity="per_channel"),
+    "affine_at_output": Chip("uint8", at="output", scheme="affine", weight_scheme="symmetric"),
+    "symmetric": Chip(scheme="symmetric", weight_scheme="symmetric"),
+    "unsigned_symmetric": Chip("uint8", scheme="symmetric", weight_scheme="symmetric"),
+    "at_output": Chip(at="output"),
+    "unsigned_at_output": Chip("uint8", at="output", granularity="per_channel"),
+    "two_stage": Chip(
+        at="output",
+        scheme="affine",
+        weight_scheme="symmetric",
+        granularity="per_channel",
+        requantize=Requantize("multiplier_shift", "half_away", two_stage=True),
+    ),
+    "seven_bit_multiplier": Chip(requantize=Requantize("multiplier_shift", "half_up", multiplier_bits=7)),
+    "shift_at_output": Chip(at="output", requantize=Requantize("shift", "half_up"), floats=True),
+    "int16_wraps": Chip(register="int16"),
+    "int16_saturates": Chip(register="int16", overflow="saturate_end", granularity="per_channel"),
+    "int24_wraps": Chip("uint8", "int24"),
+    "wide_operands": Chip("int16", "int40"),
+    "floats_too": Chip(floats=True),
+}
+
+
+def only(hardware: Hardware, op: str) -> Hardware:
+    """The hardware with nothing but the integer signatures of one op, which is then integer wherever it fits."""
+    return replace(hardware, ops={op: hardware.integer_descs(op)})

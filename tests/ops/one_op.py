@@ -1,0 +1,113 @@
+"""Samples of the op rules as one-op models, and what they import as."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hago.frontend.torch_export import from_torch
+from hago.graph import CONST, INPUT
+from hago.ops import OPS
+from hago.ops._rule import IntegerForm, OpRule, Sample
+
+# torch.export wants a forward with as many arguments as there are inputs.
+_FORWARDS: dict[int, Callable[..., Tensor]] = {
+    1: lambda self, a: self.call(a),
+    2: lambda self, a, b: self.call(a, b),
+    3: lambda self, a, b, c: self.call(a, b, c),
+    4: lambda self, a, b, c, d: self.call(a, b, c, d),
+}
+
+
+def draw(sample: Sample, seed: int) -> list[Tensor]:
+    """Real tensors (or indices) for every position of a sample."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(0, int(sample.high), shape, generator=generator)
+        if position in sample.indices
+        else torch.empty(shape).uniform_(sample.low, sample.high, generator=generator)
+        for position, shape in enumerate(sample.shapes)
+    ]
+
+
+class _OneOp(nn.Module):
+    def __init__(self, sample: Sample, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self.sample = sample
+        for position in sample.consts:
+            self.register_buffer(f"const{position}", tensors[position])
+
+    def call(self, *inputs: Tensor) -> Tensor:
+        left = iter(inputs)
+        consts = self.sample.consts
+        positions = range(len(self.sample.shapes))
+        return self.sample.fn(*(getattr(self, f"const{p}") if p in consts else next(left) for p in positions))
+
+
+def model_of(sample: Sample, tensors: list[Tensor]) -> tuple[nn.Module, list[Tensor]]:
+    """A module in eval mode that is one call, and its inputs."""
+    inputs = [t for p, t in enumerate(tensors) if p not in sample.consts]
+    kind = type("OneOp", (_OneOp,), {"forward": _FORWARDS[len(inputs)]})
+    return kind(sample, tensors).eval(), inputs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node of an op with an integer form.
+
+    Args:
+        shapes: of its inputs, at batch 2.
+        consts: constant inputs by slot: indices as they are, None where integers are drawn.
+    """
+
+    rule: OpRule
+    attrs: Mapping[str, Any]
+    shapes: tuple[tuple[int, ...], ...]
+    consts: Mapping[int, Tensor | None]
+
+    @property
+    def form(self) -> IntegerForm:
+        assert self.rule.integer is not None
+        return self.rule.integer
+
+    def kind(self, slot: int) -> str:
+        return self.form.slot(slot)
+
+    def at_batch_1(self, slot: int) -> tuple[int, ...]:
+        shape = self.shapes[slot]
+        return shape if slot in self.consts else (1, *shape[1:])
+
+    @property
+    def misfit(self) -> str | None:
+        return self.form.fits(self.attrs, [self.at_batch_1(s) for s in range(len(self.shapes))])
+
+
+@functools.cache
+def imported(name: str, index: int) -> Case:
+    """The node that sample `index` of op `name` imports as."""
+    rule = OPS[name]
+    model, inputs = model_of(rule.samples[index], draw(rule.samples[index], index))
+    graph = from_torch(model, inputs, fold=False)
+    nodes = [n for n in graph if n.op not in (INPUT, CONST)]
+    assert [n.op for n in nodes] == [name]
+    shapes, consts = [], {}
+    for slot, source in enumerate(nodes[0].inputs):
+        shape = graph[source].shape
+        assert shape is not None
+        if source in graph.consts:
+            whole = graph.consts[source]
+            consts[slot] = None if whole.is_floating_point() else whole
+        else:
+            shape = (2, *shape[1:])
+        shapes.append(shape)
+    return Case(rule, nodes[0].attrs, tuple(shapes), consts)
+
+
+def affine(rank: int) -> Case:
+    """affine has no torch call that it could be imported from."""
+    return Case(OPS["affine"], {"rank": rank}, ((2, 3, 4, 5)[:rank], (3,), (3,)), {1: None, 2: None})

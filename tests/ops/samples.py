@@ -1,0 +1,140 @@
+"""Samples of the op rules as one-op graphs.
+
+The samples of one op are exported together, as parts of one module: an export costs half a second
+whatever it holds. Each graph is then cut out of the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from hago.execute import infer_shape
+from hago.frontend.torch_export import from_torch
+from hago.graph import CONST, INPUT, Graph, Node
+from hago.ops import OPS, Ops
+from hago.ops._rule import Sample
+
+from .one_op import draw, model_of
+
+#: Every (op, sample), and affine, which no torch call means, at each rank.
+KEYS = [(n, i) for n, r in OPS.items() for i in range(len(r.samples))]
+AFFINE_KEYS = [("affine", rank) for rank in (2, 3, 4)]
+
+
+def at_batch(sample: Sample, batch: int, seed: int) -> list[Tensor]:
+    """Random tensors for every position of a sample, its inputs at that batch size."""
+    shapes = tuple(s if p in sample.consts else (batch, *s[1:]) for p, s in enumerate(sample.shapes))
+    resized = Sample(sample.fn, shapes, sample.consts, sample.low, sample.high, sample.indices)
+    return draw(resized, seed)
+
+
+def inputs_of(sample: Sample, tensors: list[Tensor]) -> list[Tensor]:
+    return [t for p, t in enumerate(tensors) if p not in sample.consts]
+
+
+class _Together(nn.Module):
+    """Every sample of an op; takes a tuple of inputs for each."""
+
+    def __init__(self, samples: tuple[Sample, ...]) -> None:
+        super().__init__()
+        made = [model_of(s, draw(s, i)) for i, s in enumerate(samples)]
+        self.parts = nn.ModuleList(model for model, _ in made)
+        self.examples = tuple(tuple(inputs) for _, inputs in made)
+
+    def forward(self, groups: tuple[tuple[Tensor, ...], ...]) -> tuple[Tensor, ...]:
+        return tuple(part(*group) for part, group in zip(self.parts, groups, strict=True))
+
+
+@functools.cache
+def _imported(name: str) -> tuple[_Together, Graph]:
+    model = _Together(OPS[name].samples).eval()
+    return model, from_torch(model, (model.examples,), fold=False)
+
+
+def _cut(graph: Graph, output: str, inputs: tuple[str, ...]) -> Graph:
+    """What `output` is computed from."""
+    needed = {output, *inputs}
+    for node in reversed(graph.nodes):
+        if node.name in needed:
+            needed |= set(node.inputs)
+    nodes = tuple(n for n in graph if n.name in needed)
+    return Graph(nodes, inputs, (output,), {n.name: graph.consts[n.name] for n in nodes if n.op == CONST})
+
+
+def model_and_graph(name: str, index: int) -> tuple[nn.Module, Graph]:
+    """One sample as a module in eval mode, and the Graph it imports as."""
+    model, whole = _imported(name)
+    counts = [len(group) for group in model.examples]
+    start = sum(counts[:index])
+    return model.parts[index], _cut(whole, whole.outputs[index], whole.inputs[start : start + counts[index]])
+
+
+def graph_of(name: str, index: int) -> Graph:
+    """The one-op graph of a sample; of affine, `index` is the rank."""
+    return _affine(index) if name == "affine" else model_and_graph(name, index)[1]
+
+
+def _affine(rank: int) -> Graph:
+    generator = torch.Generator().manual_seed(rank)
+    shape = (1, 3, 4, 5)[:rank]
+    consts = {n: torch.randn(3, generator=generator) for n in ("weight", "bias")}
+    nodes = (
+        Node("x", INPUT, (), {"dtype": "float32"}, shape),
+        *(Node(n, CONST, (), {}, (3,)) for n in consts),
+        Node("affine", "affine", ("x", "weight", "bias"), {"rank": rank}, shape),
+    )
+    return Graph(nodes, ("x",), ("affine",), consts)
+
+
+def compute_nodes(graph: Graph) -> list[Node]:
+    return [n for n in graph if n.op not in (INPUT, CONST)]
+
+
+def float_inputs(graph: Graph) -> Iterator[str]:
+    return (n for n in graph.inputs if graph[n].attrs["dtype"] == "float32")
+
+
+# ---------------------------------------------------------------- integers before and after
+def _convolution(name: str, source: str, shape: tuple[int, ...], consts: dict[str, Tensor]) -> list[Node]:
+    """A convolution of kernel 1 (for rows a linear) that keeps the shape."""
+    rank, channels = len(shape), shape[1]
+    dims = rank - 2
+    generator = torch.Generator().manual_seed(channels)
+    if dims:
+        consts[f"{name}.weight"] = 0.5 + torch.rand((channels, 1, *[1] * dims), generator=generator)
+        attrs = {"stride": [1] * dims, "padding": [0] * dims, "dilation": [1] * dims, "groups": channels}
+    else:
+        consts[f"{name}.weight"] = torch.eye(channels) + 0.1 * torch.randn(channels, channels, generator=generator)
+        attrs = {}
+    weight = Node(f"{name}.weight", CONST, (), {}, tuple(consts[f"{name}.weight"].shape))
+    op = f"conv{dims}d" if dims else "linear"
+    return [weight, Node(name, op, (source, weight.name), attrs, shape)]
+
+
+def among_integers(graph: Graph, ops: Ops = OPS) -> Graph:
+    """A one-op graph whose op reads the accumulators of convolutions and is read by one.
+
+    Where a value has no rank that a convolution takes, it is read as it is.
+    """
+    consts, fed = dict(graph.consts), {}
+    nodes: list[Node] = []
+    for node in graph:
+        nodes.append(Node(node.name, node.op, tuple(fed.get(s, s) for s in node.inputs), node.attrs, node.shape))
+        shape = node.shape or ()
+        if node.name in set(float_inputs(graph)) and 2 <= len(shape) <= 5:
+            nodes += _convolution(f"{node.name}.before", node.name, shape, consts)
+            fed[node.name] = nodes[-1].name
+    last = graph.outputs[0]
+    shape = graph[last].shape or ()
+    outputs = [last]
+    if 2 <= len(shape) <= 5:
+        nodes += _convolution("after", last, shape, consts)
+        outputs.append("after")
+    made = Graph(tuple(nodes), graph.inputs, tuple(outputs), consts)
+    for node in compute_nodes(made):
+        assert infer_shape(node, [made[s].shape or () for s in node.inputs], ops) == node.shape
+    return made

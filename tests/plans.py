@@ -1,0 +1,77 @@
+"""Plans for tests: a graph on a piece of hardware, calibrated on a few inputs or with thresholds as given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hago.calibrate.collect import collect
+from hago.calibrate.estimators import estimator as named_estimator
+from hago.frontend.data import Batches
+from hago.graph import CONST, Graph
+from hago.hardware import Hardware
+from hago.ops import OPS, Ops
+from hago.prepare import Estimated
+from hago.resolve import Resolver
+from hago.schemes import Grid
+from hago.space import Space, build_space
+from hago.topology import analyze
+
+
+def resolver_of(
+    graph: Graph, hardware: Hardware, inputs: Sequence[Tensor], estimator: str = "max_range", ops: Ops = OPS
+) -> Resolver:
+    """What `hago.prepare.prepare` makes, for any table of ops."""
+    batches = Batches([tuple(inputs)], graph.inputs)
+    topology = analyze(graph, hardware, ops=ops)
+    space = build_space(graph, hardware, topology, ops=ops)
+    calibration = collect(graph, batches, {g.source for g in space.groups.values()}, ops)
+    thresholds = Estimated(graph, calibration, named_estimator(estimator))
+    return Resolver(graph, hardware, topology, space, thresholds, ops)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Thresholds as given, by group key; constants have their own range."""
+
+    ranges: Mapping[str, tuple[float, float]]
+    consts: Mapping[str, Tensor]
+
+    def _pair(self, key: str, source: str) -> tuple[float, float]:
+        if key in self.ranges:
+            return self.ranges[key]
+        return min(0.0, float(self.consts[source].min())), max(0.0, float(self.consts[source].max()))
+
+    def signed(self, key: str, source: str) -> bool:
+        return self._pair(key, source)[0] < 0
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        lo, hi = self._pair(key, source)
+        shape = (1,) if channel_axis is None else (self.consts[source].shape[channel_axis],)
+        return torch.full(shape, lo, dtype=torch.float64), torch.full(shape, hi, dtype=torch.float64)
+
+
+def fixed_resolver(
+    graph: Graph, hardware: Hardware, ranges: Mapping[str, tuple[float, float]], ops: Ops = OPS
+) -> Resolver:
+    """A Resolver with thresholds as given."""
+    topology = analyze(graph, hardware, ops=ops)
+    space = build_space(graph, hardware, topology, ops=ops)
+    return Resolver(graph, hardware, topology, space, Fixed(ranges, graph.consts), ops)
+
+
+def points(space: Space, seed: int) -> Iterator[dict[str, int]]:
+    """The widest point, the narrowest, and random ones without end."""
+    yield space.widest()
+    yield space.narrowest()
+    rng = random.Random(seed)
+    while True:
+        yield {k: rng.choice(g.choices) for k, g in space.groups.items()}
+
+
+def const_nodes(graph: Graph) -> list[str]:
+    return [n.name for n in graph if n.op == CONST]

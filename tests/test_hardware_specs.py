@@ -1,0 +1,169 @@
+"""The hardware that ships with hago: every file is sound, sourced, and covers what it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hago
+from hago.hardware import Hardware, create_sample_hardware, explain_hardware
+from hago.hardware_document import hardware_hash, to_document
+from hago.hardware_file import available_hardware, load_hardware, save_hardware
+from hago.ops import OPS
+from hago.types import INT8, INT16, INT32, UINT8
+
+NAMES = ("arm_dot", "int16_accumulator", "sample", "vta", "x86_vnni")
+FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
+
+
+def test_what_ships() -> None:
+    assert available_hardware() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_spec_is_sound(name: str, tmp_path: Path) -> None:
+    chip = load_hardware(name)
+    assert chip.name == name
+    assert chip.origin == f"hardware_specs/{name}.json"
+    assert chip.sources
+    assert chip.notes
+    save_hardware(chip, tmp_path / "chip.json")
+    again = load_hardware(tmp_path / "chip.json")
+    assert again == chip
+    assert hardware_hash(again) == hardware_hash(chip)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_spec_is_found_by_path_too(name: str) -> None:
+    assert load_hardware(FOLDER / f"{name}.json") == load_hardware(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_schema_that_a_spec_names_is_there(name: str) -> None:
+    said = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["$schema"]
+    assert json.loads((FOLDER / said).read_text("utf-8"))["title"] == "hago hardware description"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saving_a_spec_gives_its_file(name: str, tmp_path: Path) -> None:
+    save_hardware(load_hardware(name), tmp_path / "chip.json")
+    ours, shipped = ((p.read_text("utf-8")) for p in (tmp_path / "chip.json", FOLDER / f"{name}.json"))
+    assert json.loads(ours)["ops"] == json.loads(shipped)["ops"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preferred_integers_are_not_hidden(name: str) -> None:
+    """A signature is of no use after one that takes at least its bits of the same operands."""
+    chip = load_hardware(name)
+    for op, descs in chip.ops.items():
+        integers = [d for d in descs if d.is_integer]
+        for i, desc in enumerate(integers):
+            assert all(d.in_dtypes != desc.in_dtypes for d in integers[:i]), (op, desc.name)
+
+
+def leaves_float(chip: Hardware) -> set[str]:
+    """The ops with an integer form that the hardware runs in float only."""
+    return {op for op, rule in OPS.items() if rule.integer is not None and not chip.integer_descs(op)}
+
+
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "vta"])
+def test_nothing_that_could_be_integer_is_left_float(name: str) -> None:
+    assert leaves_float(load_hardware(name)) == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ops_that_follow_take_what_reaches_them(name: str) -> None:
+    """A value passes from a convolution through ops that only move it without a requantization."""
+    chip = load_hardware(name)
+    emitted = chip.integer_descs("conv2d")[0].out_dtype
+    for op, rule in OPS.items():
+        if rule.integer is not None and rule.integer.slots == ("follow",) and chip.integer_descs(op):
+            taken = {d.in_dtype(0) for d in chip.integer_descs(op)}
+            assert emitted in taken or (name == "sample" and op in ("pad", "permute")), op
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_hand_on_what_convolutions_take(name: str) -> None:
+    chip = load_hardware(name)
+    operand = chip.integer_descs("conv2d")[0].in_dtype(0)
+    for op, rule in OPS.items():
+        if rule.integer is not None and rule.integer.table:
+            assert all(d.out_dtype == operand for d in chip.integer_descs(op)), op
+
+
+def test_x86_vnni() -> None:
+    chip = load_hardware("x86_vnni")
+    conv = chip.ops["conv2d"][0]
+    assert [conv.in_dtype(i) for i in range(3)] == [UINT8, INT8, INT32]
+    assert (conv.register.overflow, conv.out_dtype, conv.requantize_at) == ("wrap", INT32, "edge")
+    assert (chip.weight.granularity, chip.requantize.form, chip.requantize.rounding) == (
+        "per_channel",
+        "float32",
+        "half_even",
+    )
+    assert chip.integer_descs("add")[0].max_bits == 23
+
+
+def test_arm_dot() -> None:
+    chip = load_hardware("arm_dot")
+    assert (chip.requantize.form, chip.requantize.multiplier_bits, chip.requantize.two_stage) == (
+        "multiplier_shift",
+        31,
+        True,
+    )
+    assert (chip.activation.scheme, chip.weight.scheme) == ("affine", "symmetric")
+    assert chip.ops["conv2d"][0].requantize_at == "output"
+
+
+def test_vta_shifts() -> None:
+    chip = load_hardware("vta")
+    assert chip.requantize.power_of_two
+    assert chip.requantize.rounding == "half_up"
+    assert chip.weight.granularity == "per_tensor"
+    assert {d.out_dtype for d in chip.integer_descs("conv2d")} == {INT32}
+
+
+def test_int16_accumulator_is_the_rfc_example() -> None:
+    chip = load_hardware("int16_accumulator")
+    said = {
+        "add": ["float32", "int16"],
+        "conv2d": ["int16"],
+        "relu": ["int16"],
+        "clamp": ["int16"],
+        "max_pool2d": ["int16"],
+        "avg_pool2d": ["float32"],
+        "adaptive_avg_pool2d": ["float32"],
+        "linear": ["float32"],
+    }
+    assert {op: [str(d.out_dtype) for d in chip.ops[op]] for op in said} == said
+    assert chip.ops["conv2d"][0].in_dtype(1) == INT8
+    assert chip.ops["conv2d"][0].register.dtype == INT16
+    listed = [str(d.out_dtype) for d in chip.ops["concat"]]
+    assert [d for d in listed if d != "int16"] == ["float32", "int8", "int32"]
+
+
+def test_sample_is_the_rfc_listing() -> None:
+    shipped, built = load_hardware("sample"), create_sample_hardware()
+    assert replace(shipped, sources=(), notes=()) == built
+    assert hardware_hash(shipped) == hardware_hash(built)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_has_a_line_per_signature(name: str) -> None:
+    chip = load_hardware(name)
+    lines = str(explain_hardware(chip)).splitlines()
+    assert len(lines) == 2 + sum(map(len, chip.ops.values()))
+    assert all(f"hardware_specs/{name}.json: " in line for line in lines[2:])
+    assert len(to_document(chip)["signatures"]) == len({line.split(": ")[-1] for line in lines[2:]})
+
+
+def test_specs_are_found_from_another_folder(tmp_path: Path) -> None:
+    code = "from hago.hardware_file import available_hardware; print(*available_hardware())"
+    where = {"PYTHONPATH": str(FOLDER.parent), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=where, capture_output=True, check=True)
+    assert ran.stdout.decode().split() == list(NAMES)
