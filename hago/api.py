@@ -90,9 +90,7 @@ def search_quantize_strategy(
     Raises:
         HagoError: bad input, or no point that the hardware can run; what and where is said.
     """
-    prepared = prepare(
-        model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits
-    )
+    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
     chosen = named_objective(objective)
     evaluator = Evaluator(prepared.graph, prepared.batches, chosen)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
@@ -150,7 +148,9 @@ def _searcher(searcher: Any, space: Space, start: Bits, seed: int) -> Searcher:
         return searcher  # type: ignore[no-any-return]
     if callable(searcher):
         return searcher(space, start, seed)  # type: ignore[no-any-return]
-    raise HagoError(f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function")
+    raise HagoError(
+        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
+    )
 
 
 def _made_by(

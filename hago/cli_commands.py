@@ -13,6 +13,7 @@ import torch
 from hago import api
 from hago.cli_options import NO, OK, Outcome, Voices, fixed_bits, load_batches, make_folder_of, named
 from hago.cli_search import quantize, search
+from hago.debug.text import table
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
 from hago.frontend.data import Batches
@@ -107,8 +108,7 @@ def replay(args: Namespace, voices: Voices) -> Outcome:
 def hardware(args: Namespace, voices: Voices) -> Outcome:
     """List, show or check hardware."""
     if args.action == "list":
-        tables = {n: explain_hardware(load_hardware(n)) for n in available_hardware()}
-        return Outcome("\n".join(t.head for t in tables.values()), {n: t.head for n, t in tables.items()})
+        return _list(tuple(map(load_hardware, available_hardware())))
     if args.action == "show":
         shown = explain_hardware(load_hardware(args.hardware))
         return Outcome(str(shown), shown.to_json())
@@ -120,6 +120,23 @@ def hardware(args: Namespace, voices: Voices) -> Outcome:
         first, *mistakes = [line.strip() for line in str(error).splitlines()]
         return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
     return Outcome(f"{args.hardware} is right: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
+
+
+def _list(known: tuple[Hardware, ...]) -> Outcome:
+    titles = ("name", "activations", "weights", "requantize", "rounding", "other_ops", "ops")
+    rows = [
+        (
+            h.name,
+            f"{h.activation.scheme} {h.activation.granularity}",
+            f"{h.weight.scheme} {h.weight.granularity}",
+            h.requantize.form,
+            h.requantize.rounding,
+            h.other_ops,
+            str(len(h.ops)),
+        )
+        for h in known
+    ]
+    return Outcome("\n".join(table(titles, rows)), [dict(zip(titles, row, strict=True)) for row in rows])
 
 
 def demo(args: Namespace, voices: Voices) -> Outcome:

@@ -73,7 +73,7 @@ def load_data(
     path = Path(spec)
     if path.is_dir():
         return _image_folder(path, images or ImageShape(), batch_size, samples)
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" and path.exists():
         return _arrays(path, batch_size, samples)
     if ":" in spec and not path.exists():
         return CalledBatches(spec, samples)
@@ -218,7 +218,9 @@ class CalledBatches:
         if isinstance(made, Tensor):
             return torch.split(made, BATCH_SIZE)
         if not isinstance(made, Iterable):
-            raise DataError(f"data {self.spec!r} returned a {type(made).__name__}; expected an iterable of batches")
+            raise DataError(
+                f"data {self.spec!r} returned a value of type {type(made).__name__}; expected an iterable of batches"
+            )
         return made
 
     def __iter__(self) -> Iterator[Any]:

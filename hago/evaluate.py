@@ -19,7 +19,7 @@ from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph, Node
 from hago.objective import OBJECTIVES, Objective, wilson_interval
-from hago.plan import Plan
+from hago.plan import NodePlan, Plan
 from hago.resolve import Resolver
 from hago.search.searcher import Score
 from hago.simulator import Carriers, Simulator
@@ -172,7 +172,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
             return bits
 
 
-def _peak(plan: Any, largest: float) -> float:
+def _peak(plan: NodePlan, largest: float) -> float:
     return largest / float(plan.register.scale.min()) / plan.desc.register.dtype.max
 
 

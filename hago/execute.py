@@ -113,15 +113,10 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
     Raises:
         GraphError: the wrong number, nesting, shape or kind of arguments.
     """
-    if graph.in_spec is not None:
-        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
-    else:
-        leaves = [*args, *kwargs.values()]
+    leaves = [*args, *kwargs.values()] if graph.in_spec is None else pytree.tree_leaves((tuple(args), dict(kwargs)))
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     if len(tensors) != len(graph.inputs):
-        raise GraphError(
-            f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}"
-        )
+        raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
         shape = graph[name].shape
         if shape is not None and tuple(tensor.shape[1:]) != tuple(shape[1:]):

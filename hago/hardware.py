@@ -121,13 +121,10 @@ class TensorScheme:
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
             raise HardwareError(
-                f"unknown scheme {self.scheme!r}; known: {', '.join(SCHEMES)}."
-                + did_you_mean(self.scheme, SCHEMES)
+                f"unknown scheme {self.scheme!r}; known: {', '.join(SCHEMES)}." + did_you_mean(self.scheme, SCHEMES)
             )
         if self.granularity not in get_args(Granularity):
-            raise HardwareError(
-                f"unknown granularity {self.granularity!r}; expected per_tensor or per_channel"
-            )
+            raise HardwareError(f"unknown granularity {self.granularity!r}; expected per_tensor or per_channel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +162,7 @@ class Hardware:
             name = names.get(op, op)
             if name not in self.known_ops:
                 raise HardwareError(
-                    f"hardware {self.name!r} lists unknown op {op!r}."
-                    + did_you_mean(op, [*self.known_ops, *names])
+                    f"hardware {self.name!r} lists unknown op {op!r}." + did_you_mean(op, [*self.known_ops, *names])
                 )
             merged[name] = merged.get(name, ()) + tuple(descs)
         object.__setattr__(self, "ops", merged)

@@ -17,8 +17,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from hago.errors import did_you_mean
-from hago.numerics import ROUNDINGS
 from hago.ops import Ops, aliases
+from hago.rounding import ROUNDINGS
 from hago.schemes import SCHEMES
 from hago.types import DTYPES, DType
 

@@ -80,9 +80,7 @@ def parse_json(text: str, where: str) -> Any:
         return found
 
     try:
-        return json.loads(
-            text, parse_int=integer, parse_float=real, parse_constant=refuse, object_pairs_hook=unique
-        )
+        return json.loads(text, parse_int=integer, parse_float=real, parse_constant=refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise LogError(f"{where}: not the JSON that hago writes: {error}") from None
 
@@ -97,8 +95,7 @@ def check_version(value: Any, newest: int, where: str) -> None:
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= newest:
         known = "1" if newest == 1 else f"1 to {newest}"
         raise LogError(
-            f"{where}: at $.version: got {_short(version)}, expected {known}; a larger one is written "
-            "by a newer hago"
+            f"{where}: at $.version: got {_short(version)}, expected {known}; a larger one is written by a newer hago"
         )
 
 

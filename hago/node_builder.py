@@ -1,27 +1,26 @@
 """NodeBuilder: the plan of one integer node, from the bits of its operands and their producers.
 
 In order: choose the signature, give every operand its qparams by the kind of its slot, derive the
-accumulator, bound it over the actual quantized weights, and requantize at the output where the
-signature says so.
+accumulator, bound it, and requantize at the output where the signature says so.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
+from hago.bounds import Bounds, largest_centered
 from hago.crossing import passes, range_node
 from hago.errors import InfeasibleBits
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
-from hago.numerics import EXACT_FLOAT32, apply_simq, dequantize
+from hago.numerics import apply_simq, dequantize
 from hago.ops import Ops
-from hago.ops._rule import Operand
 from hago.plan import NodePlan
 from hago.schemes import Grid, make_qparams
 from hago.topology import Topology, fitting_descs
@@ -39,9 +38,7 @@ class ThresholdSource(Protocol):
         """Whether values of node `source` were ever negative."""
         ...
 
-    def __call__(
-        self, key: str, source: str, grid: Grid, channel_axis: int | None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
         """(lo, hi), float64 of shape (channels,) or (1,), for the group `key` fed by node `source`."""
         ...
 
@@ -99,7 +96,8 @@ class NodeBuilder:
         consts = {s: self.owner.const(self.node.inputs[s], t) for s, t in enumerate(targets) if t and self._const(s)}
         register = self._register(targets, scales)
         attrs = self.form.attrs(self.node.attrs, scales)
-        bound, raw = self._bounds(targets, consts, attrs)
+        bounds = Bounds(self.owner.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
+        bound = bounds.centered()
         out, out_simq, table = self._output(register, targets)
         return NodePlan(
             desc=self.desc,
@@ -111,9 +109,9 @@ class NodeBuilder:
             out_simq=out_simq,
             out=out,
             bound=bound,
-            raw_bound=raw,
+            raw_bound=bounds.raw(),
             within_hull=self.form.within_hull and register.dtype == self.desc.in_dtype(0),
-            parts=self._parts(bound, targets, consts, attrs),
+            parts=bounds.parts(),
             table=table,
             thresholds=self.thresholds,
             saturated_biases=self._saturated(targets),
@@ -185,7 +183,9 @@ class NodeBuilder:
         ndim = len(self.owner.graph[name].shape or ())
         if self._const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
             axis = weight.axis % ndim
-        lo, hi = self._threshold(str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._signed(slot), axis)
+        lo, hi = self._threshold(
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._signed(slot), axis
+        )
         if axis is not None:
             shape = [-1 if d == axis else 1 for d in range(ndim)]
             lo, hi = lo.reshape(shape), hi.reshape(shape)
@@ -289,59 +289,13 @@ class NodeBuilder:
         real = self.owner.ops[self.node.op].compute(self.node.attrs, dequantize(q, source), *others)
         return apply_simq(real, SimQ(None, target), self.owner.hardware.requantize).to(torch.int64)
 
-    # ------------------------------------------------------------ bounds
-    def _bounds(
-        self, targets: Sequence[QParams | None], consts: Mapping[int, Tensor], attrs: Mapping[str, Any]
-    ) -> tuple[float, float]:
-        """The largest |accumulator|; and the same with zero points multiplied in."""
-        if self.form.table:
-            return 0.0, 0.0
-        operands = [self._operand_range(s, t, consts.get(s), raw=False) for s, t in enumerate(targets)]
-        bound = float(self.form.bound(attrs, operands).max())
-        if all(t is None or not bool(t.zero_point.any()) for t in targets):
-            return bound, bound
-        raw = [self._operand_range(s, t, consts.get(s), raw=True) for s, t in enumerate(targets)]
-        return bound, float(self.form.bound(attrs, raw).max())
-
-    def _operand_range(self, slot: int, target: QParams | None, values: Tensor | None, *, raw: bool) -> Operand:
-        shape = self.owner.graph[self.node.inputs[slot]].shape or ()
-        if target is None:
-            return Operand(None, torch.zeros((), dtype=torch.float64), shape)
-        if raw and values is not None:
-            values = values + target.zero_point
-        clip = max(abs(target.qmin), abs(target.qmax)) if raw else largest_centered(target)
-        if not raw and self.sources[slot] is target:
-            clip = min(clip, self.magnitudes[slot])
-        if values is not None:
-            clip = float(values.abs().max()) if values.numel() else 0.0
-        return Operand(values, torch.tensor(float(clip), dtype=torch.float64), shape)
-
-    def _parts(
-        self,
-        bound: float,
-        targets: Sequence[QParams | None],
-        consts: Mapping[int, Tensor],
-        attrs: Mapping[str, Any],
-    ) -> int:
-        """The fewest parts of K whose sums all stay exact in float32; 1 where none do."""
-        if bound < EXACT_FLOAT32 or self.form.split is None:
-            return 1
-        shapes = [self.owner.graph[s].shape or () for s in self.node.inputs]
-        whole = [consts[s] if s in consts else torch.empty(shapes[s], device="meta") for s in range(len(shapes))]
-        for parts in range(2, 17):
-            chunks = self.form.split(attrs, whole, parts)
-            if len(chunks) > 1 and all(self._chunk_bound(c, targets, attrs) < EXACT_FLOAT32 for c in chunks):
-                return parts
-        return 1
-
-    def _chunk_bound(
-        self, chunk: Sequence[Tensor], targets: Sequence[QParams | None], attrs: Mapping[str, Any]
-    ) -> float:
-        operands = [
-            replace(self._operand_range(s, targets[s], None if t.is_meta else t, raw=False), shape=tuple(t.shape))
-            for s, t in enumerate(chunk)
-        ]
-        return float(self.form.bound(attrs, operands).max())
+    def _limits(self, targets: Sequence[QParams | None]) -> list[float]:
+        """The largest |c| that each operand can hold: what its clipping, or its producer, lets through."""
+        limits = []
+        for target, source, magnitude in zip(targets, self.sources, self.magnitudes, strict=True):
+            clip = 0.0 if target is None else largest_centered(target)
+            limits.append(min(clip, magnitude) if source is target else clip)
+        return limits
 
     def _saturated(self, targets: Sequence[QParams | None]) -> int:
         """Bias entries beyond their slot."""
@@ -356,15 +310,3 @@ class NodeBuilder:
         parts = [simq.key if simq else None for simq in simqs]
         said = (str(self.desc), self.desc.form, parts, out_simq.key if out_simq else None, out.key)
         return hashlib.sha256(repr(said).encode()).digest()
-
-
-def largest_centered(qparams: QParams) -> float:
-    """The largest |q - zero_point|."""
-    low = float((qparams.qmin - qparams.zero_point).abs().max())
-    return max(low, float((qparams.qmax - qparams.zero_point).abs().max()))
-
-
-def largest_centered(qparams: QParams) -> float:
-    """The largest |q - zero_point|."""
-    low = float((qparams.qmin - qparams.zero_point).abs().max())
-    return max(low, float((qparams.qmax - qparams.zero_point).abs().max()))

@@ -11,7 +11,6 @@ only moves the clipping range, and padding is 0 whatever it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
+from hago.rounding import ROUNDINGS, round_half_away, rounding_shift
 from hago.types import DType, QParams, SimQ
 from hago.types import dtype as named_dtype
 
@@ -28,52 +28,6 @@ Form = Literal["float32", "multiplier_shift", "shift"]
 #: float32 holds every integer up to here, float64 up to the next.
 EXACT_FLOAT32: Final = 1 << 24
 EXACT_FLOAT64: Final = 1 << 53
-
-
-# ---------------------------------------------------------------- rounding, in place on floats
-# Ties are found by an exact subtraction: |x - round(x)| <= 1/2 has no rounding error.
-# `floor(x + 0.5)` would be wrong for x = 0.5 - 2**-25, where the sum rounds up to 1.
-def _half_even(x: Tensor) -> Tensor:
-    return x.round_()
-
-
-def _half_up(x: Tensor) -> Tensor:
-    r = torch.round(x)
-    return r.add_((x - r) == 0.5)
-
-
-def _half_away(x: Tensor) -> Tensor:
-    r = torch.round(x)
-    tie = (x - r).abs_() == 0.5
-    return torch.where(tie, x + torch.copysign(torch.full_like(x, 0.5), x), r)
-
-
-def _half_down(x: Tensor) -> Tensor:
-    r = torch.round(x)
-    return r.sub_((r - x) == 0.5)
-
-
-def _toward_zero(x: Tensor) -> Tensor:
-    return x.trunc_()
-
-
-def _floor(x: Tensor) -> Tensor:
-    return x.floor_()
-
-
-ROUNDINGS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
-    "half_even": _half_even,
-    "half_up": _half_up,
-    "half_away": _half_away,
-    "half_down": _half_down,
-    "toward_zero": _toward_zero,
-    "floor": _floor,
-}
-
-
-def round_to_int(x: Tensor, rounding: str) -> Tensor:
-    """`x` (float32 or float64) rounded to integers, ties as `rounding` says. May reuse `x`."""
-    return ROUNDINGS[rounding](x)
 
 
 # ---------------------------------------------------------------- overflow
@@ -197,29 +151,10 @@ def multiplier_and_shift(ratio: Tensor, bits: int = 31) -> tuple[Tensor, Tensor]
         TFLite `QuantizeMultiplier`: frexp, then the fraction rounded half away from zero.
     """
     fraction, exponent = torch.frexp(ratio.to(torch.float64))
-    m = _half_away(fraction * (1 << bits)).to(torch.int64)
+    m = round_half_away(fraction * (1 << bits)).to(torch.int64)
     carry = m == 1 << bits
     m = torch.where(carry, m >> 1, m)
     return m, bits - (exponent.to(torch.int64) + carry)
-
-
-def _rounding_shift(p: Tensor, n: Tensor, rounding: str) -> Tensor:
-    """`round(p / 2**n)` in int64, exact; n < 0 shifts left. Only ties differ between modes."""
-    left, right = (-n).clamp_min(0), n.clamp(0, 62)
-    p = p << left
-    floor = p >> right
-    rest = p - (floor << right)
-    half = torch.where(right > 0, torch.ones_like(right) << (right - 1).clamp_min(0), torch.ones_like(right))
-    above, tie = rest > half, (rest == half) & (right > 0)
-    up = {
-        "half_even": above | (tie & ((floor & 1) == 1)),
-        "half_up": above | tie,
-        "half_down": above,
-        "half_away": above | (tie & (floor >= 0)),
-        "toward_zero": (rest > 0) & (floor < 0),
-        "floor": torch.zeros_like(above),
-    }[rounding]
-    return floor + up
 
 
 def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
@@ -228,7 +163,7 @@ def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
     References:
         gemmlowp `SaturatingRoundingDoublingHighMul`.
     """
-    return _rounding_shift(a * m, torch.full_like(m, 31), "half_up").clamp_max((1 << 31) - 1)
+    return rounding_shift(a * m, torch.full_like(m, 31), "half_up").clamp_max((1 << 31) - 1)
 
 
 def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
@@ -239,9 +174,9 @@ def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requa
         m, n: from `multiplier_and_shift`; broadcast against c.
     """
     if not how.two_stage:
-        return _rounding_shift(c * m, n, how.rounding)
+        return rounding_shift(c * m, n, how.rounding)
     high = doubling_high_multiply((c << (31 - n).clamp_min(0)), m)
-    return _rounding_shift(high, (n - 31).clamp_min(0), "half_away")
+    return rounding_shift(high, (n - 31).clamp_min(0), "half_away")
 
 
 def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> Tensor:
@@ -261,10 +196,8 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
         m, n = multiplier_and_shift(r, how.multiplier_bits)
         out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how)
         return _clip(out, target).to(c.dtype if c.is_floating_point() else torch.int64)
-    if how.form == "shift":
-        carrier = c if c.is_floating_point() else c.to(torch.float64)
-    else:
-        carrier = c.to(torch.float32)
+    exact = c.dtype if c.is_floating_point() else torch.float64
+    carrier = c.to(exact if how.form == "shift" else torch.float32)
     out = _clip(ROUNDINGS[how.rounding](carrier * _number(r.to(carrier.dtype))), target)
     return out if c.is_floating_point() else out.to(torch.int64)
 

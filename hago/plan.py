@@ -79,7 +79,6 @@ class NodePlan:
         """The float type whose sums are exact: float32, or float64 where they may pass 2**24."""
         return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64
 
-
     def held(self, c: Tensor) -> Tensor:
         """What the register holds where `c` was computed: `c` itself unless it could overflow."""
         if self.proved:

@@ -65,7 +65,7 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
     if isinstance(model, Graph):
         return model.inputs
     if isinstance(model, ExportedProgram):
-        return tuple(model.graph_signature.user_inputs)  # type: ignore[arg-type]
+        return tuple(str(name) for name in model.graph_signature.user_inputs)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hago.errors import StrategyMismatch
+from hago.errors import LogError, StrategyMismatch
 from hago.evaluate import Evaluator
 from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
@@ -48,17 +48,22 @@ class Replay:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        rows = [{"trial": d.trial, "figure": d.figure, "logged": d.logged, "replayed": d.replayed} for d in self.differences]
+        rows = [asdict(d) for d in self.differences]
         return {"trials": self.trials, "same": self.same, "differences": rows}
 
     def __str__(self) -> str:
         if self.same:
             return f"{self.trials} trials replayed, every figure equal to the last bit"
-        return "\n".join([f"{self.trials} trials replayed, {len(self.differences)} figures differ", *map(str, self.differences)])
+        head = f"{self.trials} trials replayed, {len(self.differences)} figures differ"
+        return "\n".join([head, *map(str, self.differences)])
 
 
 def replay_strategy(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any], objective: ObjectiveLike | None
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    objective: ObjectiveLike | None,
 ) -> Replay:
     """Evaluate a stored strategy again on the data it was found on.
 
@@ -90,6 +95,8 @@ def replay_log(
     """
     record = read_log(log)
     header, trials = record.header, record.trials
+    if header is None:
+        raise LogError(f"log {log} has no header; there is nothing to replay")
     prepared = prepare(
         model,
         hardware,

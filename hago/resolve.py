@@ -13,10 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hago.bounds import largest_centered
 from hago.graph import OUTPUT, Graph, Node
 from hago.hardware import Hardware
 from hago.lru import LRU
-from hago.node_builder import NodeBuilder, ThresholdSource, largest_centered
+from hago.node_builder import NodeBuilder, ThresholdSource
 from hago.numerics import quantize
 from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
@@ -26,6 +27,7 @@ from hago.types import Edge, QParams, SimQ
 
 MEMORY: Final = 1 << 16
 CONST_BYTES: Final = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class _Value:

@@ -13,31 +13,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.errors import HagoError
+from hago.errors import HagoError, did_you_mean
 from hago.numerics import power_of_two_at_least
 from hago.types import DType, QParams
 
 #: Scales below this would make float32 ratios of scales overflow or lose bits.
 SMALLEST_SCALE: Final = 2.0**-100
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The integers that will stand for a tensor.
-
-    Args:
-        bits: how many, sign included.
-        scheme: a name in `hago.schemes.SCHEMES`.
-        signed: False where no value is negative and the dtype is unsigned: then 2**bits levels
-            cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
-            (affine).
-        power_of_two: whether the threshold must be a power of two.
-    """
-
-    bits: int
-    scheme: str = "hago"
-    signed: bool = True
-    power_of_two: bool = False
-
 
 Scheme = Callable[[Tensor, Tensor, int, DType], tuple[Tensor, Tensor, int, int]]
 
@@ -101,6 +82,37 @@ def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Ten
 
 
 SCHEMES: Final[Mapping[str, Scheme]] = {"hago": hago, "symmetric": symmetric, "affine": affine}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integers that will stand for a tensor.
+
+    Args:
+        bits: how many, sign included.
+        scheme: a name in `hago.schemes.SCHEMES`.
+        signed: False where no value is negative and the dtype is unsigned: then 2**bits levels
+            cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
+            (affine).
+        power_of_two: whether the threshold must be a power of two.
+
+    Raises:
+        HagoError: the scheme is unknown, or the bits are not 2 to 64 (63 where unsigned).
+    """
+
+    bits: int
+    scheme: str = "hago"
+    signed: bool = True
+    power_of_two: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise HagoError(
+                f"unknown scheme {self.scheme!r}; known: {', '.join(SCHEMES)}." + did_you_mean(self.scheme, SCHEMES)
+            )
+        most = 64 if self.signed else 63
+        if not 2 <= self.bits <= most:
+            raise HagoError(f"a grid of {self.bits} bits; expected 2 to {most}")
 
 
 def make_qparams(

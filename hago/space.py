@@ -78,8 +78,7 @@ class Space:
                 raise InfeasibleBits(f"no bits for edge {key!r}; expected one of {list(group.choices)}")
             if bits[key] not in group.choices:
                 raise InfeasibleBits(
-                    f"{bits[key]} bits for edge {key!r} fit no signature; expected one of "
-                    f"{list(group.choices)}"
+                    f"{bits[key]} bits for edge {key!r} fit no signature; expected one of {list(group.choices)}"
                 )
 
 
@@ -108,9 +107,7 @@ def build_space(
 class _Builder:
     """Walks the graph once; keeps what each node can emit."""
 
-    def __init__(
-        self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops
-    ) -> None:
+    def __init__(self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
         self.fixed, self.ops = fixed, ops
         self.emits: dict[str, frozenset[DType]] = {}  # empty: real values

@@ -77,9 +77,7 @@ def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str 
     return rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
 
 
-def analyze(
-    graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), ops: Ops = OPS
-) -> Topology:
+def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), ops: Ops = OPS) -> Topology:
     """The topology of a graph on a piece of hardware.
 
     Args:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -110,7 +111,8 @@ class Measurement:
         return Row(value, interval, loss, agreement, sqnr, right=[int(r) for r in right])
 
     def _right(self, out: Tensor) -> Tensor:
-        return (out.argmax(1) == self.asset.labels).double()
+        assert self.asset.labels is not None
+        return out.argmax(1).eq(self.asset.labels).double()
 
     def integer(self, name: str, make: Callable[[], tuple[Plan, int]]) -> None:
         """Measure the plan that `make` gives, with the number of its trials; a refusal is noted."""
@@ -166,9 +168,9 @@ def measure(job: Job) -> dict[str, object]:
     found = Measurement(job)
     if job.hardware == "int16_accumulator":
         found.integer("widest", found.widest)
-    found.integer(DEFAULT, lambda: found.one_shot(None))
+    found.integer(DEFAULT, partial(found.one_shot, None))
     for name in job.estimators:
-        found.integer(name, lambda name=name: found.one_shot(name))
+        found.integer(name, partial(found.one_shot, name))
     if job.budget != "0":
         found.integer("search", found.searched)
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

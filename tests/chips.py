@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hago.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
-from hago.numerics import ROUNDINGS, Overflow, Requantize
+from hago.numerics import Overflow, Requantize
 from hago.ops import OPS, Ops
 from hago.ops._rule import IntegerForm
+from hago.rounding import ROUNDINGS
 from hago.types import dtype
 
 _FLOAT: Final = OpDesc("float32", "float32")

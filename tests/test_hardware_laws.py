@@ -19,8 +19,9 @@ from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.hardware_check import check_document
 from hago.hardware_document import from_document, hardware_hash, to_document
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
-from hago.numerics import ROUNDINGS, Requantize
+from hago.numerics import Requantize
 from hago.ops import OPS
+from hago.rounding import ROUNDINGS
 from hago.schemes import SCHEMES
 from hago.types import DTYPES
 

@@ -171,11 +171,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**320), 10**320)
-    | st.floats()
-    | st.sampled_from(["", "conv:0", "8"]),
+    st.none() | st.booleans() | st.integers(-(10**320), 10**320) | st.floats() | st.sampled_from(["", "conv:0", "8"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["conv:0", "hash"]), inner),
     max_leaves=4,
 )
@@ -218,9 +214,7 @@ def test_a_strategy_with_other_bytes_loads_or_is_refused(tmp_path: Path) -> None
 
 # ---------------------------------------------------------------- saving is all or nothing
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failed_save_leaves_the_old_file(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_the_old_file(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "best.json"
     make_strategy().save(path)
     before = path.read_bytes()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
 from hago.numerics import power_of_two_at_least
-from hago.schemes import SCHEMES, Scheme
+from hago.schemes import SCHEMES, Grid, Scheme
 from hago.types import DType
 
 

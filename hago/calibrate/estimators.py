@@ -40,20 +40,14 @@ def estimator(spec: str | Estimator) -> Estimator:
         return spec
     name, colon, rest = spec.strip().partition(":")
     if name not in ESTIMATORS:
-        raise HagoError(
-            f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}.{did_you_mean(name, ESTIMATORS)}"
-        )
+        raise HagoError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}.{did_you_mean(name, ESTIMATORS)}")
     kind = ESTIMATORS[name]
     options = rest.split(",") if colon else []
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     if len(options) > len(known):
-        raise HagoError(
-            f"estimator {spec!r} has {len(options)} options; {name} takes {', '.join(known) or 'none'}"
-        )
+        raise HagoError(f"estimator {spec!r} has {len(options)} options; {name} takes {', '.join(known) or 'none'}")
     try:
         values = [float(option) for option in options]
     except ValueError:
-        raise HagoError(
-            f"the options of estimator {spec!r} must be numbers, e.g. 'percentile:99.9'"
-        ) from None
+        raise HagoError(f"the options of estimator {spec!r} must be numbers, e.g. 'percentile:99.9'") from None
     return cast("Callable[..., Estimator]", kind)(*values)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hago.calibrate._ranges import around_zero, levels, magnitudes, peak, two_sided, without_zeros
 from hago.calibrate.max_range import MaxRange
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
 from hago.numerics import power_of_two_at_least
+from hago.schemes import Grid
 
 #: Bins that the widest candidate must have per step; with fewer, all that a step merges is one bin.
 _BINS_PER_STEP: Final = 4

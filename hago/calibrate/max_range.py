@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hago.calibrate._ranges import around_zero, observed, peak, two_sided
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
+from hago.schemes import Grid
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from hago.calibrate._ranges import (
     two_sided,
     without_zeros,
 )
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
 from hago.numerics import power_of_two_at_least
+from hago.schemes import Grid
 
 #: Up to this many steps the sum over midpoints is taken, beyond it the integral.
 _MIDPOINTS: Final = 256

@@ -204,9 +204,7 @@ class Observer:
         )
 
 
-def constant_statistics(
-    tensor: Tensor, channel_axis: int | None = None, name: str = "constant"
-) -> TensorStatistics:
+def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: str = "constant") -> TensorStatistics:
     """Exact statistics of a constant, such as a weight, taken as one batch.
 
     Args:

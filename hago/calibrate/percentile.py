@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hago.calibrate._ranges import around_zero, magnitudes, observed, two_sided, unless_empty
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
 from hago.errors import HagoError
+from hago.schemes import Grid
 
 
 def quantile(histogram: Tensor, fraction: float) -> Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hago.calibrate._ranges import around_zero, peak
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
+from hago.schemes import Grid
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from hago.errors import HagoError, did_you_mean
-from hago.schemes import SCHEMES
+from hago.schemes import Grid
 
 #: Histogram bins over [-limit, limit]; even, so that zero is an edge between two bins.
 BINS: Final = 4096
@@ -57,38 +56,6 @@ class TensorStatistics:
             histogram=self.histogram[start:stop],
             limit=self.limit[start:stop],
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The integers that will stand for a tensor.
-
-    Args:
-        bits: how many, sign included.
-        scheme: a name in `hago.schemes.SCHEMES`.
-        signed: False where no value is negative and the dtype is unsigned: then 2**bits levels
-            cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
-            (affine).
-        power_of_two: whether the threshold must be a power of two.
-
-    Raises:
-        HagoError: the scheme is unknown, or the bits are not 2 to 64 (63 where unsigned).
-    """
-
-    bits: int
-    scheme: str = "hago"
-    signed: bool = True
-    power_of_two: bool = False
-
-    def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise HagoError(
-                f"unknown scheme {self.scheme!r}; known: {', '.join(SCHEMES)}."
-                + did_you_mean(self.scheme, SCHEMES)
-            )
-        most = 64 if self.signed else 63
-        if not 2 <= self.bits <= most:
-            raise HagoError(f"a grid of {self.bits} bits; expected 2 to {most}")
 
 
 class Estimator(Protocol):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hago.calibrate.observer import constant_statistics, merge_channels
-from hago.calibrate.statistics import Estimator, Grid, TensorStatistics
+from hago.calibrate.statistics import Estimator, TensorStatistics
 from hago.errors import DataError, HagoError, did_you_mean
+from hago.schemes import Grid
 
 #: Channels of a constant that are estimated at a time: their histograms take 8 MiB.
 _BLOCK = 256

@@ -173,9 +173,7 @@ class Explanation:
         return lines
 
 
-def explain_topology(
-    graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS
-) -> Explanation:
+def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Explanation:
     """What will be integer on a piece of hardware, what stays float and why.
 
     Args:
@@ -193,9 +191,7 @@ def _crossing(graph: Graph, topology: Topology, edge: Edge) -> Crossing:
     return Crossing(str(edge), source, "float" if topology.nodes[source] else "integer")
 
 
-def _explain(
-    graph: Graph, node: Node, hardware: Hardware, topology: Topology, space: Space, ops: Ops
-) -> NodeChoice:
+def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, space: Space, ops: Ops) -> NodeChoice:
     integer = topology.nodes[node.name]
     descs = fitting_descs(graph, node, hardware, ops) if integer else hardware.float_descs(node.op)
     edges = _edges(graph, node, space, ops) if integer else ()

@@ -47,9 +47,7 @@ def safe_bits(
     return None, False
 
 
-def _fits(
-    graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int], affine: bool, ops: Ops
-) -> bool:
+def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int], affine: bool, ops: Ops) -> bool:
     """Whether the worst operands of these bits stay inside every register that could be chosen."""
     form = ops[node.op].integer
     assert form is not None

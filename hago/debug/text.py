@@ -68,4 +68,3 @@ def count(value: int) -> str:
 def ratio_text(part: int, whole: int) -> str:
     """`62.5 %` of a whole that may be 0."""
     return "-" if whole == 0 else f"{100.0 * part / whole:.1f} %"
-

@@ -67,7 +67,7 @@ class Batches:
             self.__dict__.update(dataset.__dict__)  # checked already
             return
         if isinstance(dataset, Tensor):
-            dataset = dataset.split(BATCH_SIZE)
+            dataset = torch.split(dataset, BATCH_SIZE)
         if not isinstance(dataset, Iterable):
             raise DataError(f"the data set is a {type(dataset).__name__}; expected an iterable of batches")
         self._source, self._names = dataset, tuple(names)
@@ -172,16 +172,13 @@ def _read(item: Any, names: Sequence[str], index: int) -> tuple[Batch, tuple[Any
 
 
 def _tensor(value: Any, where: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value))
-    if not isinstance(value, Tensor):
-        try:
-            value = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{where} is a {type(value).__name__}, not a tensor: {error}") from None
-    if value.dtype in (torch.float64, torch.float16, torch.bfloat16):
-        value = value.to(torch.float32)
-    return value.detach().cpu()
+    try:
+        tensor = torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where} is a {type(value).__name__}, not a tensor: {error}") from None
+    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
+        tensor = tensor.to(torch.float32)
+    return tensor.detach().cpu()
 
 
 def _check_finite(batch: Batch, index: int) -> None:

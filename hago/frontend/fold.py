@@ -60,7 +60,9 @@ def _fold_one(graph: Graph, norm: Node) -> Graph:
     names = (_const_name(graph, before, 1, "weight"), _const_name(graph, before, 2, "bias"))
     made = [Node(n, CONST, (), {}, tuple(t.shape)) for n, t in zip(names, tensors, strict=True)]
     new = replace(before, inputs=(before.inputs[0], *names))
-    return _substitute(graph, {before.name: [*made, new]}, {norm.name: before.name}, dict(zip(names, tensors, strict=True)))
+    return _substitute(
+        graph, {before.name: [*made, new]}, {norm.name: before.name}, dict(zip(names, tensors, strict=True))
+    )
 
 
 def _can_fold(graph: Graph, before: Node, norm: Node) -> bool:

@@ -67,9 +67,7 @@ def max_pool_rule(dims: int) -> OpRule:
         aten=(f"aten.{name}.default",) + ((f"aten.{name}_with_indices.default",) if dims > 1 else ()),
         parse=_parse(dims),
         compute=compute,
-        integer=IntegerForm(
-            slots=("follow",), compute=compute_as_2d if dims == 1 else None, crosses="axis1"
-        ),
+        integer=IntegerForm(slots=("follow",), compute=compute_as_2d if dims == 1 else None, crosses="axis1"),
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),

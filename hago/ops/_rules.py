@@ -12,9 +12,7 @@ from hago.ops._rule import Attrs, Call, Operand, Parsed, Ref, Weight
 
 
 # ---------------------------------------------------------------- parsing
-def arguments(
-    tensors: Sequence[str], attrs: Sequence[str] = (), **fixed: Any
-) -> Callable[[Call], Parsed | None]:
+def arguments(tensors: Sequence[str], attrs: Sequence[str] = (), **fixed: Any) -> Callable[[Call], Parsed | None]:
     """A `parse` that takes these tensor arguments and attributes.
 
     Optional tensors at the end may be absent; a gap among them (a bias without a weight) is None.

@@ -45,9 +45,7 @@ class AnnealingOptions:
             )
 
 
-def annealing(
-    space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None
-) -> Searcher:
+def annealing(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that walks from `start` by random moves and takes a loss with probability
     exp(-loss / (temperature * typical loss)). A start that overflows is repaired first; from a point
     that runs it never moves to one that does not.
@@ -62,9 +60,7 @@ def annealing(
         Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, Science 220, 1983. The
         defaults are those of the first HAGO's prototype of January 2020.
     """
-    return Walk(
-        "annealing", options, _steps(space, start, seed, options, feeds_of(space) if feeds is None else feeds)
-    )
+    return Walk("annealing", options, _steps(space, start, seed, options, feeds_of(space) if feeds is None else feeds))
 
 
 @dataclass(slots=True)

@@ -14,9 +14,7 @@ class DefaultOptions:
     """There is nothing to choose."""
 
 
-def default(
-    space: Space, start: Bits, seed: int, options: DefaultOptions, feeds: Feeds | None = None
-) -> Searcher:
+def default(space: Space, start: Bits, seed: int, options: DefaultOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that asks `start` and ends."""
     return Walk("default", options, _steps(start))
 

@@ -109,9 +109,7 @@ def search(
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
         scorer = stack.enter_context(Scorer(evaluate, plan_key, executor))
-        run = _Run(
-            space, searcher, scorer, file, model_hash, logged, limit, bar, on_best, allow_overflow, clock
-        )
+        run = _Run(space, searcher, scorer, file, model_hash, logged, limit, bar, on_best, allow_overflow, clock)
         reason = run.go()
     return SearchResult(run.accepted(), tuple(run.trials), reason)
 
@@ -193,21 +191,16 @@ class _Run:
         for key in sorted({*bits, *trial.bits}):
             logged, asked = trial.bits.get(key), bits.get(key)
             if logged != asked:
-                raise self._stranger(
-                    f"trial {trial.index} has {logged} bits at {key!r}, this search asks {asked}"
-                )
+                raise self._stranger(f"trial {trial.index} has {logged} bits at {key!r}, this search asks {asked}")
         same_as = self.scorer.remember(bits, trial)
         if same_as != trial.same_as:
-            raise self._stranger(
-                f"trial {trial.index} has same_as {trial.same_as}, this search has {same_as}"
-            )
+            raise self._stranger(f"trial {trial.index} has same_as {trial.same_as}, this search has {same_as}")
         return trial
 
     def _stranger(self, what: str) -> LogError:
         path = self.file.path if self.file else "log"
         return LogError(
-            f"{path} was written by a different searcher or seed: {what}; give what it was made with, or "
-            "another log"
+            f"{path} was written by a different searcher or seed: {what}; give what it was made with, or another log"
         )
 
     def _measured(self, bits: Mapping[str, int], why: str) -> Trial:

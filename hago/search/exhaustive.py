@@ -27,9 +27,7 @@ class ExhaustiveOptions:
 
     def __post_init__(self) -> None:
         if self.limit < 1 or self.batch < 1:
-            raise HagoError(
-                f"exhaustive search of {self.limit} points, {self.batch} at once; expected 1 or more"
-            )
+            raise HagoError(f"exhaustive search of {self.limit} points, {self.batch} at once; expected 1 or more")
 
 
 def exhaustive(

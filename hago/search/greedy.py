@@ -31,9 +31,7 @@ class GreedyOptions:
             raise HagoError(f"greedy max_passes {self.max_passes}; expected 1 or more")
 
 
-def greedy(
-    space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None
-) -> Searcher:
+def greedy(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that walks from `start` to a point that no single step improves.
 
     First it repairs a start that overflows. Then it visits the groups in order: a group takes the

@@ -114,8 +114,7 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
     model_hash = record["strategy"]["model_hash"]
     if model_hash != header.model_hash:
         raise LogError(
-            f"{where}: at $.strategy.model_hash: got {model_hash!r}, expected the header's "
-            f"{header.model_hash!r}"
+            f"{where}: at $.strategy.model_hash: got {model_hash!r}, expected the header's {header.model_hash!r}"
         )
     if earlier and trial.bits.keys() != earlier[0].bits.keys():
         odd = min(trial.bits.keys() ^ earlier[0].bits.keys())
@@ -233,8 +232,7 @@ class LogFile:
                 os.fsync(self._fd)
         except OSError as error:
             raise LogError(
-                f"cannot write log {self.path}: {error}; it holds every trial before this one, so make "
-                "room and resume"
+                f"cannot write log {self.path}: {error}; it holds every trial before this one, so make room and resume"
             ) from None
         self._good += len(line)
 

@@ -28,14 +28,10 @@ class RandomOptions:
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.batch < 1:
-            raise HagoError(
-                f"random search of {self.trials} trials, {self.batch} at once; expected 1 or more"
-            )
+            raise HagoError(f"random search of {self.trials} trials, {self.batch} at once; expected 1 or more")
 
 
-def random_search(
-    space: Space, start: Bits, seed: int, options: RandomOptions, feeds: Feeds | None = None
-) -> Searcher:
+def random_search(space: Space, start: Bits, seed: int, options: RandomOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that asks `start` first and then points drawn uniformly, none twice.
 
     References:

@@ -26,9 +26,7 @@ class Scorer:
         executor: runs `evaluate` for points that are prefetched.
     """
 
-    def __init__(
-        self, evaluate: Evaluate, plan_key: Callable[[Bits], str] | None, executor: Executor | None
-    ) -> None:
+    def __init__(self, evaluate: Evaluate, plan_key: Callable[[Bits], str] | None, executor: Executor | None) -> None:
         self._evaluate = evaluate
         self._plan_key = plan_key
         self._executor = executor

@@ -67,9 +67,7 @@ def make_searcher(
         InfeasibleBits: `start` is not a point of the space.
     """
     if name not in SEARCHERS:
-        raise HagoError(
-            f"unknown searcher {name!r}; known: {', '.join(SEARCHERS)}.{did_you_mean(name, SEARCHERS)}"
-        )
+        raise HagoError(f"unknown searcher {name!r}; known: {', '.join(SEARCHERS)}.{did_you_mean(name, SEARCHERS)}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
     begin = space.widest() if start is None else {k: int(b) for k, b in start.items()}
@@ -87,9 +85,7 @@ def _options(name: str, kind: type[Any], given: Any) -> Any:
     for key, value in values.items():
         if key not in defaults:
             known = f"known: {', '.join(defaults)}" if defaults else "it has none"
-            raise HagoError(
-                f"searcher {name!r} has no option {key!r}; {known}.{did_you_mean(str(key), defaults)}"
-            )
+            raise HagoError(f"searcher {name!r} has no option {key!r}; {known}.{did_you_mean(str(key), defaults)}")
         typed[key] = _as_type_of(defaults[key], value, f"option {key!r} of searcher {name!r}")
     return kind(**typed)
 

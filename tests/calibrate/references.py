@@ -10,9 +10,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from hago.calibrate.statistics import Grid
 from hago.numerics import quantize
-from hago.schemes import make_qparams
+from hago.schemes import Grid, make_qparams
 from hago.types import DType
 
 

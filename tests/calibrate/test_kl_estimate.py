@@ -14,7 +14,7 @@ from hago.calibrate._ranges import magnitudes, without_zeros
 from hago.calibrate.kl_estimate import KlEstimate, divergence
 from hago.calibrate.max_range import MaxRange
 from hago.calibrate.observer import constant_statistics
-from hago.calibrate.statistics import Grid
+from hago.schemes import Grid
 
 from .references import divergence_by_loops
 

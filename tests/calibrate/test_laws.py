@@ -16,10 +16,10 @@ from torch import Tensor
 from hago.calibrate.estimators import ESTIMATORS, estimator
 from hago.calibrate.max_range import MaxRange
 from hago.calibrate.observer import Observer, constant_statistics
-from hago.calibrate.statistics import Estimator, Grid, TensorStatistics
+from hago.calibrate.statistics import Estimator, TensorStatistics
 from hago.errors import HagoError
 from hago.numerics import is_power_of_two, power_of_two_at_least
-from hago.schemes import SCHEMES, make_qparams
+from hago.schemes import SCHEMES, Grid, make_qparams
 from hago.types import DType
 
 SPECS = [*ESTIMATORS, "percentile:99", "percentile:100"]
@@ -128,9 +128,7 @@ class Scaled:
         (lambda lo, hi: (lo.sum(), hi.sum()), Grid(8), "float64"),
     ],
 )
-def test_the_contract_bites(
-    spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], grid: Grid, says: str
-) -> None:
+def test_the_contract_bites(spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], grid: Grid, says: str) -> None:
     seen = constant_statistics(DATA["normal"])
     assert breaks_the_contract(MaxRange(), seen, grid) == ""
     assert breaks_the_contract(Scaled(spoil), seen, grid).startswith(says)
@@ -187,9 +185,7 @@ def test_mirrored_data_has_the_mirrored_range(spec: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize(
-    "grid", [Grid(8), Grid(4, "affine"), Grid(4, "symmetric"), Grid(8, power_of_two=True)]
-)
+@pytest.mark.parametrize("grid", [Grid(8), Grid(4, "affine"), Grid(4, "symmetric"), Grid(8, power_of_two=True)])
 def test_channels_are_independent(spec: str, grid: Grid) -> None:
     torch.manual_seed(2)
     x = torch.randn(21, 200) * torch.logspace(-5, 5, 21).unsqueeze(1)
@@ -264,9 +260,7 @@ def _rfc() -> TensorStatistics:
     return observer.finish()
 
 
-@pytest.mark.parametrize(
-    ("spec", "threshold"), [("max_range", 5.0), ("power2_range", 8.0), ("avg_range", 4.0)]
-)
+@pytest.mark.parametrize(("spec", "threshold"), [("max_range", 5.0), ("power2_range", 8.0), ("avg_range", 4.0)])
 def test_the_first_estimators_on_two_batches(spec: str, threshold: float) -> None:
     lo, hi = estimator(spec)(_rfc(), Grid(8))
     assert max(-float(lo), float(hi)) == threshold

@@ -16,7 +16,7 @@ from hago.calibrate._ranges import levels, observed
 from hago.calibrate.max_range import MaxRange
 from hago.calibrate.mse import Distribution, Mse
 from hago.calibrate.observer import constant_statistics
-from hago.calibrate.statistics import Grid
+from hago.schemes import Grid
 
 from .references import quantization_error, squared_error_by_pieces
 
@@ -52,9 +52,7 @@ def test_many_levels_are_the_integral_too(lowest: int, count: int) -> None:
 
 GRIDS = [
     Grid(bits, scheme, power_of_two=power)
-    for bits, scheme, power in itertools.product(
-        (2, 3, 4, 6, 8), ("hago", "symmetric", "affine"), (False, True)
-    )
+    for bits, scheme, power in itertools.product((2, 3, 4, 6, 8), ("hago", "symmetric", "affine"), (False, True))
     if not (power and scheme == "affine")
 ]
 

@@ -82,9 +82,7 @@ def test_bins_are_exact(numbers: list[float]) -> None:
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
     st.data(),
 )
-def test_the_cut_into_batches_and_their_order_do_not_matter(
-    numbers: list[float], data: st.DataObject
-) -> None:
+def test_the_cut_into_batches_and_their_order_do_not_matter(numbers: list[float], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(numbers))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(numbers)), max_size=4)) | {0, len(numbers)})
     batches = [torch.tensor(shuffled[i:j]) for i, j in itertools.pairwise(cuts)]
@@ -95,9 +93,7 @@ def test_the_cut_into_batches_and_their_order_do_not_matter(
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(-2048, 2048), st.sampled_from([-math.inf, None, math.inf]), st.integers(-20, 20)
-        ),
+        st.tuples(st.integers(-2048, 2048), st.sampled_from([-math.inf, None, math.inf]), st.integers(-20, 20)),
         min_size=2,
         max_size=20,
     )

@@ -12,9 +12,10 @@ from hago.calibrate import thresholds
 from hago.calibrate.estimators import ESTIMATORS, estimator
 from hago.calibrate.max_range import MaxRange
 from hago.calibrate.observer import Observer, constant_statistics
-from hago.calibrate.statistics import Grid, TensorStatistics
+from hago.calibrate.statistics import TensorStatistics
 from hago.calibrate.thresholds import Thresholds
 from hago.errors import DataError, HagoError
+from hago.schemes import Grid
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,7 @@ def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyP
     weight = torch.randn(17, 9, 13)
     whole = Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis)
     monkeypatch.setattr(thresholds, "_BLOCK", 4)
-    for got, want in zip(
-        Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True
-    ):
+    for got, want in zip(Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True):
         assert got.shape == (weight.shape[axis],)
         assert torch.equal(got, want)
 

@@ -1,0 +1,307 @@
+"""Importer: reads the calls of one ExportedProgram into a Graph.
+
+Names come from module paths: a module that is one call gives its path, else path and op. Every call
+is read once, by the rule of its op; calls that no rule reads become opaque nodes.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import Node as FxNode
+from torch.utils import _pytree as pytree
+
+from hago.errors import GraphError
+from hago.graph import CONST, INPUT, Graph, Node
+from hago.ops import OPS, Ops, _opaque, parsers
+from hago.ops._rule import Call, OpRule, Parsed, Ref
+
+#: Calls that give their first argument back, in eval mode.
+_IDENTITIES: Final = frozenset(
+    f"aten.{n}.default"
+    for n in ("alias", "clone", "contiguous", "detach", "detach_", "dropout", "feature_dropout", "alpha_dropout",
+              "lift_fresh_copy", "_assert_tensor_metadata")
+)  # fmt: skip
+#: Where one symbolic size may be written as -1.
+_OPEN_SIZE: Final = frozenset(f"aten.{n}.default" for n in ("view", "reshape", "_unsafe_view"))
+_CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
+
+
+class Importer:
+    """Reads one ExportedProgram. Lives for one import; `run` gives the Graph."""
+
+    def __init__(self, program: ExportedProgram, ops: Ops = OPS) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                self.program = program.run_decompositions({})
+            except Exception as error:
+                raise GraphError(f"run_decompositions failed: {first_line(error)}") from error
+        self.ops = ops
+        self.parsers = parsers(ops)
+        self.nodes: list[Node] = []
+        self.consts: dict[str, Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.values: dict[FxNode, Any] = {}  # fx node -> Ref, number, or None
+        self.parts: dict[FxNode, tuple[str, dict[Any, Parsed]]] = {}  # calls with several results
+        self.paths = self._count_paths()
+        self.taken: set[str] = {"output"}
+
+    def run(self) -> Graph:
+        inputs = self._placeholders()
+        outputs: tuple[str, ...] = ()
+        for fx in self.program.graph.nodes:
+            if fx.op == "call_function":
+                self.values[fx] = self._call(fx)
+            elif fx.op == "output":
+                outputs = self._outputs(fx)
+            elif fx.op != "placeholder":
+                raise GraphError(f"{fx.name} ({fx.op} {fx.target}) cannot be imported; only ATen calls can")
+        kept = _reachable(self.nodes, outputs, inputs)
+        spec = self.program.call_spec
+        return Graph(
+            tuple(n for n in self.nodes if n.name in kept),
+            tuple(inputs),
+            outputs,
+            {k: v for k, v in self.consts.items() if k in kept},
+            None if spec.in_spec is None else pytree.treespec_dumps(spec.in_spec),
+            None if spec.out_spec is None else pytree.treespec_dumps(spec.out_spec),
+        )
+
+    # ------------------------------------------------------------ inputs, constants, outputs
+    def _placeholders(self) -> list[str]:
+        tensors = {**self.program.state_dict, **self.program.constants}
+        inputs: list[str] = []
+        shared: dict[int, str] = {}
+        placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        for fx, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                if isinstance(spec.arg, ConstantArgument):
+                    self.values[fx] = spec.arg.value
+                    continue
+                self.values[fx] = self._input(fx)
+                inputs.append(self.values[fx].name)
+                continue
+            if spec.target not in tensors or not isinstance(tensors[spec.target], Tensor):
+                raise GraphError(f"{spec.target!r} ({spec.kind.name.lower()}) is not a tensor and cannot be imported")
+            tensor = tensors[spec.target].detach()
+            if spec.kind == InputKind.PARAMETER:
+                check_finite(spec.target, tensor)
+            # parameters that share storage are one constant: shared weights stay shared
+            same = shared.setdefault(_identity(tensor), spec.target)
+            self.values[fx] = Ref(same) if same != spec.target else self._const(spec.target, tensor)
+        return inputs
+
+    def _input(self, fx: FxNode) -> Ref:
+        value = fx.meta["val"]
+        if not isinstance(value, Tensor):
+            raise GraphError(f"input {fx.name!r} is a {type(value).__name__}; hago takes tensors and constants")
+        attrs = {"dtype": str(value.dtype).removeprefix("torch.")}
+        return self._add(self._unique(fx.name), INPUT, (), attrs, _shape(value))
+
+    def _const(self, name: str, tensor: Tensor) -> Ref:
+        name = self._unique(name)
+        self.consts[name] = tensor
+        return self._add(name, CONST, (), {}, tuple(tensor.shape))
+
+    def _outputs(self, fx: FxNode) -> tuple[str, ...]:
+        found = []
+        for value, spec in zip(fx.args[0], self.program.graph_signature.output_specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind != OutputKind.USER_OUTPUT:
+                raise GraphError(f"the model writes to {spec.target!r} when run; call model.eval() and export again")
+            made = self.values.get(value) if isinstance(value, FxNode) else value
+            if not isinstance(made, Ref):
+                raise GraphError(f"the model returns {value!r}, which is not a tensor")
+            found.append(made.name)
+        return tuple(found)
+
+    # ------------------------------------------------------------ calls
+    def _call(self, fx: FxNode) -> Any:
+        target = _opaque.target_name(fx.target) if not _is_check(fx) else ""
+        if not target:
+            return None
+        if target in _IDENTITIES:
+            return self._value(fx.args[0])
+        whole: Any = fx.args[0] if fx.args else None
+        if target == "operator.getitem" and whole in self.parts:
+            op, parts = self.parts[whole]
+            return self._fold_constant(self._node(fx, op, parts[fx.args[1]]))
+        rule = self.parsers.get(target)
+        if isinstance(fx.meta.get("val"), (tuple, list)):
+            read = self._parse_parts(fx, target, rule)
+            if rule is not None and read is not None:
+                self.parts[fx] = (rule.name, read)
+                return None
+            return self._opaque(fx, target)
+        parsed = rule.parse(self._read(fx, target)) if rule else None
+        made = self._opaque(fx, target) if rule is None or parsed is None else self._node(fx, rule.name, parsed)
+        return self._fold_constant(made)
+
+    def _parse_parts(self, fx: FxNode, target: str, rule: OpRule | None) -> dict[Any, Parsed] | None:
+        """What each used result of a call means (a split's parts, batch norm's first), or None."""
+        if rule is None or any(u.target is not operator.getitem for u in fx.users):
+            return None
+        items: set[Any] = {u.args[1] for u in fx.users}
+        parsed = {i: rule.parse(replace(self._read(fx, target), item=i)) for i in items}
+        return {i: p for i, p in parsed.items() if p is not None} if all(parsed.values()) else None
+
+    def _read(self, fx: FxNode, target: str) -> Call:
+        arguments = dict(_named_arguments(fx))
+        read = {k: self._value(v) for k, v in arguments.items()}
+        if target in _OPEN_SIZE:
+            read = {k: _open_size(v) for k, v in read.items()}
+        return Call(target, read, self.shapes, _shape(_first(fx.meta.get("val"))))
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, FxNode):
+            return self.values[value]
+        if isinstance(value, (list, tuple)):
+            return [self._value(v) for v in value]
+        return value
+
+    def _node(self, fx: FxNode, op: str, parsed: Parsed) -> Ref:
+        if op == "slice" and parsed.attrs == {**parsed.attrs, "start": 0, "stop": None, "step": 1}:
+            whole = parsed.inputs[0]
+            assert isinstance(whole, Ref)
+            return whole
+        name = self._name(fx, op)
+        inputs = [
+            i.name if isinstance(i, Ref) else self._const(f"{name}.{slot}", i).name
+            for slot, i in enumerate(parsed.inputs)
+        ]
+        return self._add(name, op, tuple(inputs), parsed.attrs, _shape(_first(fx.meta.get("val"))))
+
+    def _opaque(self, fx: FxNode, target: str) -> Ref:
+        inputs: list[str] = []
+        try:
+            args = [_opaque.pack(self._value(a), inputs) for a in fx.args]
+            kwargs = {k: _opaque.pack(self._value(v), inputs) for k, v in fx.kwargs.items()}
+        except GraphError as error:
+            raise GraphError(f"{target} at {_path(fx) or 'the top of the model'}: {error}") from None
+        attrs = {"target": target, "args": args, "kwargs": kwargs}
+        name = self._name(fx, target.split(".")[1])
+        return self._add(name, _opaque.NAME, tuple(inputs), attrs, _shape(fx.meta.get("val")))
+
+    def _fold_constant(self, made: Ref) -> Ref:
+        """A node that reads constants only is computed now and becomes one."""
+        node = self.nodes[-1]
+        if (
+            node.name != made.name
+            or not node.inputs
+            or any(s not in self.consts for s in node.inputs)
+            or node.shape is None
+        ):
+            return made
+        tensors = [self.consts[s] for s in node.inputs]
+        rule = self.ops.get(node.op)
+        value = (rule.compute if rule else _opaque.compute)(node.attrs, *tensors)
+        if not isinstance(value, Tensor):
+            return made
+        self.consts[node.name] = value.contiguous()
+        self.nodes[-1] = Node(node.name, CONST, (), {}, tuple(value.shape))
+        self.shapes[node.name] = tuple(value.shape)
+        return made
+
+    # ------------------------------------------------------------ names
+    def _count_paths(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for fx in self.program.graph.nodes:
+            if fx.op == "call_function" and fx.target is not operator.getitem and not _is_check(fx):
+                counts[_path(fx)] = counts.get(_path(fx), 0) + 1
+        return counts
+
+    def _name(self, fx: FxNode, op: str) -> str:
+        """The module's path where the module is this one call, else path and op."""
+        path = _path(fx)
+        if path and self.paths.get(path) == 1:
+            return self._unique(path)
+        return self._unique(f"{path}.{op}" if path else op)
+
+    def _unique(self, name: str) -> str:
+        name = name.replace(":", "_")
+        found, count = name, 0
+        while found in self.taken:
+            count += 1
+            found = f"{name}_{count}"
+        self.taken.add(found)
+        return found
+
+    def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, shape: tuple[int, ...] | None) -> Ref:
+        self.nodes.append(Node(name, op, inputs, attrs, shape))
+        self.shapes[name] = shape
+        return Ref(name)
+
+
+def _is_check(fx: FxNode) -> bool:
+    return any(c in str(fx.target) for c in _CHECKS)
+
+
+def _path(fx: FxNode) -> str:
+    stack = list((fx.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return "" if path.startswith("_empty") else path
+
+
+def _identity(tensor: Tensor) -> int:
+    return (
+        hash((tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)) if tensor.numel() else id(tensor)
+    )
+
+
+def _named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
+    schema = getattr(fx.target, "_schema", None)
+    if schema is None:
+        return [(str(i), a) for i, a in enumerate(fx.args)]
+    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    named |= {a.name: v for a, v in zip(schema.arguments, fx.args, strict=False)}
+    return list((named | dict(fx.kwargs)).items())
+
+
+def _open_size(value: Any) -> Any:
+    """A list with one size known only at run time: that one becomes -1, unless -1 is taken."""
+    if isinstance(value, list) and sum(isinstance(v, Ref) for v in value) == 1 and -1 not in value:
+        return [-1 if isinstance(v, Ref) else v for v in value]
+    return value
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (tuple, list)) and value else value
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape at batch 1: every size that export left open is read with its symbols at 1."""
+    return tuple(_size(s) for s in value.shape) if isinstance(value, Tensor) else None
+
+
+def _size(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
+
+
+def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[str]) -> set[str]:
+    kept = {*outputs, *inputs}
+    for node in reversed(nodes):
+        if node.name in kept:
+            kept |= set(node.inputs)
+    return kept
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise GraphError(f"{name!r} holds {bad} NaN or infinite values of {tensor.numel()}; check the weights")

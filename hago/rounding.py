@@ -1,0 +1,72 @@
+"""Rounding: every mode, on floats and as a shift of integers.
+
+All modes agree but on ties (the last two cut instead). They are exact for every float and for every
+int64 product that fits: a float tie is found by a subtraction that has no rounding error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+# Ties are found by an exact subtraction: |x - round(x)| <= 1/2 has no rounding error.
+# `floor(x + 0.5)` would be wrong for x = 0.5 - 2**-25, where the sum rounds up to 1.
+def _half_even(x: Tensor) -> Tensor:
+    return x.round_()
+
+
+def _half_up(x: Tensor) -> Tensor:
+    r = torch.round(x)
+    return r.add_((x - r) == 0.5)
+
+
+def round_half_away(x: Tensor) -> Tensor:
+    r = torch.round(x)
+    tie = (x - r).abs_() == 0.5
+    return torch.where(tie, x + torch.copysign(torch.full_like(x, 0.5), x), r)
+
+
+def _half_down(x: Tensor) -> Tensor:
+    r = torch.round(x)
+    return r.sub_((r - x) == 0.5)
+
+
+def _toward_zero(x: Tensor) -> Tensor:
+    return x.trunc_()
+
+
+def _floor(x: Tensor) -> Tensor:
+    return x.floor_()
+
+
+ROUNDINGS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "half_even": _half_even,
+    "half_up": _half_up,
+    "half_away": round_half_away,
+    "half_down": _half_down,
+    "toward_zero": _toward_zero,
+    "floor": _floor,
+}
+
+
+def rounding_shift(p: Tensor, n: Tensor, rounding: str) -> Tensor:
+    """`round(p / 2**n)` in int64, exact; n < 0 shifts left. Only ties differ between modes."""
+    left, right = (-n).clamp_min(0), n.clamp(0, 62)
+    p = p << left
+    floor = p >> right
+    rest = p - (floor << right)
+    half = torch.where(right > 0, torch.ones_like(right) << (right - 1).clamp_min(0), torch.ones_like(right))
+    above, tie = rest > half, (rest == half) & (right > 0)
+    up = {
+        "half_even": above | (tie & ((floor & 1) == 1)),
+        "half_up": above | tie,
+        "half_down": above,
+        "half_away": above | (tie & (floor >= 0)),
+        "toward_zero": (rest > 0) & (floor < 0),
+        "floor": torch.zeros_like(above),
+    }[rounding]
+    return floor + up

@@ -1,0 +1,161 @@
+"""What hago's own work costs, against the float model's forward pass in the same run.
+
+The baseline is the imported graph, batch norms folded, run node by node with torch's eager float32
+kernels, activations and weights in channels_last. Rounds are interleaved; a ratio is the median of
+the ratios of the rounds. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from _networks import MobileNetV2, ResNet, with_statistics
+from torch import Tensor, nn
+
+from hago import Graph, from_torch
+from hago.calibrate.collect import collect
+from hago.calibrate.estimators import ESTIMATORS, estimator
+from hago.calibrate.observer import constant_statistics
+from hago.exactness import compare
+from hago.execute import compute_real, run
+from hago.frontend.data import Batches
+from hago.prepare import Estimated, Prepared, prepare
+from hago.resolve import Resolver
+from hago.schemes import Grid
+from hago.simulator import Simulator, channels_last
+
+HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
+COMPARED = 2
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--hardware", nargs="+", default=list(HARDWARE))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(
+        f"torch {torch.__version__}, {options.threads} threads, batch {options.batch}, {options.size} x {options.size}"
+    )
+    images = torch.randn(options.batch, 3, options.size, options.size)
+    for name, network in (("ResNet-18", ResNet()), ("MobileNetV2", MobileNetV2())):
+        simulation(name, with_statistics(network, images), images, options.hardware, options.rounds)
+    calibration_cost(ResNet(), images, options.rounds)
+    resolve_cost(ResNet((3, 4, 6, 3)), options.rounds)
+    estimator_cost(options.rounds)
+
+
+def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[str], rounds: int) -> None:
+    """Simulated forward against float forward, and whether both models agree."""
+    graph = from_torch(network, (images[:2],))
+    parts = {"float": float_forward(graph, images)}
+    differ = {}
+    for spec in specs:
+        prepared = prepare(graph, spec, [images])
+        plan = prepared.resolver(prepared.space.widest())
+        simulator = Simulator(plan)
+        parts[spec] = partial(simulator.run, [images])
+        found = compare(plan, [images[:COMPARED]])
+        differ[spec] = f"{sum(found.differences.values())} of {found.compared} values differ from the integer model"
+    seconds = interleaved(parts, rounds)
+    print(f"{name}: float forward {1e3 * statistics.median(seconds['float']):.1f} ms")
+    for spec in specs:
+        print(f"  simulated on {spec:18} {ratio(seconds, spec, 'float')} of it; {differ[spec]}", flush=True)
+
+
+def float_forward(graph: Graph, images: Tensor) -> Callable[[], Any]:
+    """The folded graph in float32 and channels_last."""
+    consts: Mapping[str, Tensor] = {n: channels_last(c) for n, c in graph.consts.items()}
+    laid = channels_last(images)
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return run(graph, [laid], compute_real, consts=consts)
+
+    return forward
+
+
+def interleaved(parts: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every part in every round, after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    for number in range(rounds + 1):
+        for name, part in parts.items():
+            started = time.perf_counter()
+            part()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], part: str, base: str) -> str:
+    """Median of the rounds' ratios, and their quartiles."""
+    ratios = [a / b for a, b in zip(seconds[part], seconds[base], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def calibration_cost(network: nn.Module, images: Tensor, rounds: int) -> None:
+    """One pass of statistics over a batch."""
+    graph = from_torch(with_statistics(network, images), (images[:2],))
+    prepared = prepare(graph, "x86_vnni", [images])
+    batches = Batches([images], graph.inputs)
+    observed = {g.source for g in prepared.space.groups.values()}
+    parts = {"float": float_forward(graph, images), "pass": partial(collect, graph, batches, observed)}
+    print(f"statistics pass (ResNet-18): {ratio(interleaved(parts, rounds), 'pass', 'float')} of a float forward")
+
+
+def resolve_cost(network: nn.Module, rounds: int) -> None:
+    """Bits to a Plan: with nothing remembered, and with one edge changed."""
+    images = torch.randn(2, 3, 64, 64)
+    prepared = prepare(with_statistics(network, images), "x86_vnni", [images])
+    bits, keys = prepared.space.widest(), list(prepared.space.groups)
+    first, changed = [], []
+    for number in range(rounds):
+        resolver = _fresh(prepared)
+        first.append(_seconds(partial(resolver, bits)))
+        for key in keys[number :: max(1, len(keys) // 10)]:
+            changed.append(_seconds(partial(resolver, {**bits, key: bits[key] - 1})))
+    print(
+        f"resolve (ResNet-34, {len(keys)} edges to choose): first {1e3 * statistics.median(first):.1f} ms, "
+        f"one edge changed {1e3 * statistics.median(changed):.2f} ms (at most {1e3 * max(changed):.2f})"
+    )
+
+
+def _fresh(prepared: Prepared) -> Resolver:
+    thresholds = Estimated(prepared.graph, prepared.calibration, prepared.estimator)
+    return Resolver(prepared.graph, prepared.hardware, prepared.topology, prepared.space, thresholds)
+
+
+def _seconds(part: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    part()
+    return time.perf_counter() - started
+
+
+def estimator_cost(rounds: int) -> None:
+    """A threshold from statistics that are there already."""
+    activation = constant_statistics(torch.randn(1 << 20).relu())
+    weight = constant_statistics(torch.randn(256, 128, 3, 3), 0)
+    for name in ESTIMATORS:
+        made = estimator(name)
+        whole = [_seconds(partial(made, activation, Grid(8, signed=False))) for _ in range(rounds)]
+        each = [_seconds(partial(made, weight, Grid(8))) for _ in range(rounds)]
+        print(
+            f"estimator {name:13} {1e3 * statistics.median(whole):7.2f} ms per tensor, "
+            f"{1e3 * statistics.median(each):7.2f} ms for 256 channels"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The laws of operators, as functions: `test_laws.py` runs them on every op file, `test_laws_bite.py`
+on rules that were broken. Kernels alone (carriers, scale, bound of a form) are in `test_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+import torch
+from plans import fixed_resolver
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hago.errors import GraphError
+from hago.exactness import compare
+from hago.execute import compute_real, infer_shape, run_real
+from hago.graph import Graph, Node
+from hago.hardware import Hardware
+from hago.ops import OPS, Ops
+from hago.ops._rule import OpRule, Refusal, Sample
+from hago.plan import NodePlan, Plan
+from hago.realization import IntegerModel, center
+from hago.resolve import Resolver
+from hago.simulator import Simulator
+from hago.types import QParams
+
+from .samples import at_batch, compute_nodes, inputs_of
+
+
+# ---------------------------------------------------------------- on real values
+def check_import(name: str, sample: Sample, model: nn.Module, graph: Graph, ops: Ops = OPS) -> None:
+    """One node of the op, which equals torch bit for bit at other batch sizes than it was exported at."""
+    assert [n.op for n in compute_nodes(graph)] == [name]
+    for batch in (1, 3):
+        inputs = inputs_of(sample, at_batch(sample, batch, seed=batch))
+        expected = model(*inputs)
+        (got,) = run_real(graph, inputs, ops=ops)
+        if batch == 1 and got.ndim > expected.ndim:
+            expected = expected.reshape(got.shape)  # torch's own squeeze() drops a batch of one
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+
+
+def check_shape(graph: Graph, ops: Ops = OPS) -> None:
+    """The shape at batch 1 is what running on meta tensors gives, and what running on data gives."""
+    for node in compute_nodes(graph):
+        assert node.shape == infer_shape(node, [graph[s].shape or () for s in node.inputs], ops)
+
+
+def check_cost(sample: Sample, graph: Graph, ops: Ops = OPS) -> None:
+    """As many multiply-accumulates as torch counts, at any batch."""
+    (node,) = compute_nodes(graph)
+    assert node.shape is not None
+    macs = ops[node.op].macs(node.attrs, [graph[s].shape or () for s in node.inputs], node.shape)
+    for batch in (1, 3):
+        with FlopCounterMode(display=False) as counter:
+            sample.fn(*at_batch(sample, batch, seed=0))
+        assert 2 * macs * batch == counter.get_total_flops()
+
+
+def check_refuse(rule: OpRule, refusal: Refusal, ops: Ops = OPS) -> None:
+    """Wrong attributes or shapes are a GraphError that names the node, the op and the attribute."""
+    node = Node("the_node", rule.name, tuple(f"x{i}" for i in range(len(refusal.shapes))), refusal.attrs)
+    for refuse in (
+        lambda: infer_shape(node, refusal.shapes, ops),
+        lambda: compute_real(node, [torch.ones(s) for s in refusal.shapes], ops),
+    ):
+        with pytest.raises(GraphError) as caught:
+            refuse()
+        assert all(word in str(caught.value) for word in (node.name, rule.name, refusal.names))
+
+
+# ---------------------------------------------------------------- rectify
+def real_range(q: QParams) -> tuple[float, float]:
+    """The smallest and the largest real value that q stands for."""
+    low, high = (q.qmin - q.zero_point) * q.scale, (q.qmax - q.zero_point) * q.scale
+    return float(low.min()), float(high.max())
+
+
+def _resolved(
+    graph: Graph, hardware: Hardware, ranges: Mapping[str, tuple[float, float]], bits: Mapping[str, int], ops: Ops
+) -> NodePlan:
+    resolver = fixed_resolver(graph, hardware, ranges, ops)
+    (node,) = compute_nodes(graph)
+    return resolver({k: bits.get(k, g.choices[0]) for k, g in resolver.space.groups.items()}).nodes[node.name]
+
+
+def check_rectify(
+    graph: Graph,
+    hardware: Hardware,
+    ranges: Mapping[str, tuple[float, float]],
+    bits: Mapping[str, int],
+    ops: Ops = OPS,
+) -> None:
+    """Operands on one scale and zero point: none narrower than it asked, and asking again changes nothing.
+
+    Args:
+        graph: one node, all of whose operands are inputs and belong on one scale.
+        ranges, bits: what is asked, by edge.
+    """
+    (node,) = compute_nodes(graph)
+    plan = _resolved(graph, hardware, ranges, bits, ops)
+    first = plan.operands[0]
+    assert first is not None
+    for q in plan.operands:
+        assert q is not None and q.key == first.key
+    low, high = real_range(first)
+    quantum = float(first.scale)
+    for edge in node.edges:
+        asked_low, asked_high = ranges[str(edge)]
+        # the end itself may be one quantum beyond the grid, and an affine zero point is rounded
+        assert low <= asked_low + quantum and high >= asked_high - quantum
+    alone = [_resolved(graph, hardware, dict.fromkeys(ranges, ranges[str(e)]), bits, ops) for e in node.edges]
+    assert quantum >= max(float(p.operands[s].scale) for s, p in enumerate(alone)) * (1 - 1e-6)  # type: ignore[union-attr]
+    if hardware.activation.scheme == "hago":
+        asked = {str(e): (-quantum * 2.0 ** (bits[str(e)] - 1), quantum * 2.0 ** (bits[str(e)] - 1)) for e in node.edges}
+        again = _resolved(graph, hardware, asked, bits, ops).operands[0]
+        assert again is not None and again.scale.equal(first.scale)
+
+
+# ---------------------------------------------------------------- overflow and bound
+def register_holds(c: int, low: int, high: int, overflow: str) -> int:
+    """What a register of [low, high] holds where `c` was computed, in Python's integers."""
+    if overflow == "wrap":
+        return (c - low) % (high - low + 1) + low
+    return min(max(c, low), high)
+
+
+def accumulators(plan: Plan, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What every integer node computed before its register cut it, by the simulator."""
+    seen: dict[str, Tensor] = {}
+    Simulator(plan, watch=lambda node, c: seen.__setitem__(node.name, c.clone())).run(inputs)
+    return seen
+
+
+def check_overflow(resolver: Resolver, inputs: Sequence[Tensor]) -> int:
+    """Past the register's range, simulator and integer model hold what arithmetic says.
+
+    Returns:
+        How many accumulators were past the range.
+    """
+    plan = resolver(resolver.space.widest())
+    past = 0
+    held: dict[str, Tensor] = {}
+    IntegerModel(plan).run(inputs, lambda n, v: held.__setitem__(n.name, v) if n.name in plan.nodes else None)
+    simulated: dict[str, Tensor] = {}
+    Simulator(plan).run(inputs, lambda n, v: simulated.__setitem__(n.name, v))
+    for name, c in accumulators(plan, inputs).items():
+        node = plan.nodes[name]
+        register = node.desc.register
+        if node.out_simq is not None:
+            continue
+        assert not bool(node.register.zero_point.any()) or node.proved
+        for computed, real, sim in zip(c.flatten(), center(held[name], node.out).flatten(), simulated[name].flatten()):
+            expected = register_holds(int(computed), register.dtype.min, register.dtype.max, register.overflow)
+            past += expected != int(computed)
+            assert expected == int(real) == int(sim)
+    return past
+
+
+def check_bound(plan: Plan, inputs: Iterable[Sequence[Tensor]]) -> int:
+    """No accumulator passes the plan's bound, and where the plan says proved none leaves its register.
+
+    Returns:
+        How many accumulators were looked at.
+    """
+    count = 0
+    for batch in inputs:
+        for name, c in accumulators(plan, batch).items():
+            node, dtype = plan.nodes[name], plan.nodes[name].desc.register.dtype
+            count += c.numel()
+            assert float(c.abs().max()) <= node.bound
+            if node.proved:
+                q = c + node.register.zero_point
+                assert dtype.min <= int(q.min()) and int(q.max()) <= dtype.max
+    return count
+
+
+# ---------------------------------------------------------------- exactness
+def check_exact(resolver: Resolver, inputs: Sequence[Tensor], points: Iterable[Mapping[str, int]]) -> None:
+    """Simulator and integer model agree on every node, edge and output."""
+    for bits in points:
+        found = compare(resolver(bits), inputs)
+        assert found.compared > 0
+        assert found.same, (dict(found.differences), dict(bits))
+
+
+def extreme_inputs(graph: Graph, batch: int = 2) -> list[list[Tensor]]:
+    """Inputs at and beyond every threshold: all up, all down, mixed, and infinite."""
+    found = []
+    for pattern in (1.0, -1.0, math.nan):
+        generator = torch.Generator().manual_seed(1)
+        tensors = []
+        for name in graph.inputs:
+            shape = (batch, *(graph[name].shape or ())[1:])
+            if graph[name].attrs["dtype"] != "float32":
+                tensors.append(torch.zeros(shape, dtype=torch.int64))
+            elif math.isnan(pattern):
+                tensors.append(torch.where(torch.rand(shape, generator=generator) < 0.5, -1e6, 1e6))
+            else:
+                tensors.append(torch.full(shape, 1e6 * pattern))
+        found.append(tensors)
+    return found
