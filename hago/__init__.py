@@ -20,8 +20,9 @@ from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.numerics import simulated_quantize
 from hago.quantizer import Quantizer
 from hago.strategy import Strategy
+from hago.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Accumulator",

@@ -22,12 +22,12 @@ from hago.prepare import (
     ModelLike,
     Prepared,
     StrategyLike,
-    as_graph,
     as_hardware,
     as_strategy,
     import_for,
     make_strategy,
     plan_of,
+    planned,
     prepare,
 )
 from hago.quantizer import Quantizer
@@ -92,7 +92,7 @@ def search_quantize_strategy(
     """
     prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
     chosen = named_objective(objective)
-    evaluator = Evaluator(prepared.graph, prepared.batches, chosen)
+    evaluator = Evaluator(prepared.graph, prepared.batches, chosen, prepared.hardware.known_ops)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     made = _searcher(searcher, prepared.space, start, seed)
     header = make_header(
@@ -187,7 +187,7 @@ def quantize(
         HagoError: other bad input; what and where is said.
     """
     prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
-    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"))
+    evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops)
     bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
     plan = prepared.resolver(bits)
     made_by = _made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
@@ -207,8 +207,9 @@ def create_quantizer(
         StrategyMismatch: the strategy was made for another model or hardware.
     """
     chosen = as_strategy(strategy)
-    graph = import_for(model, chosen, example_inputs)
-    return Quantizer(plan_of(graph, as_hardware(hardware), chosen), chosen)
+    chip = as_hardware(hardware)
+    graph = import_for(model, chosen, example_inputs, chip.known_ops)
+    return Quantizer(plan_of(graph, chip, chosen), chosen)
 
 
 def evaluate_strategy(
@@ -219,10 +220,9 @@ def evaluate_strategy(
     objective: ObjectiveLike = "sqnr",
 ) -> Score:
     """How a strategy does on a data set."""
-    graph, batches = as_graph(model, dataset)
     chosen = as_strategy(strategy)
-    plan = plan_of(graph, as_hardware(hardware), chosen)
-    return Evaluator(graph, batches, named_objective(objective)).score(plan, chosen.bits)
+    plan, batches = planned(model, hardware, chosen, dataset)
+    return Evaluator(plan.graph, batches, named_objective(objective), plan.ops).score(plan, chosen.bits)
 
 
 def explain(
@@ -238,9 +238,11 @@ def explain(
     Args:
         example_inputs: one batch, to export an nn.Module with.
     """
-    graph, chip = from_torch(model, example_inputs), as_hardware(hardware)
-    topology = analyze(graph, chip, keep_float)
-    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits))
+    chip = as_hardware(hardware)
+    ops = chip.known_ops
+    graph = from_torch(model, example_inputs, ops=ops)
+    topology = analyze(graph, chip, keep_float, ops)
+    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops))
 
 
 def inspect_graph_statistic(
@@ -251,8 +253,7 @@ def inspect_graph_statistic(
     Returns:
         A table: print it, or take `.to_json()`, `.to_csv()`, `.first_wrong`.
     """
-    graph, batches = as_graph(model, dataset)
-    return inspect_plan(plan_of(graph, as_hardware(hardware), as_strategy(strategy)), batches)
+    return inspect_plan(*planned(model, hardware, strategy, dataset))
 
 
 def replay(

@@ -218,9 +218,7 @@ class CalledBatches:
         if isinstance(made, Tensor):
             return torch.split(made, BATCH_SIZE)
         if not isinstance(made, Iterable):
-            raise DataError(
-                f"data {self.spec!r} returned a value of type {type(made).__name__}; expected an iterable of batches"
-            )
+            raise DataError(f"data {self.spec!r} returned {type(made).__name__}; expected an iterable of batches")
         return made
 
     def __iter__(self) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph, Node
 from hago.objective import OBJECTIVES, Objective, wilson_interval
+from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
 from hago.resolve import Resolver
 from hago.search.searcher import Score
@@ -79,12 +80,12 @@ class Evaluator:
         HagoError: the objective needs labels and the data has none.
     """
 
-    def __init__(self, graph: Graph, batches: Batches, objective: Objective) -> None:
+    def __init__(self, graph: Graph, batches: Batches, objective: Objective, ops: Ops = OPS) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
         if objective.needs_labels and not batches.labelled:
             raise DataError(f"objective {objective.name!r} needs labels; pass (inputs, labels) batches")
         self.carriers = Carriers()
-        self._reference = [run_real(graph, b.inputs) for b in batches]
+        self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
         names = ["sqnr", "agreement", *(["accuracy"] if batches.labelled else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names} | {objective.name: objective}
 

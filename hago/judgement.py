@@ -19,7 +19,7 @@ from hago.frontend.data import Batches
 from hago.graph import CONST
 from hago.objective import MOST_DB, objective
 from hago.plan import Plan
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_graph, as_hardware, as_strategy, plan_of
+from hago.prepare import HardwareLike, ModelLike, StrategyLike, planned
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
 
@@ -154,9 +154,9 @@ def judge(
     Raises:
         HagoError: the strategy is of another model or hardware, or the data is not the model's.
     """
-    graph, batches = as_graph(model, dataset)
-    plan = plan_of(graph, as_hardware(hardware), as_strategy(strategy))
-    evaluator = Evaluator(graph, batches, objective("sqnr"))
+    plan, batches = planned(model, hardware, strategy, dataset)
+    graph = plan.graph
+    evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops)
     measured = evaluator.measure(plan)
     figures: dict[Model, Mapping[str, Any]] = {
         "float": evaluator.summary(evaluator.float_contributions()),

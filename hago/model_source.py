@@ -69,9 +69,7 @@ def call(function: Callable[[], Any], spec: str, what: str) -> Any:
         HagoError: it is not callable without arguments, or raised.
     """
     if not callable(function):
-        raise HagoError(
-            f"{what} {spec!r} names a value of type {type(function).__name__}; expected a callable without arguments"
-        )
+        raise HagoError(f"{what} {spec!r} is of type {type(function).__name__}; expected a callable without arguments")
     try:
         return function()
     except HagoError:
@@ -96,7 +94,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> ModelLike:
     kinds = (nn.Module, ExportedProgram, Graph)
     model = named if isinstance(named, kinds) else call(named, spec, "model")
     if not isinstance(model, kinds):
-        raise GraphError(f"model {spec!r} returned a value of type {type(model).__name__}; expected an nn.Module")
+        raise GraphError(f"model {spec!r} returned {type(model).__name__}; expected an nn.Module")
     if isinstance(model, nn.Module):
         model.eval()
     if weights is not None:

@@ -25,6 +25,7 @@ from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import load_hardware
+from hago.ops import OPS, Ops
 from hago.plan import Plan
 from hago.resolve import Resolver
 from hago.schemes import Grid
@@ -47,7 +48,7 @@ def as_strategy(strategy: StrategyLike) -> Strategy:
     return strategy if isinstance(strategy, Strategy) else Strategy.load(Path(strategy))
 
 
-def as_graph(model: ModelLike, dataset: Iterable[Any]) -> tuple[Graph, Batches]:
+def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS) -> tuple[Graph, Batches]:
     """The model imported, and the data set as batches of its inputs.
 
     Raises:
@@ -56,8 +57,7 @@ def as_graph(model: ModelLike, dataset: Iterable[Any]) -> tuple[Graph, Batches]:
     """
     batches = Batches(dataset, input_names(model))
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    graph = from_torch(model, args)
-    return graph, batches
+    return from_torch(model, args, ops=ops), batches
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:
@@ -158,13 +158,14 @@ def prepare(
         HagoError: whatever is wrong with the model, the hardware, the data or the patterns.
     """
     chip = as_hardware(hardware)
-    graph, batches = as_graph(model, dataset)
-    topology = analyze(graph, chip, keep_float)
-    space = build_space(graph, chip, topology, fix_bits)
+    ops = chip.known_ops
+    graph, batches = as_graph(model, dataset, ops)
+    topology = analyze(graph, chip, keep_float, ops)
+    space = build_space(graph, chip, topology, fix_bits, ops)
     default = "power2_range" if chip.requantize.power_of_two else "mse"
     chosen = named_estimator(default if estimator is None else estimator)
-    calibration = collect(graph, batches, {g.source for g in space.groups.values()})
-    resolver = Resolver(graph, chip, topology, space, Estimated(graph, calibration, chosen))
+    calibration = collect(graph, batches, {g.source for g in space.groups.values()}, ops)
+    resolver = Resolver(graph, chip, topology, space, Estimated(graph, calibration, chosen), ops)
     return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver)
 
 
@@ -177,30 +178,32 @@ def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
     strategy.check_against(graph.model_hash, hardware.name, hardware_hash(hardware))
     keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
     made_by = strategy.made_by
-    topology = analyze(graph, hardware, [str(p) for p in made_by.get("keep_float", ())])
+    ops = hardware.known_ops
+    topology = analyze(graph, hardware, [str(p) for p in made_by.get("keep_float", ())], ops)
     if any(topology.nodes[n] for n in keep) or conditions(topology) != strategy.topology:
         raise StrategyMismatch(
             "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "
             "another version of hago: search again"
         )
-    space = build_space(graph, hardware, topology, {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()})
-    return Resolver(graph, hardware, topology, space, Stored(strategy))(strategy.bits)
+    fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
+    space = build_space(graph, hardware, topology, fixed, ops)
+    return Resolver(graph, hardware, topology, space, Stored(strategy), ops)(strategy.bits)
 
 
-def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = ()) -> Graph:
+def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), ops: Ops = OPS) -> Graph:
     """The model a strategy was made for, imported anew; its inputs are remembered in the strategy.
 
     Raises:
         GraphError: the model cannot be imported.
     """
     if args or not isinstance(model, nn.Module):
-        return from_torch(model, args)
+        return from_torch(model, args, ops=ops)
     remembered = strategy.made_by.get("inputs")
     if not remembered:
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
     leaves = [torch.zeros((2, *t["shape"][1:]), dtype=getattr(torch, t["dtype"])) for t in remembered["tensors"]]
     found = pytree.tree_unflatten(leaves, pytree.treespec_loads(remembered["spec"]))
-    return from_torch(model, tuple(found[0]), dict(found[1]))
+    return from_torch(model, tuple(found[0]), dict(found[1]), ops=ops)
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:
@@ -212,6 +215,19 @@ def inputs_of(graph: Graph) -> dict[str, Any]:
     if spec is None:
         spec = pytree.treespec_dumps(pytree.tree_structure((tuple(range(len(tensors))), {})))
     return {"tensors": tensors, "spec": spec}
+
+
+def planned(
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
+) -> tuple[Plan, Batches]:
+    """The Plan of a strategy for a model, and the data to run it on.
+
+    Raises:
+        StrategyMismatch: it was made for another model or hardware.
+    """
+    chip = as_hardware(hardware)
+    graph, batches = as_graph(model, dataset, chip.known_ops)
+    return plan_of(graph, chip, as_strategy(strategy)), batches
 
 
 def conditions(topology: Topology) -> Conditions:

@@ -12,7 +12,7 @@ from hago.evaluate import Evaluator
 from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_graph, as_hardware, as_strategy, plan_of, prepare
+from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_strategy, planned, prepare
 from hago.search.log import read_log
 from hago.search.trial import Trial
 
@@ -70,11 +70,11 @@ def replay_strategy(
     Raises:
         StrategyMismatch: it was made for another model, hardware or data.
     """
-    chosen, (graph, batches) = as_strategy(strategy), as_graph(model, dataset)
-    plan = plan_of(graph, as_hardware(hardware), chosen)
+    chosen = as_strategy(strategy)
+    plan, batches = planned(model, hardware, chosen, dataset)
     _same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
     measure = named_objective(objective or str(chosen.made_by.get("objective", "sqnr")))
-    score = Evaluator(graph, batches, measure).score(plan, chosen.bits)
+    score = Evaluator(plan.graph, batches, measure, plan.ops).score(plan, chosen.bits)
     return Replay(1, tuple(_compare(0, chosen.made_by.get("results", {}), score.results)))
 
 
@@ -114,7 +114,7 @@ def replay_log(
         )
     _same_data(header.data_hash, prepared.batches.sha256)
     measure = named_objective(objective or str(header.objective))
-    evaluator = Evaluator(prepared.graph, prepared.batches, measure)
+    evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
     chosen = [_best(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
     found: list[Difference] = []
     for trial in chosen:

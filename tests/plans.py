@@ -36,7 +36,7 @@ def resolver_of(
 
 @dataclass(frozen=True)
 class Fixed:
-    """Thresholds as given, by group key; constants have their own range."""
+    """Thresholds as given, by group key; constants have their own range, and outputs [-1, 1] unless given."""
 
     ranges: Mapping[str, tuple[float, float]]
     consts: Mapping[str, Tensor]
@@ -44,6 +44,8 @@ class Fixed:
     def _pair(self, key: str, source: str) -> tuple[float, float]:
         if key in self.ranges:
             return self.ranges[key]
+        if key.endswith(":out"):
+            return -1.0, 1.0
         return min(0.0, float(self.consts[source].min())), max(0.0, float(self.consts[source].max()))
 
     def signed(self, key: str, source: str) -> bool:

@@ -122,11 +122,11 @@ def test_saturation_dominates_a_tight_threshold() -> None:
 class Channels(nn.Module):
     """A convolution of which one channel is far larger than the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: float = 1 / 1024) -> None:
         super().__init__()
         self.wide, self.last = nn.Conv2d(2, 4, 1, bias=False), nn.Conv2d(4, 1, 1, bias=False)
         with torch.no_grad():
-            self.wide.weight.copy_(pattern(4, 2, 1, 1, step=1 / 1024, period=13))
+            self.wide.weight.copy_(pattern(4, 2, 1, 1, step=step, period=13))
             self.wide.weight[0] = 1.5
             self.last.weight.copy_(torch.tensor([0.0, 0.5, -0.5, 0.5]).reshape(1, 4, 1, 1))
 

@@ -26,7 +26,7 @@ from hago.hardware import Hardware
 from hago.ops import Ops
 
 from .golden_files import assert_golden
-from .models import NARROW, OUTPUT, WIDE, Concat, Island, Pooled, Residual, batches, make_plan, pattern, sample
+from .models import NARROW, OUTPUT, WIDE, Concat, Island, Pooled, Residual, batches, make_plan, sample, set_weights
 from .test_causes import Channels, Heavy
 
 
@@ -65,6 +65,7 @@ class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Conv2d(2, 2, 1) for _ in range(12))
+        set_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -97,10 +98,9 @@ def test_the_node_to_blame_is_the_one_to_keep_float() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.wide, self.last = nn.Conv2d(2, 2, 1), Channels(), nn.Conv2d(1, 2, 1)
-            with torch.no_grad():
-                for layer in (self.first, self.last):
-                    layer.weight.copy_(pattern(*layer.weight.shape, step=0.013))
+            self.first, self.wide, self.last = nn.Conv2d(2, 2, 1), Channels(0.01), nn.Conv2d(1, 2, 1)
+            for layer in (self.first, self.last):
+                set_weights(layer, step=0.013)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.wide(self.first(x)))
@@ -127,6 +127,7 @@ def test_infinite_values_are_left_out() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(2, 2, 1)
+            set_weights(self)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.softmax(self.conv(x).masked_fill(x > 0, -math.inf), 1)
@@ -146,6 +147,7 @@ def test_values_that_are_no_tensors() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(2, 2, 1)
+            set_weights(self)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(x) * x.shape[0]

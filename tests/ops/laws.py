@@ -104,20 +104,28 @@ def check_rectify(
     plan = _resolved(graph, hardware, ranges, bits, ops)
     first = plan.operands[0]
     assert first is not None
-    for q in plan.operands:
-        assert q is not None and q.key == first.key
-    low, high = real_range(first)
     quantum = float(first.scale)
-    for edge in node.edges:
-        asked_low, asked_high = ranges[str(edge)]
+    for q, edge in zip(plan.operands, node.edges, strict=True):
+        assert q is not None and q.scale.equal(first.scale) and q.zero_point.equal(first.zero_point)
+        (low, high), (asked_low, asked_high) = real_range(q), ranges[str(edge)]
         # the end itself may be one quantum beyond the grid, and an affine zero point is rounded
-        assert low <= asked_low + quantum and high >= asked_high - quantum
-    alone = [_resolved(graph, hardware, dict.fromkeys(ranges, ranges[str(e)]), bits, ops) for e in node.edges]
-    assert quantum >= max(float(p.operands[s].scale) for s, p in enumerate(alone)) * (1 - 1e-6)  # type: ignore[union-attr]
-    if hardware.activation.scheme == "hago":
-        asked = {str(e): (-quantum * 2.0 ** (bits[str(e)] - 1), quantum * 2.0 ** (bits[str(e)] - 1)) for e in node.edges}
+        slack = quantum * (1 + 1e-6) + asked_high * 1e-6
+        assert low <= asked_low + slack and high >= asked_high - slack
+    for edge in map(str, node.edges):
+        alone = _resolved(graph, hardware, dict.fromkeys(ranges, ranges[edge]), dict.fromkeys(bits, bits[edge]), ops)
+        own = alone.operands[0]
+        assert own is not None and quantum >= float(own.scale) * (1 - 1e-6)
+    if hardware.activation.scheme == "hago" and plan.desc.requantize_at == "edge":
+        asked = {str(e): _threshold(q) for e, q in zip(node.edges, plan.operands, strict=True)}
         again = _resolved(graph, hardware, asked, bits, ops).operands[0]
         assert again is not None and again.scale.equal(first.scale)
+
+
+def _threshold(q: QParams | None) -> tuple[float, float]:
+    """The range that the hago scheme gives this grid for."""
+    assert q is not None
+    end = float(q.scale) * (q.qmax - int(q.zero_point) + 1)
+    return (-end if q.qmin < int(q.zero_point) else 0.0), end
 
 
 # ---------------------------------------------------------------- overflow and bound
@@ -153,10 +161,12 @@ def check_overflow(resolver: Resolver, inputs: Sequence[Tensor]) -> int:
         if node.out_simq is not None:
             continue
         assert not bool(node.register.zero_point.any()) or node.proved
-        for computed, real, sim in zip(c.flatten(), center(held[name], node.out).flatten(), simulated[name].flatten()):
+        places = slice(None, None, 1 + c.numel() // 500)
+        triples = zip(*(t.flatten()[places].tolist() for t in (c, center(held[name], node.out), simulated[name])), strict=True)
+        for computed, real, sim in triples:
             expected = register_holds(int(computed), register.dtype.min, register.dtype.max, register.overflow)
-            past += expected != int(computed)
-            assert expected == int(real) == int(sim)
+            past += expected != computed
+            assert expected == real == sim
     return past
 
 

@@ -136,6 +136,19 @@ def test_an_executor_changes_nothing_in_the_log(name: str, tmp_path: Path) -> No
     assert len(counting.calls) == sum(t.same_as is None for t in result.trials)
 
 
+def test_an_executor_evaluates_nothing_that_the_log_has(tmp_path: Path) -> None:
+    options = {"trials": 12, "batch": 4}
+    whole = run("random", tmp_path / "log", options=options)
+    content = (tmp_path / "log").read_bytes()
+    for kept in range(12):
+        (tmp_path / "log").write_bytes(b"".join(content.splitlines(keepends=True)[: kept + 1]))
+        counting = Counting(separable)
+        with ThreadPoolExecutor(2) as executor:
+            again = run("random", tmp_path / "log", counting, options=options, executor=executor)
+        assert again.best.bits == whole.best.bits
+        assert len(counting.calls) == 12 - kept
+
+
 @ALL
 def test_options_make_the_same_searcher_again(name: str) -> None:
     searcher = make_searcher(name, TOY, options=SMALL[name])

@@ -1,0 +1,108 @@
+"""The README and the guides do what they show: their Python blocks run in order, and print what follows them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hago.cli import main
+from hago.demo import run_demo
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDES = ("README.md", "docs/adding-an-op.md", "docs/hardware.md")
+_BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and whether it follows the one before it directly."""
+
+    kind: str
+    body: str
+    file: str | None
+    line: int
+    follows: bool
+
+
+def blocks(text: str) -> list[Block]:
+    found, end = [], 0
+    for match in _BLOCK.finditer(text):
+        follows = not text[end : match.start()].strip()
+        found.append(Block(match["kind"], match["body"], match["file"], text[: match.start()].count("\n") + 1, follows))
+        end = match.end()
+    return found
+
+
+def alike(printed: str, shown: str) -> bool:
+    """Equal but for numbers: machines train differently, so fractions may differ by 0.1 and counts by 2."""
+    a, b = (" ".join(_NUMBER.sub("#", t).split()) for t in (printed, shown))
+    pairs = zip(_NUMBER.findall(printed), _NUMBER.findall(shown), strict=a == b)
+    return a == b and all(abs(float(x) - float(y)) <= (0.1 if "." in y else 2) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_python_blocks_run_and_print_what_is_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    ran = 0
+    for block in blocks((ROOT / name).read_text("utf-8")):
+        if block.file is not None:
+            Path(block.file).write_text(block.body, "utf-8")
+        elif block.kind == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile("\n" * block.line + block.body, name, "exec"), space)
+            printed, ran = out.getvalue(), ran + 1
+        elif block.kind == "text" and block.follows:
+            assert alike(printed, block.body), f"{name}, line {block.line}: it prints\n{printed}"
+    assert ran >= 1
+
+
+def test_the_commands_of_the_readme_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    lines = [line for b in blocks(text) if b.kind == "bash" for line in b.body.splitlines() if line.startswith("hago ")]
+    assert len(lines) >= 6
+    monkeypatch.chdir(tmp_path)
+    run_demo(tmp_path, lambda line: None, hardware=["sample"], budget="1 trials", epochs=1)
+    for line in lines:
+        code = main(shlex.split(line)[1:])
+        assert code == 0, f"{line}\n{capsys.readouterr().err}"
+
+
+def test_the_scripts_of_the_readme_are_there() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    named = {w for b in blocks(text) if b.kind == "bash" for w in b.body.split() if w.startswith("scripts/")}
+    assert {"scripts/demo", "scripts/test"} <= named
+    for script in named:
+        assert os.access(ROOT / script, os.X_OK), f"{script} cannot be run"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *GUIDES[1:]])
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text("utf-8")):
+        if "://" not in target:
+            assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
+
+
+def test_a_place_is_kept_for_the_results() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert text.count("<!-- results:begin -->") == text.count("<!-- results:end -->") == 1
+
+
+def test_alike_bites() -> None:
+    assert alike("a 10 b 0.991", "a 11 b 0.994")
+    assert not alike("a 10", "a 10 b")
+    assert not alike("a 10", "a 20")
+    assert not alike("b 0.991", "b 0.791")
