@@ -8,6 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hago.calibrate.statistics import Estimator
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
@@ -106,6 +108,7 @@ def search_quantize_strategy(
         objective=chosen.name,
         keep_float=list(keep_float),
         fix_bits=dict(fix_bits or {}),
+        threads=torch.get_num_threads(),
     )
 
     how = _made_by(prepared, chosen.name, seed, keep_float, fix_bits)

@@ -107,8 +107,11 @@ class ArrayBatches:
 
 def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with open(path, "rb") as file:  # numpy leaves a file open that it cannot read
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise DataError(f"data {str(path)!r} is one array; write it with numpy.savez(path, x=array)")
+            arrays = {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"data {str(path)!r} cannot be read: {said(error)}") from None
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}

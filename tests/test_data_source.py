@@ -88,6 +88,13 @@ def test_a_file_that_is_no_archive(tmp_path: Path, content: bytes) -> None:
         load_data(str(tmp_path / "d.npz"))
 
 
+def test_an_array_under_another_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", IMAGES)
+    (tmp_path / "d.npy").rename(tmp_path / "d.npz")
+    with pytest.raises(DataError, match=r"write it with numpy\.savez"):
+        load_data(str(tmp_path / "d.npz"))
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"samples": 0}, {"samples": -1}])
 def test_counts_below_one(tmp_path: Path, options: dict[str, int]) -> None:
     with pytest.raises(DataError, match="expected 1 or more"):

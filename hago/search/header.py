@@ -6,7 +6,7 @@ import hashlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any, Final
 
 from hago.errors import LogError, StrategyMismatch
@@ -14,6 +14,7 @@ from hago.json_text import canonical, check_schema, json_values
 from hago.search.searcher import Searcher
 from hago.space import Space
 from hago.strategy import HardwareId
+from hago.version import VERSION as HAGO_VERSION
 
 VERSION: Final = 1
 
@@ -143,13 +144,13 @@ def space_hash(space: Space) -> str:
 
 def versions(threads: int | None = None) -> dict[str, Any]:
     """Versions of what computes the scores, the machine's architecture, and `threads`."""
-    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("hago", "torch", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return {**found, "threads": threads}
+    return {
+        "hago": HAGO_VERSION,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        **{package: version(package) for package in ("torch", "numpy")},
+        "threads": threads,
+    }
 
 
 def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,113 @@
+"""Blame and the naming of what went wrong, on rows written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from hago.debug.blame import blame, find_wrong, in_words
+from hago.debug.causes import CAUSES, Cause
+from hago.debug.statistic import CauseStatistic, EdgeStatistic, NodeStatistic, ValueStatistic
+from hago.debug.text import WIDTH, count, decimals, head, number, percent, ratio_text, table, tail, wrapped
+
+NONE = ValueStatistic(None, None, None, None)
+
+
+def row(
+    name: str,
+    *inputs: str,
+    power: float,
+    inherited: float,
+    sqnr: float = 30.0,
+    own: Cause = "rounding",
+    edges: tuple[EdgeStatistic, ...] = (),
+) -> NodeStatistic:
+    """A node of which one cause is all that it added itself."""
+    causes = dict.fromkeys(CAUSES, CauseStatistic(0.0, 0.0, 0.0, 0.0))
+    causes["inherited"] = CauseStatistic(power * inherited, 0.0, inherited, None)
+    causes[own] = CauseStatistic(power * (1 - inherited), 0.0, 1 - inherited, 1.0)
+    return NodeStatistic(
+        name, "conv2d", inputs, True, 10, NONE, NONE, NONE, sqnr, 40.0, 35.0, 1.0, 0.1, power, causes, 0, 0.0, edges,
+        register="int16", on_overflow="wrap", bound=2.5, overflows=3, accumulators=10,
+    )  # fmt: skip
+
+
+def edge(name: str, kind: str = "data", **figures: float) -> EdgeStatistic:
+    made = EdgeStatistic(name, "before", kind, 8, "int8", 0.5, False, True, values=100)  # type: ignore[arg-type]
+    return EdgeStatistic(**{**{f: getattr(made, f) for f in made.__slots__}, **figures})
+
+
+DIAMOND = [
+    row("x", power=0.0, inherited=0.0),
+    row("a", "x", power=1.0, inherited=0.0),
+    row("b", "x", power=3.0, inherited=0.0),
+    row("sum", "a", "b", power=5.0, inherited=0.8, sqnr=15.0),
+    row("end", "sum", power=5.0, inherited=1.0, sqnr=14.0),
+]
+
+
+def test_blame_is_handed_on_by_the_power_of_errors() -> None:
+    assert blame(DIAMOND, ["end"]) == pytest.approx({"a": 0.2, "b": 0.6, "sum": 0.2})
+    assert blame(DIAMOND, ["b"]) == {"b": 1.0}
+    assert blame(DIAMOND, ["a", "b"]) == {"a": 0.5, "b": 0.5}
+    assert blame(DIAMOND, ["x"]) == {}
+    assert blame(DIAMOND, ["x", "a"]) == {"a": 1.0}
+
+
+def test_what_went_wrong_may_stand_before_its_symptom() -> None:
+    wrong = find_wrong(DIAMOND)
+    assert wrong is not None
+    assert (wrong.symptom, wrong.symptom_sqnr, wrong.node, wrong.cause) == ("sum", 15.0, "b", "rounding")
+    assert wrong.part == pytest.approx(0.6)
+    assert set(wrong.to_json()) == {"node", "part", "symptom", "symptom_sqnr", "cause", "words", "remedy"}
+
+
+def test_nothing_went_wrong_above_20_db() -> None:
+    assert find_wrong(DIAMOND[:3]) is None
+    assert find_wrong([]) is None
+
+
+def test_words_name_the_edge_with_most_effect() -> None:
+    edges = (
+        edge("n:0", rounding_effect=1.0, saturation_effect=0.5, saturated=25),
+        edge("n:1", "constant", rounding_effect=9.0, saturation_effect=0.1, saturated=50),
+        edge("n:out", "output", rounding_effect=2.0),
+    )
+    found = row("n", power=1.0, inherited=0.0, edges=edges)
+    assert in_words(found, "rounding")[0] == "the output n:out is rounded to 8 bits in steps of 0.5"
+    assert in_words(found, "constants")[0] == "the constant before on n:1 is rounded to 8 bits in steps of 0.5"
+    words, remedy = in_words(found, "saturation")
+    assert words == "25 % of the value before on n:0 is clipped at 8 bits in steps of 0.5"
+    assert remedy.startswith("a wider threshold for n:0")
+    narrow = row("n", power=1.0, inherited=0.0, edges=(edge("n:1", "constant", channels=32, narrow_channels=9),))
+    assert "one scale for 32 channels, which leaves 9 of them" in in_words(narrow, "constants")[0]
+    assert in_words(found, "overflow")[0] == (
+        "3 of 10 accumulators leave int16 and wrap; the largest possible is 2.5 times its maximum"
+    )
+    assert "limits" in in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]
+
+
+# ---------------------------------------------------------------- text
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (1000, "1k"), (12_345, "12.3k"), (4_560_000, "4.56M"), (7 * 10**12, "7e+03G")],
+)
+def test_count(value: int, text: str) -> None:
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(None, ""), (0.0, ""), (1e-9, ""), (0.004, "<1"), (-0.004, "<1"), (0.5, "50"), (-0.58, "-58"), (1.0, "100")],
+)
+def test_percent(fraction: float | None, text: str) -> None:
+    assert percent(fraction) == text
+
+
+def test_other_cells() -> None:
+    assert (number(None), number(0.012345), decimals(None), decimals(41.25, 1)) == ("-", "0.0123", "-", "41.2")
+    assert (ratio_text(1, 0), ratio_text(1, 8)) == ("-", "12.5 %")
+    assert (tail("layer1.0.conv1", 8), tail("conv1", 8)) == ("...conv1", "conv1")
+    assert (head("adaptive_avg_pool2d", 10), head("conv2d", 10)) == ("adaptive..", "conv2d")
+    assert table(("a", "b"), [("x", "1"), ("long", "22")], right=("b",)) == ["a      b", "x      1", "long  22"]
+    lines = wrapped("word " * 60)
+    assert len(lines) == 3 and all(len(line) <= WIDTH for line in lines) and lines[1].startswith("  word")

@@ -1,0 +1,89 @@
+"""The demonstration: it ends with an integer model that is its simulation, and leaves what it made behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hago.demo import CALIBRATION, TRAIN, Demo, DigitNet, load_digits, run_demo, train
+from hago.errors import HagoError
+from hago.model_source import load_model
+from hago.search.log import read_log
+from hago.strategy import Strategy
+
+SPECS = ("x86_vnni", "int16_accumulator")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Demo, list[str]]:
+    out, said = tmp_path_factory.mktemp("demo"), list[str]()
+    return out, run_demo(out, said.append, hardware=SPECS, budget="3 trials", epochs=2), said
+
+
+def test_the_integer_model_is_the_simulation_on_every_image(made: tuple[Path, Demo, list[str]]) -> None:
+    _, demo, _ = made
+    assert demo.same and len(demo.results) == len(SPECS)
+    for result in demo.results:
+        judged = result.judgement
+        assert judged.samples == 1797 - TRAIN - CALIBRATION and judged.compared > judged.samples * 10
+        assert judged.figures["simulated"] == judged.figures["integer"]
+        assert judged.figures["float"]["agreement"] == 1.0
+
+
+def test_what_it_leaves_behind_can_be_read(made: tuple[Path, Demo, list[str]]) -> None:
+    out, demo, _ = made
+    for name, result in zip(SPECS, demo.results, strict=True):
+        assert result.log == out / "logs" / f"demo-{name}.jsonl" and len(read_log(result.log).trials) == result.trials == 3
+        assert Strategy.load(out / "strategies" / f"demo-{name}.json").hardware.name == name
+    assert isinstance(load_model("hago.demo:DigitNet", out / "demo" / "weights.pt"), DigitNet)
+    with np.load(out / "demo" / "test.npz") as arrays:
+        assert arrays["images"].shape == (597, 1, 8, 8) and arrays["labels"].shape == (597,)
+
+
+def test_it_says_what_it_does(made: tuple[Path, Demo, list[str]]) -> None:
+    _, demo, said = made
+    text = "\n".join([*said, str(demo)])
+    for expected in ("trained a residual network", "nodes in integers", "searched 3 trials", "simulated == integer: all"):
+        assert expected in text
+    lines = str(demo).splitlines()
+    assert len(lines) == 1 + 4 * len(SPECS) and "95 % interval" in lines[0]
+    assert json.loads(json.dumps(demo.to_json()))["same"] is True
+
+
+def test_wide_bits_overflow_where_sums_have_16(made: tuple[Path, Demo, list[str]]) -> None:
+    _, demo, _ = made
+    easy, hard = demo.results
+    assert easy.widest_overflows == 0 < hard.widest_overflows
+    assert hard.judgement.figures["simulated"]["sqnr"] > hard.widest["sqnr"]
+
+
+def test_training_is_its_own_and_the_same_every_time() -> None:
+    digits = load_digits()
+    before = torch.random.get_rng_state()
+    first, second = (train((digits.train[0][:100], digits.train[1][:100]), epochs=1) for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), before) and not first.training
+    assert all(torch.equal(v, second.state_dict()[k]) for k, v in first.state_dict().items())
+
+
+def test_the_parts_have_no_image_in_common_by_place() -> None:
+    digits = load_digits()
+    sizes = [len(part[0]) for part in (digits.train, digits.calibration, digits.test)]
+    assert sizes == [1000, 200, 597]
+    everything = torch.cat([digits.train[0], digits.calibration[0], digits.test[0]]).flatten(1).sum()
+    assert float(everything) == pytest.approx(561718 / 16, rel=1e-3)  # all 1797 digits, each once
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(HagoError, match="cannot write to"):
+        run_demo(tmp_path / "file", lambda line: None, epochs=1)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(HagoError, match=r"pip install 'hago\[demo\]'"):
+        load_digits()

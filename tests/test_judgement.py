@@ -1,0 +1,83 @@
+"""A judgement sees what the models do: figures, overflow, bytes, and any bit by which they differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hago
+from hago import judgement
+from hago.judgement import judge
+from hago.realization import IntegerModel
+from hago.strategy import Strategy
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)).eval()
+
+
+def data(labelled: bool = True) -> list[Any]:
+    torch.manual_seed(1)
+    images = [torch.randn(40, 2, 6, 6) for _ in range(2)]
+    return [(x, model()(x).argmax(1)) for x in images] if labelled else images
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Strategy:
+    return hago.quantize(model(), "int16_accumulator", data()).strategy
+
+
+def test_the_figures_of_three_models(strategy: Strategy) -> None:
+    found = judge(model(), "int16_accumulator", strategy, data())
+    assert list(found.figures) == ["float", "simulated", "integer"] and found.samples == 80
+    assert found.figures["float"]["sim_acc"] == 1.0 and found.figures["float"]["agreement"] == 1.0
+    assert found.figures["simulated"] == found.figures["integer"] and found.figures["simulated"]["sqnr"] < 100
+    assert found.same and found.differences == {} and found.compared > 80 * 5
+    assert "all" in str(found) and "95 % interval" in str(found)
+
+
+def test_without_labels_and_without_the_integer_model(strategy: Strategy) -> None:
+    found = judge(model(), "int16_accumulator", strategy, data(labelled=False), integer=False)
+    assert list(found.figures) == ["float", "simulated"] and found.same and found.compared == 0
+    assert "sim_acc" not in found.figures["float"] and "==" not in str(found)
+    assert "same" not in found.to_json()
+
+
+def test_bytes_before_and_after(strategy: Strategy) -> None:
+    weights = judge(model(), "int16_accumulator", strategy, data(), integer=False).weights
+    conv, linear = 2 * 4 * 9, 64 * 5  # linear has float signatures only on this chip
+    assert weights.before == 4 * (conv + 4 + linear + 5)
+    assert weights.integer == conv + 2 * 4 and weights.left == 4 * (linear + 5)
+
+
+class OffByOne(IntegerModel):
+    """An integer model that is wrong in one value of its second batch."""
+
+    def run(self, *args: Any, **kwargs: Any) -> list[Any]:
+        found = super().run(*args, **kwargs)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 2:
+            value: Tensor = found[0]
+            value.view(-1)[3] = torch.nextafter(value.view(-1)[3], torch.tensor(torch.inf))
+        return found
+
+
+def test_one_bit_of_one_value_is_seen(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judgement, "IntegerModel", OffByOne)
+    found = judge(model(), "int16_accumulator", strategy, data())
+    assert not found.same and found.differences == {"output 0 of batch 1": 1}
+    assert "simulated != integer: 1 of" in str(found) and found.to_json()["same"] is False
+
+
+def test_overflow_is_counted(strategy: Strategy) -> None:
+    loud = [x * 50 for x in data(labelled=False)]
+    wide = replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
+    found = judge(model(), "int16_accumulator", wide, loud)
+    assert found.same  # overflow is simulated, so the models agree on it
+    assert found.overflows["0"] > 0 and found.verdicts["0"] == "possible"
+    assert "SEEN at 0" in str(found) and found.to_json()["overflow"]["seen"] == dict(found.overflows)
