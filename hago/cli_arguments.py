@@ -58,13 +58,13 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _add(commands: Any, name: str, text: str, epilog: str | None = None) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
         usage=f"%(prog)s [options] {USAGE[name]}" if name in USAGE else None,
-        epilog=EXAMPLES.get(name, "") if epilog is None else epilog,
+        epilog=EXAMPLES.get(name, ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # Suppressed, so that a nested parser does not undo what the outer one was given.
@@ -195,7 +195,7 @@ def _on_record(commands: Any, name: str, text: str) -> None:
 
 def _hardware(commands: Any) -> None:
     text = "what hardware there is, what it can run, and whether a file is right"
-    actions = _add(commands, "hardware", text, "").add_subparsers(dest="action", required=True, metavar="action")
+    actions = _add(commands, "hardware", text).add_subparsers(dest="action", required=True, metavar="action")
     _add(actions, "list", "the hardware that ships with hago")
     for name, what in (
         ("show", "every op with its dtypes, register and overflow"),

@@ -56,6 +56,13 @@ examples:
   hago replay zoo:net strategies/net-vta.json --data calibration.npz
 
 Exit code 1 says that a figure differs in its last bit or more.""",
+    "hardware": """
+examples:
+  hago hardware list
+  hago hardware show x86_vnni
+  hago hardware check my_chip.json
+
+Exit code 1 says that a file is wrong; every mistake is listed with its place.""",
     "demo": """
 The demo leaves its model, data, logs and strategies behind, to try the other commands on, e.g.
   hago inspect hago.demo:DigitNet strategies/demo-x86_vnni.json --weights demo/weights.pt --data demo/test.npz""",

@@ -225,6 +225,7 @@ def run_demo(
     Raises:
         HagoError: scikit-learn is not installed, or the folder cannot be written.
     """
+    _make_folders(out)
     digits, started = load_digits(seed), time.monotonic()
     model = train(digits.train, seed, epochs)
     count = sum(p.numel() for p in model.parameters())
@@ -237,10 +238,16 @@ def run_demo(
     return Demo(tuple(_on(name, model, digits, out, say, budget, seed) for name in hardware))
 
 
-def _keep(out: Path, model: DigitNet, digits: Digits) -> None:
+def _make_folders(out: Path) -> None:
     try:
         for folder in ("demo", "logs", "strategies"):
             (out / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HagoError(f"the demo cannot write to {out}: {error}") from None
+
+
+def _keep(out: Path, model: DigitNet, digits: Digits) -> None:
+    try:
         torch.save(model.state_dict(), out / "demo" / "weights.pt")
         for name in ("calibration", "test"):
             images, labels = getattr(digits, name)

@@ -106,9 +106,14 @@ def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
     return target.qmin - target.zero_point, target.qmax - target.zero_point
 
 
+def _passes_float32(target: QParams) -> bool:
+    """Whether float32 cannot hold every integer of the range."""
+    return target.qmax - target.qmin > EXACT_FLOAT32
+
+
 def _clip(c: Tensor, target: QParams) -> Tensor:
     low, high = clip_range(target)
-    if c.dtype == torch.float32 and target.qmax - target.qmin > EXACT_FLOAT32:
+    if c.dtype == torch.float32 and _passes_float32(target):
         c = c.to(torch.float64)  # float32 would round a limit such as 2**31 - 1 up
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         low, high = torch.as_tensor(low), torch.as_tensor(high)
@@ -195,7 +200,10 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     if how.form == "multiplier_shift":
         m, n = multiplier_and_shift(r, how.multiplier_bits)
         out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how)
-        return _clip(out, target).to(c.dtype if c.is_floating_point() else torch.int64)
+        moved = _clip(out, target)
+        if not c.is_floating_point():
+            return moved
+        return moved.to(torch.float64 if _passes_float32(target) else c.dtype)
     exact = c.dtype if c.is_floating_point() else torch.float64
     carrier = c.to(exact if how.form == "shift" else torch.float32)
     out = _clip(ROUNDINGS[how.rounding](carrier * _number(r.to(carrier.dtype))), target)

@@ -25,13 +25,15 @@ from hago.calibrate.observer import constant_statistics
 from hago.exactness import compare
 from hago.execute import compute_real, run
 from hago.frontend.data import Batches
-from hago.prepare import Estimated, Prepared, prepare
+from hago.prepare import Prepared, prepare
 from hago.resolve import Resolver
 from hago.schemes import Grid
 from hago.simulator import Simulator, channels_last
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 COMPARED = 2
+
+Clock = Callable[[], float]
 
 
 def main() -> None:
@@ -42,21 +44,22 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--hardware", nargs="+", default=list(HARDWARE))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu", action="store_true", help="processor time, not wall time: for a busy machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    print(
-        f"torch {torch.__version__}, {options.threads} threads, batch {options.batch}, {options.size} x {options.size}"
-    )
+    clock = time.process_time if options.cpu else time.perf_counter
+    print(f"torch {torch.__version__}, {options.threads} threads, {options.size} x {options.size}, ", end="")
+    print(f"batch {options.batch}, {'processor' if options.cpu else 'wall'} time")
     images = torch.randn(options.batch, 3, options.size, options.size)
     for name, network in (("ResNet-18", ResNet()), ("MobileNetV2", MobileNetV2())):
-        simulation(name, with_statistics(network, images), images, options.hardware, options.rounds)
-    calibration_cost(ResNet(), images, options.rounds)
-    resolve_cost(ResNet((3, 4, 6, 3)), options.rounds)
-    estimator_cost(options.rounds)
+        simulation(name, with_statistics(network, images), images, options.hardware, options.rounds, clock)
+    calibration_cost(ResNet(), images, options.rounds, clock)
+    resolve_cost(ResNet((3, 4, 6, 3)), options.rounds, clock)
+    estimator_cost(options.rounds, clock)
 
 
-def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[str], rounds: int) -> None:
+def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[str], rounds: int, clock: Clock) -> None:
     """Simulated forward against float forward, and whether both models agree."""
     graph = from_torch(network, (images[:2],))
     parts = {"float": float_forward(graph, images)}
@@ -68,7 +71,7 @@ def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[st
         parts[spec] = partial(simulator.run, [images])
         found = compare(plan, [images[:COMPARED]])
         differ[spec] = f"{sum(found.differences.values())} of {found.compared} values differ from the integer model"
-    seconds = interleaved(parts, rounds)
+    seconds = interleaved(parts, rounds, clock)
     print(f"{name}: float forward {1e3 * statistics.median(seconds['float']):.1f} ms")
     for spec in specs:
         print(f"  simulated on {spec:18} {ratio(seconds, spec, 'float')} of it; {differ[spec]}", flush=True)
@@ -86,15 +89,14 @@ def float_forward(graph: Graph, images: Tensor) -> Callable[[], Any]:
     return forward
 
 
-def interleaved(parts: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def interleaved(parts: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) -> dict[str, list[float]]:
     """Seconds of every part in every round, after one that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(rounds + 1):
         for name, part in parts.items():
-            started = time.perf_counter()
-            part()
+            spent = _seconds(part, clock)
             if number:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(spent)
     return seconds
 
 
@@ -105,52 +107,60 @@ def ratio(seconds: Mapping[str, list[float]], part: str, base: str) -> str:
     return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def calibration_cost(network: nn.Module, images: Tensor, rounds: int) -> None:
+def calibration_cost(network: nn.Module, images: Tensor, rounds: int, clock: Clock) -> None:
     """One pass of statistics over a batch."""
     graph = from_torch(with_statistics(network, images), (images[:2],))
     prepared = prepare(graph, "x86_vnni", [images])
     batches = Batches([images], graph.inputs)
     observed = {g.source for g in prepared.space.groups.values()}
-    parts = {"float": float_forward(graph, images), "pass": partial(collect, graph, batches, observed)}
-    print(f"statistics pass (ResNet-18): {ratio(interleaved(parts, rounds), 'pass', 'float')} of a float forward")
+    parts: dict[str, Callable[[], Any]] = {
+        "float": float_forward(graph, images),
+        "pass": partial(collect, graph, batches, observed),
+    }
+    print(
+        f"statistics pass (ResNet-18): {ratio(interleaved(parts, rounds, clock), 'pass', 'float')} of a float forward"
+    )
 
 
-def resolve_cost(network: nn.Module, rounds: int) -> None:
+def resolve_cost(network: nn.Module, rounds: int, clock: Clock) -> None:
     """Bits to a Plan: with nothing remembered, and with one edge changed."""
     images = torch.randn(2, 3, 64, 64)
     prepared = prepare(with_statistics(network, images), "x86_vnni", [images])
     bits, keys = prepared.space.widest(), list(prepared.space.groups)
+    estimated = _seconds(partial(prepared.resolver, bits), clock)
     first, changed = [], []
     for number in range(rounds):
         resolver = _fresh(prepared)
-        first.append(_seconds(partial(resolver, bits)))
+        first.append(_seconds(partial(resolver, bits), clock))
         for key in keys[number :: max(1, len(keys) // 10)]:
-            changed.append(_seconds(partial(resolver, {**bits, key: bits[key] - 1})))
+            changed.append(_seconds(partial(resolver, {**bits, key: bits[key] - 1}), clock))
     print(
-        f"resolve (ResNet-34, {len(keys)} edges to choose): first {1e3 * statistics.median(first):.1f} ms, "
-        f"one edge changed {1e3 * statistics.median(changed):.2f} ms (at most {1e3 * max(changed):.2f})"
+        f"resolve (ResNet-34, {len(keys)} edges to choose): first {1e3 * statistics.median(first):.1f} ms, with the "
+        f"thresholds' estimation {1e3 * estimated:.0f} ms; one edge changed {1e3 * statistics.median(changed):.2f} ms "
+        f"(at most {1e3 * max(changed):.2f})"
     )
 
 
 def _fresh(prepared: Prepared) -> Resolver:
-    thresholds = Estimated(prepared.graph, prepared.calibration, prepared.estimator)
-    return Resolver(prepared.graph, prepared.hardware, prepared.topology, prepared.space, thresholds)
+    """A resolver that remembers thresholds and nothing else."""
+    resolver = prepared.resolver
+    return Resolver(prepared.graph, prepared.hardware, prepared.topology, prepared.space, resolver.thresholds)
 
 
-def _seconds(part: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+def _seconds(part: Callable[[], Any], clock: Clock) -> float:
+    started = clock()
     part()
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def estimator_cost(rounds: int) -> None:
+def estimator_cost(rounds: int, clock: Clock) -> None:
     """A threshold from statistics that are there already."""
     activation = constant_statistics(torch.randn(1 << 20).relu())
     weight = constant_statistics(torch.randn(256, 128, 3, 3), 0)
     for name in ESTIMATORS:
         made = estimator(name)
-        whole = [_seconds(partial(made, activation, Grid(8, signed=False))) for _ in range(rounds)]
-        each = [_seconds(partial(made, weight, Grid(8))) for _ in range(rounds)]
+        whole = [_seconds(partial(made, activation, Grid(8, signed=False)), clock) for _ in range(rounds)]
+        each = [_seconds(partial(made, weight, Grid(8)), clock) for _ in range(rounds)]
         print(
             f"estimator {name:13} {1e3 * statistics.median(whole):7.2f} ms per tensor, "
             f"{1e3 * statistics.median(each):7.2f} ms for 256 channels"

@@ -28,7 +28,7 @@ def whole(batches: Batches) -> tuple[torch.Tensor, torch.Tensor | None]:
 @given(st.integers(1, 200), st.none() | st.integers(1, 300))
 def test_spread_takes_so_many_and_from_everywhere(count: int, wanted: int | None) -> None:
     rows = spread(count, wanted)
-    assert len(rows) == min(count, wanted or count) and rows == sorted(set(rows)) and 0 <= rows[0] and rows[-1] < count
+    assert len(rows) == min(count, wanted or count) and rows == sorted(set(rows)) and rows[0] >= 0 and rows[-1] < count
     gaps = [b - a for a, b in zip(rows, [*rows[1:], count + rows[0]], strict=True)]
     assert max(gaps) - min(gaps) <= 1
 

@@ -37,7 +37,9 @@ def test_the_integer_model_is_the_simulation_on_every_image(made: tuple[Path, De
 def test_what_it_leaves_behind_can_be_read(made: tuple[Path, Demo, list[str]]) -> None:
     out, demo, _ = made
     for name, result in zip(SPECS, demo.results, strict=True):
-        assert result.log == out / "logs" / f"demo-{name}.jsonl" and len(read_log(result.log).trials) == result.trials == 3
+        assert (
+            result.log == out / "logs" / f"demo-{name}.jsonl" and len(read_log(result.log).trials) == result.trials == 3
+        )
         assert Strategy.load(out / "strategies" / f"demo-{name}.json").hardware.name == name
     assert isinstance(load_model("hago.demo:DigitNet", out / "demo" / "weights.pt"), DigitNet)
     with np.load(out / "demo" / "test.npz") as arrays:
@@ -47,7 +49,12 @@ def test_what_it_leaves_behind_can_be_read(made: tuple[Path, Demo, list[str]]) -
 def test_it_says_what_it_does(made: tuple[Path, Demo, list[str]]) -> None:
     _, demo, said = made
     text = "\n".join([*said, str(demo)])
-    for expected in ("trained a residual network", "nodes in integers", "searched 3 trials", "simulated == integer: all"):
+    for expected in (
+        "trained a residual network",
+        "nodes in integers",
+        "searched 3 trials",
+        "simulated == integer: all",
+    ):
         assert expected in text
     lines = str(demo).splitlines()
     assert len(lines) == 1 + 4 * len(SPECS) and "95 % interval" in lines[0]

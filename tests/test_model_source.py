@@ -68,7 +68,10 @@ def test_a_function_a_class_or_a_module(zoo: Path, name: str) -> None:
         ("source_zoo:inner.nett", "Did you mean 'net'?"),
         ("source_nowhere:net", "there is no module 'source_nowhere'"),
         ("source_zoo.deeper:net", "source_zoo"),
-        ("source_bad:net", "importing source_bad raised ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        (
+            "source_bad:net",
+            "importing source_bad raised ModuleNotFoundError: No module named 'no_such_module_anywhere'",
+        ),
         ("source_syntax:net", "importing source_syntax raised SyntaxError"),
         (".relative:net", "importing .relative raised"),
         ("source_zoo:three", "returned int; expected an nn.Module"),

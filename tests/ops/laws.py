@@ -111,11 +111,13 @@ def check_rectify(
         # the end itself may be one quantum beyond the grid, and an affine zero point is rounded
         slack = quantum * (1 + 1e-6) + asked_high * 1e-6
         assert low <= asked_low + slack and high >= asked_high - slack
+    if plan.desc.requantize_at == "output":
+        return  # a common scale finer than any that was asked
     for edge in map(str, node.edges):
         alone = _resolved(graph, hardware, dict.fromkeys(ranges, ranges[edge]), dict.fromkeys(bits, bits[edge]), ops)
         own = alone.operands[0]
         assert own is not None and quantum >= float(own.scale) * (1 - 1e-6)
-    if hardware.activation.scheme == "hago" and plan.desc.requantize_at == "edge":
+    if hardware.activation.scheme == "hago":
         asked = {str(e): _threshold(q) for e, q in zip(node.edges, plan.operands, strict=True)}
         again = _resolved(graph, hardware, asked, bits, ops).operands[0]
         assert again is not None and again.scale.equal(first.scale)

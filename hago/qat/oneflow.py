@@ -1,0 +1,236 @@
+"""OneFlow's quantizers: MinMaxObserver, MovingAverageMinMaxObserver, FakeQuantization, Quantization.
+
+Facts of OneFlow 0.9.0 that differ from most others and are kept: the affine range is not widened to
+hold 0; the two observers round the affine zero point differently at ties; the gradient of fake
+quantization is never masked; the lowest symmetric integer is -2**(bits-1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hago.errors import HagoError
+from hago.qat._checks import along, check_axis, check_bits, check_choice, check_float
+from hago.qat.straight_through import straight_through
+from hago.rounding import round_half_away
+
+Formula = Literal["google", "cambricon"]
+Scheme = Literal["symmetric", "affine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """What OneFlow's observers and quantizers share: the formula of scale, zero point and integers.
+
+    Args:
+        formula: `google`, or `cambricon`, whose "scale" is the exponent of a power of two and which
+            is symmetric and per layer whatever the other options say.
+        bits: 1 to 32 (OneFlow's static graphs allow 2 to 8, its eager mode does not check).
+        scheme: `symmetric` (signed) or `affine` (unsigned).
+        per_layer: one scale for the tensor, or one per index of axis 0.
+        kernel: how the affine zero point is read: `cpu` casts it to uint8, which wraps modulo 256
+            (-10 is 246, 300 is 44); `cuda` keeps the float.
+
+    Raises:
+        HagoError: an option is out of range.
+
+    References:
+        Oneflow-Inc/oneflow, oneflow/user/kernels/{min_max_observer,fake_quantization,quantization}_kernel.
+    """
+
+    formula: Formula = "google"
+    bits: int = 8
+    scheme: Scheme = "symmetric"
+    per_layer: bool = True
+    kernel: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        check_choice("formula", self.formula, ("google", "cambricon"))
+        check_choice("scheme", self.scheme, ("symmetric", "affine"))
+        check_choice("kernel", self.kernel, ("cpu", "cuda"))
+        check_bits(self.bits, 1, 32, "a OneFlow quantizer")
+        if self.formula == "cambricon" and not self.per_layer:
+            raise HagoError("formula 'cambricon' has no per-channel form; set per_layer=True")
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the integers are signed and the zero point 0."""
+        return self.formula == "cambricon" or self.scheme == "symmetric"
+
+    def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """MinMaxObserver: (scale, zero point) of the values of `x`.
+
+        A NaN counts only as the first element (of the tensor, or of a channel); later ones are
+        passed over. All zeros give scale 0, and with `affine` a zero point of NaN.
+
+        Args:
+            x: float tensor, not empty.
+
+        Returns:
+            Two tensors of `x`'s dtype, of shape (1,), or (channels,) where not per layer.
+        """
+        low, high = _extrema(x.detach(), self.per_layer)
+        return self.qparams(low, high)
+
+    def qparams(self, low: Tensor, high: Tensor, rounding: str = "half_even") -> tuple[Tensor, Tensor]:
+        """(scale, zero point) of a range.
+
+            symmetric: scale = max(|low|, |high|) / (2**(bits-1) - 1), zero point 0
+            affine:    scale = (high - low) / (2**bits - 1), zero point = -round(low / scale)
+            cambricon: scale = floor(log2(max(|low|, |high|))) - (bits - 2), zero point 0
+
+        Args:
+            low, high: float, of one shape.
+            rounding: of the affine zero point: `half_even` (MinMaxObserver) or `half_away`
+                (MovingAverageMinMaxObserver).
+        """
+        check_choice("rounding", rounding, ("half_even", "half_away"))
+        if self.symmetric:
+            top = torch.maximum(low.abs(), high.abs())
+            if self.formula == "cambricon":
+                # the float's own log2: float32's rounds to a whole number just below large powers of two
+                scale = torch.log2(top.to(torch.float64)).to(top.dtype).floor() - (self.bits - 2)
+            else:
+                scale = top / _count(self.bits - 1, top)
+            return scale, torch.zeros_like(scale)
+        scale = (high - low) / _count(self.bits, low)
+        nearest = torch.round if rounding == "half_even" else round_half_away
+        return scale, -nearest(low / scale)
+
+    def quantize(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """Quantization: the integers of `x`, held in its float dtype; it has no gradient.
+
+            symmetric: clamp(round(x / scale), -2**(bits-1), 2**(bits-1) - 1)
+            affine:    clamp(round(x / scale + zero_point), 0, 2**bits - 1)
+
+        Ties go to even, with the zero point inside the rounding. Where scale is 0, x / 0 saturates,
+        and 0 / 0 is NaN.
+
+        Args:
+            x: float tensor.
+            scale, zero_point: of `observe`: one entry, or one per index of axis 0.
+        """
+        return self._integers(x.detach(), scale.detach(), zero_point.detach())[0]
+
+    def fake_quantize(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """FakeQuantization: `(quantize(x) - zero_point) * scale`; `dx = dy` everywhere, also where clipped.
+
+        Args:
+            x: float tensor.
+            scale, zero_point: of `observe`; they take no gradient.
+        """
+        q, step, zero = self._integers(x.detach(), scale.detach(), zero_point.detach())
+        return straight_through(x, (q - zero) * step)
+
+    def zero_point_used(self, zero_point: Tensor) -> Tensor:
+        """The zero point that the integers have: 0, or the given one as the kernel reads it."""
+        if self.symmetric:
+            return torch.zeros_like(zero_point)
+        return zero_point if self.kernel == "cuda" else _as_uint8(zero_point)
+
+    def _integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(q, real step, zero point), the last two shaped to broadcast against `x`."""
+        check_float(x, "a OneFlow quantizer")
+        if scale.numel() != 1:
+            if self.formula == "cambricon":
+                raise HagoError(f"formula 'cambricon' got {scale.numel()} scales; expected one")
+            check_axis(x, 0, scale.numel(), "scale")
+        step = _power_of_two(scale) if self.formula == "cambricon" else scale
+        zero = self.zero_point_used(zero_point)
+        step, zero = (t.to(x.dtype) if t.numel() == 1 else along(t.to(x.dtype), 0, x.ndim) for t in (step, zero))
+        top = _count(self.bits - 1 if self.symmetric else self.bits, x)
+        bottom = -top - 1 if self.symmetric else torch.zeros_like(top)
+        ratio = x / step if self.symmetric else x / step + zero
+        return torch.round(ratio).clamp(bottom, top), step, zero
+
+
+class MovingAverageMinMaxObserver(nn.Module):
+    """The range of the batches seen in training, averaged; per layer.
+
+    In training, while `current_train_step <= stop_update_after_iters`,
+    `m = v if m == 0 else m * momentum + v * (1 - momentum)` with momentum in float32; v is the
+    batch's extremum (`affine`) or its largest magnitude, for both buffers (symmetric). So a buffer
+    that is exactly 0, such as the minimum of a relu's output, starts anew at every step. In eval the
+    buffers stay; before any update they are 0, and so is the scale.
+
+    Args:
+        quantizer: makes scale and zero point of the averaged range; must be per layer.
+        stop_update_after_iters: the last step that still updates.
+        momentum: weight of the past.
+
+    References:
+        Oneflow-Inc/oneflow, oneflow/user/kernels/moving_average_min_max_observer_kernel.
+    """
+
+    moving_max: Tensor
+    moving_min: Tensor
+
+    def __init__(
+        self, quantizer: Quantizer | None = None, stop_update_after_iters: int = 1, momentum: float = 0.95
+    ) -> None:
+        super().__init__()
+        self.quantizer = quantizer or Quantizer()
+        if not self.quantizer.per_layer:
+            raise HagoError("the moving average has no per-channel form; set per_layer=True")
+        self.stop_update_after_iters, self.momentum = stop_update_after_iters, momentum
+        self.register_buffer("moving_max", torch.zeros(1))
+        self.register_buffer("moving_min", torch.zeros(1))
+
+    def forward(self, x: Tensor, current_train_step: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+        """(scale, zero point) of shape (1,) in `x`'s dtype, after this batch was taken in.
+
+        Args:
+            x: float tensor, not empty.
+            current_train_step: compared with `stop_update_after_iters`; nothing here counts it.
+        """
+        if self.training and int(current_train_step) <= self.stop_update_after_iters:
+            low, high = (t.to(self.moving_max.dtype) for t in _extrema(x.detach(), per_layer=True))
+            if self.quantizer.symmetric:
+                low = high = torch.maximum(low.abs(), high.abs())
+            self.moving_max.copy_(self._average(self.moving_max, high))
+            self.moving_min.copy_(self._average(self.moving_min, low))
+        rounding = "half_away"
+        return self.quantizer.qparams(self.moving_min.to(x.dtype), self.moving_max.to(x.dtype), rounding)
+
+    def _average(self, past: Tensor, value: Tensor) -> Tensor:
+        momentum = torch.tensor(self.momentum, dtype=torch.float32, device=past.device)
+        return torch.where(past == 0, value, past * momentum + value * (1 - momentum))
+
+
+def _extrema(x: Tensor, per_layer: bool) -> tuple[Tensor, Tensor]:
+    """(min, max) as a sequential `<` finds them: NaN counts only where it comes first."""
+    check_float(x, "an observer")
+    if x.numel() == 0:
+        raise HagoError(f"an observer got an empty tensor of shape {tuple(x.shape)}; expected values")
+    if not per_layer and x.ndim == 0:
+        raise HagoError("an observer per channel got a scalar; expected channels on axis 0")
+    rows = x.reshape(1, -1) if per_layer else x.reshape(x.shape[0], -1)
+    rows = torch.where(torch.isnan(rows), rows[:, :1], rows)
+    return rows.amin(1), rows.amax(1)
+
+
+def _count(bits: int, like: Tensor) -> Tensor:
+    """`2**bits - 1`, the subtraction done in the dtype of `like`, as the kernels do."""
+    return torch.tensor(2.0**bits, dtype=like.dtype, device=like.device) - 1
+
+
+def _fits_int32(t: Tensor) -> Tensor:
+    return t.isfinite() & (t.abs() < 2.0**31)
+
+
+def _as_uint8(zero_point: Tensor) -> Tensor:
+    """`uint8(round(zero_point))` as x86 computes it: half away, modulo 256; 0 where int32 overflows."""
+    nearest = round_half_away(zero_point)
+    fits = _fits_int32(nearest)
+    wrapped = torch.where(fits, nearest, torch.zeros_like(nearest)).to(torch.int64) & 255
+    return wrapped.to(zero_point.dtype)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """`2**int(exponent)`, cut toward zero; 0 where the exponent is no int32 (of an all-zero tensor)."""
+    whole = torch.where(_fits_int32(exponent), exponent.trunc(), torch.full_like(exponent, -(2.0**31)))
+    return torch.pow(2.0, whole.to(torch.float64)).to(exponent.dtype)
