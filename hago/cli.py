@@ -1,6 +1,6 @@
 """The command line: `hago search | quantize | explain | simulate | realize | inspect | replay | hardware | demo`.
 
-The only modules that print are this one. Standard output holds the result and nothing else, so that it
+This is the only module that prints. Standard output holds the result and nothing else, so that it
 can be piped: what models and data sets print while they are loaded goes to standard error, as do the
 progress bar and notices. Exit codes: 0 done; 1 done, and the answer is no; 2 bad input; 70 a defect of
 hago; 130 interrupted.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Final, TextIO
 
 from hago.cli_arguments import build_parser
 from hago.cli_commands import COMMANDS
-from hago.cli_options import INTERRUPTED, Outcome, Voices
+from hago.cli_options import INTERRUPTED, Outcome, Voices, command_line
 from hago.errors import HagoError
 from hago.json_text import json_values
 
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        again = f"; continue with:\n  {shlex.join(['hago', *words])}" if words[:1] == ["search"] else ""
+        again = f"; continue with:\n  {command_line(*words)}" if words[:1] == ["search"] else ""
         print(f"\nhago: interrupted{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:

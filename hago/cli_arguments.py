@@ -125,7 +125,14 @@ def _patterns(group: Any) -> None:
     )
 
 
+def _ops(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ops", metavar="NAME", help="ops of your own: package.module:name of an OpRule, or of a mapping of them"
+    )
+
+
 def _chip(parser: argparse.ArgumentParser, required: bool, default: str = "") -> None:
+    _ops(parser)
     parser.add_argument(
         "--hardware",
         metavar="NAME|FILE",
@@ -201,7 +208,9 @@ def _hardware(commands: Any) -> None:
         ("show", "every op with its dtypes, register and overflow"),
         ("check", "whether a hardware file is right; every mistake at once"),
     ):
-        _add(actions, name, what).add_argument("hardware", metavar="NAME|FILE")
+        parser = _add(actions, name, what)
+        parser.add_argument("hardware", metavar="NAME|FILE")
+        _ops(parser)
 
 
 def _demo(commands: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,18 @@ from typing import Any, Final
 import torch
 
 from hago import api
-from hago.cli_options import NO, OK, Outcome, Voices, fixed_bits, load_batches, make_folder_of, named
+from hago.cli_options import (
+    NO,
+    OK,
+    Outcome,
+    Voices,
+    command_line,
+    fixed_bits,
+    load_batches,
+    load_chip,
+    make_folder_of,
+    named,
+)
 from hago.cli_search import quantize, search
 from hago.debug.text import table
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
@@ -38,7 +48,7 @@ def explain(args: Namespace, voices: Voices) -> Outcome:
         first = next(iter(load_batches(args)), None)
         inputs = Batches([] if first is None else [first], input_names(model)).example
     found = api.explain(
-        model, load_hardware(args.hardware), inputs, keep_float=args.keep_float, fix_bits=fixed_bits(args)
+        model, load_chip(args, args.hardware), inputs, keep_float=args.keep_float, fix_bits=fixed_bits(args)
     )
     return Outcome(str(found), found.to_json())
 
@@ -53,14 +63,14 @@ def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
 # ---------------------------------------------------------------- what reads a strategy
 def _hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
     if args.hardware is not None:
-        return load_hardware(args.hardware)
+        return load_chip(args, args.hardware)
     header = record if isinstance(record, Strategy) else record.header
     if header is None:
         raise HagoError(f"log {args.record} is empty; there is nothing to replay")
     name = header.hardware.name
     if name not in available_hardware():
         raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
-    return load_hardware(name)
+    return load_chip(args, name)
 
 
 def _judge(args: Namespace, integer: bool) -> Outcome:
@@ -110,12 +120,12 @@ def hardware(args: Namespace, voices: Voices) -> Outcome:
     if args.action == "list":
         return _list(tuple(map(load_hardware, available_hardware())))
     if args.action == "show":
-        shown = explain_hardware(load_hardware(args.hardware))
+        shown = explain_hardware(load_chip(args, args.hardware))
         return Outcome(str(shown), shown.to_json())
     if args.hardware not in available_hardware() and not Path(args.hardware).is_file():
         raise HardwareError(f"there is no hardware file {args.hardware!r}")
     try:
-        chip = load_hardware(args.hardware)
+        chip = load_chip(args, args.hardware)
     except HardwareError as error:
         first, *mistakes = [line.strip() for line in str(error).splitlines()]
         return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
@@ -146,7 +156,7 @@ def demo(args: Namespace, voices: Voices) -> Outcome:
     strategy, log = found.results[-1].strategy, found.results[-1].log
     weights, kept = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
     shared = ["--weights", weights, "--batch-size", str(BATCH_SIZE), "--data"]
-    again = shlex.join(["hago", "replay", MODEL, str(log), *shared, kept])
+    again = command_line("replay", MODEL, str(log), *shared, kept)
     text = f"\n{found}\n\nthe best of the last search is {strategy}; to have every figure of it again:\n  {again}"
     return Outcome(text, found.to_json(), OK if found.same else NO)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +15,10 @@ from typing import Any, Final
 from hago.data_source import ImageShape, load_data
 from hago.errors import HagoError
 from hago.hardware import Hardware
+from hago.hardware_file import load_hardware
 from hago.model_source import import_object
+from hago.ops import OPS
+from hago.ops._rule import OpRule
 from hago.search.searchers import SEARCHERS, make_searcher
 
 OK: Final = 0
@@ -43,10 +50,31 @@ class Voices:
     words: tuple[str, ...] = ()
 
 
+def command_line(*words: str) -> str:
+    """A command as the user can enter it: `hago` where the shell knows it, else by way of this Python."""
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    return shlex.join([*(["hago"] if shutil.which("hago") else [python, "-m", "hago"]), *words])
+
+
 # ---------------------------------------------------------------- what options mean
 def load_batches(args: Namespace, spec: str | None = None) -> Any:
     images = ImageShape(args.size, args.mean, args.std, args.gray)
     return load_data(spec or args.data, batch_size=args.batch_size, samples=args.samples, images=images)
+
+
+def load_chip(args: Namespace, name: str) -> Hardware:
+    """The named hardware, with the ops that `--ops` adds to those of hago.
+
+    Raises:
+        HagoError: there is no such hardware, or `--ops` names something else than op rules.
+    """
+    if args.ops is None:
+        return load_hardware(name)
+    added = import_object(args.ops, "ops")
+    rules = list(added.values()) if isinstance(added, Mapping) else [added]
+    if not all(isinstance(rule, OpRule) for rule in rules):
+        raise HagoError(f"ops {args.ops!r} is of type {type(added).__name__}; expected an OpRule, or a mapping of them")
+    return load_hardware(name, {**OPS, **{rule.name: rule for rule in rules}})
 
 
 def fixed_bits(args: Namespace) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 from argparse import Namespace
 from collections import Counter
@@ -17,15 +16,17 @@ from hago.cli_options import (
     OK,
     Outcome,
     Voices,
+    command_line,
     default_path,
     fixed_bits,
     load_batches,
+    load_chip,
     make_folder_of,
     named,
     named_searcher,
 )
 from hago.errors import HagoError
-from hago.hardware_file import available_hardware, load_hardware
+from hago.hardware_file import available_hardware
 from hago.judgement import figure_cells
 from hago.model_source import load_model
 from hago.search.log import Log, read_log
@@ -55,7 +56,7 @@ def _noting_interrupts() -> Iterator[list[int]]:
 
 def search(args: Namespace, voices: Voices) -> Outcome:
     """Search, say what was found and how to go on."""
-    hardware = load_hardware(args.hardware)
+    hardware = load_chip(args, args.hardware)
     model, data = load_model(args.model, args.weights), load_batches(args)
     held_out = None if args.held_out is None else load_batches(args, args.held_out)
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
@@ -108,7 +109,7 @@ def _found(
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {paths[0]}",
         f"strategy  {paths[1]}",
-        *([f"continue  {shlex.join(['hago', *voices.words])}"] if interrupted else []),
+        *([f"continue  {command_line(*voices.words)}"] if interrupted else []),
         f"check it  {_next(args, paths[1])}",
     ]
     found = {
@@ -153,19 +154,20 @@ def _overflow(best: Trial) -> str:
 
 def _next(args: Namespace, strategy: Path) -> str:
     """The command that checks a strategy."""
-    words = ["hago", "realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
+    words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
     words += ["--weights", args.weights] if args.weights else []
     words += ["--hardware", args.hardware] if args.hardware not in available_hardware() else []
+    words += ["--ops", args.ops] if args.ops else []
     words += ["--samples", str(args.samples)] if args.samples else []
     words += ["--size", "x".join(map(str, args.size))] if args.size else []
     words += [w for n in ("mean", "std") for w in (f"--{n}", ",".join(map(str, getattr(args, n)))) if args.size]
     words += ["--gray"] if args.gray else []
-    return shlex.join(words)
+    return command_line(*words)
 
 
 def quantize(args: Namespace, voices: Voices) -> Outcome:
     """Quantize without a search, and save the strategy."""
-    hardware = load_hardware(args.hardware)
+    hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     quantizer = api.quantize(
         load_model(args.model, args.weights),

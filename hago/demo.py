@@ -277,6 +277,8 @@ def _on(
 
 def _widest(model: DigitNet, chip: Hardware, digits: Digits) -> tuple[Mapping[str, Any], int]:
     prepared = prepare(model, chip, batches(digits.calibration))
-    evaluator = Evaluator(prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), objective("sqnr"))
+    evaluator = Evaluator(
+        prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), objective("sqnr"), chip.known_ops
+    )
     measured = evaluator.measure(prepared.resolver(prepared.space.widest()))
     return evaluator.summary(measured.contributions), sum(measured.peaks.overflows.values())

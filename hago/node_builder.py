@@ -22,7 +22,7 @@ from hago.hardware import Hardware, OpDesc
 from hago.numerics import apply_simq, dequantize
 from hago.ops import Ops
 from hago.plan import NodePlan
-from hago.schemes import Grid, make_qparams
+from hago.schemes import TWO_SIDED, Grid, make_qparams
 from hago.topology import Topology, fitting_descs
 from hago.types import ZERO, DType, QParams, SimQ
 
@@ -212,7 +212,7 @@ class NodeBuilder:
         self.thresholds[key] = (lo, hi)
         if axis is None:
             lo, hi = lo.reshape(()), hi.reshape(())
-        if signed and scheme != "affine":
+        if signed and scheme not in TWO_SIDED:
             hi = torch.maximum(lo.abs(), hi)
             lo = -hi
         return lo, hi

@@ -81,7 +81,28 @@ def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Ten
     return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
 
 
-SCHEMES: Final[Mapping[str, Scheme]] = {"hago": hago, "symmetric": symmetric, "affine": affine}
+def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = (hi - lo) / 2**bits` over a range widened to hold 0; the zero point is rounded  (S4).
+
+    What `hago` is to `symmetric`, this is to `affine`: power-of-two thresholds (-t, t) or (0, t) give
+    power-of-two scales, and a value exactly at `hi` saturates one quantum below it.
+    """
+    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
+    qmin = -(1 << (bits - 1)) if dtype.signed else 0
+    qmax = qmin + (1 << bits) - 1
+    scale = (hi - lo) / 2.0**bits
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
+
+
+SCHEMES: Final[Mapping[str, Scheme]] = {
+    "hago": hago,
+    "symmetric": symmetric,
+    "affine": affine,
+    "hago_affine": hago_affine,
+}
+#: Schemes that use both ends of a range; the others use its largest magnitude.
+TWO_SIDED: Final = frozenset({"affine", "hago_affine"})
 
 
 @dataclass(frozen=True, slots=True)

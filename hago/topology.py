@@ -70,11 +70,14 @@ def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str 
         return f"{node.op} needs a signature that requantizes at the output"
     if rule.integer.table and any(graph[s].op != CONST for s in node.inputs[1:]):
         return "a table needs its other operands to be constants"
+    why_not = rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
+    if why_not is not None:
+        return why_not
     if hardware.requantize.power_of_two and not rule.integer.table:
         scale = rule.integer.scale(node.attrs, [torch.ones((), dtype=torch.float64)] * len(node.inputs))
         if not is_power_of_two(scale):
             return f"it scales by {float(scale):.6g}, no power of two, and {hardware.name} only shifts"
-    return rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
+    return None
 
 
 def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), ops: Ops = OPS) -> Topology:

@@ -7,47 +7,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
+from building import Builder, Shape
 from torch import Tensor
 
-from hago.execute import infer_shape
-from hago.graph import CONST, INPUT, Graph, Node
-
-Shape = tuple[int, ...]
+from hago.graph import Graph
 
 
-class Builder:
-    """A graph in the making."""
+class RandomBuilder(Builder):
+    """A graph in the making, and what it is made of by chance."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.nodes: list[Node] = []
-        self.consts: dict[str, Tensor] = {}
-        self.shapes: dict[str, Shape] = {}
-        self.inputs: list[str] = []
-        self.values: list[str] = []  # what ops may read, newest last
         self.weights: dict[Shape, str] = {}  # what another op may share
-
-    def _add(self, op: str, inputs: tuple[str, ...], attrs: Mapping[str, Any], shape: Shape | None = None) -> str:
-        node = Node(f"{op}_{len(self.nodes)}", op, inputs, attrs)
-        shape = infer_shape(node, [self.shapes[s] for s in inputs]) if shape is None else shape
-        self.nodes.append(Node(node.name, op, inputs, attrs, shape))
-        self.shapes[node.name] = shape
-        return node.name
-
-    def input(self, *shape: int) -> str:
-        name = self._add(INPUT, (), {"dtype": "float32"}, (1, *shape))
-        self.inputs.append(name)
-        self.values.append(name)
-        return name
-
-    def const(self, tensor: Tensor) -> str:
-        name = self._add(CONST, (), {}, tuple(tensor.shape))
-        self.consts[name] = tensor
-        return name
 
     def normal(self, *shape: int, size: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=self.generator) * size
@@ -59,11 +35,6 @@ class Builder:
         size = self.rng.choice([0.05, 0.3, 1.0])
         self.weights[shape] = self.const(self.normal(*shape, size=size))
         return self.weights[shape]
-
-    def call(self, op: str, *inputs: str, **attrs: Any) -> str:
-        name = self._add(op, inputs, attrs)
-        self.values.append(name)
-        return name
 
     def pick(self, rank: int) -> str | None:
         """A value of that rank, rather a new one."""
@@ -79,7 +50,7 @@ class Builder:
 
 
 # ---------------------------------------------------------------- images
-def _conv(b: Builder, x: str) -> None:
+def _conv(b: RandomBuilder, x: str) -> None:
     channels, groups = b.shapes[x][1], b.rng.choice([1, 1, b.shapes[x][1]])
     out = channels if groups > 1 else b.rng.choice([channels, 4, 6])
     kernel = b.rng.choice([1, 3])
@@ -87,7 +58,7 @@ def _conv(b: Builder, x: str) -> None:
     b.call("conv2d", x, b.weight(out, channels // groups, kernel, kernel), *b.bias(out), **attrs)
 
 
-def _conv_transpose(b: Builder, x: str) -> None:
+def _conv_transpose(b: RandomBuilder, x: str) -> None:
     channels = b.shapes[x][1]
     if b.shapes[x][2] > 8:
         return
@@ -95,47 +66,47 @@ def _conv_transpose(b: Builder, x: str) -> None:
     b.call("conv_transpose2d", x, b.weight(channels, 4, 2, 2), *b.bias(4), **attrs)
 
 
-def _affine(b: Builder, x: str) -> None:
+def _affine(b: RandomBuilder, x: str) -> None:
     channels = b.shapes[x][1]
     pair = (b.weight(channels), b.const(b.normal(channels)))
     b.call("affine", x, *pair, rank=len(b.shapes[x]))
 
 
-def _max_pool(b: Builder, x: str) -> None:
+def _max_pool(b: RandomBuilder, x: str) -> None:
     if b.shapes[x][2] > 2:
         b.call("max_pool2d", x, kernel_size=[3, 3], stride=[2, 2], padding=[1, 1], dilation=[1, 1], ceil_mode=False)
 
 
-def _avg_pool(b: Builder, x: str) -> None:
+def _avg_pool(b: RandomBuilder, x: str) -> None:
     if b.shapes[x][2] > 2:
         attrs = {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
         b.call("avg_pool2d", x, kernel_size=[2, 2], stride=[2, 2], padding=[0, 0], **attrs)
 
 
-def _gate(b: Builder, x: str) -> None:
+def _gate(b: RandomBuilder, x: str) -> None:
     """Squeeze and excite: a product with a broadcast gate."""
     size = list(b.shapes[x][2:])
     pooled = b.call("adaptive_avg_pool2d", x, output_size=[1, 1], input_size=size)
     b.call("mul", x, b.call("hardsigmoid", pooled))
 
 
-def _upsample(b: Builder, x: str) -> None:
+def _upsample(b: RandomBuilder, x: str) -> None:
     if b.shapes[x][2] <= 6:
         b.call("upsample_nearest2d", x, size=None, factors=[2.0, 2.0])
 
 
-def _pad(b: Builder, x: str) -> None:
+def _pad(b: RandomBuilder, x: str) -> None:
     b.call("pad", x, pad=[1, 0, 0, 1], mode="constant", value=0.0)
 
 
-def _slice(b: Builder, x: str) -> None:
+def _slice(b: RandomBuilder, x: str) -> None:
     half = b.shapes[x][1] // 2
     if half:
         low, high = (b.call("slice", x, axis=1, start=s, stop=e, step=1) for s, e in ((0, half), (half, None)))
         b.call("concat", high, low, axis=1)
 
 
-def _flatten(b: Builder, x: str) -> None:
+def _flatten(b: RandomBuilder, x: str) -> None:
     kind = b.rng.choice(["mean", "sum", "reshape"])
     if kind == "reshape":
         b.call("reshape", x, shape=[-1, b.shapes[x][1] * b.shapes[x][2] * b.shapes[x][3]])
@@ -143,82 +114,82 @@ def _flatten(b: Builder, x: str) -> None:
         b.call(kind, x, axes=[2, 3], keepdim=False, count=b.shapes[x][2] * b.shapes[x][3])
 
 
-def _tokens(b: Builder, x: str) -> None:
+def _tokens(b: RandomBuilder, x: str) -> None:
     flat = b.call("reshape", x, shape=[-1, b.shapes[x][1], b.shapes[x][2] * b.shapes[x][3]])
     b.call("permute", flat, axes=[0, 2, 1])
 
 
 # ---------------------------------------------------------------- rows and tokens
-def _linear(b: Builder, x: str) -> None:
+def _linear(b: RandomBuilder, x: str) -> None:
     width = b.shapes[x][-1]
     out = b.rng.choice([width, 5]) if width < 40 else 5
     b.call("linear", x, b.weight(out, width), *b.bias(out))
 
 
-def _attention(b: Builder, x: str) -> None:
+def _attention(b: RandomBuilder, x: str) -> None:
     width = b.shapes[x][-1]
     q, k = (b.call("linear", x, b.weight(width, width)) for _ in range(2))
     scores = b.call("div", b.call("matmul", q, b.call("permute", k, axes=[0, 2, 1])), divisor=2.0)
     b.call("matmul", b.call("softmax", scores, axis=-1), x)
 
 
-def _norm(b: Builder, x: str) -> None:
+def _norm(b: RandomBuilder, x: str) -> None:
     width = b.shapes[x][-1]
     pair = (b.const(b.normal(width)), b.const(b.normal(width)))
     b.call("layer_norm", x, *pair, normalized_shape=[width], eps=1e-5)
 
 
-def _opaque(b: Builder, x: str) -> None:
+def _opaque(b: RandomBuilder, x: str) -> None:
     b.call("opaque", x, target="aten.cumsum.default", args=[{"$": 0}, 1], kwargs={})
 
 
-def _select(b: Builder, x: str) -> None:
+def _select(b: RandomBuilder, x: str) -> None:
     b.call("unsqueeze", b.call("select", x, axis=1, index=0), axis=1)
     b.call("expand", b.values[-1], size=[-1, b.shapes[x][1], -1])
 
 
 # ---------------------------------------------------------------- any rank
-def _add(b: Builder, x: str) -> None:
+def _add(b: RandomBuilder, x: str) -> None:
     b.call(b.rng.choice(["add", "add", "sub"]), x, b.pick_like(x))
 
 
-def _twice(b: Builder, x: str) -> None:
+def _twice(b: RandomBuilder, x: str) -> None:
     b.call("add", x, x)
 
 
-def _mul(b: Builder, x: str) -> None:
+def _mul(b: RandomBuilder, x: str) -> None:
     b.call("mul", x, b.pick_like(x))
 
 
-def _number(b: Builder, x: str) -> None:
+def _number(b: RandomBuilder, x: str) -> None:
     b.call(b.rng.choice(["add", "mul", "sub"]), x, b.const(torch.tensor(b.rng.choice([0.5, -1.25, 2.0]))))
 
 
-def _concat(b: Builder, x: str) -> None:
+def _concat(b: RandomBuilder, x: str) -> None:
     if b.shapes[x][1] <= 12:
         b.call("concat", x, b.pick_like(x), axis=1)
 
 
-def _relu(b: Builder, x: str) -> None:
+def _relu(b: RandomBuilder, x: str) -> None:
     b.call("relu", x)
 
 
-def _clamp(b: Builder, x: str) -> None:
+def _clamp(b: RandomBuilder, x: str) -> None:
     low, high = b.rng.choice([(0.0, 6.0), (-1.0, 1.0), (None, 0.75), (-0.3, None)])
     b.call("clamp", x, min=low, max=high)
 
 
-def _table(b: Builder, x: str) -> None:
+def _table(b: RandomBuilder, x: str) -> None:
     op = b.rng.choice(["sigmoid", "tanh", "hardswish", "silu", "gelu", "leaky_relu"])
     attrs = {"gelu": {"approximate": "none"}, "leaky_relu": {"negative_slope": 0.1}}
     b.call(op, x, **attrs.get(op, {}))
 
 
-def _neg(b: Builder, x: str) -> None:
+def _neg(b: RandomBuilder, x: str) -> None:
     b.call("neg", x)
 
 
-Grow = Callable[[Builder, str], None]
+Grow = Callable[[RandomBuilder, str], None]
 _ANY: Final[tuple[Grow, ...]] = (_add, _add, _twice, _mul, _number, _concat, _relu, _relu, _clamp, _table, _neg)
 _GROW: Final[Mapping[int, tuple[Grow, ...]]] = {
     4: (_conv, _conv, _conv, _conv_transpose, _affine, _max_pool, _avg_pool, _gate, _upsample, _pad, _slice,
@@ -234,7 +205,7 @@ def random_graph(seed: int, steps: int = 10) -> Graph:
     Args:
         seed: equal seeds give equal graphs.
     """
-    b = Builder(seed)
+    b = RandomBuilder(seed)
     for _ in range(b.rng.choice([1, 1, 2])):
         b.input(*b.rng.choice([(4, 6, 6), (6, 6, 6), (3, 7, 5)]))
     _conv(b, b.values[-1])
@@ -245,7 +216,7 @@ def random_graph(seed: int, steps: int = 10) -> Graph:
         steps -= 1
     others = b.rng.sample(b.values, b.rng.choice([0, 0, 1, 2]))
     outputs = tuple(dict.fromkeys([b.values[-1], *others]))
-    return Graph(tuple(b.nodes), tuple(b.inputs), outputs, b.consts)
+    return b.graph(*outputs)
 
 
 def random_inputs(graph: Graph, seed: int, batch: int = 3, size: float = 1.0) -> list[Tensor]:

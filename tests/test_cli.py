@@ -235,13 +235,19 @@ def test_a_defect_is_not_dressed_up_as_bad_input(hago: Hago, monkeypatch: pytest
 
 
 # ---------------------------------------------------------------- search
+def after_hago(line: str) -> list[str]:
+    """The words of a command that was shown, from the command's name on."""
+    words = shlex.split(line)
+    return words[words.index("hago") + 1 :]
+
+
 def test_search_says_what_it_found_and_where(hago: Hago, found: Path) -> None:
     run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
     trials = read_log(found / LOG).trials
     assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
     assert "held out: accuracy" in run.out and "continuing after 6 trials" in run.err
     check = next(line for line in run.out.splitlines() if line.startswith("check it"))
-    assert hago(*shlex.split(check)[3:]).code == 0
+    assert hago(*after_hago(check)).code == 0
 
 
 def test_search_as_json(hago: Hago, found: Path) -> None:
@@ -288,7 +294,7 @@ def test_an_interrupted_search_says_how_to_continue_and_does(hago: Hago, found: 
     before = len(read_log(found / "cut.jsonl").trials)
     assert 0 < before < 12
     again = next(line for line in run.out.splitlines() if line.startswith("continue"))
-    assert hago(*shlex.split(again)[2:]).code == 0
+    assert hago(*after_hago(again)).code == 0
     (found / "cut.jsonl").write_text((found / "cut.jsonl").read_text().replace("interrupting", "distance"))
     assert timeless(found / "cut.jsonl") == timeless(found / "whole.jsonl")
 
@@ -299,7 +305,7 @@ def test_interrupted_before_anything_was_found(hago: Hago, monkeypatch: pytest.M
 
     monkeypatch.setattr("hago.api.search_quantize_strategy", interrupt)
     run = hago(*SEARCH)
-    assert run.code == 130 and run.out == "" and f"continue with:\n  {shlex.join(['hago', *SEARCH])}" in run.err
+    assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
 
 
 # ---------------------------------------------------------------- the other commands
@@ -375,6 +381,33 @@ def test_hardware_check_says_no_and_lists_mistakes(hago: Hago, found: Path) -> N
     assert said["ok"] is False and any("half_eve" in m for m in said["mistakes"])
     (found / "cut.json").write_text('{"version": 1,', "utf-8")
     assert hago("hardware", "check", "cut.json", "--json").json["mistakes"][0].count("line 1") == 1
+
+
+def test_ops_of_ones_own(hago: Hago, found: Path) -> None:
+    (found / "cli_ops.py").write_text(
+        "import torch\nfrom hago.ops._rule import IntegerForm, OpRule\n"
+        "from hago.ops._rules import arguments, magnitude_bound\n"
+        'RULE = OpRule(name="abs", aten=("aten.abs.default",), parse=arguments(("self",)),\n'
+        "    compute=lambda attrs, x: torch.abs(x),\n"
+        '    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"))\n'
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self): torch.manual_seed(0); super().__init__(torch.nn.Conv2d(1, 2, 3))\n"
+        "    def forward(self, x): return super().forward(x).abs().flatten(1)\n",
+        "utf-8",
+    )
+    chip = json.loads((Path(cli.__file__).parent.parent / "hardware_specs/vta.json").read_text("utf-8"))
+    (found / "with_abs.json").write_text(json.dumps(chip | {"ops": {**chip["ops"], "abs": ["i32"]}}), "utf-8")
+    ours = ["--ops", "cli_ops:RULE"]
+    assert hago("hardware", "check", "with_abs.json").code == 1
+    assert hago("hardware", "check", "with_abs.json", *ours).code == 0
+    shared = ["--data", DATA, "--hardware", "with_abs.json", *ours]
+    run = hago("search", "cli_ops:Net", *shared, "--budget", "2 trials", "--save", "abs.json", "--log", "abs.jsonl")
+    assert run.code == 0 and "--ops cli_ops:RULE" in run.out, run.err
+    for command in ("realize", "inspect"):
+        assert hago(command, "cli_ops:Net", "abs.json", *shared).code == 0
+    assert hago("replay", "cli_ops:Net", "abs.jsonl", *shared).code == 0
+    wrong = hago("hardware", "show", "vta", "--ops", "cli_ops:torch")
+    assert wrong.code == 2 and "expected an OpRule" in wrong.err
 
 
 def test_data_files_and_samples(hago: Hago, found: Path) -> None:

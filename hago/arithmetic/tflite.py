@@ -17,7 +17,7 @@ from hago.arithmetic._checks import require_finite, require_range
 from hago.arithmetic.gemmlowp import rounding_divide_by_pot, saturating_rounding_doubling_high_mul
 from hago.errors import HagoError
 from hago.numerics import multiplier_and_shift, saturate, wrap
-from hago.rounding import rounding_shift
+from hago.rounding import round_half_away, rounding_shift
 from hago.types import INT8, INT32, DType
 
 Rounding = Literal["double", "single"]
@@ -176,7 +176,7 @@ def choose_quantization_params(rmin: float, rmax: float, qmin: int = 0, qmax: in
     and is clamped. An empty range gives (0.0, 0).
 
     Raises:
-        HagoError: 0 is not in [rmin, rmax], the range is not finite, or qmin is not below qmax.
+        HagoError: 0 is not in [rmin, rmax], the range is not finite or too narrow, or qmin is not below qmax.
 
     References:
         TFLite `ChooseQuantizationParams` (lite/kernels/internal/quantization_util.h).
@@ -188,8 +188,10 @@ def choose_quantization_params(rmin: float, rmax: float, qmin: int = 0, qmax: in
     if rmin == rmax:
         return 0.0, 0
     scale = (rmax - rmin) / (qmax - qmin)
+    if scale == 0 or not math.isfinite(scale):
+        raise HagoError(f"a range of [{rmin}, {rmax}] has no scale in float64; expected a wider or a narrower one")
     from_min, from_max = qmin - rmin / scale, qmax - rmax / scale
     zero = from_min if abs(qmin) + abs(rmin / scale) < abs(qmax) + abs(rmax / scale) else from_max
     if zero < qmin or zero > qmax:
         return scale, qmin if zero < qmin else qmax
-    return scale, int(math.copysign(math.floor(abs(zero) + 0.5), zero))
+    return scale, int(round_half_away(torch.tensor(zero, dtype=torch.float64)))

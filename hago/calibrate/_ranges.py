@@ -1,7 +1,7 @@
 """What the estimators share: which grid a range meets, and how a threshold becomes (lo, hi).
 
 Invariants: every range holds 0; it lies inside what was observed, unless a power of two was asked
-for; a range without negative values has lo = 0.
+for or the estimator reaches for the headroom of the scheme; a range without negative values has lo = 0.
 """
 
 from __future__ import annotations
@@ -58,21 +58,35 @@ def peak(statistics: TensorStatistics, grid: Grid) -> Tensor:
     return torch.maximum(-lo, hi) if grid.signed else hi
 
 
-def around_zero(statistics: TensorStatistics, grid: Grid, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """The range of a symmetric or unsigned grid: values within +-threshold.
+def headroom(grid: Grid) -> float:
+    """How far beyond a value its threshold must be for the value to be represented exactly, as a factor.
+
+    1 where the threshold itself is on the grid; 128 / 127 for 8 bits of the hago scheme.
+    """
+    lo = torch.full((1,), -1.0 if grid.signed else 0.0, dtype=torch.float64)
+    hi = torch.ones_like(lo)
+    scale, _, steps = levels(grid, lo, hi)
+    return float((hi - lo) / (scale * steps))
+
+
+def around_zero(
+    statistics: TensorStatistics, grid: Grid, threshold: Tensor, most: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The range of a symmetric or unsigned grid: values within +-threshold, which is at most `most`
+    times the largest magnitude.
 
     An end where less was observed stands at what was observed: the larger end is the threshold all
     the same. A power-of-two grid has the threshold rounded up (0 gives 1) on both ends.
     """
     lo, hi = observed(statistics)
-    threshold = torch.minimum(threshold, peak(statistics, grid))
+    threshold = torch.minimum(threshold, peak(statistics, grid) * most)
     if grid.power_of_two:
         threshold = power_of_two_at_least(threshold)
         negative = (lo < 0) & grid.signed
         return torch.where(negative, -threshold, torch.zeros_like(threshold)), threshold
     # `0 - t` instead of `-t`: a strategy should not say -0.0.
-    low = torch.maximum(lo, 0.0 - threshold) if grid.signed else torch.zeros_like(lo)
-    return low, torch.minimum(hi, threshold)
+    low = torch.maximum(lo * most, 0.0 - threshold) if grid.signed else torch.zeros_like(lo)
+    return low, torch.minimum(hi * most, threshold)
 
 
 def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hago.calibrate._ranges import (
     around_zero,
+    headroom,
     levels,
     magnitudes,
     observed,
@@ -134,7 +135,8 @@ _POWERS: Final = (-10, 0, 1)
 def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
     """The best range of a symmetric or unsigned grid."""
     values = Distribution.of(without_zeros(magnitudes(statistics, grid), 0), 0)
-    width, largest = statistics.bin_width.unsqueeze(1), peak(statistics, grid).unsqueeze(1)
+    most = headroom(grid)
+    width, largest = statistics.bin_width.unsqueeze(1), peak(statistics, grid).unsqueeze(1) * most
     if grid.power_of_two:
         largest = power_of_two_at_least(largest)
     best = largest
@@ -143,7 +145,7 @@ def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor
         hi = tried / width
         lo = -hi if grid.signed else torch.zeros_like(hi)
         best = tried.gather(1, _least(values, grid, lo, hi, folded=True))
-    return around_zero(statistics, grid, best.squeeze(1))
+    return around_zero(statistics, grid, best.squeeze(1), most)
 
 
 def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -152,6 +154,7 @@ def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
     values = Distribution.of(without_zeros(statistics.histogram, origin), origin)
     width = statistics.bin_width.unsqueeze(1)
     lowest, highest = (end.unsqueeze(1) for end in observed(statistics))
+    highest = highest + (highest - lowest) * (headroom(grid) - 1.0)
     coarse, fine = _factors(*_COARSE_EACH), _factors(*_FINE)
 
     def best(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from hago.graph import Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.ops._rule import Operand
+from hago.schemes import TWO_SIDED
 
 
 def safe_bits(
@@ -39,7 +40,7 @@ def safe_bits(
     scaled = form.attrs(node.attrs, ones) is not node.attrs
     if rescaled or scaled or not all(choices):
         return None, False  # decided by scales: a derived bias, or integers as the producer emits them
-    affine = "affine" in (hardware.activation.scheme, hardware.weight.scheme)
+    affine = not TWO_SIDED.isdisjoint((hardware.activation.scheme, hardware.weight.scheme))
     widest = max(c[0] for c in choices)
     for bits in range(widest, min(c[-1] for c in choices) - 1, -1):
         if _fits(graph, node, descs, [min(bits, c[0]) for c in choices], affine, ops):

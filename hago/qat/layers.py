@@ -29,7 +29,8 @@ def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     """What the layer computes with `weight` and `bias` in the place of its own."""
     if isinstance(layer, nn.Linear):
         return functional.linear(x, weight, bias)
-    return layer._conv_forward(x, weight, bias)
+    y: Tensor = layer._conv_forward(x, weight, bias)
+    return y
 
 
 def per_channel(values: Tensor, layer: Layer) -> Tensor:

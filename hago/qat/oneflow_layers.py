@@ -39,7 +39,7 @@ class _Qat(nn.Module):
         seen = self.quantizer.fake_quantize(x, *self.input_observer(x, self.current_train_step))
         assert isinstance(self, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         weight = self.quantizer.fake_quantize(self.weight, *self.quantizer.observe(self.weight))
-        return self._conv_forward(seen, weight, self.bias)
+        return run_layer(self, seen, weight, self.bias)
 
 
 class QatConv1d(_Qat, nn.Conv1d):

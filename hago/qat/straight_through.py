@@ -24,6 +24,12 @@ class _StraightThrough(torch.autograd.Function):
         return torch.where(mask, grad, torch.zeros_like(grad)), None, None
 
 
+def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """A function with a gradient of its own, called."""
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
 def straight_through(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
     """`y`, with the gradient of `x` where `mask` holds and 0 elsewhere.
 
@@ -38,5 +44,4 @@ def straight_through(x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor
     References:
         Bengio et al., arXiv:1308.3432.
     """
-    result: Tensor = _StraightThrough.apply(x, y.detach(), mask)
-    return result
+    return apply(_StraightThrough, x, y.detach(), mask)

@@ -1,0 +1,109 @@
+"""Similarities and losses of tensors, as TPU-MLIR defines them to judge a quantized model.
+
+`a` is the reference, `b` what is judged; they hold as many values, in whatever shape. NaN counts as 0
+where the definition says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.errors import HagoError
+
+#: Keeps a division by the norm of a zero tensor defined.
+SMALL: Final = 1e-7
+
+
+def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    if a.numel() != b.numel() or a.numel() == 0:
+        raise HagoError(f"tensors of {a.numel()} and {b.numel()} values to compare; expected as many, at least one")
+    return a.to(torch.float64).reshape(-1), b.to(torch.float64).reshape(-1)
+
+
+def cosine_similarity(a: Tensor, b: Tensor) -> float:
+    """`<a, b> / (|a| |b|)`; NaN counts as 0.
+
+    Two zero tensors give 1, a zero tensor and another 0.
+
+    Raises:
+        HagoError: the tensors do not hold as many values, or none.
+
+    References:
+        TPU-MLIR python/numpy_helper/tensor_compare.py.
+    """
+    x, y = (torch.where(torch.isnan(t), 0.0, t) for t in _pair(a, b))
+    norms = float(x.norm() * y.norm())
+    if norms == 0:
+        return 1.0 if bool((x == y).all()) else 0.0
+    return float(x @ y) / norms
+
+
+def euclidean_similarity(a: Tensor, b: Tensor) -> float:
+    """`1 - |a - b| / (|(a + b) / 2| + 1e-7)`; NaN counts as 0, and an infinite norm gives 0.
+
+    It can be negative.
+
+    Raises:
+        HagoError: the tensors do not hold as many values, or none.
+
+    References:
+        TPU-MLIR python/numpy_helper/tensor_compare.py.
+    """
+    x, y = (torch.where(torch.isnan(t), 0.0, t) for t in _pair(a, b))
+    distance, middle = float((x - y).norm()), float(((x + y) / 2).norm())
+    if not (math.isfinite(distance) and math.isfinite(middle)):
+        return 0.0
+    return 1.0 - distance / (middle + SMALL)
+
+
+def sqnr(a: Tensor, b: Tensor, *, remove_zero: bool = False) -> float:
+    """`10 log10(sum (a - mean a)**2 / sum (n - mean n)**2)` in decibels, n = a - b.
+
+    Infinite where either sum is 0.
+
+    Args:
+        remove_zero: leave out values whose reference is 0, as the comparison of files does.
+
+    Raises:
+        HagoError: the tensors do not hold as many values, or none.
+
+    References:
+        TPU-MLIR `sqnr_similarity` (python/numpy_helper/tensor_compare.py).
+    """
+    x, y = _pair(a, b)
+    if remove_zero:
+        x, y = x[x != 0], y[x != 0]
+    if x.numel() == 0:
+        return math.inf
+    noise = x - y
+    signal_power, noise_power = (float((t - t.mean()).square().sum()) for t in (x, noise))
+    if signal_power == 0 or noise_power == 0:
+        return math.inf
+    return 10 * math.log10(signal_power / noise_power)
+
+
+def snr_loss(a: Tensor, b: Tensor) -> float:
+    """`sum (a - b)**2 / (sum a**2 + 1e-7)`: noise over signal, 0 for equal tensors.
+
+    Raises:
+        HagoError: the tensors do not hold as many values, or none.
+
+    References:
+        TPU-MLIR python/calibration/mix_precision.py, loss `snr`.
+    """
+    x, y = _pair(a, b)
+    return float((x - y).square().sum() / (x.square().sum() + SMALL))
+
+
+def mse_loss(a: Tensor, b: Tensor) -> float:
+    """`mean (a - b)**2`.
+
+    Raises:
+        HagoError: the tensors do not hold as many values, or none.
+    """
+    x, y = _pair(a, b)
+    return float((x - y).square().mean())

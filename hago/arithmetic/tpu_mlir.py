@@ -1,0 +1,228 @@
+"""TPU-MLIR's integers: its roundings, its searches for a multiplier and a shift, and how it applies them.
+
+A ratio of scales becomes `multiplier / 2**rshift`. Three ways of finding the two live here: the
+search of least error (bm1684x and its kin), the truncating one (cv18xx), and TFLite's. Scales are
+rounded to float32 first, as the engine's signatures do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic import tflite
+from hago.arithmetic._checks import require_finite, require_range
+from hago.errors import HagoError, did_you_mean
+from hago.numerics import saturate
+from hago.rounding import ROUNDINGS, rounding_shift
+from hago.types import INT32, DType
+
+#: No product of an accumulator and a multiplier may leave int64, so no shift past this is defined here.
+LARGEST_RSHIFT: Final = 62
+
+
+# ---------------------------------------------------------------- rounding
+def _half_odd(x: Tensor) -> Tensor:
+    low = x.floor()
+    odd = torch.where(torch.remainder(low, 2) == 1, low, low + 1)
+    return torch.where((x - low) == 0.5, odd, torch.round(x))
+
+
+def _half_down(x: Tensor) -> Tensor:
+    return -ROUNDINGS["half_up"](-x)
+
+
+def _half_toward_zero(x: Tensor) -> Tensor:
+    return torch.copysign(_half_down(x.abs()), x)
+
+
+#: TPU-MLIR's round modes on floats. `hago.rounding` has six of them; the others are exact as well.
+ROUND_MODES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        "HalfAwayFromZero": ROUNDINGS["half_away"],
+        "HalfUp": ROUNDINGS["half_up"],
+        "HalfDown": _half_down,
+        "HalfToEven": torch.round,
+        "HalfToOdd": _half_odd,
+        "HalfTowardsZero": _half_toward_zero,
+        "TowardsZero": torch.trunc,
+        "AwayFromZero": lambda x: torch.copysign(x.abs().ceil(), x),
+        "Up": torch.ceil,
+        "Down": torch.floor,
+    }
+)
+
+
+def to_int(x: Tensor, mode: str = "HalfAwayFromZero") -> Tensor:
+    """Float values as int64, rounded as `mode` says; `x` itself is left alone.
+
+    Args:
+        x: float32 or float64, magnitudes below 2**63.
+        mode: a key of ROUND_MODES.
+
+    Raises:
+        HagoError: the mode is unknown.
+
+    References:
+        TPU-MLIR `to_int` (lib/Support/MathUtils.cpp).
+    """
+    if mode not in ROUND_MODES:
+        known = ", ".join(ROUND_MODES)
+        raise HagoError(f"unknown round mode {mode!r}; known: {known}." + did_you_mean(mode, ROUND_MODES))
+    return ROUND_MODES[mode](x.clone()).to(torch.int64)
+
+
+def to_int_saturated(x: Tensor, dtype: DType, mode: str = "HalfAwayFromZero") -> Tensor:
+    """`to_int`, then clamped into `dtype`; infinities saturate.
+
+    Raises:
+        HagoError: a value is NaN, which upstream leaves undefined.
+    """
+    if bool(torch.isnan(x).any()):
+        raise HagoError("values to quantize hold NaN; expected numbers")
+    # The clamp only keeps the conversion to int64 defined: it lies outside every dtype here.
+    return saturate(to_int(x.clamp(-(2.0**40), 2.0**40), mode), dtype)
+
+
+def as_float32(value: float) -> float:
+    """The float32 nearest to `value`, as a Python number."""
+    return float(torch.tensor(value, dtype=torch.float64).to(torch.float32))
+
+
+# ---------------------------------------------------------------- multiplier and shift
+def _least_error(scale: Tensor, limit: int, first: int) -> tuple[Tensor, Tensor]:
+    shifts = torch.arange(first, 31, dtype=torch.float64)
+    real = scale.to(torch.float32).to(torch.float64)
+    powers = torch.exp2(shifts)
+    m = ROUNDINGS["half_away"](real.unsqueeze(-1) * powers)
+    error = (m / powers - real.unsqueeze(-1)).abs().to(torch.float32)
+    error = torch.where(m.abs() < limit, error, torch.inf)
+    best = error.amin(-1, keepdim=True)
+    chosen = torch.where((error == best) & torch.isfinite(best), shifts, torch.inf).amin(-1)
+    chosen = torch.where(torch.isfinite(chosen), chosen, torch.zeros_like(chosen))
+    return ROUNDINGS["half_away"](real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
+
+
+def scale_and_shift(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tensor]:
+    """Integers `(multiplier, rshift)` of least error for `scale`; the shift is -32 to 30.
+
+    For every shift n, `m = round(scale * 2**n)` half away from zero; of those with |m| below
+    2**31 - 1 (`bits` 32) or 127 (`bits` 8), the first with the least `float32(|m / 2**n - scale|)`.
+
+    Args:
+        scale: real ratios of any shape, magnitude below 2**31; rounded to float32 first.
+
+    Returns:
+        int64 multipliers and right shifts of that shape; a negative one shifts left.
+
+    Raises:
+        HagoError: `bits` is neither, or a scale is not finite or too large.
+
+    References:
+        TPU-MLIR `get_scale_and_shift` (lib/Support/MathUtils.cpp).
+    """
+    return _least_error(*_checked_scale(scale, bits), first=-32)
+
+
+def scale_and_shift_positive(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tensor]:
+    """`scale_and_shift` over shifts 0 to 30 only.
+
+    Where no multiplier fits, the shift is 0 and the multiplier the rounded scale, whatever its size.
+
+    References:
+        TPU-MLIR `get_scale_and_shift_positive` (lib/Support/MathUtils.cpp).
+    """
+    return _least_error(*_checked_scale(scale, bits), first=0)
+
+
+def _checked_scale(scale: Tensor | float, bits: int) -> tuple[Tensor, int]:
+    if bits not in (8, 32):
+        raise HagoError(f"a multiplier of {bits} bits; expected 8 or 32")
+    value = torch.as_tensor(scale, dtype=torch.float64)
+    require_finite("scales", value)
+    if value.numel() and float(value.abs().max()) >= 2.0**31:
+        raise HagoError(f"a scale is {float(value.abs().max())}; expected a magnitude below 2**31")
+    return value, INT32.max if bits == 32 else 127
+
+
+def multiplier_and_rshift_truncated(qscale: float, max_multiplier: int = 127) -> tuple[int, int]:
+    """The first right shift r with `qscale * 2**(r+1) >= max_multiplier`, and `trunc(qscale * 2**r)`.
+
+    A qscale above `max_multiplier` gives (max_multiplier, 0); one too small for 62 shifts gives (0, 0).
+
+    Raises:
+        HagoError: `qscale` is negative or not finite, or `max_multiplier` is not positive.
+
+    References:
+        TPU-MLIR `getRShiftAndMultiplierFromQScale` with `qdm` off (lib/Support/MathUtils.cpp).
+    """
+    if not math.isfinite(qscale) or qscale < 0 or max_multiplier < 1:
+        raise HagoError(f"a qscale of {qscale}, multipliers up to {max_multiplier}; expected 0 or more, and 1 or more")
+    if qscale > max_multiplier:
+        return max_multiplier, 0
+    for rshift in range(63):
+        if math.ldexp(qscale, rshift + 1) >= max_multiplier:
+            return int(math.ldexp(qscale, rshift)), rshift
+    return 0, 0
+
+
+def qdm_multiplier_and_rshift(qscale: float) -> tuple[int, int]:
+    """A 32-bit multiplier in [2**30, 2**31) and its right shift: `qscale ~ m / 2**31 / 2**rshift`.
+
+    A qscale of 1 or more becomes 0.999999; one below about 2**-32 gives (0, 0).
+
+    Raises:
+        HagoError: `qscale` is negative or not finite.
+
+    References:
+        TPU-MLIR `getRShiftAndMultiplierFromQScale` with `qdm` on: cv18xx convolutions.
+    """
+    if not math.isfinite(qscale) or qscale < 0:
+        raise HagoError(f"a qscale of {qscale}; expected a finite one, 0 or more")
+    m, shift = tflite.quantize_multiplier(0.999999 if qscale >= 1 else qscale, "single")
+    return int(m), -int(shift)
+
+
+# ---------------------------------------------------------------- requantization
+def apply_multiplier_and_rshift(v: Tensor, m: Tensor | int, rshift: Tensor | int, rounding: str = "half_up") -> Tensor:
+    """`round(v * m / 2**rshift)` in int64; a negative shift is to the left.
+
+    Args:
+        v: int64 that holds int32 values; what a left shift makes stays below 2**62.
+        m, rshift: broadcast against `v`; the shift is at most 62.
+        rounding: a mode of `hago.rounding`. The interpreter rounds half up everywhere, whatever
+            round mode an operator prints.
+
+    Raises:
+        HagoError: a value is out of range.
+
+    References:
+        TPU-MLIR `applyMultiplierAndRShift`, MultiplierShift (lib/Support/MathUtils.cpp).
+    """
+    multiplier, n = torch.as_tensor(m, dtype=torch.int64), torch.as_tensor(rshift, dtype=torch.int64)
+    require_range("v of a requantization", v, -(1 << 31), (1 << 31) - 1)
+    require_range("the multiplier of a requantization", multiplier, INT32.min, INT32.max)
+    require_range("the right shift of a requantization", n, -32, LARGEST_RSHIFT)
+    if rounding not in ROUNDINGS:
+        known = ", ".join(ROUNDINGS)
+        raise HagoError(f"unknown rounding {rounding!r}; known: {known}." + did_you_mean(rounding, ROUNDINGS))
+    product = v * multiplier
+    left = -int(n.min()) if n.numel() else 0
+    if left > 0:
+        require_range(f"a product shifted left by {left}", product, -(1 << (62 - left)), 1 << (62 - left))
+    return rounding_shift(product, n, rounding)
+
+
+def apply_multiplier_and_rshift_float(v: Tensor, m: Tensor | int, rshift: int) -> Tensor:
+    """`round(float32(v) * m / 2**rshift)` half up, in float32: what cv18xx does outside convolutions.
+
+    References:
+        TPU-MLIR `applyMultiplierAndRShift` on cv18xx (lib/Support/MathUtils.cpp).
+    """
+    scaled = v.to(torch.float32) * torch.as_tensor(m).to(torch.float32) / float(1 << rshift)
+    return to_int(scaled, "HalfUp")

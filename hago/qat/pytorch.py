@@ -1,0 +1,171 @@
+"""PyTorch's quantizers: fake_quantize, quantize, and the learnable fake quantize.
+
+The zero point is added after rounding in fake_quantize and before it in quantize, so that the two
+differ at ties where it is odd. Both multiply by the float32 reciprocal of the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.errors import HagoError
+from hago.qat._checks import along, check_axis, check_choice, check_float
+from hago.qat.straight_through import apply, straight_through
+
+#: Integers of each quantized dtype, and the torch dtype that holds them.
+DTYPES: Final[Mapping[str, tuple[int, int, torch.dtype]]] = {
+    "qint8": (-128, 127, torch.int8),
+    "quint8": (0, 255, torch.uint8),
+    "qint32": (-(2**31), 2**31 - 1, torch.int32),
+    "int8": (-128, 127, torch.int8),
+    "uint8": (0, 255, torch.uint8),
+    "int16": (-(2**15), 2**15 - 1, torch.int16),
+    "uint16": (0, 2**16 - 1, torch.int32),
+    "int32": (-(2**31), 2**31 - 1, torch.int32),
+    "quint4x2": (0, 15, torch.uint8),
+}
+
+
+def fake_quantize(
+    x: Tensor, scale: Tensor | float, zero_point: Tensor | float, qmin: int, qmax: int, axis: int | None = None
+) -> Tensor:
+    """`(clamp(round(x * (1 / scale)) + zero_point, qmin, qmax) - zero_point) * scale`.
+
+    Ties go to even. `dx = dy` where the integer before the clamp is in [qmin, qmax]. NaN becomes
+    qmin, infinities saturate.
+
+    Args:
+        x: float tensor.
+        scale, zero_point: one, or one per index of `axis`.
+        qmin, qmax: ends of the integers.
+
+    References:
+        torch.fake_quantize_per_tensor_affine and torch.fake_quantize_per_channel_affine.
+    """
+    step, zero = _broadcast(x, scale, zero_point, axis)
+    _check_ends(qmin, qmax)
+    values = x.detach()
+    inverse = (1 / step.to(torch.float32)).to(x.dtype)
+    q = torch.round(values * inverse) + zero
+    return straight_through(x, (_clamp(q, qmin, qmax) - zero) * step, (q >= qmin) & (q <= qmax))
+
+
+def quantize(
+    x: Tensor, scale: Tensor | float, zero_point: Tensor | float, dtype: str, axis: int | None = None
+) -> Tensor:
+    """`clamp(round(x * (1 / scale) + zero_point))` as integers; ties to even, the zero point inside.
+
+    Product and sum are rounded once (a fused multiply-add, as on x86) for 8-bit dtypes, and each
+    for 32.
+
+    Args:
+        x: float32 tensor.
+        scale, zero_point: one, or one per index of `axis`.
+        dtype: a name in DTYPES.
+
+    References:
+        torch.quantize_per_tensor and torch.quantize_per_channel.
+    """
+    check_choice("dtype", dtype, tuple(DTYPES))
+    qmin, qmax, storage = DTYPES[dtype]
+    step, zero = _broadcast(x, scale, zero_point, axis)
+    values = x.detach().to(torch.float32)
+    inverse = 1 / step.to(torch.float32)
+    if storage == torch.int32:
+        sums = values * inverse + zero.to(torch.float32)
+    else:  # a product of two float32 is exact in float64
+        sums = (values.to(torch.float64) * inverse.to(torch.float64) + zero.to(torch.float64)).to(torch.float32)
+    return _clamp(torch.round(sums).to(torch.float64), qmin, qmax).to(torch.int64).to(storage)
+
+
+def fake_quantize_learnable(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    qmin: int,
+    qmax: int,
+    grad_factor: float = 1.0,
+    axis: int | None = None,
+) -> Tensor:
+    """`fake_quantize` whose scale and zero point are learned.
+
+        d scale = factor * sum(dy * (qmin - z below, qmax - z above, (y - x) / scale inside))
+        d zero_point = factor * sum(dy * (-scale outside, 0 inside))
+
+    The zero point is clamped to [qmin, qmax] and rounded: half to even in the value, half up in the
+    gradient, which also finds outside and inside with the zero point inside the rounding.
+
+    Args:
+        x: float tensor.
+        scale, zero_point: float, of shape (1,), or one per index of `axis`.
+        grad_factor: LSQ's is 1 / sqrt(x.numel() * qmax).
+
+    References:
+        torch._fake_quantize_learnable_per_tensor_affine and ..._per_channel_affine; Esser et al.,
+        arXiv:1902.08153; Jain et al., arXiv:1903.08066.
+    """
+    _check_ends(qmin, qmax)
+    _broadcast(x, scale, zero_point, axis)
+    shape = [1] * x.ndim
+    if axis is not None:
+        shape[axis] = -1
+    return apply(_Learnable, x, scale.reshape(shape), zero_point.reshape(shape), (qmin, qmax), grad_factor)
+
+
+class _Learnable(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, ends: tuple[int, int], grad_factor: float
+    ) -> Tensor:
+        ctx.save_for_backward(x, scale, zero_point)
+        ctx.options = (ends, grad_factor)
+        zero = torch.round(zero_point).clamp(*ends)
+        q = torch.round(x * (1 / scale)) + zero
+        return (_clamp(q, *ends) - zero) * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, scale, zero_point = ctx.saved_tensors
+        (qmin, qmax), factor = ctx.options
+        zero = (zero_point + 0.5).clamp(qmin, qmax).trunc()
+        inverse = 1 / scale
+        q = torch.round(zero + x * inverse)
+        below, above = q < qmin, q > qmax
+        nothing = torch.zeros_like(grad)
+        y = (_clamp(q, qmin, qmax) - zero) * scale
+        d_scale = torch.where(below, grad * (qmin - zero), torch.where(above, grad * (qmax - zero), 0.0))
+        d_scale = torch.where(below | above, d_scale, grad * (y - x) * inverse) * factor
+        d_zero = torch.where(below | above, -grad * scale, nothing) * factor
+        dx = torch.where(below | above, nothing, grad)
+        return dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape), None, None
+
+
+def _clamp(q: Tensor, qmin: int, qmax: int) -> Tensor:
+    """`q` in [qmin, qmax]; NaN is qmin, as on a CPU."""
+    return torch.where(torch.isnan(q), torch.full_like(q, qmin), q).clamp(qmin, qmax)
+
+
+def _check_ends(qmin: int, qmax: int) -> None:
+    if not qmin < qmax:
+        raise HagoError(f"integers from {qmin} to {qmax}; expected qmin below qmax")
+
+
+def _broadcast(x: Tensor, scale: Tensor | float, zero_point: Tensor | float, axis: int | None) -> tuple[Tensor, Tensor]:
+    """Scale and zero point in `x`'s dtype, shaped to broadcast against it."""
+    check_float(x, "a PyTorch quantizer")
+    found = []
+    for name, given in (("scale", scale), ("zero_point", zero_point)):
+        t = torch.as_tensor(given, dtype=torch.float32, device=x.device).detach().to(x.dtype).reshape(-1)
+        if axis is None:
+            if t.numel() != 1:
+                raise HagoError(f"{name} has {t.numel()} entries; expected one, or an axis of channels")
+            t = t.reshape(())
+        else:
+            check_axis(x, axis, t.numel(), name)
+            t = along(t, axis, x.ndim)
+        found.append(t)
+    return found[0], found[1]

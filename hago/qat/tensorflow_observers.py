@@ -1,0 +1,183 @@
+"""The range observers of TensorFlow's contrib.quantize: LastValueQuantize and MovingAvgQuantize.
+
+Both are modules that fake-quantize with the range they have just updated (in training) or hold (in
+eval). Ranges always hold 0 and take no gradient. State: the range, and what the average needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hago.errors import HagoError
+from hago.qat._checks import but, check_axis, check_float
+from hago.qat.tensorflow import FakeQuant
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """How the range of one batch is taken.
+
+        plain:     [min(x, 0), max(x, 0)]
+        symmetric: [min(lo, hi / r), max(hi, lo * r)], with r = -1 where the range is narrow, else
+                   r = -(2**bits - 2) / 2**bits
+
+    Args:
+        how: bits and narrow range of the fake quantization.
+        symmetric: widen the smaller side.
+        axis: None for one range, or the axis of the channels.
+
+    References:
+        tensorflow/contrib/quantize/python/quant_ops.py (r1.15).
+    """
+
+    how: FakeQuant
+    symmetric: bool = False
+    axis: int | None = None
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(low, high), float32: scalars, or of shape (channels,)."""
+        check_float(x, "an observer")
+        if x.numel() == 0:
+            raise HagoError(f"an observer got an empty tensor of shape {tuple(x.shape)}; expected values")
+        low = high = x.detach().to(torch.float32)
+        if self.axis is None:
+            low, high = low.amin(), high.amax()
+        elif x.ndim > 1:  # an empty tuple of axes would reduce them all
+            rest = but(self.axis, x.ndim)
+            low, high = low.amin(rest), high.amax(rest)
+        if not self.symmetric:
+            return low.clamp_max(0.0), high.clamp_min(0.0)
+        levels = 1 << self.how.bits
+        ratio = -1.0 if self.how.narrow_range else -(levels - 2) / levels
+        return torch.minimum(low, high / ratio), torch.maximum(high, low * ratio)
+
+
+class RangeObserver(nn.Module):
+    """What both observers share: the stored range and the fake quantization.
+
+    Args:
+        how: of the fake quantization; contrib.quantize ran on the kernels of 1.15.
+        symmetric: whether ranges are symmetric.
+        channels: one range for the tensor if None, else one per index of `axis`.
+        axis: of the channels; TensorFlow knows the last only.
+        init_min, init_max: the range before any training; only eval sees it.
+    """
+
+    minimum: Tensor
+    maximum: Tensor
+
+    def __init__(
+        self,
+        how: FakeQuant | None = None,
+        *,
+        symmetric: bool = False,
+        channels: int | None = None,
+        axis: int = -1,
+        init_min: float = -6.0,
+        init_max: float = 6.0,
+    ) -> None:
+        super().__init__()
+        self.how = how or FakeQuant(kernel="1.15")
+        self.axis = None if channels is None else axis
+        self.batch_range = BatchRange(self.how, symmetric, self.axis)
+        size = () if channels is None else (channels,)
+        self.register_buffer("minimum", torch.full(size, init_min, dtype=torch.float32))
+        self.register_buffer("maximum", torch.full(size, init_max, dtype=torch.float32))
+
+    def forward(self, x: Tensor, *, quantize: bool = True) -> Tensor:
+        """`x` fake-quantized; in training the range is updated first.
+
+        Args:
+            x: float tensor.
+            quantize: return `x` as it is where False (during a quantization delay the range is
+                updated all the same).
+        """
+        if self.training:
+            if self.axis is not None:
+                check_axis(x, self.axis, self.minimum.numel(), "an observer")
+            self._update(*self.batch_range(x))
+        if not quantize:
+            return x
+        if self.axis is None:
+            return self.how.vars(x, self.minimum, self.maximum)
+        return self.how.vars_per_channel(x, self.minimum, self.maximum, self.axis)
+
+    def _update(self, low: Tensor, high: Tensor) -> None:
+        self.minimum.copy_(low)
+        self.maximum.copy_(high)
+
+
+class LastValueQuantize(RangeObserver):
+    """The range of the last batch; what contrib.quantize gives weights (with a narrow range)."""
+
+
+class MovingAvgQuantize(RangeObserver):
+    """A zero-debiased moving average of the batches' ranges; what contrib.quantize gives activations.
+
+        biased += (v - biased) * (1 - d),  value = biased / (1 - (1 - (1 - d))**t)
+
+    in float32, `1 - d` rounded to float32 first. So the first value is not the batch's to the last
+    bit: at d = .999 it is 1.0000129 times as large. The initial range plays no part in training.
+
+    Args:
+        ema_decay: d, the weight of the past.
+        others: of RangeObserver.
+    """
+
+    biased_minimum: Tensor
+    biased_maximum: Tensor
+    local_step: Tensor
+
+    def __init__(
+        self,
+        how: FakeQuant | None = None,
+        *,
+        ema_decay: float = 0.999,
+        symmetric: bool = False,
+        channels: int | None = None,
+        axis: int = -1,
+        init_min: float = -6.0,
+        init_max: float = 6.0,
+    ) -> None:
+        super().__init__(how, symmetric=symmetric, channels=channels, axis=axis, init_min=init_min, init_max=init_max)
+        if not 0 <= ema_decay < 1:
+            raise HagoError(f"ema_decay is {ema_decay}; expected 0 to below 1")
+        self.ema_decay = ema_decay
+        self.register_buffer("biased_minimum", torch.zeros_like(self.minimum))
+        self.register_buffer("biased_maximum", torch.zeros_like(self.maximum))
+        self.register_buffer("local_step", torch.zeros(()))
+
+    def _update(self, low: Tensor, high: Tensor) -> None:
+        rate = torch.tensor(1.0 - self.ema_decay, dtype=torch.float32, device=low.device)
+        self.local_step.add_(1)
+        weight = 1 - torch.pow(1 - rate, self.local_step)
+        for biased, value in ((self.biased_minimum, low), (self.biased_maximum, high)):
+            biased.sub_((biased - value) * rate)
+        super()._update(self.biased_minimum / weight, self.biased_maximum / weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When quantization and frozen batch norms begin, by a step that counts from 1.
+
+    Args:
+        quant_delay: values are float while `step < quant_delay`.
+        freeze_bn_delay: statistics are frozen from `step >= freeze_bn_delay`; never if None.
+
+    References:
+        tensorflow/contrib/quantize/python/quant_ops.py: the step is incremented before it is compared.
+    """
+
+    quant_delay: int = 0
+    freeze_bn_delay: int | None = None
+
+    def quantizes(self, step: int) -> bool:
+        """Whether values are quantized at this step."""
+        return step >= self.quant_delay
+
+    def freezes(self, step: int) -> bool:
+        """Whether batch norms use, and no longer update, their moving statistics at this step."""
+        return self.freeze_bn_delay is not None and step >= self.freeze_bn_delay

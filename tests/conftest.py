@@ -1,0 +1,43 @@
+"""What every test shares: one thread, helpers whose asserts are explained, and golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+pytest.register_assert_rewrite("ops.laws", "plans")
+
+settings.register_profile("hago", deadline=None, print_blob=True)
+settings.load_profile("hago")
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew; read the diff")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Small tensors are faster on one thread, and float sums then never depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with the file of that name in tests/golden."""
+
+    def check(name: str, text: str) -> None:
+        path, text = GOLDEN / name, text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == text
+
+    return check

@@ -1,0 +1,254 @@
+"""The arithmetic against exact models: Python's integers, fractions, and numpy's float32 scalars."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from exact import clip, round_exactly, wrap_exactly
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from hago.errors import HagoError
+from hago.numerics import (
+    EXACT_FLOAT32,
+    Requantize,
+    apply_overflow,
+    apply_simq,
+    clip_range,
+    dequantize,
+    doubling_high_multiply,
+    is_power_of_two,
+    multiplier_and_shift,
+    multiply_by_quantized_multiplier,
+    overflowed,
+    power_of_two_at_least,
+    quantize,
+    requantize,
+)
+from hago.rounding import ROUNDINGS
+from hago.types import DTYPES, INT8, INT32, UINT8, QParams, SimQ, dtype
+
+INTEGERS = [d for d in DTYPES.values() if d.is_int and d.bits < 64]
+ROUNDING = st.sampled_from(list(ROUNDINGS))
+#: Scales as thresholds make them: float32 values.
+SCALES = st.floats(2.0**-30, 2.0**20, width=32)
+
+
+def qparams(scale: float, name: str = "int8", zero: int = 0, low: int | None = None, high: int | None = None) -> QParams:
+    kind = dtype(name)
+    ends = (kind.min if low is None else low, kind.max if high is None else high)
+    return QParams(torch.tensor(scale, dtype=torch.float64), torch.tensor(zero), *ends, kind)
+
+
+def number(t: torch.Tensor) -> int:
+    return int(t.item())
+
+
+# ---------------------------------------------------------------- overflow
+@given(st.sampled_from(INTEGERS), st.integers(-(1 << 52), 1 << 52), st.sampled_from(["wrap", "saturate_end"]))
+@example(DTYPES["int32"], 1 << 31, "wrap")
+@example(DTYPES["int32"], -(1 << 31) - 1, "wrap")
+@example(DTYPES["uint8"], -1, "wrap")
+def test_registers_on_both_carriers(kind: object, c: int, overflow: str) -> None:
+    assert isinstance(kind, type(INT8))
+    expected = wrap_exactly(c, kind.min, kind.max) if overflow == "wrap" else clip(c, kind.min, kind.max)
+    carriers = [torch.int64, torch.float64, *([torch.float32] if abs(c) <= EXACT_FLOAT32 and kind.bits < 25 else [])]
+    for carrier in carriers:
+        value = torch.tensor([c], dtype=carrier)
+        assert number(apply_overflow(value, kind, overflow)) == expected  # type: ignore[arg-type]
+        assert number(value) == c  # the input stays
+        assert number(overflowed(value, kind)) == (not kind.min <= c <= kind.max)
+
+
+def test_sixty_four_bits_never_overflow() -> None:
+    c = torch.tensor([-(1 << 63), (1 << 63) - 1])
+    assert apply_overflow(c, dtype("int64"), "wrap").equal(c) and apply_overflow(c, dtype("int64"), "saturate_end").equal(c)
+
+
+@given(st.sampled_from(INTEGERS), st.lists(st.integers(-(1 << 40), 1 << 40), min_size=2, max_size=6))
+def test_a_wrapped_sum_does_not_depend_on_order(kind: object, terms: list[int]) -> None:
+    assert isinstance(kind, type(INT8))
+    whole = apply_overflow(torch.tensor(sum(terms)), kind, "wrap")
+    partial = torch.tensor(0)
+    for term in reversed(terms):
+        partial = apply_overflow(partial + term, kind, "wrap")
+    assert number(whole) == number(partial)
+
+
+# ---------------------------------------------------------------- quantize and dequantize
+@given(st.floats(-1e6, 1e6, width=32), SCALES, ROUNDING, st.integers(0, 255))
+def test_quantize_divides_in_float32(x: float, scale: float, rounding: str, zero: int) -> None:
+    target = qparams(scale, "uint8", zero)
+    exact = np.float32(x) / np.float32(scale)
+    expected = clip(round_exactly(Fraction(float(exact)), rounding), -zero, 255 - zero)
+    assert number(quantize(torch.tensor([x]), target, rounding)) == expected
+
+
+@given(st.floats(-1e6, 1e6), SCALES)
+def test_quantize_divides_constants_in_float64(x: float, scale: float) -> None:
+    found = quantize(torch.tensor([x], dtype=torch.float64), qparams(scale, "int32"))
+    assert number(found) == clip(round_exactly(Fraction(x / scale), "half_even"), INT32.min, INT32.max)
+
+
+def test_quantize_leaves_its_input() -> None:
+    x = torch.tensor([0.5, 1.5, 2.5, -0.5, 300.0])
+    assert quantize(x, qparams(1.0)).tolist() == [0, 2, 2, 0, 127]
+    assert x.tolist() == [0.5, 1.5, 2.5, -0.5, 300.0]
+
+
+@given(st.integers(-(1 << 31), (1 << 31) - 1), SCALES)
+def test_dequantize_multiplies_in_float32(c: int, scale: float) -> None:
+    expected = np.float32(c) * np.float32(scale)
+    for carrier in (torch.int64, torch.float64):
+        found = dequantize(torch.tensor([c], dtype=carrier), qparams(scale))
+        assert found.dtype == torch.float32 and float(found) == float(expected)
+
+
+def test_a_value_of_four_billion_saturates_at_a_limit_that_float32_cannot_hold() -> None:
+    """float32 would round 2**31 - 1 up to 2**31."""
+    wide = qparams(1.0, "int32", low=-(2**31 - 1), high=2**31 - 1)
+    assert number(quantize(torch.tensor([4e9]), wide)) == 2**31 - 1
+    for carrier in (torch.float32, torch.float64, torch.int64):
+        for how in (Requantize("float32"), Requantize("shift"), Requantize("multiplier_shift")):
+            found = requantize(torch.tensor([1 << 23], dtype=carrier), qparams(1024.0, "int32"), wide, how)
+            assert number(found) == 2**31 - 1
+
+
+# ---------------------------------------------------------------- requantize
+@given(st.integers(-(1 << 31), (1 << 31) - 1), SCALES, SCALES, ROUNDING, st.integers(-128, 127))
+def test_the_float32_form(c: int, s_in: float, s_out: float, rounding: str, zero: int) -> None:
+    """float32(c) times float32(s_in / s_out), each rounded to nearest even; then one rounding, then the clip."""
+    with np.errstate(all="ignore"):
+        product_ = np.float32(c) * np.float32(np.float64(s_in) / np.float64(s_out))
+    assume(np.isfinite(product_))
+    expected = clip(round_exactly(Fraction(float(product_)), rounding), -128 - zero, 127 - zero)
+    source, target = qparams(s_in, "int32"), qparams(s_out, "int8", zero)
+    found = requantize(torch.tensor([c]), source, target, Requantize("float32", rounding))
+    assert number(found) == expected
+
+
+@given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-20, 40), ROUNDING)
+def test_the_shift_form(c: int, n: int, rounding: str) -> None:
+    source, target = qparams(2.0**-n, "int32"), qparams(1.0, "int8")
+    exact = Fraction(c) / (1 << n) if n >= 0 else Fraction(c * (1 << -n))
+    expected = clip(round_exactly(exact, rounding), -128, 127)
+    assert number(requantize(torch.tensor([c]), source, target, Requantize("shift", rounding))) == expected
+
+
+@given(st.floats(2.0**-31, 2.0**20), st.integers(2, 31))
+@example(0.9999999999999999, 31)
+def test_the_multiplier_is_the_nearest(r: float, bits: int) -> None:
+    m, n = (number(t) for t in multiplier_and_shift(torch.tensor(r, dtype=torch.float64), bits))
+    assert 1 << (bits - 1) <= m < 1 << bits
+    assert abs(m - Fraction(r) * Fraction(2) ** n) <= Fraction(1, 2)
+
+
+@given(st.integers(1 - (1 << 31), (1 << 31) - 1), st.floats(2.0**-30, 2.0**10), st.integers(2, 31), ROUNDING)
+def test_the_multiplier_form_rounds_once(c: int, r: float, bits: int, rounding: str) -> None:
+    m, n = multiplier_and_shift(torch.tensor(r, dtype=torch.float64), bits)
+    found = multiply_by_quantized_multiplier(torch.tensor(c), m, n, Requantize("multiplier_shift", rounding, bits))
+    assert number(found) == round_exactly(Fraction(c * number(m)) / Fraction(2) ** number(n), rounding)
+
+
+@given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 31), (1 << 31) - 1))
+@example(-(1 << 31), -(1 << 31))
+@example(-3 * (1 << 30), 1 << 30)
+def test_the_doubling_high_multiply(a: int, b: int) -> None:
+    expected = min(round_exactly(Fraction(a * b, 1 << 31), "half_up"), (1 << 31) - 1)
+    assert number(doubling_high_multiply(torch.tensor(a), torch.tensor(b))) == expected
+
+
+def test_the_doubling_high_multiply_has_ties_toward_plus_infinity() -> None:
+    a, b = torch.tensor([-3 * (1 << 30), 3 * (1 << 30), -(1 << 31)]), torch.tensor([1, 1, -(1 << 31)])
+    assert doubling_high_multiply(a, b).tolist() == [-1, 2, (1 << 31) - 1]
+
+
+@given(st.integers(-(1 << 24), 1 << 24), st.floats(2.0**-20, 60.0))
+def test_two_stages(c: int, r: float) -> None:
+    """A doubling high multiply, ties up, and then a division by a power of two, ties away from zero."""
+    m, n = multiplier_and_shift(torch.tensor(r, dtype=torch.float64))
+    left, right = max(0, 31 - number(n)), max(0, number(n) - 31)
+    high = round_exactly(Fraction((c << left) * number(m), 1 << 31), "half_up")
+    expected = round_exactly(Fraction(high, 1 << right), "half_away")
+    found = multiply_by_quantized_multiplier(torch.tensor(c), m, n, Requantize("multiplier_shift", two_stage=True))
+    assert number(found) == expected
+
+
+@pytest.mark.parametrize("c, r, once, twice", [(-10, 0.25, -2, -3), (3, 0.125, 0, 1), (10, 0.25, 3, 3), (4, 0.125, 1, 1)])
+def test_two_stages_differ_from_one(c: int, r: float, once: int, twice: int) -> None:
+    """Known facts: rounding twice turns 0.375 into 1, and -2.5 into -3 where rounding up gives -2."""
+    m, n = multiplier_and_shift(torch.tensor(r, dtype=torch.float64))
+    for two_stage, expected in ((False, once), (True, twice)):
+        how = Requantize("multiplier_shift", "half_up", two_stage=two_stage)
+        assert number(multiply_by_quantized_multiplier(torch.tensor(c), m, n, how)) == expected
+
+
+HOWS = [Requantize(f, r) for f, r in product(("float32", "multiplier_shift", "shift"), ROUNDINGS)]
+HOWS += [Requantize("multiplier_shift", "half_up", 7), Requantize("multiplier_shift", two_stage=True)]
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+@given(
+    st.lists(st.integers(-(1 << 26), 1 << 26), min_size=3, max_size=3),
+    st.lists(st.integers(-12, 4), min_size=6, max_size=6),
+    st.lists(st.integers(-9, 9), min_size=3, max_size=3),
+    st.sampled_from(["int8", "uint8", "int16", "int32"]),
+)
+def test_carriers_agree(how: Requantize, c: list[int], exponents: list[int], zeros: list[int], name: str) -> None:
+    """The same integers on int64, float64 and (where it holds them) float32, per channel or not."""
+    step = 1.0 if how.form == "shift" else 1.37
+    scales = [float(np.float32(step * 2.0**e)) for e in exponents]
+    kind = dtype(name)
+    source = QParams(torch.tensor(scales[:3], dtype=torch.float64), torch.zeros(3, dtype=torch.int64), 0, 0, INT32)
+    target = QParams(torch.tensor(scales[3:], dtype=torch.float64), torch.tensor(zeros), kind.min, kind.max, kind)
+    found = requantize(torch.tensor(c), source, target, how)
+    assert found.dtype == torch.int64
+    assert requantize(torch.tensor(c, dtype=torch.float64), source, target, how).tolist() == found.tolist()
+    if max(map(abs, c)) <= EXACT_FLOAT32:
+        carried = torch.tensor(c, dtype=torch.float32)
+        assert requantize(carried, source, target, how).tolist() == found.tolist()
+        assert carried.tolist() == c
+    low, high = clip_range(target)
+    assert bool((found >= torch.as_tensor(low)).all()) and bool((found <= torch.as_tensor(high)).all())
+
+
+def test_an_edge_does_one_of_four_things() -> None:
+    how, q = Requantize(), qparams(0.5)
+    x = torch.tensor([1.3])
+    assert apply_simq(x, None, how) is x
+    assert float(apply_simq(x, SimQ(None, q), how)) == 3
+    assert float(apply_simq(torch.tensor([3]), SimQ(q, None), how)) == 1.5
+    assert number(apply_simq(torch.tensor([3]), SimQ(q, qparams(0.25)), how)) == 6
+
+
+@pytest.mark.parametrize("bad", [{"form": "shfit"}, {"rounding": "half_evn"}, {"multiplier_bits": 1}, {"multiplier_bits": 32}])
+def test_a_requantize_says_what_is_wrong(bad: dict[str, object]) -> None:
+    with pytest.raises(HagoError) as caught:
+        Requantize(**bad)  # type: ignore[arg-type]
+    assert str(next(iter(bad.values()))) in str(caught.value)
+
+
+# ---------------------------------------------------------------- powers of two
+@pytest.mark.parametrize(
+    "t, expected", [(0.3, 0.5), (0.5, 0.5), (0.51, 1.0), (1.0, 1.0), (2.632871389389038, 4.0), (5.0, 8.0), (8.0, 8.0), (0.0, 1.0)]
+)
+def test_the_power_of_two_above(t: float, expected: float) -> None:
+    assert float(power_of_two_at_least(torch.tensor(t, dtype=torch.float64))) == expected
+
+
+@given(st.floats(2.0**-300, 2.0**300))
+def test_the_power_of_two_is_the_smallest(t: float) -> None:
+    power = power_of_two_at_least(torch.tensor([t], dtype=torch.float64))
+    assert is_power_of_two(power) and t <= float(power) < 2 * t
+    numerator, denominator = Fraction(t).as_integer_ratio()
+    assert is_power_of_two(torch.tensor([t], dtype=torch.float64)) == ((numerator * denominator).bit_count() == 1)
+
+
+def test_unsigned_slots_hold_negative_values_around_the_middle() -> None:
+    middle = QParams(torch.tensor(0.5, dtype=torch.float64), torch.tensor(128), 1, 255, UINT8)
+    assert clip_range(middle) == (-127, 127)
+    assert quantize(torch.tensor([-1e9, -0.5, 1e9]), middle).tolist() == [-127, -1, 127]
