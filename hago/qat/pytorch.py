@@ -75,10 +75,8 @@ def quantize(
     step, zero = _broadcast(x, scale, zero_point, axis)
     values = x.detach().to(torch.float32)
     inverse = 1 / step.to(torch.float32)
-    if storage == torch.int32:
-        sums = values * inverse + zero.to(torch.float32)
-    else:  # a product of two float32 is exact in float64
-        sums = (values.to(torch.float64) * inverse.to(torch.float64) + zero.to(torch.float64)).to(torch.float32)
+    zero = zero.to(torch.float32)
+    sums = values * inverse + zero if storage == torch.int32 else _fused(values, inverse, zero)
     return _clamp(torch.round(sums).to(torch.float64), qmin, qmax).to(torch.int64).to(storage)
 
 
@@ -96,8 +94,9 @@ def fake_quantize_learnable(
         d scale = factor * sum(dy * (qmin - z below, qmax - z above, (y - x) / scale inside))
         d zero_point = factor * sum(dy * (-scale outside, 0 inside))
 
-    The zero point is clamped to [qmin, qmax] and rounded: half to even in the value, half up in the
-    gradient, which also finds outside and inside with the zero point inside the rounding.
+    The zero point is rounded half to even and clamped to [qmin, qmax]; but in the gradient of a
+    fake quantization per tensor it is `int(zero_point + 1/2)`, cut toward zero, as torch has it. The
+    gradient finds outside and inside by `round(x * (1 / scale) + zero_point)`, rounded once before.
 
     Args:
         x: float tensor.
@@ -113,27 +112,30 @@ def fake_quantize_learnable(
     shape = [1] * x.ndim
     if axis is not None:
         shape[axis] = -1
-    return apply(_Learnable, x, scale.reshape(shape), zero_point.reshape(shape), (qmin, qmax), grad_factor)
+    return apply(
+        _Learnable, x, scale.reshape(shape), zero_point.reshape(shape), (qmin, qmax), grad_factor, axis is not None
+    )
 
 
 class _Learnable(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, ends: tuple[int, int], grad_factor: float
+        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, ends: tuple[int, int], factor: float, channels: bool
     ) -> Tensor:
         ctx.save_for_backward(x, scale, zero_point)
-        ctx.options = (ends, grad_factor)
+        ctx.options = (ends, factor, channels)
         zero = torch.round(zero_point).clamp(*ends)
         q = torch.round(x * (1 / scale)) + zero
         return (_clamp(q, *ends) - zero) * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         x, scale, zero_point = ctx.saved_tensors
-        (qmin, qmax), factor = ctx.options
-        zero = (zero_point + 0.5).clamp(qmin, qmax).trunc()
+        (qmin, qmax), factor, channels = ctx.options
+        zero = torch.round(zero_point) if channels else (zero_point + 0.5).trunc()
+        zero = zero.clamp(qmin, qmax)
         inverse = 1 / scale
-        q = torch.round(zero + x * inverse)
+        q = torch.round(_fused(x, inverse, zero))
         below, above = q < qmin, q > qmax
         nothing = torch.zeros_like(grad)
         y = (_clamp(q, qmin, qmax) - zero) * scale
@@ -141,7 +143,13 @@ class _Learnable(torch.autograd.Function):
         d_scale = torch.where(below | above, d_scale, grad * (y - x) * inverse) * factor
         d_zero = torch.where(below | above, -grad * scale, nothing) * factor
         dx = torch.where(below | above, nothing, grad)
-        return dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape), None, None
+        return dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape), None, None, None
+
+
+def _fused(x: Tensor, factor: Tensor, addend: Tensor) -> Tensor:
+    """`x * factor + addend`, rounded once; the product of two float32 is exact in float64."""
+    wide = x.to(torch.float64) * factor.to(torch.float64) + addend.to(torch.float64)
+    return wide.to(x.dtype)
 
 
 def _clamp(q: Tensor, qmin: int, qmax: int) -> Tensor:

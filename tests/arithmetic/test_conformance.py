@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hago.arithmetic.tpu_mlir_cast import uniform_type_of_row
-from tests.arithmetic.tflite_vectors import GEMMLOWP, TFLITE, Answer
-from tests.arithmetic.tpu_mlir_vectors import TPU_MLIR
-from tests.arithmetic.vectors import MORE, Vector, differences, generate, load
+from arithmetic.tflite_vectors import GEMMLOWP, TFLITE, Answer
+from arithmetic.tpu_mlir_vectors import TPU_MLIR
+from arithmetic.vectors import MORE, Vector, differences, generate, load
 
 SYSTEMS = ("gemmlowp", "tflite", "tpu-mlir")
 VECTORS = load(SYSTEMS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hago.arithmetic import gemmlowp, tflite
 from hago.errors import HagoError
-from tests.arithmetic.vectors import Vector
+from arithmetic.vectors import Vector
 
 Answer = dict[str, Any]
 

@@ -22,7 +22,7 @@ from hago.arithmetic import (
 )
 from hago.arithmetic.tpu_mlir_cast import UniformType, quantize, requantize, uniform_type_of_row
 from hago.types import DTYPES, INT8, UINT8, DType
-from tests.arithmetic.vectors import Vector, generate
+from arithmetic.vectors import Vector, generate
 
 Answer = dict[str, Any]
 Match = re.Match[str]

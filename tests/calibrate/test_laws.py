@@ -220,9 +220,8 @@ def test_a_constant_is_its_own_threshold(spec: str, name: str) -> None:
         if spec == "power2_range":
             assert max(-float(lo), float(hi)) == float(power_of_two_at_least(torch.tensor(size)))
         else:
-            assert max(-float(lo), float(hi)) == pytest.approx(
-                size * (headroom(grid) if spec == "mse" else 1), rel=1e-3
-            )
+            most = headroom(Grid(bits)) if spec == "mse" else 1.0
+            assert max(-float(lo), float(hi)) == pytest.approx(size * most, rel=1e-3)
 
 
 @ALL

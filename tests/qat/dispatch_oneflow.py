@@ -145,6 +145,9 @@ def q_conv_bn(vector: Vector) -> dict[str, Any]:
         found = {"y_train": layer(x), **_ranges(layer)}
     found |= {"running_mean": bn.running_mean, "running_var": bn.running_var}
     found["y_eval"] = layer.eval()(x)
+    if "M" in vector.expected:
+        frozen = layer.freeze(upstream=True)
+        found |= {"M": frozen.multiplier, "weight": frozen.weight, "bias": frozen.bias}
     return _ranges(layer) | found
 
 
