@@ -245,7 +245,7 @@ def explain(
     ops = chip.known_ops
     graph = from_torch(model, example_inputs, ops=ops)
     topology = analyze(graph, chip, keep_float, ops)
-    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops))
+    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
 
 
 def inspect_graph_statistic(

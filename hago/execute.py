@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.errors import GraphError, HagoError
+from hago.errors import GraphError, HagoError, did_you_mean
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.ops import OPS, Ops, _opaque
 
@@ -111,10 +111,9 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
     """Call arguments as the tensors of the graph's inputs, checked.
 
     Raises:
-        GraphError: the wrong number, nesting, shape or kind of arguments.
+        GraphError: the wrong number, nesting, shape, name or kind of arguments.
     """
-    leaves = [*args, *kwargs.values()] if graph.in_spec is None else pytree.tree_leaves((tuple(args), dict(kwargs)))
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    tensors = [x for x in _leaves(graph, args, kwargs) if isinstance(x, Tensor)]
     if len(tensors) != len(graph.inputs):
         raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
@@ -124,6 +123,24 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
                 f"input {name!r} has shape {tuple(tensor.shape)}; expected (batch, {', '.join(map(str, shape[1:]))})"
             )
     return tensors
+
+
+def _leaves(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What the arguments hold, in the order of the graph's inputs, whatever order a dict has."""
+    if graph.in_spec is not None:
+        try:
+            return pytree.treespec_loads(graph.in_spec).flatten_up_to((tuple(args), dict(kwargs)))
+        except ValueError:
+            pass  # nested otherwise than exported: an argument given by name or by position instead
+    leaves = pytree.tree_leaves(tuple(args))
+    left = graph.inputs[sum(isinstance(x, Tensor) for x in leaves) :]
+    for name in kwargs:
+        if name not in left:
+            raise GraphError(
+                f"the model takes no further argument {name!r}; its inputs are {', '.join(graph.inputs)}."
+                + did_you_mean(name, left)
+            )
+    return [*leaves, *(kwargs[name] for name in left if name in kwargs)]
 
 
 def nest_outputs(graph: Graph, values: Sequence[Any]) -> Any:

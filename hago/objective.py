@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from hago.errors import HagoError, did_you_mean
+from hago.errors import DataError, HagoError, did_you_mean
 
 #: Where noise is nothing at all, SQNR is reported as this many dB.
 MOST_DB: Final = 200.0
@@ -85,8 +85,14 @@ def _agreement(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: T
 
 def _accuracy(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
     if labels is None:
-        raise HagoError("the accuracy objective needs labels; pass (inputs, labels) batches or objective='sqnr'")
-    right = _classes(outputs[0]).argmax(1) == labels
+        raise DataError("the accuracy objective needs labels; pass (inputs, labels) batches or objective='sqnr'")
+    chosen = _classes(outputs[0]).argmax(1)
+    if chosen.shape != labels.shape:
+        raise DataError(
+            f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(outputs[0].shape)}; "
+            f"expected {tuple(chosen.shape)}: one class per position, classes on axis 1 of the output"
+        )
+    right = chosen == labels
     return right.reshape(right.shape[0], -1).to(torch.float64).mean(1, keepdim=True)
 
 
