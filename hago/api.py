@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hago.calibrate.statistics import Estimator
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
-from hago.errors import HagoError
-from hago.evaluate import Evaluator, first_safe, safe_start
+from hago.evaluate import Evaluator, first_safe
 from hago.frontend.torch_export import from_torch
-from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.prepare import (
     HardwareLike,
     ModelLike,
-    Prepared,
     StrategyLike,
     as_hardware,
     as_strategy,
@@ -34,13 +28,10 @@ from hago.prepare import (
 )
 from hago.quantizer import Quantizer
 from hago.replay import Replay, replay_log, replay_strategy
-from hago.search.driver import search
-from hago.search.header import make_header
 from hago.search.searcher import Score, Searcher
-from hago.search.searchers import make_searcher
-from hago.search.trial import Trial
-from hago.space import Bits, Space, build_space
-from hago.strategy import HardwareId, Strategy
+from hago.searching import SearchOptions, find, made_by
+from hago.space import build_space
+from hago.strategy import Strategy
 from hago.topology import analyze
 
 
@@ -92,85 +83,16 @@ def search_quantize_strategy(
     Raises:
         HagoError: bad input, or no point that the hardware can run; what and where is said.
     """
-    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
-    chosen = named_objective(objective)
-    evaluator = Evaluator(prepared.graph, prepared.batches, chosen, prepared.hardware.known_ops)
-    start = safe_start(prepared.resolver, prepared.calibration.peaks)
-    made = _searcher(searcher, prepared.space, start, seed)
-    header = make_header(
-        prepared.space,
-        made,
-        seed=seed,
-        model_hash=prepared.graph.model_hash,
-        hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
-        data_hash=prepared.batches.sha256,
-        estimator=prepared.estimator.name,
-        objective=chosen.name,
-        keep_float=list(keep_float),
-        fix_bits=dict(fix_bits or {}),
-        threads=torch.get_num_threads(),
-    )
-
-    how = _made_by(prepared, chosen.name, seed, keep_float, fix_bits)
-    how["searcher"] = {"name": made.name, "options": dict(made.options)}
-
-    def strategy_of(trial: Trial) -> Strategy:
-        made_by = how | {"results": dict(trial.score.results)}
-        return make_strategy(prepared, prepared.resolver(trial.bits), trial.bits, made_by)
-
-    def keep(trial: Trial) -> None:
-        if save is not None:
-            strategy_of(trial).save(Path(save))
-
-    found = search(
-        prepared.space,
-        made,
-        lambda bits: evaluator.score(prepared.resolver(bits), bits),
-        log=None if log is None else Path(log),
-        header=header,
-        budget=budget,
-        resume=resume,
-        progress=progress,
-        on_best=keep,
-        plan_key=lambda bits: prepared.resolver(bits).key,
-        allow_overflow=allow_overflow,
-    )
-    strategy = strategy_of(found.best)
-    if held_out is not None:
-        judged = evaluate_strategy(prepared.graph, prepared.hardware, strategy, held_out)
-        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": dict(judged.results)})
-    if save is not None:
-        strategy.save(Path(save))
-    return strategy, float(found.score.results.get("sim_acc", found.score.value))
-
-
-def _searcher(searcher: Any, space: Space, start: Bits, seed: int) -> Searcher:
-    if isinstance(searcher, str):
-        return make_searcher(searcher, space, start, seed)
-    if hasattr(searcher, "ask") and hasattr(searcher, "tell"):
-        return searcher  # type: ignore[no-any-return]
-    if callable(searcher):
-        return searcher(space, start, seed)  # type: ignore[no-any-return]
-    raise HagoError(
-        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
-    )
-
-
-def _made_by(
-    prepared: Prepared,
-    objective: str,
-    seed: int,
-    keep_float: Sequence[str],
-    fix_bits: Mapping[str, int] | None,
-) -> dict[str, Any]:
-    return {
-        "estimator": prepared.estimator.name,
-        "objective": objective,
-        "seed": seed,
-        "keep_float": list(keep_float),
-        "fix_bits": dict(fix_bits or {}),
-        "data_hash": prepared.batches.sha256,
-    }
+    found = find(
+        model,
+        hardware,
+        dataset,
+        SearchOptions(
+            searcher, estimator, objective, budget, seed, log, resume, progress, keep_float, dict(fix_bits or {}),
+            held_out, save, allow_overflow,
+        ),
+    )  # fmt: skip
+    return found.strategy, found.score
 
 
 def quantize(
@@ -193,8 +115,8 @@ def quantize(
     evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops)
     bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
     plan = prepared.resolver(bits)
-    made_by = _made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
-    return Quantizer(plan, make_strategy(prepared, plan, bits, made_by))
+    how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
+    return Quantizer(plan, make_strategy(prepared, plan, bits, how))
 
 
 def create_quantizer(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +23,13 @@ from hago.cli_options import (
     named,
     named_searcher,
 )
-from hago.errors import HagoError
 from hago.hardware_file import available_hardware
 from hago.judgement import figure_cells
 from hago.model_source import load_model
-from hago.search.log import Log, read_log
+from hago.search.log import read_log
 from hago.search.trial import Trial
+from hago.searching import Found, SearchOptions, find
 from hago.strategy import Strategy
-
-
-@contextlib.contextmanager
-def _noting_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C interrupts as ever while this lasts, and is remembered in the list."""
-    seen: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        seen.append(number)
-        signal.default_int_handler(number, frame)
-
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread: Ctrl-C does not come here
-        yield seen
-        return
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def search(args: Namespace, voices: Voices) -> Outcome:
@@ -63,72 +41,61 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     earlier = len(read_log(log).trials) if log.exists() else 0
     voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
-    with _noting_interrupts() as interrupts:
-        try:
-            strategy, score = api.search_quantize_strategy(
-                model,
-                hardware,
-                data,
-                searcher=named_searcher(args.searcher),
-                estimator=args.estimator,
-                objective=named(args.objective, "objective"),
-                budget=args.budget,
-                seed=args.seed,
-                log=log,
-                resume=not args.no_resume,
-                keep_float=args.keep_float,
-                fix_bits=fixed_bits(args),
-                held_out=held_out,
-                save=saved,
-                allow_overflow=args.allow_overflow,
-            )
-        except HagoError:
-            if interrupts:  # cut short before any point ran, which is no verdict on the input
-                raise KeyboardInterrupt from None
-            raise
-    return _found(args, voices, strategy, score, read_log(log), (log, saved), bool(interrupts))
+    found = find(
+        model,
+        hardware,
+        data,
+        SearchOptions(
+            searcher=named_searcher(args.searcher),
+            estimator=args.estimator,
+            objective=named(args.objective, "objective"),
+            budget=args.budget,
+            seed=args.seed,
+            log=log,
+            resume=not args.no_resume,
+            keep_float=args.keep_float,
+            fix_bits=fixed_bits(args),
+            held_out=held_out,
+            save=saved,
+            allow_overflow=args.allow_overflow,
+        ),
+    )
+    return _outcome(args, voices, found, log, saved)
 
 
-def _found(
-    args: Namespace,
-    voices: Voices,
-    strategy: Strategy,
-    score: float,
-    log: Log,
-    paths: tuple[Path, Path],
-    interrupted: bool,
-) -> Outcome:
-    best = next(t for t in log.trials if dict(t.bits) == dict(strategy.bits))
+def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Path) -> Outcome:
+    strategy, trials, best = found.strategy, found.result.trials, found.result.best
+    interrupted = found.result.stopped_because == "interrupted"
     held_out = strategy.made_by.get("held_out")
-    repeats = sum(t.same_as is not None for t in log.trials)
+    repeats = sum(t.same_as is not None for t in trials)
     lines = [
-        f"{'interrupted after' if interrupted else 'searched'} {len(log.trials)} trials ({repeats} repeats) in "
-        f"{log.trials[-1].elapsed:.1f} s; the best is trial {best.index}",
+        f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in "
+        f"{trials[-1].elapsed:.1f} s; the best is trial {best.index}",
         *_strategy_lines(strategy),
         f"  {_overflow(best)}",
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
-        f"log       {paths[0]}",
-        f"strategy  {paths[1]}",
+        f"log       {log}",
+        f"strategy  {saved}",
         *([f"continue  {command_line(*voices.words)}"] if interrupted else []),
-        f"check it  {_next(args, paths[1])}",
+        f"check it  {_next(args, saved)}",
     ]
-    found = {
+    values = {
         "model": args.model,
         "hardware": strategy.hardware.name,
-        "score": score,
+        "score": found.score,
         "results": dict(strategy.made_by["results"]),
         "held_out": held_out,
         "bits": dict(strategy.bits),
-        "trials": len(log.trials),
+        "trials": len(trials),
         "best_trial": best.index,
         "overflows": dict(best.score.overflows),
         "unproved": best.score.unproved,
-        "seconds": log.trials[-1].elapsed,
+        "seconds": trials[-1].elapsed,
         "interrupted": interrupted,
-        "log": str(paths[0]),
-        "strategy": str(paths[1]),
+        "log": str(log),
+        "strategy": str(saved),
     }
-    return Outcome("\n".join(lines), found, INTERRUPTED if interrupted else OK)
+    return Outcome("\n".join(lines), values, INTERRUPTED if interrupted else OK)
 
 
 def _strategy_lines(strategy: Strategy) -> list[str]:

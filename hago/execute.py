@@ -117,12 +117,19 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
     if len(tensors) != len(graph.inputs):
         raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
-        shape = graph[name].shape
-        if shape is not None and tuple(tensor.shape[1:]) != tuple(shape[1:]):
-            raise GraphError(
-                f"input {name!r} has shape {tuple(tensor.shape)}; expected (batch, {', '.join(map(str, shape[1:]))})"
-            )
+        _check_input(graph[name], tensor)
     return tensors
+
+
+def _check_input(node: Node, tensor: Tensor) -> None:
+    if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
+        sizes = ", ".join(map(str, node.shape[1:]))
+        raise GraphError(f"input {node.name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
+    wanted = getattr(torch, node.attrs.get("dtype", "float32"))
+    if tensor.dtype != wanted and (tensor.is_floating_point() or wanted.is_floating_point):
+        raise GraphError(
+            f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it with .to({wanted})"
+        )
 
 
 def _leaves(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

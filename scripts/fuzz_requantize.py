@@ -218,7 +218,8 @@ def _draw_ratio(rng: np.random.Generator, n: int, how: Requantize) -> tuple[Tens
     fraction = np.where(rng.random(n) < 0.4, 1 << 23, rng.integers(1 << 23, 1 << 24, n))
     if how.power_of_two:
         fraction = np.full(n, 1 << 23)
-    exponent = _shifts(rng, n, 0, 30)
+    # Two stages shift left inside int32 first, so their ratios stay below 2; the others reach 128.
+    exponent = _shifts(rng, n, 0 if how.two_stage else -6, 30)
     zero = torch.from_numpy(rng.integers(-128, 128, n))
     return _wide(rng, n, largest), torch.from_numpy(fraction), exponent, zero, _shifts(rng, n, 0, 2)
 
@@ -238,7 +239,7 @@ def _requantize(c: Tensor, fraction: Tensor, exponent: Tensor, zero: Tensor, ind
 
 
 def _exact_requantize(c: Big, fraction: Big, exponent: Big, zero: Big, index: Big, how: Requantize) -> Big:
-    ratio = [Fraction(int(f), 1 << 23) / (1 << int(e)) for f, e in zip(fraction, exponent, strict=True)]
+    ratio = [Fraction(int(f), 1 << 23) / Fraction(2) ** int(e) for f, e in zip(fraction, exponent, strict=True)]
     if how.form == "multiplier_shift":
         m, n = multiplier_and_shift(torch.tensor([float(r) for r in ratio], dtype=torch.float64), how.multiplier_bits)
         _require_nearest(big(m), big(n), ratio, how.multiplier_bits)

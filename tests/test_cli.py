@@ -303,7 +303,7 @@ def test_interrupted_before_anything_was_found(hago: Hago, monkeypatch: pytest.M
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hago.api.search_quantize_strategy", interrupt)
+    monkeypatch.setattr("hago.cli_search.find", interrupt)
     run = hago(*SEARCH)
     assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
 

@@ -13,7 +13,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
-from hago.execute import compute_real, example_inputs, flatten_inputs, infer_shape, last_readers, nest_outputs, run, run_real
+from hago.execute import (
+    compute_real,
+    example_inputs,
+    flatten_inputs,
+    infer_shape,
+    last_readers,
+    nest_outputs,
+    run,
+    run_real,
+)
 from hago.graph import Graph, Node
 
 
@@ -105,11 +114,36 @@ def test_arguments_as_the_model_takes_them() -> None:
         ((torch.ones(2, 4),), "takes 2 tensors .a, b., got 1"),
         ((torch.ones(2, 4), torch.ones(2, 5)), r"input 'b' has shape \(2, 5\); expected \(batch, 4\)"),
         ((torch.ones(2, 4), [1, 2]), "takes 2 tensors"),
+        ((torch.ones(2, 4), torch.ones(2, 4).double()), "input 'b' is torch.float64; the model takes torch.float32"),
+        ((torch.ones(2, 4).long(), torch.ones(2, 4)), "input 'a' is torch.int64; the model takes torch.float32"),
     ],
 )
 def test_arguments_that_do_not_fit(args: tuple[Any, ...], says: str) -> None:
     with pytest.raises(GraphError, match=says):
         flatten_inputs(nested((0, 0), {}), args, {})
+
+
+def test_names_count_and_their_order_does_not() -> None:
+    a, b = torch.ones(2, 4), torch.zeros(2, 4)
+    for graph in (nested((0, 0), {}), nested((0,), {"b": 0}), nested((), {"a": 0, "b": 0}), _plain()):
+        for args, kwargs in (((a, b), {}), ((a,), {"b": b}), ((), {"a": a, "b": b}), ((), {"b": b, "a": a})):
+            found = flatten_inputs(graph, args, kwargs)
+            assert found[0] is a and found[1] is b
+    found = flatten_inputs(nested(({"a": 0, "b": 0},), {}), ({"b": b, "a": a},), {})
+    assert found[0] is a and found[1] is b
+
+
+def test_an_argument_of_another_name() -> None:
+    with pytest.raises(GraphError, match="no further argument 'bb'; its inputs are a, b. Did you mean 'b'"):
+        flatten_inputs(_plain(), (torch.ones(2, 4),), {"bb": torch.ones(2, 4)})
+    with pytest.raises(GraphError, match="no further argument 'a'"):
+        flatten_inputs(_plain(), (torch.ones(2, 4),), {"a": torch.ones(2, 4)})
+
+
+def _plain() -> Graph:
+    """Two inputs without a nesting of their own."""
+    graph = nested((0, 0), {})
+    return Graph(graph.nodes, graph.inputs, graph.outputs)
 
 
 def test_results_are_nested_as_the_model_returns_them() -> None:

@@ -95,7 +95,7 @@ def search(
         InfeasibleBits: every point overflowed or fits no signature, or the searcher left the space.
         LogError: the log cannot be written, is damaged, or was written by another search.
         StrategyMismatch: the log is of another model, hardware, data or space.
-        KeyboardInterrupt: interrupted before the first trial ended.
+        KeyboardInterrupt: interrupted before any point that can run was found.
     """
     if log is not None and header is None:
         raise LogError(f"log {log} needs a header; make one with make_header")
@@ -145,7 +145,7 @@ class _Run:
             reason = self._loop()
             self._announce()
         except KeyboardInterrupt:
-            if not self.trials:
+            if self.best is None:
                 raise
             return "interrupted"
         return reason

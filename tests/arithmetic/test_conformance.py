@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hago.arithmetic.tpu_mlir_cast import uniform_type_of_row
 from arithmetic.tflite_vectors import GEMMLOWP, TFLITE, Answer
 from arithmetic.tpu_mlir_vectors import TPU_MLIR
 from arithmetic.vectors import MORE, Vector, differences, generate, load
+from hago.arithmetic.tpu_mlir_cast import uniform_type_of_row
 
 SYSTEMS = ("gemmlowp", "tflite", "tpu-mlir")
 VECTORS = load(SYSTEMS)

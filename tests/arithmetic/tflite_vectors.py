@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arithmetic.vectors import Vector
 from hago.arithmetic import gemmlowp, tflite
 from hago.errors import HagoError
-from arithmetic.vectors import Vector
 
 Answer = dict[str, Any]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arithmetic.vectors import Vector, generate
 from hago.arithmetic import (
     tpu_mlir,
     tpu_mlir_activation,
@@ -22,7 +23,6 @@ from hago.arithmetic import (
 )
 from hago.arithmetic.tpu_mlir_cast import UniformType, quantize, requantize, uniform_type_of_row
 from hago.types import DTYPES, INT8, UINT8, DType
-from arithmetic.vectors import Vector, generate
 
 Answer = dict[str, Any]
 Match = re.Match[str]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from plans import points, resolver_of
 from torch import Tensor
 
+from hago.execute import infer_shape
 from hago.graph import INPUT, Graph, Node
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware, load_hardware
-from hago.execute import infer_shape
 from hago.numerics import ROUNDINGS, Requantize
 from hago.ops import OPS
 from hago.ops._rule import Refusal

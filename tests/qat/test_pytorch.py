@@ -18,6 +18,8 @@ from hago.qat.pytorch_observers import FakeQuantize, MinMaxObserver, QRange
 #: Half integers times a scale: every other value is a tie.
 HALVES = st.lists(st.integers(-600, 600), min_size=1, max_size=24)
 SCALES = st.sampled_from([0.5, 0.1, 0.3, 0.0117647, 7.0])
+#: Where scales are powers of two, no machine's order of operations (a fused multiply-add) shows.
+DYADIC = st.sampled_from([0.5, 0.125, 4.0])
 ENDS = st.sampled_from([(-128, 127), (0, 255), (-8, 7), (0, 15)])
 
 
@@ -56,7 +58,7 @@ def test_values_that_are_not_finite() -> None:
     assert x.grad is not None and x.grad.tolist() == [0, 0, 0, 0]
 
 
-@given(HALVES, SCALES, ENDS, st.floats(-6, 12, width=16))
+@given(HALVES, DYADIC, ENDS, st.floats(-6, 12, width=16))
 def test_learnable_is_torchs(halves: list[int], scale: float, ends: tuple[int, int], zero: float) -> None:
     x = torch.tensor(halves) * 0.5 * scale
     s, z = torch.tensor([scale]), torch.tensor([zero])
@@ -71,7 +73,7 @@ def test_learnable_is_torchs(halves: list[int], scale: float, ends: tuple[int, i
 def test_learnable_per_channel_is_torchs(axis: int) -> None:
     g = torch.Generator().manual_seed(1)
     x = torch.randint(-40, 40, (12, 12), generator=g) * 0.125
-    s = torch.tensor([0.25, 0.5, 1.0, 0.3]).repeat(3)
+    s = torch.tensor([0.25, 0.5, 1.0, 2.0]).repeat(3)
     z = torch.randint(-20, 20, (12,), generator=g) * 0.5
     ours = grads(lambda *t: fake_quantize_learnable(*t, -8, 7, 1.0, axis), x, s, z)
     theirs = grads(lambda *t: torch._fake_quantize_learnable_per_channel_affine(*t, axis, -8, 7, 1.0), x, s, z)
@@ -80,9 +82,8 @@ def test_learnable_per_channel_is_torchs(axis: int) -> None:
         assert torch.allclose(mine, upstream, rtol=1e-5, atol=1e-5)
 
 
-@given(HALVES, st.sampled_from([0.5, 0.125, 4.0]), st.sampled_from(["qint8", "quint8", "qint32"]), st.integers(0, 100))
+@given(HALVES, DYADIC, st.sampled_from(["qint8", "quint8", "qint32"]), st.integers(0, 100))
 def test_quantize_is_torchs(halves: list[int], scale: float, dtype: str, zero: int) -> None:
-    """With a power-of-two scale, where no machine's order of operations shows."""
     x = torch.tensor(halves) * 0.5 * scale
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # quantized tensors are deprecated

@@ -1,0 +1,168 @@
+"""Which nodes become integer, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from chips import CHIPS, Chip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import random_graph
+
+from hago.errors import HagoError, UnsupportedOp
+from hago.graph import CONST, INPUT, OUTPUT, Graph
+from hago.hardware import Hardware, OpDesc
+from hago.hardware_file import available_hardware, load_hardware
+from hago.ops import OPS
+from hago.topology import analyze, check_patterns, crossings, fitting_descs, misfit
+from hago.types import Edge
+
+#: The prototype's own test hardware: products of bytes, concat in three ways, the rest float.
+TOY = Hardware(
+    {
+        "concatenate": [OpDesc("float32", "float32"), OpDesc("int8", "int8"), OpDesc("int32", "int32")],
+        "add": [OpDesc("int8", "int32")],
+        "dense": [OpDesc("int8", "int32")],
+        "conv2d": [OpDesc("int8", "int32")],
+        "relu": [OpDesc("int32", "int32")],
+    },
+    name="toy",
+)
+
+
+def integers(graph: Graph, hardware: Hardware, keep_float: tuple[str, ...] = ()) -> set[str]:
+    return {name for name, integer in analyze(graph, hardware, keep_float).nodes.items() if integer}
+
+
+# ---------------------------------------------------------------- the rule, part by part
+def test_inputs_and_constants_are_not_computed() -> None:
+    topology = analyze(residual_block(), load_hardware("x86_vnni"))
+    for node in residual_block():
+        if node.op in (INPUT, CONST):
+            assert not topology.nodes[node.name] and topology.reasons[node.name] == node.op
+
+
+def test_a_region_starts_at_a_seed_and_goes_on() -> None:
+    b = Builder()
+    x = b.input(3, 8, 8, name="x")
+    first = b.call("relu", x, name="before")
+    conv = b.conv2d(first, seeded(4, 3, 3, 3), name="conv")
+    soft = b.call("softmax", b.call("relu", conv, name="after"), axis=1, name="soft")
+    b.call("relu", soft, name="later")
+    topology = analyze(b.graph(), load_hardware("x86_vnni"))
+    assert {n for n, i in topology.nodes.items() if i} == {"conv", "after"}
+    assert topology.reasons["before"] == "no input is integer"
+    assert topology.reasons["conv"] == "starts an integer region"
+    assert topology.reasons["after"] == "an input is integer"
+    assert topology.reasons["soft"] == "softmax has no integer form"
+    assert topology.reasons["later"] == "no input is integer"
+
+
+def test_an_op_without_a_float_signature_is_integer_wherever_it_stands() -> None:
+    b = Builder()
+    b.call("relu", b.input(4), name="relu")
+    topology = analyze(b.graph(), TOY)
+    assert topology.nodes["relu"] and topology.reasons["relu"] == "toy has no float relu"
+
+
+def test_an_unlisted_op_is_float_or_refused() -> None:
+    graph = residual_block()
+    assert "pool" not in integers(graph, TOY)
+    with pytest.raises(UnsupportedOp) as caught:
+        analyze(graph, replace(TOY, other_ops="reject"))
+    assert all(word in str(caught.value) for word in ("'pool'", "adaptive_avg_pool2d", "toy", "other_ops: float32"))
+
+
+def test_attributes_that_do_not_fit() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
+    b.call("clamp", conv, min=0.5, max=1.0, name="clamp")
+    topology = analyze(b.graph(), load_hardware("x86_vnni"))
+    assert not topology.nodes["clamp"] and "leaves out 0" in topology.reasons["clamp"]
+
+
+def test_only_powers_of_two_can_be_shifted() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 6, 6), seeded(4, 3, 3, 3), name="conv")
+    b.call("mean", conv, axes=[2, 3], keepdim=False, count=36, name="mean")
+    topology = analyze(b.graph(), load_hardware("vta"))
+    assert not topology.nodes["mean"] and "no power of two" in topology.reasons["mean"]
+    b = Builder()
+    conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
+    b.call("mean", conv, axes=[2, 3], keepdim=False, count=64, name="mean")
+    assert "mean" in integers(b.graph(), load_hardware("vta"))
+
+
+def test_division_by_a_tensor_is_float_on_hardware_that_shifts() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 6, 6), seeded(4, 3, 3, 3), name="conv")
+    b.call("div", conv, b.const(torch.full((4, 1, 1), 2.0)), name="div")
+    for spec in ("vta", "x86_vnni"):
+        assert "div" not in integers(b.graph(), load_hardware(spec))
+
+
+def test_indices_are_not_quantized() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
+    b.call("index", conv, b.const(torch.tensor([2, 0]), name="which"), axis=1, name="index")
+    topology = analyze(b.graph(), load_hardware("x86_vnni"))
+    assert topology.edges[Edge("index", 0)] and not topology.edges[Edge("index", 1)]
+
+
+def test_an_opaque_op_is_float() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
+    b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 1], kwargs={}, name="cumsum")
+    topology = analyze(b.graph(), load_hardware("x86_vnni"))
+    assert topology.reasons["cumsum"] == "opaque has no integer form"
+    assert [str(e) for e in crossings(b.graph(), topology)] == ["conv:0", "cumsum:0"]
+
+
+# ---------------------------------------------------------------- keep_float
+def test_keep_float_by_pattern() -> None:
+    graph, chip = residual_block(), load_hardware("x86_vnni")
+    everything = integers(graph, chip)
+    assert integers(graph, chip, ("fc",)) == everything - {"fc"}
+    assert integers(graph, chip, ("*.relu", "fc")) == everything - {"fc", "stem.relu", "left.relu", "add.relu"}
+    assert integers(graph, chip, ("*",)) == set()
+    assert analyze(graph, chip, ["fc"]).reasons["fc"] == "kept float by the user"
+
+
+def test_a_pattern_that_matches_nothing() -> None:
+    with pytest.raises(HagoError, match=r"keep_float pattern 'stem.rleu' matches no name. Did you mean 'stem.relu'"):
+        analyze(residual_block(), load_hardware("x86_vnni"), ["stem.rleu"])
+    with pytest.raises(HagoError, match="fix_bits pattern"):
+        check_patterns(["z*"], ["a", "b"], "fix_bits")
+
+
+def test_what_must_be_integer_cannot_be_kept_float() -> None:
+    with pytest.raises(UnsupportedOp, match=r"kept float by the user, and the hardware takes no float conv2d"):
+        analyze(residual_block(), TOY, ["stem"])
+
+
+# ---------------------------------------------------------------- over random graphs
+HARDWARE = {**{n: load_hardware(n) for n in available_hardware()}, "floats_too": CHIPS["floats_too"].hardware()}
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.sampled_from(sorted(HARDWARE)))
+def test_the_rule_over_random_graphs(seed: int, name: str) -> None:
+    graph, chip = random_graph(seed), HARDWARE[name]
+    topology = analyze(graph, chip)
+    assert set(topology.nodes) == {n.name for n in graph}
+    assert set(topology.edges) == {e for n in graph for e in n.edges}
+    for node in graph:
+        form = OPS[node.op].integer if node.op in OPS else None
+        if topology.nodes[node.name]:
+            assert form is not None and misfit(graph, node, chip) is None
+            fed = any(topology.nodes[s] for s in node.inputs)
+            assert form.seed or fed or not chip.float_descs(node.op)
+            assert fitting_descs(graph, node, chip) == chip.integer_descs(node.op)
+        assert all(not topology.edges[e] for e in node.edges) or topology.nodes[node.name]
+    for edge in crossings(graph, topology):
+        source = graph.source(edge)
+        reader = edge.dst != OUTPUT and topology.edges[edge]
+        assert topology.nodes[source] != reader and graph[source].op != CONST
