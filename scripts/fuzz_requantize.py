@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ from hago.numerics import Requantize, multiplier_and_shift, requantize
 from hago.rounding import ROUNDINGS, rounding_shift
 from hago.types import INT8, INT16, INT32, DType, QParams
 
-#: Integers of Python in an array of numpy: operators act on each, without a width.
-Big = np.ndarray
+#: Integers of Python in an array of numpy (dtype object): operators act on each, without a width.
+Big = Any
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ def exact_high_mul(a: Big, b: Big, bits: int) -> Big:
     return np.minimum(high, 2 ** (bits - 1) - 1)
 
 
+def exact_product(v: Big, m: Big, rshift: Big, mode: str) -> Big:
+    return round_half(v * m, rshift, mode)
+
+
 def exact_double(x: Big, m: Big, shift: Big) -> Big:
     left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
     return round_half(exact_high_mul(wrap32(x * 2**left), m, 32), right, "half_away")
@@ -128,6 +133,10 @@ def _wide(rng: np.random.Generator, count: int, bits: int) -> Tensor:
     where = rng.random(count) < 0.02
     values[where] = rng.choice(edges, int(where.sum()))
     return torch.from_numpy(values)
+
+
+def _two_wide(rng: np.random.Generator, count: int, bits: int) -> tuple[Tensor, ...]:
+    return _wide(rng, count, bits), _wide(rng, count, bits)
 
 
 def _multipliers(rng: np.random.Generator, count: int) -> Tensor:
@@ -170,7 +179,7 @@ def engine_checks() -> Iterator[Check]:
     for bits in (16, 32):
         yield Check(
             f"gemmlowp SaturatingRoundingDoublingHighMul int{bits}",
-            lambda rng, n, bits=bits: (_wide(rng, n, bits), _wide(rng, n, bits)),
+            partial(_two_wide, bits=bits),
             partial(gemmlowp.saturating_rounding_doubling_high_mul, bits=bits),
             partial(exact_high_mul, bits=bits),
         )
@@ -198,15 +207,16 @@ def engine_checks() -> Iterator[Check]:
             f"tpu-mlir applyMultiplierAndRShift {mode}",
             lambda rng, n: (_wide(rng, n, 31), _signed(rng, _multipliers(rng, n)), _shifts(rng, n, 0, 62)),
             partial(tpu_mlir.apply_multiplier_and_rshift, rounding=mode),
-            lambda v, m, r, mode=mode: round_half(v * m, r, mode),
+            partial(exact_product, mode=mode),
         )
 
 
 def requantize_check(how: Requantize) -> Check:
     """hago's own requantize with a random ratio of scales, exact in float32, into a random width."""
-    label = f"two stages of {how.multiplier_bits} bits" if how.two_stage else f"{how.multiplier_bits} bits {how.rounding}"
-    name = f"requantize {how.form} {label if how.form == 'multiplier_shift' else how.rounding}"
-    return Check(name, partial(_draw_ratio, how=how), partial(_requantize, how=how), partial(_exact_requantize, how=how))
+    bits = f"{how.multiplier_bits} bits " if how.form == "multiplier_shift" else ""
+    name = f"requantize {how.form} {bits}{'in two stages' if how.two_stage else how.rounding}"
+    exact = partial(_exact_requantize, how=how)
+    return Check(name, partial(_draw_ratio, how=how), partial(_requantize, how=how), exact)
 
 
 _TARGETS: tuple[DType, ...] = (INT8, INT16, INT32)
@@ -241,9 +251,10 @@ def _requantize(c: Tensor, fraction: Tensor, exponent: Tensor, zero: Tensor, ind
 def _exact_requantize(c: Big, fraction: Big, exponent: Big, zero: Big, index: Big, how: Requantize) -> Big:
     ratio = [Fraction(int(f), 1 << 23) / Fraction(2) ** int(e) for f, e in zip(fraction, exponent, strict=True)]
     if how.form == "multiplier_shift":
-        m, n = multiplier_and_shift(torch.tensor([float(r) for r in ratio], dtype=torch.float64), how.multiplier_bits)
-        _require_nearest(big(m), big(n), ratio, how.multiplier_bits)
-        rounded = exact_double(c, big(m), 31 - big(n)) if how.two_stage else round_half(c * big(m), big(n), how.rounding)
+        real = torch.tensor([float(r) for r in ratio], dtype=torch.float64)
+        m, n = (big(t) for t in multiplier_and_shift(real, how.multiplier_bits))
+        _require_nearest(m, n, ratio, how.multiplier_bits)
+        rounded = exact_double(c, m, 31 - n) if how.two_stage else round_half(c * m, n, how.rounding)
     elif how.form == "shift":
         rounded = round_half(c, exponent, how.rounding)
     else:

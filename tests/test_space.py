@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from building import Builder, residual_block, seeded
 from chips import CHIPS, Chip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import resolver_of
+from plans import points, resolver_of
 from random_graphs import random_graph, random_inputs
 from test_topology import TOY
 
@@ -80,7 +82,7 @@ def test_real_operands_and_indices_have_nothing_to_choose() -> None:
     conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
     picked = b.call("index", conv, b.const(torch.tensor([0, 2])), axis=1, name="index")
     b.call("softmax", picked, axis=1, name="soft")
-    assert list(space_of(b.graph(), load_hardware("x86_vnni")).groups) == ["conv:0", "conv:1"]
+    assert list(space_of(b.graph(), Chip().hardware()).groups) == ["conv:0", "conv:1"]
 
 
 def test_a_scale_per_channel_is_brought_to_one_before_a_reshape() -> None:
@@ -104,19 +106,21 @@ def test_the_output_of_a_node_that_requantizes_is_one_group() -> None:
     groups = space_of(graph, CHIPS["at_output"].hardware()).groups
     assert groups["stem:out"].source == "stem.relu"  # what relu cuts off need not be represented
     assert [str(e) for e in groups["stem:out"].edges] == ["stem.relu:0"]
-    assert "right:0" not in groups and "fc:out" in groups
+    assert "fc:out" in groups
+    # a value that a relu only passes on was requantized before
+    assert not {"stem.relu:0", "left:0", "right:0", "add:0", "add:1"} & set(groups)
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from(["x86_vnni", "vta", "int16_accumulator"]))
-def test_every_choice_changes_the_plan(seed: int, name: str) -> None:
-    """With requantization on edges, no choice is inert: each gives a plan of its own."""
+def test_every_choice_changes_some_plan(seed: int, name: str) -> None:
+    """A choice may be inert beside some others (then equal plans are noticed), but not beside all."""
     graph = random_graph(seed, steps=6)
     resolver = resolver_of(graph, load_hardware(name), random_inputs(graph, seed))
-    widest = resolver.space.widest()
     for key, group in resolver.space.groups.items():
-        keys = {resolver({**widest, key: bits}).key for bits in group.choices[:2]}
-        assert len(keys) == len(group.choices[:2]), key
+        beside = islice(points(resolver.space, seed), 4)
+        keys = [{resolver({**bits, key: choice}).key for choice in group.choices[:2]} for bits in beside]
+        assert max(map(len, keys)) == len(group.choices[:2]), key
 
 
 # ---------------------------------------------------------------- points

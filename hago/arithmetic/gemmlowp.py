@@ -90,7 +90,7 @@ def choose_quantization_params(lo: float, hi: float) -> tuple[float, int]:
     `scale = (hi - lo) / 255`; the zero point is `-lo / scale`, ties away from zero, clamped.
 
     Raises:
-        HagoError: the range is not finite, upside down, or holds 0 alone.
+        HagoError: the range is not finite, upside down, or too narrow for a float32 scale.
 
     References:
         gemmlowp doc/quantization_example.cc `ChooseQuantizationParams`.
@@ -102,7 +102,7 @@ def choose_quantization_params(lo: float, hi: float) -> tuple[float, int]:
     low, high = ends[0].clamp_max(0.0), ends[1].clamp_min(0.0)
     scale = float((high - low) / 255)
     if scale == 0:
-        raise HagoError("a range holds 0 alone; expected a range with a width, as no scale stands for it")
+        raise HagoError(f"a range is [{lo}, {hi}] around 0, too narrow for a float32 scale; expected a wider one")
     zero = round_half_away(torch.tensor(-float(low) / scale, dtype=torch.float64))
     return scale, int(zero.clamp(0, 255))
 
@@ -162,7 +162,7 @@ def quantized_gemm(lhs: Tensor, rhs: Tensor) -> QuantizedGemm:
         rhs: float32, (depth, columns).
 
     Raises:
-        HagoError: the shapes do not multiply, a value is not finite, a range holds 0 alone, or the
+        HagoError: the shapes do not multiply, a value is not finite, a range is too narrow, or the
             ratio of scales is not smaller than one.
 
     References:

@@ -7,12 +7,19 @@ where the definition says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from hago.errors import HagoError
+
+#: Least cosine and euclidean similarity that TPU-MLIR's own tests ask of a whole model.
+ACCEPTANCE: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {"int8_symmetric": (0.95, 0.70), "int8_asymmetric": (0.90, 0.54), "default": (0.90, 0.90)}
+)
 
 #: Keeps a division by the norm of a zero tensor defined.
 SMALL: Final = 1e-7
@@ -58,6 +65,24 @@ def euclidean_similarity(a: Tensor, b: Tensor) -> float:
     if not (math.isfinite(distance) and math.isfinite(middle)):
         return 0.0
     return 1.0 - distance / (middle + SMALL)
+
+
+def accepted(a: Tensor, b: Tensor, least: tuple[float, float] = ACCEPTANCE["default"]) -> bool:
+    """Whether `b` equals `a`, or its cosine and euclidean similarities both pass `least`.
+
+    Args:
+        least: a value of ACCEPTANCE, or another pair.
+
+    Raises:
+        HagoError: the tensors do not hold as many values, or none.
+
+    References:
+        TPU-MLIR python/numpy_helper/tensor_compare.py; python/test/test_onnx.py for ACCEPTANCE.
+    """
+    x, y = _pair(a, b)
+    if bool((x == y).all()):
+        return True
+    return cosine_similarity(a, b) > least[0] and euclidean_similarity(a, b) > least[1]
 
 
 def sqnr(a: Tensor, b: Tensor, *, remove_zero: bool = False) -> float:

@@ -152,6 +152,7 @@ def accumulate(
             f"a convolution of {tuple(q.shape)} by {tuple(weight.shape)}, groups {groups}, pads {list(pads)}: "
             f"expected {axes + 2} axes, {weight.shape[1] * groups} channels and {2 * axes} pads"
         )
+    require_windows(q.shape[2:], weight.shape[2:], strides, pads, dilations)
     around = [p for axis in reversed(range(axes)) for p in (pads[axis], pads[axis + axes])]
     padded = F.pad(q, around, value=source.zero_point).to(torch.float64)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
@@ -160,6 +161,25 @@ def accumulate(
         padded, weight.to(torch.float64), None, tuple(strides), 0, tuple(dilations), groups
     ).to(torch.int64)
     return sums if bias is None else sums + bias.view((-1,) + (1,) * axes)
+
+
+def require_windows(
+    sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> None:
+    """Refuse windows that do not fit the padded input once, and steps and pads that are none.
+
+    Raises:
+        HagoError: as said; the message names the spatial axis.
+    """
+    if not len(sizes) == len(strides) == len(dilations) or min(*strides, *dilations) < 1 or min(pads) < 0:
+        raise HagoError(
+            f"strides {list(strides)}, dilations {list(dilations)}, pads {list(pads)} for {len(sizes)} spatial axes; "
+            "expected one of the first two each, 1 or more, and pads of 0 or more"
+        )
+    for axis, (size, side, step) in enumerate(zip(sizes, kernel, dilations, strict=True)):
+        padded = size + pads[axis] + pads[axis + len(sizes)]
+        if padded < (side - 1) * step + 1:
+            raise HagoError(f"a window of {side} (dilation {step}) on spatial axis {axis}, which has {padded} values")
 
 
 def run_conv(

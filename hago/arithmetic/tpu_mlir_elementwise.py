@@ -6,6 +6,7 @@ after; cv18xx sums first, with one common right shift. Multipliers have 8 bits i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,11 +119,18 @@ def truncated_multiplier(qscale: float, rshift: int) -> int:
 
 
 # ---------------------------------------------------------------- Add
-def _check(operands: Sequence[Tensor], sources: Sequence[UniformType], what: str) -> None:
-    if len(operands) != len(sources) or not operands:
-        raise HagoError(f"{what} of {len(operands)} operands with {len(sources)} types; expected as many, at least one")
+def _check(operands: Sequence[Tensor], sources: Sequence[UniformType], what: str, how: Multipliers | None) -> None:
+    multipliers = len(operands) if how is None else len(how.multipliers)
+    if not operands or not len(operands) == len(sources) == multipliers:
+        raise HagoError(
+            f"{what} of {len(operands)} operands, {len(sources)} types and {multipliers} multipliers; "
+            "expected as many of each, at least one"
+        )
     for q, source in zip(operands, sources, strict=True):
         require_integers(q, source, f"an operand of {what}")
+    for sizes in itertools.zip_longest(*(reversed(q.shape) for q in operands), fillvalue=1):
+        if len(set(sizes) - {1}) > 1:
+            raise HagoError(f"{what} of {[tuple(q.shape) for q in operands]}: the shapes do not broadcast")
 
 
 def add(
@@ -145,7 +153,7 @@ def add(
     References:
         TPU-MLIR tpu.Add in the interpreter, all chips but cv18xx.
     """
-    _check(operands, sources, "an addition")
+    _check(operands, sources, "an addition", how)
     total = torch.zeros((), dtype=torch.int64)
     for q, source, m, r in zip(operands, sources, how.multipliers, how.rshifts, strict=True):
         total = total + apply_multiplier_and_rshift(q - source.zero_point, m, r)
@@ -168,7 +176,7 @@ def add_cv18xx(
     References:
         TPU-MLIR tpu.Add in the interpreter, on cv18xx.
     """
-    _check(operands, sources, "an addition")
+    _check(operands, sources, "an addition", how)
     total = torch.zeros((), dtype=torch.int64)
     for q, m in zip(operands, how.multipliers, strict=True):
         total = total + q * m
@@ -207,7 +215,7 @@ def mul(
     References:
         TPU-MLIR tpu.Mul in the interpreter.
     """
-    _check(operands, sources, "a multiplication")
+    _check(operands, sources, "a multiplication", None)
     m, r = mul_multiplier([s.scale for s in sources], target.scale)
     product = operands[0] - sources[0].zero_point
     for q, source in zip(operands[1:], sources[1:], strict=True):

@@ -148,7 +148,7 @@ def matmul_of_activations(
 
     Raises:
         UnsupportedOp: a zero point is not 0: the engine computes the product in float.
-        HagoError: an operand is out of range.
+        HagoError: the shapes do not multiply, or an operand is out of range.
 
     References:
         TPU-MLIR lib/Conversion/TopToTpu/BM1684X/MatMul.cpp, both operands mutable.
@@ -157,5 +157,7 @@ def matmul_of_activations(
         raise UnsupportedOp("an asymmetric product of two activations: the engine computes it in float")
     require_integers(left, left_type, "a matrix product's left operand")
     require_integers(right, right_type, "a matrix product's right operand")
+    if min(left.dim(), right.dim()) < 2 or left.shape[-1] != right.shape[-2]:
+        raise HagoError(f"matrices of {tuple(left.shape)} and {tuple(right.shape)} do not multiply")
     multiplier, rshift = scale_and_shift(left_type.scale * right_type.scale / target.scale)
     return requantize(left @ right, multiplier, rshift, target)

@@ -20,6 +20,7 @@ from hago.arithmetic.tpu_mlir import (
     to_int_saturated,
 )
 from hago.arithmetic.tpu_mlir_cast import UniformType, require_integers
+from hago.arithmetic.tpu_mlir_conv import require_windows
 from hago.errors import HagoError, UnsupportedOp
 from hago.numerics import saturate
 from hago.rounding import round_half_away
@@ -96,6 +97,7 @@ def _windows(
             f"average pooling of {tuple(q.shape)}, kernel {list(kernel)}, strides {list(strides)}, pads {list(pads)}: "
             "expected 1 or 2 spatial axes after batch and channel, a stride each and two pads each"
         )
+    require_windows(q.shape[2:], kernel, strides, pads, (1,) * axes)
     around = [p for axis in reversed(range(axes)) for p in (pads[axis], pads[axis + axes])]
     channels = q.shape[1]
     # float64 sums int8 values exactly; a depthwise convolution of ones is the sum of a window.

@@ -12,14 +12,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node as FxNode
-from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
+from hago.frontend.exported import (
+    check_finite,
+    first_line,
+    first_of,
+    identity,
+    is_check,
+    module_path,
+    named_arguments,
+    nesting,
+    open_axes_of,
+    shape_of,
+)
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops, _opaque, parsers
 from hago.ops._rule import Call, OpRule, Parsed, Ref
@@ -30,9 +40,8 @@ _IDENTITIES: Final = frozenset(
     for n in ("alias", "clone", "contiguous", "detach", "detach_", "dropout", "feature_dropout", "alpha_dropout",
               "lift_fresh_copy", "_assert_tensor_metadata")
 )  # fmt: skip
-#: Where one symbolic size may be written as -1.
+#: Where the one size that depends on the batch is written as -1.
 _OPEN_SIZE: Final = frozenset(f"aten.{n}.default" for n in ("view", "reshape", "_unsafe_view"))
-_CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
 
 
 class Importer:
@@ -50,6 +59,7 @@ class Importer:
         self.nodes: list[Node] = []
         self.consts: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.open_axes: dict[str, tuple[int, ...]] = {}
         self.values: dict[FxNode, Any] = {}  # fx node -> Ref, number, or None
         self.parts: dict[FxNode, tuple[str, dict[Any, Parsed]]] = {}  # calls with several results
         self.paths = self._count_paths()
@@ -63,6 +73,8 @@ class Importer:
                 self.values[fx] = self._call(fx)
             elif fx.op == "output":
                 outputs = self._outputs(fx)
+            elif fx.op == "get_attr":
+                raise GraphError(f"the model branches or loops on values ({fx.target}); hago imports no control flow")
             elif fx.op != "placeholder":
                 raise GraphError(f"{fx.name} ({fx.op} {fx.target}) cannot be imported; only ATen calls can")
         kept = _reachable(self.nodes, outputs, inputs)
@@ -72,8 +84,8 @@ class Importer:
             tuple(inputs),
             outputs,
             {k: v for k, v in self.consts.items() if k in kept},
-            None if spec.in_spec is None else pytree.treespec_dumps(spec.in_spec),
-            None if spec.out_spec is None else pytree.treespec_dumps(spec.out_spec),
+            nesting(spec.in_spec, "takes"),
+            nesting(spec.out_spec, "returns"),
         )
 
     # ------------------------------------------------------------ inputs, constants, outputs
@@ -96,7 +108,7 @@ class Importer:
             if spec.kind == InputKind.PARAMETER:
                 check_finite(spec.target, tensor)
             # parameters that share storage are one constant: shared weights stay shared
-            same = shared.setdefault(_identity(tensor), spec.target)
+            same = shared.setdefault(identity(tensor), spec.target)
             self.values[fx] = Ref(same) if same != spec.target else self._const(spec.target, tensor)
         return inputs
 
@@ -105,12 +117,12 @@ class Importer:
         if not isinstance(value, Tensor):
             raise GraphError(f"input {fx.name!r} is a {type(value).__name__}; hago takes tensors and constants")
         attrs = {"dtype": str(value.dtype).removeprefix("torch.")}
-        return self._add(self._unique(fx.name), INPUT, (), attrs, _shape(value))
+        return self._add(self._unique(fx.name), INPUT, (), attrs, value)
 
     def _const(self, name: str, tensor: Tensor) -> Ref:
         name = self._unique(name)
         self.consts[name] = tensor
-        return self._add(name, CONST, (), {}, tuple(tensor.shape))
+        return self._add(name, CONST, (), {}, tensor)
 
     def _outputs(self, fx: FxNode) -> tuple[str, ...]:
         found = []
@@ -125,7 +137,7 @@ class Importer:
 
     # ------------------------------------------------------------ calls
     def _call(self, fx: FxNode) -> Any:
-        target = _opaque.target_name(fx.target) if not _is_check(fx) else ""
+        target = _opaque.target_name(fx.target) if not is_check(fx) else ""
         if not target:
             return None
         if target in _IDENTITIES:
@@ -154,11 +166,13 @@ class Importer:
         return {i: p for i, p in parsed.items() if p is not None} if all(parsed.values()) else None
 
     def _read(self, fx: FxNode, target: str) -> Call:
-        arguments = dict(_named_arguments(fx))
+        arguments = dict(named_arguments(fx))
         read = {k: self._value(v) for k, v in arguments.items()}
-        if target in _OPEN_SIZE:
-            read = {k: _open_size(v) for k, v in read.items()}
-        return Call(target, read, self.shapes, _shape(_first(fx.meta.get("val"))))
+        result = first_of(fx.meta.get("val"))
+        if target in _OPEN_SIZE and len(open_axes_of(result)) == 1:
+            sizes = [-1 if not isinstance(s, int) else s for s in result.shape]
+            read |= {k: sizes for k in ("size", "shape") if k in read}
+        return Call(target, read, self.shapes, shape_of(result), open_axes=self.open_axes)
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, FxNode):
@@ -177,7 +191,7 @@ class Importer:
             i.name if isinstance(i, Ref) else self._const(f"{name}.{slot}", i).name
             for slot, i in enumerate(parsed.inputs)
         ]
-        return self._add(name, op, tuple(inputs), parsed.attrs, _shape(_first(fx.meta.get("val"))))
+        return self._add(name, op, tuple(inputs), parsed.attrs, first_of(fx.meta.get("val")))
 
     def _opaque(self, fx: FxNode, target: str) -> Ref:
         inputs: list[str] = []
@@ -185,10 +199,10 @@ class Importer:
             args = [_opaque.pack(self._value(a), inputs) for a in fx.args]
             kwargs = {k: _opaque.pack(self._value(v), inputs) for k, v in fx.kwargs.items()}
         except GraphError as error:
-            raise GraphError(f"{target} at {_path(fx) or 'the top of the model'}: {error}") from None
+            raise GraphError(f"{target} at {module_path(fx) or 'the top of the model'}: {error}") from None
         attrs = {"target": target, "args": args, "kwargs": kwargs}
         name = self._name(fx, target.split(".")[1])
-        return self._add(name, _opaque.NAME, tuple(inputs), attrs, _shape(fx.meta.get("val")))
+        return self._add(name, _opaque.NAME, tuple(inputs), attrs, fx.meta.get("val"))
 
     def _fold_constant(self, made: Ref) -> Ref:
         """A node that reads constants only is computed now and becomes one."""
@@ -214,13 +228,13 @@ class Importer:
     def _count_paths(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         for fx in self.program.graph.nodes:
-            if fx.op == "call_function" and fx.target is not operator.getitem and not _is_check(fx):
-                counts[_path(fx)] = counts.get(_path(fx), 0) + 1
+            if fx.op == "call_function" and fx.target is not operator.getitem and not is_check(fx):
+                counts[module_path(fx)] = counts.get(module_path(fx), 0) + 1
         return counts
 
     def _name(self, fx: FxNode, op: str) -> str:
         """The module's path where the module is this one call, else path and op."""
-        path = _path(fx)
+        path = module_path(fx)
         if path and self.paths.get(path) == 1:
             return self._unique(path)
         return self._unique(f"{path}.{op}" if path else op)
@@ -234,58 +248,10 @@ class Importer:
         self.taken.add(found)
         return found
 
-    def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, shape: tuple[int, ...] | None) -> Ref:
-        self.nodes.append(Node(name, op, inputs, attrs, shape))
-        self.shapes[name] = shape
+    def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, value: Any) -> Ref:
+        self.shapes[name], self.open_axes[name] = shape_of(value), open_axes_of(value)
+        self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name]))
         return Ref(name)
-
-
-def _is_check(fx: FxNode) -> bool:
-    return any(c in str(fx.target) for c in _CHECKS)
-
-
-def _path(fx: FxNode) -> str:
-    stack = list((fx.meta.get("nn_module_stack") or {}).values())
-    path = str(stack[-1][0]) if stack else ""
-    return "" if path.startswith("_empty") else path
-
-
-def _identity(tensor: Tensor) -> int:
-    return (
-        hash((tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)) if tensor.numel() else id(tensor)
-    )
-
-
-def _named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
-    schema = getattr(fx.target, "_schema", None)
-    if schema is None:
-        return [(str(i), a) for i, a in enumerate(fx.args)]
-    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    named |= {a.name: v for a, v in zip(schema.arguments, fx.args, strict=False)}
-    return list((named | dict(fx.kwargs)).items())
-
-
-def _open_size(value: Any) -> Any:
-    """A list with one size known only at run time: that one becomes -1, unless -1 is taken."""
-    if isinstance(value, list) and sum(isinstance(v, Ref) for v in value) == 1 and -1 not in value:
-        return [-1 if isinstance(v, Ref) else v for v in value]
-    return value
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, (tuple, list)) and value else value
-
-
-def _shape(value: Any) -> tuple[int, ...] | None:
-    """The shape at batch 1: every size that export left open is read with its symbols at 1."""
-    return tuple(_size(s) for s in value.shape) if isinstance(value, Tensor) else None
-
-
-def _size(size: Any) -> int:
-    if isinstance(size, int):
-        return size
-    expr = size.node.expr
-    return int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
 
 
 def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[str]) -> set[str]:
@@ -294,14 +260,3 @@ def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[s
         if node.name in kept:
             kept |= set(node.inputs)
     return kept
-
-
-def first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        bad = int((~torch.isfinite(tensor)).sum())
-        raise GraphError(f"{name!r} holds {bad} NaN or infinite values of {tensor.numel()}; check the weights")

@@ -18,8 +18,9 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
+from hago.frontend.exported import check_finite, first_line
 from hago.frontend.fold import fold_batch_norms
-from hago.frontend.importer import Importer, check_finite, first_line
+from hago.frontend.importer import Importer
 from hago.graph import Graph
 from hago.ops import OPS, Ops
 

@@ -15,7 +15,7 @@ from hago.ops._rules import axes_of
 
 def _parse(call: Call) -> Parsed | None:
     axes, shape = axes_of(call), call.shape_of("self")
-    if call["dtype"] is not None or 0 in axes:
+    if call["dtype"] is not None or any(call.is_open("self", axis) for axis in axes):
         return None  # over the batch, the count is known only at run time
     count = math.prod(shape[a] for a in axes)
     return Parsed((call["self"],), {"axes": axes, "keepdim": call["keepdim"], "count": count})

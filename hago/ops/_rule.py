@@ -46,6 +46,8 @@ class Call:
         shapes: of each tensor argument's node at batch 1, by node name.
         shape: of the result at batch 1; None where it is not one tensor.
         item: of a call that gives several tensors (split, batch norm), the one that is asked for.
+        open_axes: by node name, the axes whose size depends on the batch; others have their true size
+            in `shapes`.
     """
 
     target: str
@@ -53,9 +55,14 @@ class Call:
     shapes: Mapping[str, tuple[int, ...] | None]
     shape: tuple[int, ...] | None
     item: int = 0
+    open_axes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
+
+    def is_open(self, name: str, axis: int) -> bool:
+        """Whether the size of that axis of the tensor argument `name` depends on the batch."""
+        return axis in self.open_axes.get(self.arguments[name].name, (0,))
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of the tensor argument `name`."""

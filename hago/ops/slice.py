@@ -23,10 +23,10 @@ def _parse(call: Call) -> Parsed | None:
         return None
     axis = axis_of(call)
     size = call.shape_of("self")[axis]
-    whole: Any = sys.maxsize if axis == 0 else size  # an axis 0 may be the batch, whose size is open
+    whole: Any = sys.maxsize if call.is_open("self", axis) else size
     if call.target == "aten.slice.Tensor":
         start, stop, step = call["start"] or 0, call["end"], call["step"]
-    elif axis == 0:
+    elif call.is_open("self", axis):
         return None
     else:
         (start, stop), step = _part(call, size), 1

@@ -72,11 +72,7 @@ def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros
     if w.numel() == 0:
         raise HagoError(f"quantize_weight got an empty tensor of shape {tuple(w.shape)}; expected values")
     if bits == 1:
-        values = w.detach()
-        sign = torch.sign(values)
-        if variant == "tensorpack":
-            sign = torch.where(values == 0, torch.ones_like(sign), sign)
-        return straight_through(w, sign * values.abs().mean())
+        return _one_bit(w, variant)
     squashed = torch.tanh(w)
     top = squashed.abs().amax()
     if zeros != "nan" and not bool(top != 0):
@@ -87,6 +83,14 @@ def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros
         return 2 * quantize_k(squashed / top * 0.5 + 0.5, bits) - 1
     top = top.detach()
     return top * (2 * quantize_k(squashed / 2 / top + 0.5, bits) - 1)
+
+
+def _one_bit(w: Tensor, variant: Variant) -> Tensor:
+    values = w.detach()
+    sign = torch.sign(values)
+    if variant == "tensorpack":
+        sign = torch.where(values == 0, torch.ones_like(sign), sign)
+    return straight_through(w, sign * values.abs().mean())
 
 
 def quantize_activation(x: Tensor, bits: int, variant: Variant = "tensorpack") -> Tensor:

@@ -185,7 +185,7 @@ class QLayer(nn.Module):
         if not self.quantizer.per_layer or isinstance(self.layer, nn.Linear) or bias is None:
             raise HagoError("freeze(upstream=True): the demo cannot freeze per channel, a linear layer, or no bias")
         product = seen.scale * self.qw.scale
-        whole = _UPSTREAM_BIAS.quantize(bias, product, torch.zeros(1))
+        whole = _UPSTREAM_BIAS.quantize(bias, product, torch.zeros_like(product))
         return Frozen(product / out.scale, self._integers(weight, self.qw.zero_point), whole)
 
     def _integers(self, weight: Tensor, zero: Tensor) -> Tensor:

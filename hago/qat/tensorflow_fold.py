@@ -111,9 +111,9 @@ class FoldedLayer(nn.Module):
             self.step.add_(1)
         mean, variance = self.bn.running_mean, self.bn.running_var
         assert mean is not None and variance is not None
-        mu_m, sigma_m = mean.clone(), torch.sqrt(variance + self.bn.eps)
+        sigma_m = torch.sqrt(variance + self.bn.eps)
         if not self.training or self.schedule.freezes(int(self.step)):
-            return self._run(x, mu_m, sigma_m, None)
+            return self._run(x, mean, sigma_m, None)
         mu, var, count = self._batch(x)
         self._average(mean, variance, mu.detach(), var.detach(), count)
         return self._run(x, mu, sigma_m, torch.sqrt(var + self.bn.eps))

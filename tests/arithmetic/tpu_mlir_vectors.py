@@ -171,12 +171,7 @@ def _elementwise(vector: Vector, match: Match) -> Answer:
     if match[1] == "Add":
         how = tpu_mlir_elementwise.add_multipliers(scales, target.scale, p.get("coeff"))
         y = tpu_mlir_elementwise.add(operands, sources, target, how, do_relu=relu)
-        return {
-            **answer,
-            "multiplier": list(how.multipliers),
-            "rshift": list(how.rshifts),
-            "y_int8": y.tolist(),
-        }
+        return {**answer, "multiplier": list(how.multipliers), "rshift": list(how.rshifts), "y_int8": y.tolist()}
     m, r = tpu_mlir_elementwise.mul_multiplier(scales, target.scale)
     y = tpu_mlir_elementwise.mul(operands, sources, target, do_relu=relu)
     return {**answer, "multiplier": [m], "rshift": [r], "y_int8": y.tolist()}

@@ -71,6 +71,16 @@ _DRAWS = {
 _ARRAY = {"astype", "clip", "reshape", "max", "min", "mean", "std", "size"}
 
 
+_FUNCTIONS: dict[str, Any] = {
+    "np": np,
+    "numpy": np,
+    "arange": np.arange,
+    "abs": np.abs,
+    "float32": np.float32,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
 def generate(text: str) -> np.ndarray:
     """The values that a generator describes: arithmetic on numpy, nothing else of Python.
 
@@ -91,16 +101,11 @@ def generate(text: str) -> np.ndarray:
     return out
 
 
-def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
-
-
 def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        functions: dict[str, Any] = {"np": np, "numpy": np, "arange": np.arange, "abs": np.abs, "float32": np.float32, "relu": _relu}
-        return {**functions, **names}[node.id]
+        return {**_FUNCTIONS, **names}[node.id]
     if isinstance(node, ast.BinOp):
         return _BINARY[type(node.op)](_evaluate(node.left, names), _evaluate(node.right, names))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

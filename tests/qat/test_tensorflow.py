@@ -66,6 +66,20 @@ def test_gradients_share_out_what_came(how: FakeQuant, pair: tuple[float, float]
     assert high.grad == grad[x > nudged_high].sum()
 
 
+def test_zero_point_rounds_half_away() -> None:
+    assert [t.item() for t in FakeQuant().nudge(torch.tensor(-0.5), torch.tensor(254.5))[:2]] == [-1.0, 254.0]
+
+
+def test_channels_multiply_in_one_release_and_divide_in_the_other() -> None:
+    low, high = torch.tensor([-1.37]), torch.tensor([0.77])
+    x = (torch.arange(0, 255) + 0.5) * ((high - low) / 255) + FakeQuant().nudge(low, high)[0]
+    new, old = FakeQuant(), FakeQuant(kernel="1.15")
+    by_channel = [how.vars_per_channel(x[None], low, high, 0) for how in (new, old)]
+    args = new.args(x, low.item(), high.item())
+    assert torch.equal(by_channel[0][0], args) and torch.equal(by_channel[1][0], old.vars(x, low, high))
+    assert not torch.equal(args, new.vars(x, low, high))
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("kernel", ["2.15", "1.15"])
 def test_channels_are_quantized_each_alone(kernel, axis: int) -> None:

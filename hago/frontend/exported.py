@@ -1,0 +1,95 @@
+"""Exported: what the nodes and the signature of an ExportedProgram say, read off one by one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx import Node as FxNode
+from torch.utils import _pytree as pytree
+
+from hago.errors import GraphError
+
+#: Calls that check something and compute nothing.
+_CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
+
+
+def nesting(spec: pytree.TreeSpec | None, verb: str) -> str | None:
+    """How arguments or results are nested, as text; named tuples (torch.topk's result, say) as plain ones."""
+    if spec is None:
+        return None
+    plain = pytree.tree_structure(_plain_tuples(pytree.tree_unflatten(range(spec.num_leaves), spec)))
+    try:
+        return pytree.treespec_dumps(plain)
+    except NotImplementedError:
+        raise GraphError(
+            f"the model {verb} {plain}, which hago cannot write down; use tensors, tuples, lists and dicts"
+        ) from None
+
+
+def _plain_tuples(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain_tuples, value))
+    if type(value) is list:
+        return [_plain_tuples(v) for v in value]
+    return {k: _plain_tuples(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def is_check(fx: FxNode) -> bool:
+    return any(c in str(fx.target) for c in _CHECKS)
+
+
+def module_path(fx: FxNode) -> str:
+    stack = list((fx.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return "" if path.startswith("_empty") else path
+
+
+def identity(tensor: Tensor) -> int:
+    return (
+        hash((tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)) if tensor.numel() else id(tensor)
+    )
+
+
+def named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
+    schema = getattr(fx.target, "_schema", None)
+    if schema is None:
+        return [(str(i), a) for i, a in enumerate(fx.args)]
+    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    named |= {a.name: v for a, v in zip(schema.arguments, fx.args, strict=False)}
+    return list((named | dict(fx.kwargs)).items())
+
+
+def first_of(value: Any) -> Any:
+    return value[0] if isinstance(value, (tuple, list)) and value else value
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape at batch 1: every size that export left open is read with its symbols at 1."""
+    return tuple(_size(s) for s in value.shape) if isinstance(value, Tensor) else None
+
+
+def open_axes_of(value: Any) -> tuple[int, ...]:
+    """The axes whose size depends on the batch."""
+    if not isinstance(value, Tensor):
+        return ()
+    return tuple(axis for axis, size in enumerate(value.shape) if not isinstance(size, int))
+
+
+def _size(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise GraphError(f"{name!r} holds {bad} NaN or infinite values of {tensor.numel()}; check the weights")

@@ -1,0 +1,346 @@
+"""Import: what comes out of PyTorch models, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from networks import Small, images, randomized
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hago.errors import GraphError
+from hago.execute import flatten_inputs, nest_outputs, run_real
+from hago.frontend.torch_export import from_torch
+from hago.graph import CONST, INPUT, Graph
+
+
+def call(graph: Graph, *args: Any, **kwargs: Any) -> Any:
+    """The graph as a function, called as the model is."""
+    return nest_outputs(graph, run_real(graph, flatten_inputs(graph, args, kwargs)))
+
+
+def ops(graph: Graph) -> list[str]:
+    return [n.op for n in graph if n.op not in (INPUT, CONST)]
+
+
+def names(graph: Graph) -> list[str]:
+    return [n.name for n in graph if n.op not in (INPUT, CONST)]
+
+
+class Fn(nn.Module):
+    """A function of one tensor as a module."""
+
+    def __init__(self, fn: Callable[[Tensor], Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.fn, self.parts = fn, nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fn(x)
+
+
+def check(model: nn.Module, shape: Sequence[int], batches: Sequence[int] = (1, 2, 3, 4, 5)) -> Graph:
+    """Import at batch 2 without folding and compare bit for bit at other batches."""
+    graph = from_torch(model.eval(), (images(2, *shape),), fold=False)
+    for batch in batches:
+        x = images(batch, *shape, seed=batch)
+        expected, got = model(x.clone()), call(graph, x)
+        for e, g in zip(torch.utils._pytree.tree_leaves(expected), torch.utils._pytree.tree_leaves(got), strict=True):
+            assert e.dtype == g.dtype and torch.equal(e, g)
+    return graph
+
+
+# ---------------------------------------------------------------- names
+def test_names_are_module_paths(golden: Callable[[str, str], None]) -> None:
+    graph = from_torch(randomized(Small()), (images(2, 1, 6, 6),))
+    golden("small.graph.txt", str(graph))
+    assert names(graph) == ["stem.0", "stem.2", "body", "add", "relu", "mean", "fc"]
+    assert set(graph.consts) == {f"{m}.{p}" for m in ("stem.0", "body", "fc") for p in ("weight", "bias")}
+
+
+def test_a_module_that_is_called_twice() -> None:
+    model = randomized(Twice())
+    graph = check(model, (4,))
+    assert names(graph)[:2] == ["fc", "fc_1"] or names(graph)[:2] == ["fc.linear", "fc.linear_1"]
+    assert len(graph.consts) == 2 and graph["fc.weight"].op == CONST
+    assert [graph[n].inputs[1] for n in names(graph)[:2]] == ["fc.weight", "fc.weight"]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.fc(self.fc(x)))
+
+
+def test_weights_that_are_shared_stay_shared() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)))
+
+    graph = check(randomized(Tied()), (4,))
+    assert len(graph.consts) == 1
+    assert graph["a"].inputs[1] == graph["b"].inputs[1]
+
+
+def test_the_same_model_has_the_same_hash() -> None:
+    model, x = randomized(Small()), (images(2, 1, 6, 6),)
+    first, again = from_torch(model, x), from_torch(model, (images(5, 1, 6, 6, seed=3),))
+    assert first.model_hash == again.model_hash
+    assert from_torch(randomized(Small(), seed=1), x).model_hash != first.model_hash
+
+
+# ---------------------------------------------------------------- arguments and results
+def test_nested_arguments_and_results() -> None:
+    class Nested(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor], named: dict[str, Tensor], scale: float = 2.0) -> Any:
+            total = pair[0] + pair[1] * scale
+            return {"total": total, "both": [named["mask"] * total, (named["mask"],)]}
+
+    a, b, mask = images(2, 3), images(2, 3, seed=1), images(2, 3, seed=2)
+    model = Nested().eval()
+    graph = from_torch(model, ((a, b), {"mask": mask}), {"scale": 3.0})
+    x = [images(4, 3, seed=s) for s in (5, 6, 7)]
+    expected = model((x[0], x[1]), {"mask": x[2]}, scale=3.0)
+    got = call(graph, (x[0], x[1]), {"mask": x[2]}, scale=3.0)
+    assert got["total"].equal(expected["total"]) and got["both"][0].equal(expected["both"][0])
+    assert isinstance(got["both"][1], tuple) and got["both"][1][0].equal(x[2])
+
+
+def test_keyword_arguments() -> None:
+    class Two(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, *, c: Tensor) -> Tensor:
+            return a - 2 * b + 4 * c
+
+    a, b, c = images(2, 3), images(2, 3, seed=1), images(2, 3, seed=2)
+    graph = from_torch(Two().eval(), (a,), {"c": c, "b": b})
+    assert call(graph, a, b=b, c=c).equal(a - 2 * b + 4 * c)
+    assert call(graph, a, c=c, b=b).equal(a - 2 * b + 4 * c)
+
+
+def test_any_number_of_arguments() -> None:
+    class Sum(nn.Module):
+        def forward(self, *xs: Tensor) -> tuple[Tensor, Tensor]:
+            return xs[0] + xs[1] + xs[2], xs[0]
+
+    x = [images(3, 4, seed=s) for s in range(3)]
+    graph = from_torch(Sum().eval(), tuple(x))
+    total, first = call(graph, *x)
+    assert total.equal(x[0] + x[1] + x[2]) and first is x[0]
+
+
+def test_integer_inputs() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.fc = nn.Embedding(10, 4, padding_idx=0), nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.fc(self.embed(ids).mean(1))
+
+    model = randomized(Words())
+    ids = torch.tensor([[1, 2, 3], [4, 5, 0]])
+    graph = from_torch(model, (ids,))
+    assert graph["ids"].attrs == {"dtype": "int64"}
+    assert call(graph, ids[:1]).equal(model(ids[:1]))
+
+
+# ---------------------------------------------------------------- what is taken out
+def test_what_does_nothing_in_eval_mode_is_gone() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = F.dropout(x.clone().contiguous().detach(), 0.5, training=False)
+        return torch.relu(nn.Identity()(y) + 0.5)
+
+    graph = check(Fn(fn, nn.Dropout()), (3, 4))
+    assert ops(graph) == ["add", "relu"]
+
+
+def test_in_place_calls_become_plain_ones() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2
+        y.relu_()
+        y += 1
+        y.clamp_(max=3.0)
+        return F.hardtanh(y, -1, 2, inplace=True)
+
+    graph = check(Fn(fn), (3, 4))
+    assert ops(graph) == ["mul", "relu", "add", "clamp", "clamp"]
+
+
+def test_what_depends_on_constants_alone_is_computed_once() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(images(3, 4))
+            self.register_buffer("order", torch.tensor([2, 0, 1]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, (self.w * 2)[self.order].tanh())
+
+    graph = check(Scaled(), (4,))
+    assert ops(graph) == ["linear"] and len(graph.consts) == 1
+
+
+def test_a_whole_slice_is_no_node() -> None:
+    assert ops(check(Fn(lambda x: torch.relu(x[:, :, :])[:, 0:4]), (4, 5))) == ["relu"]
+
+
+# ---------------------------------------------------------------- sizes
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.reshape(x.shape[0], 2, -1).transpose(1, 2),
+        lambda x: x.flatten(1).unsqueeze(1).expand(-1, 3, -1),
+        lambda x: x.permute(0, 2, 3, 1).reshape(-1, 3),
+        lambda x: x.reshape(x.shape[0] * 3, 16).relu().reshape(x.shape[0], 3, 16),
+        lambda x: F.interpolate(x, scale_factor=2.0),
+        lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1),
+        lambda x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 1)),
+        lambda x: x.mean((2, 3)),
+        lambda x: x - x.mean(0, keepdim=True),
+    ],
+)
+def test_the_batch_stays_open(fn: Callable[[Tensor], Tensor]) -> None:
+    check(Fn(fn), (3, 4, 4), batches=(2, 3, 5))
+
+
+# ---------------------------------------------------------------- several results
+@pytest.mark.parametrize(
+    "fn, expected",
+    [
+        (lambda x: x.chunk(2, 1)[1] * x.chunk(2, 1)[0], ["slice", "slice", "slice", "slice", "mul"]),
+        (lambda x: torch.cat([p.relu() for p in x.split([1, 2, 1], 1)][::-1], 1), ["slice"] * 3 + ["relu"] * 3 + ["concat"]),
+        (lambda x: torch.stack(x.unbind(1)[:2], 1), ["select", "select", "stack"]),
+        (lambda x: F.max_pool1d(x, 2), ["max_pool1d"]),
+    ],
+)
+def test_parts_of_a_tensor(fn: Callable[[Tensor], Tensor], expected: list[str]) -> None:
+    found = ops(check(Fn(fn), (4, 6)))
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.cumsum(x, 1),
+        lambda x: torch.topk(x, 2, dim=1),
+        lambda x: torch.sort(x, dim=-1, descending=True),
+        lambda x: torch.einsum("bcl,bdl->bcd", x, x),
+        lambda x: torch.where(x > 0, x, x.exp()),
+        lambda x: x.max(dim=1),
+        lambda x: (x.argmax(1), x.std(1), x.norm(dim=1)),
+        lambda x: F.softplus(x) * torch.arange(6.0),
+        lambda x: F.max_pool1d(x, 2, return_indices=True),
+        lambda x: torch.triu(x) + torch.ones_like(x) + torch.zeros(x.shape[0], 1, 1),
+        lambda x: x.to(torch.float64).sum((1, 2)).float(),
+    ],
+)
+def test_what_has_no_rule_runs_as_torch_runs_it(fn: Callable[[Tensor], Any]) -> None:
+    check(Fn(fn), (4, 6))
+
+
+def test_attention() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(self.norm(x)).reshape(x.shape[0], -1, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+            y = F.scaled_dot_product_attention(q, k, v)
+            return x + F.gelu(self.out(y.transpose(1, 2).flatten(2)))
+
+    graph = check(randomized(Block()), (5, 8))
+    assert "scaled_dot_product_attention" in ops(graph) and "opaque" not in ops(graph)
+
+
+def test_a_recurrent_layer() -> None:
+    check(randomized(nn.LSTM(4, 3, batch_first=True)), (5, 4), batches=(2,))
+
+
+# ---------------------------------------------------------------- models of other kinds
+def test_an_exported_program_and_a_graph() -> None:
+    model, x = randomized(Small()), images(2, 1, 6, 6)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    graph = from_torch(program)
+    assert graph.model_hash == from_torch(model, (x,)).model_hash
+    assert from_torch(graph) is graph
+
+
+def test_an_example_of_one_sample_leaves_the_batch_open() -> None:
+    model = randomized(Small())
+    graph = from_torch(model, (images(1, 1, 6, 6),))
+    assert call(graph, images(4, 1, 6, 6)).shape == (4, 3)
+
+
+# ---------------------------------------------------------------- refusals
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+class Conditional(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.relu(), 3
+
+
+def half_norm() -> nn.Module:
+    """In eval mode as a whole, but not its batch norm."""
+    model = randomized(Small())
+    model.stem[1].train()  # type: ignore[index, union-attr]
+    return model
+
+
+def with_nan() -> nn.Module:
+    model = randomized(Small())
+    with torch.no_grad():
+        model.fc.bias[1] = float("nan")  # type: ignore[index, union-attr]
+    return model
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: randomized(Small()).train(), "training mode; call model.eval"),
+        (lambda: randomized(Small()).half(), r"is torch.float16; hago imports float32 models: call model.float\(\)"),
+        (lambda: randomized(Small()).double(), "is torch.float64"),
+        (with_nan, "'fc.bias' holds 1 NaN or infinite values of 3"),
+        (half_norm, r"writes to 'stem.1\.\w+' when run; call model.eval"),
+        (lambda: Branching().eval(), "torch.export cannot export Branching: "),
+        (lambda: Conditional().eval(), "cannot be imported; only ATen operators can .no control flow."),
+        (lambda: Counting().eval(), "the model returns 3, which is not a tensor"),
+    ],
+)
+def test_what_is_refused(make: Callable[[], nn.Module], says: str) -> None:
+    with pytest.raises(GraphError, match=says):
+        from_torch(make(), (images(2, 1, 6, 6),))
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(GraphError, match="example_inputs are needed"):
+        from_torch(randomized(Small()))
+    with pytest.raises(GraphError, match="expected an nn.Module, ExportedProgram or Graph, got function"):
+        from_torch(torch.relu_, (images(2, 3),))  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="cannot export Small"):
+        from_torch(randomized(Small()), (images(2, 3, 6, 6),))
+
+
+def test_a_batch_that_the_model_fixes_is_said() -> None:
+    graph = from_torch(Fn(lambda x: x.reshape(2, -1).relu()).eval(), (images(2, 3, 4),))
+    with pytest.raises(GraphError, match="reshape"):
+        call(graph, images(5, 3, 4))

@@ -1,0 +1,86 @@
+"""Networks in plain torch, with random weights: what tests import and quantize from end to end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions with batch norms and a residual, as in ResNet-18."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != out:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu((x if self.downsample is None else self.downsample(x)) + y)
+
+
+class ResNet(nn.Module):
+    """ResNet-18 where `widths` are (64, 128, 256, 512) and there are two blocks a stage."""
+
+    def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512), blocks: int = 2, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, widths[0], 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        stages, channels = [], widths[0]
+        for index, width in enumerate(widths):
+            first = BasicBlock(channels, width, 1 if index == 0 else 2)
+            stages.append(nn.Sequential(first, *(BasicBlock(width, width, 1) for _ in range(blocks - 1))))
+            channels = width
+        self.stages = nn.ModuleList(stages)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for stage in self.stages:
+            x = stage(x)
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class Small(nn.Module):
+    """A convolution, a residual add, a pooling and a linear: the least that shows everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.body = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = torch.relu(x + self.body(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
+    """The model in eval mode, with weights and batch statistics that depend on the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if not tensor.is_floating_point():
+                continue
+            drawn = torch.randint(-2000, 2001, tensor.shape, generator=generator).float() / 1000
+            if name.endswith("running_var"):
+                tensor.copy_(drawn.abs() + 0.5)
+            else:
+                fan_in = max(1, tensor[0].numel()) if tensor.ndim > 1 else 4
+                tensor.copy_(drawn / fan_in**0.5 + (1.0 if name.endswith("weight") and tensor.ndim == 1 else 0.0))
+    return model.eval()
+
+
+def images(*shape: int, seed: int = 0) -> Tensor:
+    """Values in [-2, 2] that are the same on each machine."""
+    return torch.randint(-2000, 2001, shape, generator=torch.Generator().manual_seed(seed)).float() / 1000

@@ -1,0 +1,166 @@
+"""Simulator and integer model, bit for bit: random networks on random hardware at random bits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from chips import CHIPS
+from plans import fixed_resolver, points, resolver_of
+from random_graphs import random_graph, random_inputs
+from torch import Tensor
+
+from hago.exactness import compare, differing
+from hago.execute import run_real
+from hago.graph import Graph
+from hago.hardware_file import available_hardware, load_hardware
+from hago.ops._rule import Attrs
+from hago.prepare import make_strategy, plan_of, prepare
+from hago.quantizer import Quantizer
+from hago.realization import IntegerModel
+from hago.simulator import Simulator
+
+HARDWARE = {
+    **{name: load_hardware(name) for name in available_hardware()},
+    **{name: chip.hardware(name=name) for name, chip in CHIPS.items()},
+}
+ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
+
+
+# ---------------------------------------------------------------- the promise
+@pytest.mark.parametrize("seed", range(60))
+def test_random_networks(seed: int) -> None:
+    """No difference on any edge, node or output; and a stored strategy gives the plan again."""
+    rng = random.Random(seed)
+    graph = random_graph(seed)
+    data = [tuple(random_inputs(graph, 10 * seed + i)) for i in range(2)]
+    for name in rng.sample(sorted(HARDWARE), 2):
+        prepared = prepare(graph, HARDWARE[name], data, estimator=rng.choice(ESTIMATORS))
+        for bits in islice(points(prepared.space, seed), 3):
+            plan = prepared.resolver(bits)
+            for size in (1.0, 6.0):
+                found = compare(plan, random_inputs(graph, seed + 77, size=size))
+                assert found.compared > 100
+                assert found.same, (seed, name, dict(found.differences))
+            strategy = make_strategy(prepared, plan, bits, {})
+            assert plan_of(graph, HARDWARE[name], strategy).key == plan.key
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "vta", "int16_accumulator"])
+def test_values_of_any_size(name: str, size: float) -> None:
+    graph = residual_block()
+    resolver = resolver_of(graph, HARDWARE[name], [seeded(2, 3, 8, 8)])
+    assert compare(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8, seed=5) * size]).same
+
+
+def test_a_tensor_of_zeros_was_all_that_was_seen() -> None:
+    for name in HARDWARE:
+        graph = residual_block()
+        resolver = resolver_of(graph, HARDWARE[name], [torch.zeros(2, 3, 8, 8)])
+        assert compare(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8)]).same
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_any_batch(batch: int) -> None:
+    graph = residual_block()
+    resolver = resolver_of(graph, HARDWARE["x86_vnni"], [seeded(2, 3, 8, 8)])
+    plan = resolver(resolver.space.widest())
+    x = seeded(5, 3, 8, 8, seed=5)
+    whole = IntegerModel(plan)(x)
+    assert IntegerModel(plan)(x[:batch]).equal(whole[:batch]) and Simulator(plan)(x[:batch]).equal(whole[:batch])
+
+
+# ---------------------------------------------------------------- sums that float32 does not hold
+@pytest.mark.parametrize("depth, parts", [(1024, 1), (1100, 2), (4608, 5), (40_000, 1)])
+def test_deep_sums_stay_exact(depth: int, parts: int) -> None:
+    """Up to 2**24 in float32, then as exact partial sums, then in float64."""
+    weight = torch.where(seeded(2, depth) < 0, -1.0, 1.0)
+    b = Builder()
+    b.linear(b.input(depth, name="x"), weight, name="fc")
+    resolver = fixed_resolver(b.graph(), CHIPS["symmetric"].hardware(), {"fc:0": (-1.0, 1.0)})
+    plan = resolver({"fc:0": 8, "fc:1": 8})
+    node = plan.nodes["fc"]
+    assert node.bound == 127 * 127 * depth and node.parts == parts
+    assert compare(plan, [torch.cat([weight, seeded(3, depth)])]).same
+
+
+def test_a_deep_convolution_is_split_over_its_channels() -> None:
+    weight = torch.where(seeded(3, 200, 3, 3) < 0, -1.0, 1.0)
+    b = Builder()
+    b.conv2d(b.input(200, 4, 4, name="x"), weight, seeded(3), name="conv")
+    resolver = fixed_resolver(b.graph(), CHIPS["symmetric"].hardware(), {"conv:0": (-1.0, 1.0)})
+    plan = resolver({"conv:0": 8, "conv:1": 8})
+    assert plan.nodes["conv"].parts == 2
+    assert compare(plan, [torch.ones(1, 200, 4, 4), torch.where(seeded(1, 200, 4, 4) < 0, -1.0, 1.0)][:1]).same
+
+
+# ---------------------------------------------------------------- what the two models are
+def quantizer_of(graph: Graph, name: str = "x86_vnni") -> Quantizer:
+    prepared = prepare(graph, name, [seeded(4, 3, 8, 8)])
+    bits = prepared.space.widest()
+    plan = prepared.resolver(bits)
+    return Quantizer(plan, make_strategy(prepared, plan, bits, {}))
+
+
+def test_the_integer_model_rests_in_integers() -> None:
+    quantizer = quantizer_of(residual_block())
+    model = quantizer.quantize()
+    stored = {name: buffer.dtype for name, buffer in model.named_buffers()}
+    assert stored["stem:1"] == torch.int8 and stored["stem:2"] == torch.int32
+    assert not any(t.is_floating_point() for t in model.buffers())
+    seen: dict[str, torch.dtype] = {}
+    model.run([seeded(2, 3, 8, 8)], lambda node, value: seen.__setitem__(node.name, value.dtype))
+    assert {seen[name] for name in quantizer.plan.nodes} <= {torch.int8, torch.uint8, torch.int16, torch.int32}
+    assert seen["x"] == torch.float32
+
+
+def test_quantization_is_close_to_the_float_model() -> None:
+    graph, x = residual_block(), seeded(4, 3, 8, 8)
+    (reference,) = run_real(graph, [x])
+    for name in ("x86_vnni", "arm_dot"):
+        out = quantizer_of(graph, name).simulate()(x)
+        noise = float((out - reference).square().sum() / reference.square().sum())
+        assert 0 < noise < 1e-2
+
+
+def test_outputs_that_are_inputs_constants_or_shared() -> None:
+    b = Builder()
+    x = b.input(3, 8, 8, name="x")
+    conv = b.conv2d(x, seeded(4, 3, 3, 3), name="conv")
+    b.call("relu", conv, name="relu")
+    graph = b.graph("x", "relu", "conv", "relu", "conv.weight")
+    for name in ("x86_vnni", "arm_dot", "vta"):
+        resolver = resolver_of(graph, HARDWARE[name], [seeded(2, 3, 8, 8)])
+        plan = resolver(resolver.space.widest())
+        assert compare(plan, [seeded(2, 3, 8, 8)]).same
+        outputs = Simulator(plan).run([seeded(2, 3, 8, 8)])
+        assert outputs[0].equal(seeded(2, 3, 8, 8)) and outputs[1].equal(outputs[3])
+        assert outputs[4].equal(graph.consts["conv.weight"])
+
+
+# ---------------------------------------------------------------- the comparison itself
+def test_differing_counts_entries() -> None:
+    a = torch.tensor([1.0, float("nan"), 3.0])
+    assert differing(a, a.clone()) == 0
+    assert differing(a, torch.tensor([1.0, 2.0, 4.0])) == 2
+    assert differing(torch.tensor([5.0, 6.0]), torch.tensor([5, 7])) == 1
+
+
+def test_a_difference_is_found_where_it_is() -> None:
+    plan = quantizer_of(residual_block()).plan
+    rule = plan.ops["relu"]
+    assert rule.integer is not None
+
+    def off_by_one(attrs: Attrs, c: Tensor) -> Tensor:
+        return torch.relu(c) + (not c.is_floating_point())
+
+    broken = replace(rule, integer=replace(rule.integer, compute=off_by_one))
+    found = compare(replace(plan, ops={**plan.ops, "relu": broken}), [seeded(2, 3, 8, 8)])
+    assert not found.same
+    assert next(iter(found.differences)) == "stem.relu"  # the first place, and all of it
+    assert found.differences["stem.relu"] == 2 * 4 * 8 * 8

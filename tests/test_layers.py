@@ -1,0 +1,186 @@
+"""The layers of docs/design.md, read off the imports; and what importing hago must not do."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import hago
+
+ROOT = Path(hago.__file__).parent
+
+#: From the bottom up. A package stands for its modules; a module may import its own layer and those below.
+LAYERS: tuple[frozenset[str], ...] = tuple(
+    frozenset(f"hago.{name}" for name in names.split())
+    for names in (
+        "errors version lru types rounding numerics schemes json_text",
+        "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
+        "topology crossing frontend execute",
+        "strategy bounds plan node_builder resolve space",
+        "fusion simulator realization exactness calibrate objective",
+        "search debug export qat",
+        "evaluate prepare quantizer replay searching judgement api demo model_source data_source "
+        "cli cli_arguments cli_commands cli_options cli_search cli_texts __main__",
+    )
+)
+#: What stands side by side and does not know of its neighbours.
+SEPARATE = LAYERS[5]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module, or name of a module, that is imported anywhere in a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(name: str) -> set[str]:
+    """The modules of hago that a module imports."""
+    found = set()
+    for imported in imports(TREES[name]):
+        while imported not in MODULES and "." in imported:
+            imported = imported.rpartition(".")[0]
+        if imported.startswith("hago"):
+            found.add(imported)
+    return found - {name}
+
+
+def layer_of(name: str) -> int:
+    """The layer of a module; the package itself, which users import, is above all."""
+    if name == "hago":
+        return len(LAYERS)
+    part = ".".join(name.split(".")[:2])
+    found = [i for i, layer in enumerate(LAYERS) if part in layer]
+    assert found, f"{name} stands in no layer; put it into LAYERS of this test and into docs/design.md"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down(name: str) -> None:
+    for imported in own_imports(name):
+        if name in ("hago.cli_commands", "hago.cli_search", "hago.__main__") and imported == "hago":
+            continue  # the command line calls what users call
+        assert layer_of(imported) <= layer_of(name), f"{name} imports {imported}, which stands above it"
+        part, other = (".".join(n.split(".")[:2]) for n in (name, imported))
+        if part in SEPARATE and other in SEPARATE:
+            assert part == other, f"{name} imports {imported}, which stands beside it"
+
+
+def test_nothing_imports_itself_in_a_circle() -> None:
+    # a package's __init__ imports the modules that it is made of
+    graph = {n: {i for i in own_imports(n) if i != "hago"} for n in MODULES if n != "hago"}
+    assert len(list(TopologicalSorter(graph).static_order())) >= len(graph)
+
+
+def test_every_layer_is_of_modules_that_exist() -> None:
+    parts = {".".join(n.split(".")[:2]) for n in MODULES}
+    assert {name for layer in LAYERS for name in layer} - parts <= {"hago.export"}
+
+
+def test_the_search_is_handed_its_evaluation() -> None:
+    for name in MODULES:
+        if name.startswith("hago.search."):
+            assert not own_imports(name) & {"hago.simulator", "hago.realization", "hago.evaluate"}
+
+
+# ---------------------------------------------------------------- who may import what of others
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_frontend_reads_exported_programs(name: str) -> None:
+    for imported in imports(TREES[name]):
+        if imported.startswith(("torch.export", "torch.fx", "torch._export", "torch._dynamo")):
+            a_type = imported == "torch.export.ExportedProgram"  # what users may pass instead of a module
+            assert name.startswith("hago.frontend.") or (a_type and layer_of(name) == len(LAYERS) - 1)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_is_unpickled(name: str) -> None:
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in ("pickle", "marshal", "shelve", "dill", "joblib"):
+                assert node.attr.endswith("Error"), f"{name}:{node.lineno}"  # to say what is wrong
+        if isinstance(node, ast.ImportFrom):
+            assert node.module not in ("pickle", "marshal", "shelve", "dill", "joblib"), f"{name}:{node.lineno}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "load") and node.keywords:
+            chosen = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            assert ast.unparse(node.func) != "torch.load" or chosen.get("weights_only") == "True", name
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "eval", "exec", "compile"):
+            assert any(k.arg == "weights_only" for k in node.keywords), f"{name}:{node.lineno}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "np.load":
+            assert any(k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in node.keywords)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_command_line_prints(name: str) -> None:
+    prints = [n for n in ast.walk(TREES[name]) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
+    assert name == "hago.cli" or not prints
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_how_a_module_reads(name: str) -> None:
+    """A first line that says its job, no bare except, no assignment to another module's names."""
+    assert (ast.get_docstring(TREES[name]) or "").strip()
+    for node in ast.walk(TREES[name]):
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{name}:{node.lineno}"
+        assert not isinstance(node, ast.Global), f"{name}:{node.lineno}"
+
+
+# ---------------------------------------------------------------- what an import does
+_PROBE = """
+import io, json, logging, random, sys, warnings
+import numpy, torch
+
+def state():
+    return {
+        "dtype": str(torch.get_default_dtype()),
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "torch random": torch.get_rng_state().tolist(),
+        "random": repr(random.getstate()),
+        "numpy random": repr(numpy.random.get_state()),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "warnings": len(warnings.filters),
+        "handlers": [repr(h) for h in logging.getLogger().handlers],
+        "excepthook": sys.excepthook is sys.__excepthook__,
+    }
+
+import jsonschema, optuna, scipy.stats, tqdm, torch.export, torch.fx  # not ours to answer for
+before = state()
+import hago, importlib, pkgutil
+for module in pkgutil.walk_packages(hago.__path__, "hago."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+after = state()
+sys.stderr.write(json.dumps({k: [before[k], after[k]] for k in before if before[k] != after[k]}))
+"""
+
+
+def test_importing_changes_nothing_and_prints_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == ""
+    assert json.loads(done.stderr) == {}
+
+
+def test_the_public_names_are_few_and_there() -> None:
+    assert len(hago.__all__) <= 25
+    assert all(hasattr(hago, name) for name in hago.__all__)
+    assert list(hago.__all__) == sorted(hago.__all__)
