@@ -259,7 +259,7 @@ class NodeBuilder:
         scale = self.form.scale(self.node.attrs, scales)
         dtype = self.desc.register.dtype
         first = targets[0]
-        if self.form.within_hull and first is not None and first.dtype == dtype and self.form.slot(0) != "own":
+        if self.form.within_hull and first is not None and first.dtype == dtype:
             # the op only moves values about, so they keep their zero point
             return self.owner.intern(replace(first, scale=scale))
         return self._whole(scale, dtype)

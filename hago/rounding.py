@@ -32,7 +32,7 @@ def round_half_away(x: Tensor) -> Tensor:
 
 def _half_down(x: Tensor) -> Tensor:
     r = torch.round(x)
-    return r.sub_((r - x) == 0.5)
+    return r.sub_(((r - x) == 0.5).to(r.dtype))
 
 
 def _toward_zero(x: Tensor) -> Tensor:
@@ -57,6 +57,9 @@ def rounding_shift(p: Tensor, n: Tensor, rounding: str) -> Tensor:
     """`round(p / 2**n)` in int64, exact; n < 0 shifts left. Only ties differ between modes."""
     left, right = (-n).clamp_min(0), n.clamp(0, 62)
     p = p << left
+    beyond = (n - 62).clamp(0, 62)  # bits past the word keep their say in one sticky bit
+    kept = p >> beyond
+    p = kept | ((kept << beyond) != p)
     floor = p >> right
     rest = p - (floor << right)
     half = torch.where(right > 0, torch.ones_like(right) << (right - 1).clamp_min(0), torch.ones_like(right))

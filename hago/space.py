@@ -112,6 +112,7 @@ class _Builder:
         self.fixed, self.ops = fixed, ops
         self.emits: dict[str, frozenset[DType]] = {}  # empty: real values
         self.scales: dict[str, Tensor] = {}  # ones, of the shape the scale will have
+        self.requantized: set[str] = set()  # values that have their bits already
         self.groups: dict[str, Group] = {}
 
     def build(self) -> Space:
@@ -139,7 +140,10 @@ class _Builder:
         else:
             emitted = {d.out_dtype for d in descs}
         self.emits[node.name] = frozenset(emitted)
-        if descs[0].requantize_at == "output" and (form.table or not follows):
+        if follows and node.inputs[0] in self.requantized:
+            self.requantized.add(node.name)
+        elif descs[0].requantize_at == "output":
+            self.requantized.add(node.name)
             self._add_output(node, descs)
 
     def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
@@ -161,7 +165,7 @@ class _Builder:
         if not emitted:
             return True
         kind = form.slot(edge.slot)
-        requantized = self._requantized(source)
+        requantized = source in self.requantized
         if kind == "common" and requantized and descs[0].requantize_at == "output":
             return False  # brought to one scale inside the node
         if kind == "common" or (kind == "own" and not requantized):
@@ -169,10 +173,6 @@ class _Builder:
         taken = {d.in_dtype(edge.slot) for d in descs}
         ndim = len(self.graph[source].shape or ())
         return not (emitted <= taken and (requantized or crosses(form, self.scales[source], ndim)))
-
-    def _requantized(self, name: str) -> bool:
-        descs = fitting_descs(self.graph, self.graph[name], self.hardware, self.ops)
-        return bool(descs) and descs[0].requantize_at == "output"
 
     def _add(self, edge: Edge, descs: Sequence[OpDesc]) -> None:
         source = self.graph.source(edge)

@@ -24,7 +24,7 @@ def nesting(spec: pytree.TreeSpec | None, verb: str) -> str | None:
         return pytree.treespec_dumps(plain)
     except NotImplementedError:
         raise GraphError(
-            f"the model {verb} {plain}, which hago cannot write down; use tensors, tuples, lists and dicts"
+            f"the model {verb} {' '.join(str(plain).split())}, which hago cannot write down; use tensors, tuples, lists and dicts"
         ) from None
 
 
@@ -37,22 +37,26 @@ def _plain_tuples(value: Any) -> Any:
 
 
 def is_check(fx: FxNode) -> bool:
+    """Whether a call checks something and computes nothing."""
     return any(c in str(fx.target) for c in _CHECKS)
 
 
 def module_path(fx: FxNode) -> str:
+    """The path of the module that the call stands in; empty at the top of the model."""
     stack = list((fx.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return "" if path.startswith("_empty") else path
 
 
-def identity(tensor: Tensor) -> int:
-    return (
-        hash((tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)) if tensor.numel() else id(tensor)
-    )
+def identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory read in the same way."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
+    """The arguments of a call by the names of its schema, defaults filled in."""
     schema = getattr(fx.target, "_schema", None)
     if schema is None:
         return [(str(i), a) for i, a in enumerate(fx.args)]
@@ -62,6 +66,7 @@ def named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
 
 
 def first_of(value: Any) -> Any:
+    """The first of several results; one result as it is."""
     return value[0] if isinstance(value, (tuple, list)) and value else value
 
 
@@ -85,11 +90,17 @@ def _size(size: Any) -> int:
 
 
 def first_line(error: Exception) -> str:
+    """What a long message of torch says first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        GraphError: naming the parameter, and how many.
+    """
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise GraphError(f"{name!r} holds {bad} NaN or infinite values of {tensor.numel()}; check the weights")

@@ -92,7 +92,7 @@ class Importer:
     def _placeholders(self) -> list[str]:
         tensors = {**self.program.state_dict, **self.program.constants}
         inputs: list[str] = []
-        shared: dict[int, str] = {}
+        shared: dict[tuple[Any, ...], str] = {}
         placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         for fx, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
             if spec.kind == InputKind.USER_INPUT:
