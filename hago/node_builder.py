@@ -200,8 +200,14 @@ class NodeBuilder:
         slots = [slot]
         if self.form.slot(slot) == "common":
             slots = [s for s in range(len(self.node.inputs)) if self.form.slot(s) == "common"]
-        signed = self.owner.thresholds.signed
-        return any(signed(str(self.node.edges[s]), self.node.inputs[s]) for s in slots)
+        return any(self._negative(s) for s in slots)
+
+    def _negative(self, slot: int) -> bool:
+        """Whether an operand was ever negative: as its producer stores it, where it has no bits of its own."""
+        source = self.sources[slot]
+        if self.bits[slot] is None and source is not None:
+            return bool((source.qmin < source.zero_point).any())
+        return self.owner.thresholds.signed(str(self.node.edges[slot]), self.node.inputs[slot])
 
     def _threshold(
         self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None

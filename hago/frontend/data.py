@@ -37,6 +37,10 @@ class Batch:
     def size(self) -> int:
         return int(self.inputs[0].shape[0])
 
+    def copy(self) -> Batch:
+        """The same values in memory of their own."""
+        return Batch(tuple(t.clone() for t in self.inputs), None if self.labels is None else self.labels.clone())
+
     @property
     def bytes(self) -> int:
         kept = [*self.inputs, *([] if self.labels is None else [self.labels])]
@@ -74,7 +78,9 @@ class Batches:
         self._cache: list[Batch] | None = []
         self.example: tuple[Any, ...] = ()
         self.samples, self.labelled, digest, used = 0, True, hashlib.sha256(), 0
+        whole = isinstance(dataset, (list, tuple))
         for batch in self._checked():
+            batch = batch if whole else batch.copy()  # a generator may fill the same memory again
             used += batch.bytes
             if self._cache is not None:
                 self._cache = [*self._cache, batch] if used <= cache_bytes else None

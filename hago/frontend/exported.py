@@ -23,8 +23,9 @@ def nesting(spec: pytree.TreeSpec | None, verb: str) -> str | None:
     try:
         return pytree.treespec_dumps(plain)
     except NotImplementedError:
+        kind = " ".join(str(plain).split())
         raise GraphError(
-            f"the model {verb} {' '.join(str(plain).split())}, which hago cannot write down; use tensors, tuples, lists and dicts"
+            f"the model {verb} {kind}, which hago cannot write down; use tuples, lists and dicts"
         ) from None
 
 

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from hago.errors import GraphError
 from hago.graph import CONST, Graph, Node
 
 #: Along which axis of the weight the output channels lie.
@@ -26,17 +27,30 @@ _CHANNEL_AXIS: Final = {
 
 
 def fold_batch_norms(graph: Graph) -> Graph:
-    """The graph without `batch_norm` nodes: folded into weights, or as `affine` nodes."""
+    """The graph without `batch_norm` nodes: folded into weights, or as `affine` nodes.
+
+    Raises:
+        GraphError: statistics that give no finite multiplier; names the batch norm.
+    """
     for name in [n.name for n in graph if n.op == "batch_norm"]:
         graph = _fold_one(graph, graph[name])
     return graph
 
 
 def multiplier_and_offset(graph: Graph, norm: Node) -> tuple[Tensor, Tensor]:
-    """Batch norm as `x * m + o`, float64: `m = gamma / sqrt(var + eps)`, `o = beta - mean * m`."""
+    """Batch norm as `x * m + o`, float64: `m = gamma / sqrt(var + eps)`, `o = beta - mean * m`.
+
+    Raises:
+        GraphError: one of them is not finite.
+    """
     gamma, beta, mean, var = (graph.consts[s].to(torch.float64) for s in norm.inputs[1:])
     m = gamma / torch.sqrt(var + norm.attrs["eps"])
-    return m, beta - mean * m
+    o = beta - mean * m
+    if not bool((m.isfinite() & o.isfinite()).all()):
+        raise GraphError(
+            f"batch norm {norm.name!r} multiplies by NaN or infinity; check its weight, bias and running statistics"
+        )
+    return m, o
 
 
 def _fold_one(graph: Graph, norm: Node) -> Graph:
