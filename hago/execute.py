@@ -130,6 +130,8 @@ def _check_input(node: Node, tensor: Tensor) -> None:
         raise GraphError(
             f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it with .to({wanted})"
         )
+    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        raise GraphError(f"input {node.name!r} holds NaN, which no integer stands for")
 
 
 def _leaves(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -114,13 +114,13 @@ def _images(loaders: Any, name: str, calibration: int, test: int | None) -> tupl
 
 
 def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None) -> Asset:
-    """Calibrated on windows of sound files without anomalies; tested on the other files."""
+    """Calibrated on windows of sound files without anomalies; tested on at most `test` other files."""
     files, anomalous, _ = loaders.anomaly()
     windows = torch.stack([loaders.anomaly_windows(file) for file in files])
     normal = (anomalous == 0).nonzero().flatten()
     used = normal[_chosen(len(normal), 12)]
     rest = torch.tensor([i for i in range(len(files)) if i not in set(used.tolist())])
-    rest = rest[_chosen(len(rest), None if test is None else max(8, test // windows.shape[1]))]
+    rest = rest[_chosen(len(rest), test)]
     known, unseen = windows[used].flatten(0, 1), windows[rest].flatten(0, 1)
 
     def area_under_curve(out: Tensor) -> float:

@@ -178,7 +178,7 @@ def measure(job: Job) -> dict[str, object]:
     if job.hardware == "vta":
         found.rows["plain"] = found.row(plain_outputs(found.graph, asset.calibration, asset.test))
     if job.hardware == "x86_vnni" and job.peers:
-        found.rows["onnxruntime"] = found.row(onnxruntime_outputs(asset.module, asset.calibration, asset.test))
+        found.rows["onnxruntime"] = found.row(onnxruntime_outputs(asset))
     return {
         "model": job.model,
         "hardware": job.hardware,

@@ -109,7 +109,7 @@ def check_rectify(
         assert q is not None and q.scale.equal(first.scale) and q.zero_point.equal(first.zero_point)
         (low, high), (asked_low, asked_high) = real_range(q), ranges[str(edge)]
         # the end itself may be one quantum beyond the grid, and an affine zero point is rounded
-        slack = quantum * (1 + 1e-6) + asked_high * 1e-6
+        slack = quantum * (1 + 1e-6) + max(-asked_low, asked_high) * 1e-6
         assert low <= asked_low + slack and high >= asked_high - slack
     if plan.desc.requantize_at == "output":
         return  # a common scale finer than any that was asked
