@@ -118,6 +118,9 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
         _check_input(graph[name], tensor)
+    sizes = {len(t) for n, t in zip(graph.inputs, tensors, strict=True) if (graph[n].shape or (0,))[0] == 1}
+    if len(sizes - {1}) > 1:
+        raise GraphError(f"inputs have batch sizes {sorted(sizes)}; expected one, or 1")
     return tensors
 
 

@@ -17,8 +17,9 @@ from hago.bounds import largest_centered
 from hago.graph import OUTPUT, Graph, Node
 from hago.hardware import Hardware
 from hago.lru import LRU
-from hago.node_builder import NodeBuilder, ThresholdSource
+from hago.node_builder import NodeBuilder
 from hago.numerics import quantize
+from hago.operands import ThresholdSource
 from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
 from hago.space import Bits, Space

@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors version lru types rounding numerics schemes json_text",
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute",
-        "strategy bounds plan node_builder resolve space",
+        "strategy bounds plan node_builder operands resolve space",
         "fusion simulator realization exactness calibrate objective",
         "search debug export qat",
         "evaluate prepare quantizer replay searching judgement api demo model_source data_source "

@@ -1,0 +1,196 @@
+"""Operands: the qparams that every operand of an integer node must arrive in, by the kind of its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from hago.crossing import passes
+from hago.graph import CONST, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import Ops
+from hago.ops._rule import IntegerForm
+from hago.schemes import TWO_SIDED, Grid, make_qparams
+from hago.topology import Topology
+from hago.types import ZERO, DType, QParams
+
+#: Fraction bits kept under the coarsest operand when operands that have no bits of their own are
+#: brought to one scale inside a node; 8-bit operands then stay below 2**24.
+COMMON_FRACTION_BITS: Final = 15
+
+
+class ThresholdSource(Protocol):
+    """Where thresholds come from: an estimator over statistics, or a stored strategy."""
+
+    def signed(self, key: str, source: str) -> bool:
+        """Whether values of node `source` were ever negative."""
+        ...
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """(lo, hi), float64 of shape (channels,) or (1,), for the group `key` fed by node `source`."""
+        ...
+
+
+class Owner(Protocol):
+    """What a builder needs of the Resolver that it works for."""
+
+    graph: Graph
+    hardware: Hardware
+    topology: Topology
+    thresholds: ThresholdSource
+    ops: Ops
+
+    def intern(self, qparams: QParams) -> QParams: ...
+
+    def const(self, name: str, target: QParams) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class Operands:
+    """The operands of one node; lives while its plan is built.
+
+    Args:
+        bits: of each in-edge; None where it has none to choose.
+        sources: qparams of each producer; None where it is real.
+        thresholds: every threshold asked for so far, by group key.
+    """
+
+    owner: Owner
+    node: Node
+    form: IntegerForm
+    bits: Sequence[int | None]
+    sources: Sequence[QParams | None]
+    thresholds: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def is_const(self, slot: int) -> bool:
+        """Whether an operand is a constant."""
+        return self.owner.graph[self.node.inputs[slot]].op == CONST
+
+    def passes(self, slot: int, desc: OpDesc) -> bool:
+        """Whether a `follow` operand needs no requantization."""
+        source = self.sources[slot]
+        ndim = len(self.owner.graph[self.node.inputs[slot]].shape or ())
+        follows = self.form.slot(slot) == "follow" and source is not None
+        return follows and source is not None and passes(self.form, source, desc.in_dtype(slot), ndim)
+
+    def holds(self, desc: OpDesc, slot: int) -> bool:
+        """Whether a signature can take an operand with its bits."""
+        kind, bits, source = self.form.slot(slot), self.bits[slot], self.sources[slot]
+        if self.passes(slot, desc):
+            return True
+        if bits is None:
+            same = source is None or source.dtype == desc.in_dtype(slot)
+            return kind in ("bias", "plain", "common") or (same and kind == "own")
+        return bits <= desc.in_dtype(slot).bits
+
+    def targets(self, desc: OpDesc) -> list[QParams | None]:
+        """The qparams that every operand must arrive in; None for operands that stay as they are."""
+        found: list[QParams | None] = []
+        for slot in range(len(self.node.inputs)):
+            kind = self.form.slot(slot)
+            if kind in ("bias", "plain"):
+                found.append(None)
+            else:
+                found.append(self._operand(slot, desc))
+        if "common" in self.form.slots:
+            found = self._rectify(found, desc)
+        for slot in range(len(self.node.inputs)):
+            if self.form.slot(slot) == "bias":
+                x, w = found[0], found[1]
+                assert x is not None and w is not None
+                scale = self.form.scale(self.node.attrs, [x.scale, w.scale]).flatten()
+                found[slot] = self.whole(scale if scale.numel() > 1 else scale.reshape(()), desc.bias_dtype(slot))
+        return found
+
+    def _operand(self, slot: int, desc: OpDesc) -> QParams:
+        source, bits = self.sources[slot], self.bits[slot]
+        if bits is None or self.passes(slot, desc):
+            assert source is not None
+            return source
+        return self._quantized(slot, bits, desc.in_dtype(slot))
+
+    def _quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
+        """From a threshold of the operand's own."""
+        name = self.node.inputs[slot]
+        hardware = self.owner.hardware
+        chosen = hardware.weight if self.is_const(slot) else hardware.activation
+        # an operand as wide as an accumulator has no zero point in any engine
+        scheme = chosen.scheme if dtype.bits <= 16 else "hago"
+        weight, axis = self.form.weight, None
+        ndim = len(self.owner.graph[name].shape or ())
+        if self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
+            axis = weight.axis % ndim
+        lo, hi = self.threshold(
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._signed(slot), axis
+        )
+        if axis is not None:
+            shape = [-1 if d == axis else 1 for d in range(ndim)]
+            lo, hi = lo.reshape(shape), hi.reshape(shape)
+        return self.made(scheme, lo, hi, bits, dtype)
+
+    def made(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+        """The qparams of a range, as this hardware makes them."""
+        power = self.owner.hardware.requantize.power_of_two
+        return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power))
+
+    def _signed(self, slot: int) -> bool:
+        """Whether an operand, or one that must share its scale, was ever negative."""
+        slots = [slot]
+        if self.form.slot(slot) == "common":
+            slots = [s for s in range(len(self.node.inputs)) if self.form.slot(s) == "common"]
+        return any(self._negative(s) for s in slots)
+
+    def _negative(self, slot: int) -> bool:
+        """Whether an operand was ever negative: as its producer stores it, where it has no bits of its own."""
+        source = self.sources[slot]
+        if self.bits[slot] is None and source is not None:
+            return bool((source.qmin < source.zero_point).any())
+        return self.owner.thresholds.signed(str(self.node.edges[slot]), self.node.inputs[slot])
+
+    def threshold(
+        self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """(lo, hi) of shape () or (channels,); lo is below 0 exactly where `signed`."""
+        grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two)
+        lo, hi = self.owner.thresholds(key, name, grid, axis)
+        self.thresholds[key] = (lo, hi)
+        if axis is None:
+            lo, hi = lo.reshape(()), hi.reshape(())
+        if signed and scheme not in TWO_SIDED:
+            hi = torch.maximum(lo.abs(), hi)
+            lo = -hi
+        return lo, hi
+
+    def _rectify(self, targets: list[QParams | None], desc: OpDesc) -> list[QParams | None]:
+        """One scale and zero point for all common operands, so wide that none gets a narrower range."""
+        slots = [s for s in range(len(targets)) if self.form.slot(s) == "common"]
+        asked = [t for s in slots if (t := targets[s]) is not None]
+        if all(t is asked[0] for t in asked):
+            return targets
+        scale = torch.stack([t.scale.max() for t in asked]).max()
+        if desc.requantize_at == "output":
+            fine = self.whole(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
+            return [fine if s in slots else t for s, t in enumerate(targets)]
+        if len({int(t.zero_point) for t in asked}) > 1:
+            made = self._union(slots, asked)
+            return [made if s in slots else t for s, t in enumerate(targets)]
+        return [
+            self.owner.intern(replace(t, scale=scale)) if s in slots and t is not None else t
+            for s, t in enumerate(targets)
+        ]
+
+    def _union(self, slots: Sequence[int], asked: Sequence[QParams]) -> QParams:
+        """Affine operands: the union of their ranges, at the fewest bits asked."""
+        pairs = [self.thresholds[str(self.node.edges[s])] for s in slots]
+        lo = torch.stack([lo.min() for lo, _ in pairs]).min()
+        hi = torch.stack([hi.max() for _, hi in pairs]).max()
+        bits = min(b for s in slots if (b := self.bits[s]) is not None)
+        return self.made(self.owner.hardware.activation.scheme, lo, hi, bits, asked[0].dtype)
+
+    def whole(self, scale: Tensor, dtype: DType) -> QParams:
+        """The full range of a dtype, zero point 0."""
+        return self.owner.intern(QParams(scale, ZERO, dtype.min, dtype.max, dtype))

@@ -1,0 +1,303 @@
+"""Bad input, of every kind: each is a HagoError that says where, what, and what to do; no half file stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import Small, images, randomized
+from torch import Tensor, nn
+
+import hago
+from hago.errors import DataError, GraphError, HagoError, HardwareError, InfeasibleBits, LogError, StrategyMismatch
+from hago.hardware import Hardware, OpDesc
+from hago.strategy import Strategy
+
+CHIP = "x86_vnni"
+DATA = [(images(8, 1, 6, 6, seed=i), torch.arange(8) % 3) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return randomized(Small())
+
+
+@pytest.fixture(scope="module")
+def strategy(model: nn.Module) -> Strategy:
+    return hago.quantize(model, CHIP, DATA).strategy
+
+
+def refused(call: Callable[[], object], kind: type[HagoError], *says: str) -> None:
+    """The call raises exactly this kind of error, whose message holds these words."""
+    with pytest.raises(HagoError) as caught:
+        call()
+    assert type(caught.value) is kind, caught.value
+    message = str(caught.value)
+    assert all(word in message for word in says), message
+    assert len(message) > 25  # where, what, and what to do do not fit less
+
+
+# ---------------------------------------------------------------- models
+class Of(nn.Module):
+    """A linear with something before or after it."""
+
+    def __init__(self, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.before, self.after, self.fc = before, after, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.after(self.fc(self.before(x)))
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def weights(value: float) -> nn.Module:
+    broken = randomized(Small())
+    with torch.no_grad():
+        broken.body.weight[0, 0, 0, 0] = value  # type: ignore[index, union-attr]
+    return broken
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(value: float) -> None:
+    refused(lambda: hago.quantize(weights(value), CHIP, DATA), GraphError, "'body.weight'", "1 NaN or infinite", "check")
+
+
+def test_a_value_that_becomes_nan_on_the_way() -> None:
+    broken = randomized(Of(torch.log, same))
+    refused(lambda: hago.quantize(broken, CHIP, [images(4, 5)]), DataError, "'log'", "NaN")
+
+
+@pytest.mark.parametrize("not_a_model", ["resnet18", None, torch.relu])
+def test_what_is_no_model(not_a_model: Any) -> None:
+    refused(lambda: hago.quantize(not_a_model, CHIP, DATA), GraphError, type(not_a_model).__name__, "nn.Module")
+
+
+def test_results_that_are_not_one_row_per_sample() -> None:
+    for after in (torch.mean, lambda y: (y, y.t()), lambda y: y.sum(0)):
+        made = randomized(Of(same, after))
+        refused(lambda made=made: hago.quantize(made, CHIP, [images(4, 5)]), HagoError, "sample")
+
+
+# ---------------------------------------------------------------- data
+@pytest.mark.parametrize(
+    "data, says",
+    [
+        ([], ("empty", "at least one batch")),
+        ([images(4, 1, 6, 6), images(4, 1, 5, 6)], ("batch 1", "(1, 5, 6)", "(1, 6, 6)")),
+        ([images(4, 1, 6, 6), images(4, 1, 6, 6) / 0], ("batch 1", "sample 0", "NaN or infinite")),
+        ([(images(4, 1, 6, 6), torch.arange(3))], ("batch 0", "4 samples", "(3,)")),
+        ([{"image": images(4, 1, 6, 6), "mask": images(4, 1)}], ("batch 0", "image", "mask", "'x'")),
+        (7, ("int", "iterable of batches")),
+    ],
+)
+def test_data(model: nn.Module, data: Any, says: tuple[str, ...]) -> None:
+    for call in (hago.quantize, hago.search_quantize_strategy):
+        refused(lambda call=call: call(model, CHIP, data), DataError, *says)
+
+
+def test_data_of_another_shape_or_kind(model: nn.Module) -> None:
+    refused(lambda: hago.quantize(model, CHIP, [images(4, 3, 6, 6)]), GraphError, "Small", "torch.export")
+    bytes_ = images(4, 1, 6, 6).to(torch.uint8)
+    refused(lambda: hago.quantize(model, CHIP, [bytes_]), GraphError, "Small", "unsigned char")
+
+
+def test_calls_of_the_quantized_model(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, DATA)
+    for made in (quantizer.simulate(), quantizer.quantize()):
+        for x, says in (
+            (images(2, 3, 6, 6), "(2, 3, 6, 6)"),
+            (images(2, 1, 6, 6).double(), "float64"),
+            (images(2, 1, 6, 6) * float("nan"), "NaN"),
+            ("cat", "got 0"),
+        ):
+            refused(lambda made=made, x=x: made(x), GraphError, says)
+
+
+def test_inputs_of_unequal_batches() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+    made = hago.quantize(Sum().eval(), CHIP, [(images(4, 5), images(4, 5, seed=1))]).simulate()
+    refused(lambda: made(images(4, 5), images(3, 5)), GraphError, "[3, 4]")
+
+
+# ---------------------------------------------------------------- names
+UNKNOWN: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] = {
+    "estimator": ({"estimator": "msee"}, HagoError, ("'msee'", "Did you mean 'mse'")),
+    "its options": ({"estimator": "percentile:abc"}, HagoError, ("'percentile:abc'", "numbers")),
+    "an estimator of another kind": ({"estimator": 3}, HagoError, ("3", "expected one of")),
+    "keep_float": ({"keep_float": ["stem.9"]}, HagoError, ("'stem.9'", "matches no name", "Did you mean")),
+    "keep_float, not a list": ({"keep_float": "zz"}, HagoError, ("keep_float", "'z")),
+    "fix_bits": ({"fix_bits": {"fcc": 8}}, HagoError, ("'fcc'", "matches no name", "Did you mean 'fc")),
+    "bits": ({"fix_bits": {"fc": 9}}, InfeasibleBits, ("'fc'", "9 bits", "'fc:0'", "x86_vnni", "[8, 7, 6, 5, 4]")),
+    "bits of another kind": ({"fix_bits": {"fc": "8"}}, InfeasibleBits, ("'fc'", "expected one of")),
+    "fix_bits, not a mapping": ({"fix_bits": [8]}, HagoError, ("fix_bits", "list")),
+}
+SEARCH_ONLY: Mapping[str, tuple[dict[str, Any], type[HagoError], tuple[str, ...]]] = {
+    "searcher": ({"searcher": "gredy"}, HagoError, ("'gredy'", "Did you mean 'greedy'")),
+    "a searcher of another kind": ({"searcher": 3}, HagoError, ("int", "ask and tell")),
+    "objective": ({"objective": "sqrn"}, HagoError, ("'sqrn'", "Did you mean 'sqnr'")),
+    "an objective of another kind": ({"objective": 3}, HagoError, ("3", "objective")),
+    "budget": ({"budget": "3 parsecs"}, HagoError, ("'3 parsecs'", "200 trials")),
+    "a negative budget": ({"budget": -1}, HagoError, ("-1", "positive")),
+    "seed": ({"seed": -1}, HagoError, ("-1", "0 or more")),
+    "a seed of another kind": ({"seed": "a"}, HagoError, ("'a'", "integer")),
+    "an objective that gives NaN": ({"objective": lambda r, o, y: float("nan")}, HagoError, ("nan", "finite")),
+    "an objective that gives a text": ({"objective": lambda r, o, y: "good"}, HagoError, ("good", "number")),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_options(model: nn.Module, case: str) -> None:
+    options, kind, says = UNKNOWN[case]
+    refused(lambda: hago.quantize(model, CHIP, DATA, **options), kind, *says)
+
+
+@pytest.mark.parametrize("case", [*UNKNOWN, *SEARCH_ONLY])
+def test_options_of_a_search(model: nn.Module, case: str, tmp_path: Path) -> None:
+    options, kind, says = {**UNKNOWN, **SEARCH_ONLY}[case]
+    paths = {"log": tmp_path / "log.jsonl", "save": tmp_path / "best.json"}
+    chosen = {"budget": 2, "progress": False, **paths, **options}
+    refused(lambda: hago.search_quantize_strategy(model, CHIP, DATA, **chosen), kind, *says)
+    left = [p.name for p in tmp_path.iterdir()]
+    assert left in ([], ["log.jsonl"])  # a log that was begun holds its header
+    if left:
+        assert "model_hash" in json.loads(paths["log"].read_text())
+
+
+def test_labels_that_are_not_there(model: nn.Module) -> None:
+    bare = [x for x, _ in DATA]
+    refused(
+        lambda: hago.search_quantize_strategy(model, CHIP, bare, objective="accuracy", progress=False),
+        DataError, "'accuracy' needs labels", "(inputs, labels)",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- hardware
+def test_hardware(model: nn.Module, tmp_path: Path) -> None:
+    refused(lambda: hago.quantize(model, "x86_vni", DATA), HardwareError, "'x86_vni'", "Did you mean 'x86_vnni'")
+    refused(lambda: hago.quantize(model, tmp_path / "no.json", DATA), HardwareError, "no.json", "cannot be read")
+    refused(lambda: hago.quantize(model, 42, DATA), HardwareError, "int")  # type: ignore[arg-type]
+    narrow = Hardware({"conv2d": [OpDesc("int8", "int8")]}, name="narrow")
+    refused(lambda: hago.quantize(model, narrow, DATA), InfeasibleBits, "overflows its accumulator", "keep_float", "min_bits")
+    only = Hardware({"conv2d": [OpDesc("int8", "int32")]}, name="only", other_ops="reject")
+    with pytest.raises(HagoError, match="'stem.2'.*relu.*only.*other_ops: float32"):
+        hago.quantize(model, only, DATA)
+
+
+# ---------------------------------------------------------------- strategies
+def test_a_strategy_for_something_else(model: nn.Module, strategy: Strategy) -> None:
+    other = randomized(Small(), seed=1)
+    refused(lambda: hago.create_quantizer(other, CHIP, strategy), StrategyMismatch, strategy.model_hash, "search again")
+    refused(lambda: hago.create_quantizer(model, "vta", strategy), StrategyMismatch, strategy.hardware.hash, "'vta'")
+    refused(lambda: hago.replay(model, CHIP, strategy, DATA[:1]), StrategyMismatch, "data", "same samples")
+    for calls in (hago.evaluate_strategy, hago.inspect_graph_statistic):
+        refused(lambda calls=calls: calls(other, CHIP, strategy, DATA), StrategyMismatch, strategy.model_hash)
+
+
+def test_a_strategy_that_is_not_there(model: nn.Module, tmp_path: Path) -> None:
+    refused(lambda: hago.create_quantizer(model, CHIP, tmp_path / "no.json"), LogError, "cannot read", "no.json")
+    refused(lambda: hago.create_quantizer(model, CHIP, 42), HagoError, "int")  # type: ignore[arg-type]
+    refused(lambda: hago.replay(model, CHIP, tmp_path / "no.jsonl", DATA), LogError, "no.jsonl")
+
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def put(*path: Any) -> Edit:
+    """Put the last of the path where the rest of it points."""
+    *keys, last, value = path
+
+    def edit(document: dict[str, Any]) -> None:
+        for key in keys:
+            document = document[key]
+        document[last] = value
+
+    return edit
+
+
+EDITS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
+    "bits beyond the signature": (put("bits", "fc:1", 32), ("'fc:1'", "32 bits")),
+    "bits that are no number": (put("bits", "fc:1", "eight"), ("fc:1", "eight")),
+    "an edge that is not there": (put("bits", "fcc:1", 8), ("fcc:1", "Did you mean")),
+    "one edge less": (lambda d: d["bits"].pop("fc:1") and None, ("no bits", "'fc:1'")),
+    "a threshold less": (lambda d: d["thresholds"].pop("fc:0") and None, ("no threshold", "'fc:0'")),
+    "a threshold upside down": (put("thresholds", "fc:0", [1.0, -1.0]), ("fc:0", "low <= high")),
+    "channels that are not there": (put("thresholds", "body:1", [[-1.0] * 3, [1.0] * 3]), ("'body:1'", "3", "4")),
+    "channels where there are none": (put("thresholds", "fc:0", [[-1.0] * 3, [1.0] * 3]), ("'fc:0'", "3")),
+    "no channels": (put("thresholds", "fc:0", [[], []]), ("fc:0",)),
+    "another topology": (put("topology", "node_conds", "fc", False), ("fc",)),
+    "another version": (put("version", 99), ("99", "newer")),
+    "another hash": (put("model_hash", "0" * 64), ("0" * 64,)),
+    "inputs of no dtype": (put("made_by", "inputs", "tensors", 0, "dtype", "float99"), ("inputs",)),
+    "inputs of no shape": (put("made_by", "inputs", "tensors", 0, "shape", "abc"), ("inputs",)),
+    "inputs nested in no way": (put("made_by", "inputs", "spec", "[1, 2"), ("inputs",)),
+    "inputs of no kind": (put("made_by", "inputs", 7), ("inputs",)),
+    "fixed bits of no kind": (put("made_by", "fix_bits", {"fc": "many"}), ("fix_bits",)),
+    "fixed bits, not a mapping": (put("made_by", "fix_bits", 5), ("fix_bits",)),
+    "nodes kept float of no kind": (put("made_by", "keep_float", 5), ("keep_float",)),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_an_edited_strategy(model: nn.Module, strategy: Strategy, case: str, tmp_path: Path) -> None:
+    path = tmp_path / "strategy.json"
+    strategy.save(path)
+    document = json.loads(path.read_text("utf-8"))
+    edit, says = EDITS[case]
+    edit(document)
+    path.write_text(json.dumps(document), "utf-8")
+    with pytest.raises(HagoError) as caught:
+        hago.create_quantizer(model, CHIP, path).simulate()(DATA[0][0])
+    assert all(word in str(caught.value) for word in says), caught.value
+
+
+def test_parts_of_a_strategy_replaced_in_memory(strategy: Strategy) -> None:
+    with pytest.raises(HagoError, match="finite"):
+        replace(strategy, thresholds={**strategy.thresholds, "fc:0": (float("nan"), 1.0)})
+
+
+# ---------------------------------------------------------------- logs
+def test_an_edited_log(model: nn.Module, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    hago.search_quantize_strategy(model, CHIP, DATA, searcher="random", budget=3, log=log, progress=False)
+    whole = log.read_text("utf-8")
+    lines = whole.splitlines(keepends=True)
+    changed = json.loads(lines[2])
+    key = next(iter(changed["strategy"]["bits"]))
+    changed["strategy"]["bits"][key] += 1
+    log.write_text("".join([*lines[:2], json.dumps(changed, sort_keys=True) + "\n", *lines[3:]]), "utf-8")
+    again = {"searcher": "random", "budget": 4, "log": log, "progress": False}
+    with pytest.raises(HagoError) as caught:
+        hago.search_quantize_strategy(model, CHIP, DATA, **again)
+    assert key in str(caught.value)
+    log.write_text(whole, "utf-8")
+    refused(lambda: hago.search_quantize_strategy(model, "vta", DATA, **again), StrategyMismatch, "hardware")
+    refused(lambda: hago.search_quantize_strategy(model, CHIP, DATA[:1], **again), StrategyMismatch, "data_hash")
+    assert log.read_text("utf-8") == whole
+    hago.search_quantize_strategy(model, CHIP, DATA, **again)
+    assert len(log.read_text("utf-8").splitlines()) == 5
+
+
+# ---------------------------------------------------------------- files
+def test_no_half_file_stays(model: nn.Module, tmp_path: Path) -> None:
+    nowhere = tmp_path / "no" / "best.json"
+    options = {"budget": 1, "progress": False}
+    refused(lambda: hago.search_quantize_strategy(model, CHIP, DATA, save=nowhere, **options), LogError, "best.json")
+    refused(lambda: hago.search_quantize_strategy(model, CHIP, DATA, log=nowhere, **options), LogError, "best.json")
+    folder = tmp_path / "folder.json"
+    folder.mkdir()
+    refused(lambda: hago.search_quantize_strategy(model, CHIP, DATA, save=folder, **options), LogError, "folder.json")
+    bad = tmp_path / "log.jsonl"
+    refused(lambda: hago.search_quantize_strategy(model, CHIP, [], log=bad, save=bad, **options), DataError, "empty")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
+    assert not list(folder.iterdir())
