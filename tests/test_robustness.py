@@ -94,7 +94,7 @@ def test_results_that_are_not_one_row_per_sample() -> None:
         ([images(4, 1, 6, 6), images(4, 1, 5, 6)], ("batch 1", "(1, 5, 6)", "(1, 6, 6)")),
         ([images(4, 1, 6, 6), images(4, 1, 6, 6) / 0], ("batch 1", "sample 0", "NaN or infinite")),
         ([(images(4, 1, 6, 6), torch.arange(3))], ("batch 0", "4 samples", "(3,)")),
-        ([{"image": images(4, 1, 6, 6), "mask": images(4, 1)}], ("batch 0", "image", "mask", "'x'")),
+        ([{"image": images(4, 1, 6, 6), "mask": images(4, 1), "y": [0, 1, 2, 0]}], ("batch 0", "image", "mask", "'x'")),
         (7, ("int", "iterable of batches")),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_strategy_for_something_else(model: nn.Module, strategy: Strategy) -> 
 
 def test_a_strategy_that_is_not_there(model: nn.Module, tmp_path: Path) -> None:
     refused(lambda: hago.create_quantizer(model, CHIP, tmp_path / "no.json"), LogError, "cannot read", "no.json")
-    refused(lambda: hago.create_quantizer(model, CHIP, 42), HagoError, "int")  # type: ignore[arg-type]
+    refused(lambda: hago.create_quantizer(model, CHIP, 42), LogError, "int")  # type: ignore[arg-type]
     refused(lambda: hago.replay(model, CHIP, tmp_path / "no.jsonl", DATA), LogError, "no.jsonl")
 
 
@@ -235,7 +235,7 @@ EDITS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
     "channels that are not there": (put("thresholds", "body:1", [[-1.0] * 3, [1.0] * 3]), ("'body:1'", "3", "4")),
     "channels where there are none": (put("thresholds", "fc:0", [[-1.0] * 3, [1.0] * 3]), ("'fc:0'", "3")),
     "no channels": (put("thresholds", "fc:0", [[], []]), ("fc:0",)),
-    "another topology": (put("topology", "node_conds", "fc", False), ("fc",)),
+    "another topology": (put("topology", "node_conds", "fc", False), ("topology", "edited")),
     "another version": (put("version", 99), ("99", "newer")),
     "another hash": (put("model_hash", "0" * 64), ("0" * 64,)),
     "inputs of no dtype": (put("made_by", "inputs", "tensors", 0, "dtype", "float99"), ("inputs",)),

@@ -1,0 +1,268 @@
+"""The calls that users make, from end to end on a small network; and old files, which must load for ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import Small, images, randomized
+from torch import Tensor, nn
+
+import hago
+from hago.exactness import differing
+from hago.realization import IntegerModel
+from hago.search.log import read_log
+from hago.search.searcher import Score
+from hago.simulator import Simulator
+from hago.space import Bits, Space
+from hago.strategy import Strategy
+
+CHIP = "x86_vnni"
+GOLDEN = Path(__file__).parent / "golden"
+DATA = [(images(16, 1, 6, 6, seed=i), torch.arange(16) % 3) for i in range(2)]
+HELD_OUT = [(images(16, 1, 6, 6, seed=9), torch.arange(16) % 3)]
+QUIET: dict[str, Any] = {"progress": False}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return randomized(Small())
+
+
+@pytest.fixture(scope="module")
+def found(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> tuple[Strategy, float, Path]:
+    """A short search with a log and a saved strategy beside it."""
+    folder = tmp_path_factory.mktemp("search")
+    options = {"searcher": "random", "budget": 5, "log": folder / "log.jsonl", "save": folder / "best.json"}
+    return *hago.search_quantize_strategy(model, CHIP, DATA, seed=3, **options, **QUIET), folder
+
+
+# ---------------------------------------------------------------- quantize
+@pytest.mark.parametrize("chip", hago.available_hardware())
+def test_quantize_without_a_search(model: nn.Module, chip: str) -> None:
+    quantizer = hago.quantize(model, chip, DATA)
+    simulated, integer = quantizer.simulate(), quantizer.quantize()
+    assert isinstance(simulated, Simulator) and isinstance(integer, IntegerModel)
+    x = images(5, 1, 6, 6, seed=7)
+    assert differing(simulated(x), integer(x)) == 0
+    assert set(quantizer.plan.verdicts.values()) <= {"proved", "possible"}
+    assert quantizer.strategy.hardware.name == chip
+
+
+def test_what_kept_float_and_fixed_bits_do(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, DATA, estimator="max_range", keep_float=["fc"], fix_bits={"stem.0": 6})
+    assert "fc" not in quantizer.plan.nodes
+    assert quantizer.strategy.bits["stem.0:0"] == quantizer.strategy.bits["stem.0:1"] == 6
+    again = hago.create_quantizer(model, CHIP, quantizer.strategy)
+    assert again.plan.key == quantizer.plan.key
+
+
+def test_models_are_modules(model: nn.Module) -> None:
+    quantizer = hago.quantize(model, CHIP, DATA)
+    for made in (quantizer.simulate(), quantizer.quantize()):
+        assert isinstance(made, nn.Module)
+        out = made(images(2, 1, 6, 6))
+        assert out.shape == (2, 3) and not out.requires_grad
+    state = quantizer.quantize().state_dict()
+    assert state and all(not t.is_floating_point() for t in state.values())
+
+
+# ---------------------------------------------------------------- search
+def test_a_search_is_saved_logged_and_scored(found: tuple[Strategy, float, Path]) -> None:
+    strategy, score, folder = found
+    assert Strategy.load(folder / "best.json") == strategy
+    log = read_log(folder / "log.jsonl")
+    assert len(log.trials) == 5
+    assert score == strategy.made_by["results"]["sim_acc"]
+    best = max(log.trials, key=lambda t: (t.score.rank, -t.index))
+    assert dict(best.bits) == dict(strategy.bits)
+    assert strategy.made_by["searcher"]["name"] == "random" and strategy.made_by["seed"] == 3
+
+
+def test_the_same_seed_gives_the_same_search(model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path) -> None:
+    strategy, score, folder = found
+    again = hago.search_quantize_strategy(
+        model, CHIP, DATA, searcher="random", budget=5, seed=3, log=tmp_path / "log.jsonl", **QUIET
+    )
+    assert again == (strategy, score)
+
+    def timeless(path: Path) -> list[Any]:
+        return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in path.read_text().splitlines()]
+
+    assert timeless(tmp_path / "log.jsonl") == timeless(folder / "log.jsonl")
+    other, _ = hago.search_quantize_strategy(model, CHIP, DATA, searcher="random", budget=5, seed=4, **QUIET)
+    assert other.made_by["seed"] == 4
+
+
+def test_a_search_goes_on_where_it_stopped(model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path) -> None:
+    _, _, folder = found
+    log = tmp_path / "log.jsonl"
+    options = {"searcher": "random", "seed": 3, "log": log, **QUIET}
+    hago.search_quantize_strategy(model, CHIP, DATA, budget=2, **options)
+    hago.search_quantize_strategy(model, CHIP, DATA, budget=5, **options)
+    assert [t.score for t in read_log(log).trials] == [t.score for t in read_log(folder / "log.jsonl").trials]
+
+
+@pytest.mark.parametrize("searcher", ["greedy", "annealing", "exhaustive", "default"])
+def test_every_searcher(model: nn.Module, searcher: str) -> None:
+    bare, fixed = [x for x, _ in DATA], {"stem*": 8, "add*": 16, "fc*": 8}
+    strategy, score = hago.search_quantize_strategy(
+        model, CHIP, bare, searcher=searcher, budget="4 trials", objective="cosine", fix_bits=fixed, **QUIET
+    )
+    assert score == strategy.made_by["results"]["cosine"] <= 1.0
+    hago.create_quantizer(model, CHIP, strategy)
+
+
+def test_a_searcher_and_an_objective_of_ones_own(model: nn.Module) -> None:
+    class Narrow:
+        """Asks for the fewest bits, once."""
+
+        name, options = "narrow", {"once": 1}
+
+        def __init__(self, space: Space, start: Bits, seed: int) -> None:
+            self.points, self.told = [space.narrowest()], []  # type: ignore[var-annotated]
+
+        def ask(self) -> list[Bits]:
+            asked, self.points = self.points, []
+            return asked
+
+        def tell(self, bits: Bits, score: Score) -> None:
+            self.told.append(score.value)
+
+    def farthest(reference: list[Tensor], outputs: list[Tensor], labels: Tensor | None) -> float:
+        return -float((reference[0] - outputs[0]).abs().max())
+
+    strategy, _ = hago.search_quantize_strategy(model, CHIP, DATA, searcher=Narrow, objective=farthest, **QUIET)
+    assert set(strategy.bits.values()) == {4} and strategy.made_by["objective"] == "farthest"
+    assert strategy.made_by["results"]["farthest"] < 0
+
+
+def test_held_out_data_are_reported(model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    strategy, _ = hago.search_quantize_strategy(
+        model, CHIP, DATA, searcher="default", held_out=HELD_OUT, save=path, **QUIET
+    )
+    judged = hago.evaluate_strategy(model, CHIP, strategy, HELD_OUT)
+    assert strategy.made_by["held_out"] == dict(judged.results)
+    assert Strategy.load(path) == strategy
+
+
+def test_a_search_without_data_of_its_own_classes(model: nn.Module) -> None:
+    """Labels are not needed; what is maximised then is the likeness to the float model."""
+    _, score = hago.search_quantize_strategy(model, CHIP, [x for x, _ in DATA], searcher="default", **QUIET)
+    assert score > 20  # decibels
+
+
+# ---------------------------------------------------------------- replay and reports
+def test_replay_finds_no_difference(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:
+    strategy, _, folder = found
+    for record, trials in ((strategy, 1), (folder / "best.json", 1), (folder / "log.jsonl", 5)):
+        replayed = hago.replay(model, CHIP, record, DATA)
+        assert replayed.same and replayed.trials == trials, str(replayed)
+    assert hago.replay(model, CHIP, folder / "log.jsonl", DATA, best_only=True).trials == 1
+
+
+def test_replay_finds_a_difference(model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path) -> None:
+    strategy, _, _ = found
+    document = strategy.to_json()
+    document["made_by"]["results"]["sqnr"] += 1e-9
+    changed = hago.replay(model, CHIP, Strategy.from_json(document), DATA)
+    assert [d.figure for d in changed.differences] == ["sqnr"]
+
+
+def test_explain_and_inspect(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:
+    explained = str(hago.explain(model, CHIP, (images(2, 1, 6, 6),)))
+    assert "stem.0" in explained and "fc" in explained
+    table = hago.inspect_graph_statistic(model, CHIP, found[0], DATA)
+    assert "stem.0" in str(table) and json.dumps(table.to_json())
+
+
+def test_all_forms_of_a_model_are_one(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:
+    strategy, _, folder = found
+    program = torch.export.export(model, (DATA[0][0],), dynamic_shapes=({0: torch.export.Dim("n")},))
+    graph = hago.from_torch(model, (DATA[0][0],))
+    x = images(3, 1, 6, 6, seed=5)
+    outputs = [hago.create_quantizer(m, CHIP, s).quantize()(x) for m in (model, program, graph) for s in (strategy, folder / "best.json")]
+    assert all(out.equal(outputs[0]) for out in outputs)
+
+
+def test_arguments_by_name_and_nested_results() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(5, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+            return {"sum": self.a(left) + self.b(right), "left": self.a(left).relu()}
+
+    model = randomized(Two())
+    left, right = images(8, 4), images(8, 5, seed=1)
+    quantizer = hago.quantize(model, CHIP, [{"left": left, "right": right}])
+    for made in (quantizer.simulate(), quantizer.quantize()):
+        out = made(right=right, left=left)
+        assert set(out) == {"sum", "left"} and out["sum"].equal(made(left, right)["sum"])
+    again = hago.create_quantizer(model, CHIP, quantizer.strategy)
+    assert again.simulate()(left, right)["left"].equal(quantizer.simulate()(left, right)["left"])
+
+
+# ---------------------------------------------------------------- what cannot be done is said
+def test_a_narrow_accumulator_needs_fewer_bits(model: nn.Module) -> None:
+    wide = hago.quantize(model, "int16_accumulator", DATA).strategy
+    products = [b for k, b in wide.bits.items() if k.startswith(("stem.0", "body"))]
+    score = hago.evaluate_strategy(model, "int16_accumulator", wide, DATA)
+    assert not score.overflows
+    assert products and max(products) <= 8
+
+
+# ---------------------------------------------------------------- old files
+def chip_of_the_first_version() -> hago.Hardware:
+    """Hardware that is described here, so that the files beside stay valid whatever ships."""
+    mac = hago.OpDesc(["uint8", "int8", "int32"], "int32")
+    wide = hago.OpDesc("int32", "int32", max_bits=23)
+    both = [hago.OpDesc("uint8", "uint8"), wide]
+    return hago.Hardware(
+        {"conv2d": [mac], "linear": [mac], "relu": both, "add": [wide], "mean": [wide], "clamp": both},
+        name="golden",
+    )
+
+
+def write_golden(model: nn.Module) -> None:
+    """Only for a new version of the form; the files of earlier ones stay."""
+    hago.search_quantize_strategy(
+        model, chip_of_the_first_version(), DATA, searcher="random", estimator="max_range", budget=4, seed=0,
+        log=GOLDEN / "log_1.jsonl", save=GOLDEN / "strategy_1.json", **QUIET,
+    )  # fmt: skip
+    strategy = Strategy.load(GOLDEN / "strategy_1.json")
+    out = hago.create_quantizer(model, chip_of_the_first_version(), strategy).quantize()(images(4, 1, 6, 6, seed=5))
+    (GOLDEN / "outputs_1.json").write_text(json.dumps([[float(v).hex() for v in row] for row in out]) + "\n")
+
+
+def test_a_strategy_of_version_1_gives_the_same_integers_for_ever(model: nn.Module) -> None:
+    strategy = Strategy.load(GOLDEN / "strategy_1.json")
+    assert strategy.version == 1
+    quantizer = hago.create_quantizer(model, chip_of_the_first_version(), strategy)
+    expected = [[float.fromhex(v) for v in row] for row in json.loads((GOLDEN / "outputs_1.json").read_text())]
+    for made in (quantizer.simulate(), quantizer.quantize()):
+        assert made(images(4, 1, 6, 6, seed=5)).tolist() == expected
+
+
+def test_a_log_of_version_1_is_read_for_ever(model: nn.Module) -> None:
+    log = read_log(GOLDEN / "log_1.jsonl")
+    strategy = Strategy.load(GOLDEN / "strategy_1.json")
+    assert len(log.trials) == 4 and log.torn == 0
+    assert log.header is not None and log.header.model_hash == strategy.model_hash
+    best = max(log.trials, key=lambda t: (t.score.rank, -t.index))
+    assert dict(best.bits) == dict(strategy.bits)
+    # other machines may round the float model's values otherwise, so figures may differ; what it is of may not
+    assert hago.replay(model, chip_of_the_first_version(), GOLDEN / "log_1.jsonl", DATA).trials == 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def golden_files(request: pytest.FixtureRequest, model: nn.Module) -> None:
+    if request.config.getoption("--update-golden") and not (GOLDEN / "log_1.jsonl").exists():
+        write_golden(model)
+
+
