@@ -82,7 +82,9 @@ def test_a_search_is_saved_logged_and_scored(found: tuple[Strategy, float, Path]
     assert strategy.made_by["searcher"]["name"] == "random" and strategy.made_by["seed"] == 3
 
 
-def test_the_same_seed_gives_the_same_search(model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_search(
+    model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path
+) -> None:
     strategy, score, folder = found
     again = hago.search_quantize_strategy(
         model, CHIP, DATA, searcher="random", budget=5, seed=3, log=tmp_path / "log.jsonl", **QUIET
@@ -97,7 +99,9 @@ def test_the_same_seed_gives_the_same_search(model: nn.Module, found: tuple[Stra
     assert other.made_by["seed"] == 4
 
 
-def test_a_search_goes_on_where_it_stopped(model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path) -> None:
+def test_a_search_goes_on_where_it_stopped(
+    model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path
+) -> None:
     _, _, folder = found
     log = tmp_path / "log.jsonl"
     options = {"searcher": "random", "seed": 3, "log": log, **QUIET}
@@ -185,7 +189,11 @@ def test_all_forms_of_a_model_are_one(model: nn.Module, found: tuple[Strategy, f
     program = torch.export.export(model, (DATA[0][0],), dynamic_shapes=({0: torch.export.Dim("n")},))
     graph = hago.from_torch(model, (DATA[0][0],))
     x = images(3, 1, 6, 6, seed=5)
-    outputs = [hago.create_quantizer(m, CHIP, s).quantize()(x) for m in (model, program, graph) for s in (strategy, folder / "best.json")]
+    outputs = [
+        hago.create_quantizer(m, CHIP, s).quantize()(x)
+        for m in (model, program, graph)
+        for s in (strategy, folder / "best.json")
+    ]
     assert all(out.equal(outputs[0]) for out in outputs)
 
 
@@ -264,5 +272,3 @@ def test_a_log_of_version_1_is_read_for_ever(model: nn.Module) -> None:
 def golden_files(request: pytest.FixtureRequest, model: nn.Module) -> None:
     if request.config.getoption("--update-golden") and not (GOLDEN / "log_1.jsonl").exists():
         write_golden(model)
-
-

@@ -118,7 +118,7 @@ def test_overflow_bites(op: str) -> None:
 
 
 def test_overflow_bites_where_registers_do_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolver, inputs = resolved("conv2d", 0, Chip("int8", "int16"))
+    resolver, _inputs = resolved("conv2d", 0, Chip("int8", "int16"))
     laws.check_overflow(resolver, laws.extreme_inputs(resolver.graph)[2])
     monkeypatch.setattr("hago.plan.apply_overflow", lambda c, dtype, overflow: numerics.saturate(c, dtype))
     with pytest.raises(AssertionError):

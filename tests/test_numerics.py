@@ -38,7 +38,9 @@ ROUNDING = st.sampled_from(list(ROUNDINGS))
 SCALES = st.floats(2.0**-30, 2.0**20, width=32)
 
 
-def qparams(scale: float, name: str = "int8", zero: int = 0, low: int | None = None, high: int | None = None) -> QParams:
+def qparams(
+    scale: float, name: str = "int8", zero: int = 0, low: int | None = None, high: int | None = None
+) -> QParams:
     kind = dtype(name)
     ends = (kind.min if low is None else low, kind.max if high is None else high)
     return QParams(torch.tensor(scale, dtype=torch.float64), torch.tensor(zero), *ends, kind)
@@ -66,7 +68,9 @@ def test_registers_on_both_carriers(kind: object, c: int, overflow: str) -> None
 
 def test_sixty_four_bits_never_overflow() -> None:
     c = torch.tensor([-(1 << 63), (1 << 63) - 1])
-    assert apply_overflow(c, dtype("int64"), "wrap").equal(c) and apply_overflow(c, dtype("int64"), "saturate_end").equal(c)
+    assert apply_overflow(c, dtype("int64"), "wrap").equal(c) and apply_overflow(
+        c, dtype("int64"), "saturate_end"
+    ).equal(c)
 
 
 @given(st.sampled_from(INTEGERS), st.lists(st.integers(-(1 << 40), 1 << 40), min_size=2, max_size=6))
@@ -178,7 +182,9 @@ def test_two_stages(c: int, r: float) -> None:
     assert number(found) == expected
 
 
-@pytest.mark.parametrize("c, r, once, twice", [(-10, 0.25, -2, -3), (3, 0.125, 0, 1), (10, 0.25, 3, 3), (4, 0.125, 1, 1)])
+@pytest.mark.parametrize(
+    "c, r, once, twice", [(-10, 0.25, -2, -3), (3, 0.125, 0, 1), (10, 0.25, 3, 3), (4, 0.125, 1, 1)]
+)
 def test_two_stages_differ_from_one(c: int, r: float, once: int, twice: int) -> None:
     """Known facts: rounding twice turns 0.375 into 1, and -2.5 into -3 where rounding up gives -2."""
     m, n = multiplier_and_shift(torch.tensor(r, dtype=torch.float64))
@@ -225,7 +231,9 @@ def test_an_edge_does_one_of_four_things() -> None:
     assert number(apply_simq(torch.tensor([3]), SimQ(q, qparams(0.25)), how)) == 6
 
 
-@pytest.mark.parametrize("bad", [{"form": "shfit"}, {"rounding": "half_evn"}, {"multiplier_bits": 1}, {"multiplier_bits": 32}])
+@pytest.mark.parametrize(
+    "bad", [{"form": "shfit"}, {"rounding": "half_evn"}, {"multiplier_bits": 1}, {"multiplier_bits": 32}]
+)
 def test_a_requantize_says_what_is_wrong(bad: dict[str, object]) -> None:
     with pytest.raises(HagoError) as caught:
         Requantize(**bad)  # type: ignore[arg-type]
@@ -234,7 +242,8 @@ def test_a_requantize_says_what_is_wrong(bad: dict[str, object]) -> None:
 
 # ---------------------------------------------------------------- powers of two
 @pytest.mark.parametrize(
-    "t, expected", [(0.3, 0.5), (0.5, 0.5), (0.51, 1.0), (1.0, 1.0), (2.632871389389038, 4.0), (5.0, 8.0), (8.0, 8.0), (0.0, 1.0)]
+    "t, expected",
+    [(0.3, 0.5), (0.5, 0.5), (0.51, 1.0), (1.0, 1.0), (2.632871389389038, 4.0), (5.0, 8.0), (8.0, 8.0), (0.0, 1.0)],
 )
 def test_the_power_of_two_above(t: float, expected: float) -> None:
     assert float(power_of_two_at_least(torch.tensor(t, dtype=torch.float64))) == expected

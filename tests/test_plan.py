@@ -64,7 +64,9 @@ def test_a_scale_per_channel() -> None:
 
 
 class _PerChannel(Fixed):
-    def __call__(self, key: str, source: str, grid: object, channel_axis: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, key: str, source: str, grid: object, channel_axis: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if channel_axis is None:
             return super().__call__(key, source, grid, channel_axis)  # type: ignore[arg-type]
         top = self.consts[source].movedim(channel_axis, 0).flatten(1).abs().amax(1).double()

@@ -67,7 +67,9 @@ def weights(value: float) -> nn.Module:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_not_finite(value: float) -> None:
-    refused(lambda: hago.quantize(weights(value), CHIP, DATA), GraphError, "'body.weight'", "1 NaN or infinite", "check")
+    refused(
+        lambda: hago.quantize(weights(value), CHIP, DATA), GraphError, "'body.weight'", "1 NaN or infinite", "check"
+    )
 
 
 def test_a_value_that_becomes_nan_on_the_way() -> None:
@@ -188,7 +190,13 @@ def test_hardware(model: nn.Module, tmp_path: Path) -> None:
     refused(lambda: hago.quantize(model, tmp_path / "no.json", DATA), HardwareError, "no.json", "cannot be read")
     refused(lambda: hago.quantize(model, 42, DATA), HardwareError, "int")  # type: ignore[arg-type]
     narrow = Hardware({"conv2d": [OpDesc("int8", "int8")]}, name="narrow")
-    refused(lambda: hago.quantize(model, narrow, DATA), InfeasibleBits, "overflows its accumulator", "keep_float", "min_bits")
+    refused(
+        lambda: hago.quantize(model, narrow, DATA),
+        InfeasibleBits,
+        "overflows its accumulator",
+        "keep_float",
+        "min_bits",
+    )
     only = Hardware({"conv2d": [OpDesc("int8", "int32")]}, name="only", other_ops="reject")
     with pytest.raises(HagoError, match="'stem.2'.*relu.*only.*other_ops: float32"):
         hago.quantize(model, only, DATA)

@@ -97,7 +97,7 @@ def test_more_bits_are_never_coarser(scheme: str, below: float, above: float, bi
 @given(ENDS, ENDS, st.integers(2, 8), st.sampled_from(["int8", "uint8"]))
 def test_powers_of_two(below: float, above: float, bits: int, name: str) -> None:
     q = made("symmetric", -below, above, bits, dtype(name), power_of_two=True)
-    scale, zero, qmin, qmax = said(q)
+    scale, zero, _qmin, qmax = said(q)
     assert is_power_of_two(q.scale) and zero in (0, 1 << (bits - 1))
     most = max(below, above)
     assert (qmax + 1 - zero) * scale >= most

@@ -152,7 +152,9 @@ def test_the_first_pattern_that_matches_counts() -> None:
 
 
 def test_fixed_bits_that_no_signature_holds() -> None:
-    with pytest.raises(InfeasibleBits, match="fix_bits 'stem:1': 9 bits for edge 'stem:1' fit no signature of x86_vnni"):
+    with pytest.raises(
+        InfeasibleBits, match="fix_bits 'stem:1': 9 bits for edge 'stem:1' fit no signature of x86_vnni"
+    ):
         space_of(residual_block(), load_hardware("x86_vnni"), {"stem:1": 9})
     with pytest.raises(HagoError, match="fix_bits pattern 'stme' matches no name. Did you mean"):
         space_of(residual_block(), load_hardware("x86_vnni"), {"stme": 8})

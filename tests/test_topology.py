@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from chips import CHIPS, Chip
+from chips import CHIPS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph

@@ -116,9 +116,7 @@ def test_one_and_three_axes_and_groups() -> None:
     conv = tpu_mlir_conv.lower_conv(draw(0, 3, 2, 3), draw(1, 3), ASYMMETRIC, SHIFTED)
     flat = tpu_mlir_conv.run_conv(q, conv, ASYMMETRIC, SHIFTED, strides=(2,), pads=(1, 0))
     plane = IntegerConv(conv.weight.unsqueeze(2), conv.bias, conv.multiplier, conv.rshift, conv.dtype)
-    tall = tpu_mlir_conv.run_conv(
-        q.unsqueeze(2), plane, ASYMMETRIC, SHIFTED, strides=(1, 2), pads=(0, 1, 0, 0)
-    )
+    tall = tpu_mlir_conv.run_conv(q.unsqueeze(2), plane, ASYMMETRIC, SHIFTED, strides=(1, 2), pads=(0, 1, 0, 0))
     assert torch.equal(flat, tall[:, :, 0])
     cube = IntegerConv(plane.weight.unsqueeze(2), conv.bias, conv.multiplier, conv.rshift, conv.dtype)
     deep = tpu_mlir_conv.run_conv(

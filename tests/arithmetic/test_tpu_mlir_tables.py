@@ -50,8 +50,10 @@ def row(draw: st.DrawFn) -> Row:
 
 
 rows = st.dictionaries(name, row(), max_size=4)
-comment = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20).map(str.strip).filter(
-    lambda c: not c.startswith("#") and not any(mark in f"# {c}" for mark, _ in tables._SECTIONS)
+comment = (
+    st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
+    .map(str.strip)
+    .filter(lambda c: not c.startswith("#") and not any(mark in f"# {c}" for mark, _ in tables._SECTIONS))
 )
 
 

@@ -96,9 +96,7 @@ class Curved(nn.Module):
         return self.last(torch.sigmoid(self.first(x)))
 
 
-MODELS: Final[Mapping[str, type[nn.Module]]] = {
-    c.__name__: c for c in (Residual, Concat, Island, Pooled, Curved)
-}
+MODELS: Final[Mapping[str, type[nn.Module]]] = {c.__name__: c for c in (Residual, Concat, Island, Pooled, Curved)}
 
 # ---------------------------------------------------------------- chips
 _F32: Final = OpDesc("float32", "float32")

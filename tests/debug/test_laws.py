@@ -107,8 +107,9 @@ def test_json_and_csv_hold_the_same(case: tuple[Plan, GraphStatistic]) -> None:
     for line, row, node in zip(rows, found.rows, told["nodes"], strict=True):
         assert float(line["max_error"]) == row.max_error == node["max_error"]
         assert float(line["float_std"]) == row.float_values.deviation == node["float_values"]["deviation"]
-        assert line["overflow_share"] == ("" if row.causes["overflow"].share is None else
-                                          str(row.causes["overflow"].share))
+        assert line["overflow_share"] == (
+            "" if row.causes["overflow"].share is None else str(row.causes["overflow"].share)
+        )
         assert int(line["differences"]) == row.differences == node["differences"]
 
 

@@ -220,7 +220,10 @@ def test_the_batch_stays_open(fn: Callable[[Tensor], Tensor]) -> None:
     "fn, expected",
     [
         (lambda x: x.chunk(2, 1)[1] * x.chunk(2, 1)[0], ["slice", "slice", "mul"]),
-        (lambda x: torch.cat([p.relu() for p in x.split([1, 2, 1], 1)][::-1], 1), ["slice"] * 3 + ["relu"] * 3 + ["concat"]),
+        (
+            lambda x: torch.cat([p.relu() for p in x.split([1, 2, 1], 1)][::-1], 1),
+            ["slice"] * 3 + ["relu"] * 3 + ["concat"],
+        ),
         (lambda x: torch.stack(x.unbind(1)[:2], 1), ["select", "select", "stack"]),
         (lambda x: F.max_pool1d(x, 2), ["max_pool1d"]),
     ],

@@ -164,7 +164,9 @@ def check_overflow(resolver: Resolver, inputs: Sequence[Tensor]) -> int:
             continue
         assert not bool(node.register.zero_point.any()) or node.proved
         places = slice(None, None, 1 + c.numel() // 500)
-        triples = zip(*(t.flatten()[places].tolist() for t in (c, center(held[name], node.out), simulated[name])), strict=True)
+        triples = zip(
+            *(t.flatten()[places].tolist() for t in (c, center(held[name], node.out), simulated[name])), strict=True
+        )
         for computed, real, sim in triples:
             expected = register_holds(int(computed), register.dtype.min, register.dtype.max, register.overflow)
             past += expected != computed

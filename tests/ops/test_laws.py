@@ -214,11 +214,7 @@ def test_bit_exact_on_what_ships(key: Key, spec: str) -> None:
 
 
 #: Every chip with a third of the samples: each sample meets nine chips, each op most of them.
-SOME = [
-    (key, chip)
-    for (i, key), (j, chip) in product(enumerate(INTEGER_KEYS), enumerate(CHIPS))
-    if (i + j) % 4 == 0
-]
+SOME = [(key, chip) for (i, key), (j, chip) in product(enumerate(INTEGER_KEYS), enumerate(CHIPS)) if (i + j) % 4 == 0]
 
 
 @pytest.mark.parametrize("key, chip", SOME, ids=name_of)
