@@ -41,10 +41,10 @@ def cells(name: str, row: Mapping[str, Any]) -> list[str]:
     return [SHOWN[name], f"{row['value']:.4f}", interval, loss, agreement, sqnr, *ours, sums]
 
 
-def section(results: Sequence[Mapping[str, Any]], command: str) -> str:
+def section(results: Sequence[Mapping[str, Any]], command: str, note: str = "") -> str:
     """The table and where it comes from."""
     lines = [
-        f"Made by `{command}`. Calibration saw no labels, and every figure is of samples that it did not see. `hago, "
+        f"Made by `{command}`{note}. Calibration saw no labels, and every figure is of samples that it did not see. `hago, "
         "one shot` is `hago.quantize`. Losses in points are paired, against the float model, with 95 % intervals; "
         "seconds are of calibration and search, on one core of a busy machine. In every row the simulator and the "
         "integer model agreed on every output that was compared.",
@@ -74,10 +74,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--command", required=True, help="that made the results")
+    parser.add_argument("--note", default="", help="to say beside it")
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     options = parser.parse_args(None if arguments is None else list(arguments))
     found = [r for path in options.results for r in json.loads(path.read_text())]
-    options.readme.write_text(replaced(options.readme.read_text(), section(found, options.command)))
+    options.readme.write_text(replaced(options.readme.read_text(), section(found, options.command, options.note)))
 
 
 if __name__ == "__main__":
