@@ -88,8 +88,8 @@ def search_quantize_strategy(
         hardware,
         dataset,
         SearchOptions(
-            searcher, estimator, objective, budget, seed, log, resume, progress, keep_float, dict(fix_bits or {}),
-            held_out, save, allow_overflow,
+            searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
+            {} if fix_bits is None else fix_bits, held_out, save, allow_overflow,
         ),
     )  # fmt: skip
     return found.strategy, found.score

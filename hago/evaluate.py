@@ -18,7 +18,7 @@ from hago.errors import DataError, InfeasibleBits
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph, Node
-from hago.objective import OBJECTIVES, Objective, wilson_interval
+from hago.objective import OBJECTIVES, Objective, check_rows, wilson_interval
 from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
 from hago.resolve import Resolver
@@ -86,6 +86,8 @@ class Evaluator:
             raise DataError(f"objective {objective.name!r} needs labels; pass (inputs, labels) batches")
         self.carriers = Carriers()
         self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
+        for batch, outputs in zip(batches, self._reference, strict=True):
+            check_rows(outputs, batch.size)
         names = ["sqnr", "agreement", *(["accuracy"] if batches.labelled else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names} | {objective.name: objective}
 

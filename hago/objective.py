@@ -41,6 +41,20 @@ class Objective:
     needs_labels: bool = False
 
 
+def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
+    """Refuse outputs that are not one row per sample.
+
+    Raises:
+        DataError: which output, and its shape.
+    """
+    for slot, output in enumerate(outputs):
+        if output.ndim == 0 or output.shape[0] != samples:
+            raise DataError(
+                f"output {slot} of the model has shape {tuple(output.shape)} for {samples} samples; hago compares "
+                "models sample by sample, so axis 0 of every output must be the batch"
+            )
+
+
 def _flat(outputs: Sequence[Tensor]) -> Tensor:
     return torch.cat([o.reshape(o.shape[0], -1).to(torch.float64) for o in outputs], 1)
 
@@ -136,8 +150,15 @@ def objective(spec: ObjectiveLike) -> Objective:
             )
         return OBJECTIVES[spec]
 
+    if not callable(spec):
+        raise HagoError(f"objective {spec!r} is a {type(spec).__name__}; expected a name or a function")
+
     def per_sample(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-        value = float(spec(reference, outputs, labels))
+        said = spec(reference, outputs, labels)
+        try:
+            value = float(said)
+        except (TypeError, ValueError):
+            raise HagoError(f"the objective function returned {said!r}; expected a finite number") from None
         if not math.isfinite(value):
             raise HagoError(f"the objective function returned {value}; expected a finite number")
         return torch.full((outputs[0].shape[0], 1), value, dtype=torch.float64)

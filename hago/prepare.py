@@ -18,7 +18,7 @@ from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.estimators import estimator as named_estimator
 from hago.calibrate.statistics import Estimator
 from hago.calibrate.thresholds import Thresholds
-from hago.errors import GraphError, StrategyMismatch
+from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import Graph
@@ -40,12 +40,20 @@ StrategyLike = Strategy | str | PathLike[str]
 
 def as_hardware(hardware: HardwareLike) -> Hardware:
     """A Hardware, from itself, a name in hardware_specs, or a path."""
-    return hardware if isinstance(hardware, Hardware) else load_hardware(hardware)
+    if isinstance(hardware, Hardware):
+        return hardware
+    if not isinstance(hardware, (str, PathLike)):
+        raise HardwareError(f"hardware is a {type(hardware).__name__}; expected a Hardware, a name or a path")
+    return load_hardware(hardware)
 
 
 def as_strategy(strategy: StrategyLike) -> Strategy:
     """A Strategy, from itself or a path."""
-    return strategy if isinstance(strategy, Strategy) else Strategy.load(Path(strategy))
+    if isinstance(strategy, Strategy):
+        return strategy
+    if not isinstance(strategy, (str, PathLike)):
+        raise LogError(f"the strategy is a {type(strategy).__name__}; expected a Strategy or a path")
+    return Strategy.load(Path(strategy))
 
 
 def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS) -> tuple[Graph, Batches]:
@@ -66,6 +74,8 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
         return model.inputs
     if isinstance(model, ExportedProgram):
         return tuple(str(name) for name in model.graph_signature.user_inputs)
+    if not isinstance(model, nn.Module):
+        raise GraphError(f"the model is a {type(model).__name__}; expected an nn.Module, ExportedProgram or Graph")
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
@@ -91,11 +101,12 @@ class Stored:
     """Thresholds as a strategy stores them.
 
     Raises:
-        StrategyMismatch: a key that the strategy does not hold.
+        StrategyMismatch: a key that the strategy does not hold, or other channels than the model's.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._pairs = {k: tuple(_tensor(end) for end in pair) for k, pair in strategy.thresholds.items()}
+    def __init__(self, graph: Graph, strategy: Strategy) -> None:
+        self._graph = graph
+        self._pairs = {k: (_tensor(lo), _tensor(hi)) for k, (lo, hi) in strategy.thresholds.items()}
 
     def signed(self, key: str, source: str) -> bool:
         """Whether the stored range goes below 0."""
@@ -104,9 +115,15 @@ class Stored:
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
         """The stored pair."""
         lo, hi = self._pair(key)
+        channels = 1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]
+        if lo.numel() != channels:
+            raise StrategyMismatch(
+                f"the strategy holds thresholds of {lo.numel()} channels for edge {key!r}; this model on this hardware "
+                f"has {channels} there: it was edited, or made for another model"
+            )
         return lo, hi
 
-    def _pair(self, key: str) -> tuple[Tensor, ...]:
+    def _pair(self, key: str) -> tuple[Tensor, Tensor]:
         if key not in self._pairs:
             raise StrategyMismatch(f"the strategy holds no threshold for edge {key!r}; it was made for another model")
         return self._pairs[key]
@@ -187,7 +204,7 @@ def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
         )
     fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
     space = build_space(graph, hardware, topology, fixed, ops)
-    return Resolver(graph, hardware, topology, space, Stored(strategy), ops)(strategy.bits)
+    return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops)(strategy.bits)
 
 
 def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), ops: Ops = OPS) -> Graph:
@@ -202,8 +219,13 @@ def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), o
     if not remembered:
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
     leaves = [torch.zeros((2, *t["shape"][1:]), dtype=getattr(torch, t["dtype"])) for t in remembered["tensors"]]
-    found = pytree.tree_unflatten(leaves, pytree.treespec_loads(remembered["spec"]))
-    return from_torch(model, tuple(found[0]), dict(found[1]), ops=ops)
+    try:
+        args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(remembered["spec"]))
+    except Exception as error:  # torch's pytree raises whatever it meets
+        raise LogError(
+            f"the strategy's made_by.inputs cannot be read ({error}); it was edited; pass example_inputs"
+        ) from None
+    return from_torch(model, tuple(args), dict(kwargs), ops=ops)
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:

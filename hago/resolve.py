@@ -61,6 +61,7 @@ class Resolver:
         self._consts: LRU[tuple[Any, ...], Tensor] = LRU(CONST_BYTES, lambda t: t.numel() * t.element_size())
         self._interned: dict[tuple[object, ...], QParams] = {}
         self._values: dict[tuple[int, float], _Value] = {}
+        self._real = _Value(None, 0.0)
 
     def __call__(self, bits: Bits) -> Plan:
         """The Plan of a point.
@@ -69,13 +70,12 @@ class Resolver:
             InfeasibleBits: no signature of a node holds the bits of its operands.
         """
         self.space.check(bits)
-        real = _Value(None, 0.0)
         values: dict[str, _Value] = {}
         nodes: dict[str, NodePlan] = {}
         edges: dict[Edge, SimQ | None] = {}
         for node in self.graph:
             if not self.topology.nodes[node.name]:
-                values[node.name] = real
+                values[node.name] = self._real
                 for edge in node.edges:
                     edges[edge] = self._to_real(values[self.graph.source(edge)])
                 continue

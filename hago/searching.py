@@ -111,7 +111,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
 def _searcher(searcher: Any, space: Space, start: Bits, seed: int) -> Searcher:
     if isinstance(searcher, str):
         return make_searcher(searcher, space, start, seed)
-    if hasattr(searcher, "ask") and hasattr(searcher, "tell"):
+    if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher  # type: ignore[no-any-return]
     if callable(searcher):
         return searcher(space, start, seed)  # type: ignore[no-any-return]

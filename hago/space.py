@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hago.crossing import crosses, range_node
-from hago.errors import InfeasibleBits
+from hago.errors import HagoError, InfeasibleBits
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops
@@ -101,6 +101,8 @@ def build_space(
         HagoError: a pattern matches nothing.
         InfeasibleBits: fixed bits that no signature holds.
     """
+    if fix_bits is not None and not isinstance(fix_bits, Mapping):
+        raise HagoError(f"fix_bits is a {type(fix_bits).__name__}; expected bits by pattern, e.g. {{'layer1.*': 8}}")
     return _Builder(graph, hardware, topology, dict(fix_bits or {}), ops).build()
 
 

@@ -44,8 +44,8 @@ def cells(name: str, row: Mapping[str, Any]) -> list[str]:
 def section(results: Sequence[Mapping[str, Any]], command: str, note: str = "") -> str:
     """The table and where it comes from."""
     lines = [
-        f"Made by `{command}`{note}. Calibration saw no labels, and every figure is of samples that it did not see. `hago, "
-        "one shot` is `hago.quantize`. Losses in points are paired, against the float model, with 95 % intervals; "
+        f"Made by `{command}`{note}. Calibration saw no labels, and every figure is of samples that it did not see. "
+        "`hago, one shot` is `hago.quantize`. Losses in points are paired, against float, with 95 % intervals; "
         "seconds are of calibration and search, on one core of a busy machine. In every row the simulator and the "
         "integer model agreed on every output that was compared.",
         "",

@@ -85,6 +85,7 @@ CHIPS: Final = {
     **_FLOATS,
     "affine_at_edge": Chip("uint8", scheme="affine", weight_scheme="symmetric", granularity="per_channel"),
     "affine_at_output": Chip("uint8", at="output", scheme="affine", weight_scheme="symmetric"),
+    "hago_affine": Chip("uint8", scheme="hago_affine", granularity="per_channel"),
     "symmetric": Chip(scheme="symmetric", weight_scheme="symmetric"),
     "unsigned_symmetric": Chip("uint8", scheme="symmetric", weight_scheme="symmetric"),
     "at_output": Chip(at="output"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from networks import Small, images, randomized
 from torch import Tensor, nn
 
 import hago
-from hago.errors import DataError, GraphError, HagoError, HardwareError, InfeasibleBits, LogError, StrategyMismatch
+from hago.errors import DataError, GraphError, HagoError, HardwareError, InfeasibleBits, LogError
 from hago.hardware import Hardware, OpDesc
 from hago.strategy import Strategy
 
@@ -85,7 +84,7 @@ def test_what_is_no_model(not_a_model: Any) -> None:
 def test_results_that_are_not_one_row_per_sample() -> None:
     for after in (torch.mean, lambda y: (y, y.t()), lambda y: y.sum(0)):
         made = randomized(Of(same, after))
-        refused(lambda made=made: hago.quantize(made, CHIP, [images(4, 5)]), HagoError, "sample")
+        refused(lambda made=made: hago.quantize(made, CHIP, [images(4, 5)]), DataError, "sample")
 
 
 # ---------------------------------------------------------------- data
@@ -200,100 +199,6 @@ def test_hardware(model: nn.Module, tmp_path: Path) -> None:
     only = Hardware({"conv2d": [OpDesc("int8", "int32")]}, name="only", other_ops="reject")
     with pytest.raises(HagoError, match="'stem.2'.*relu.*only.*other_ops: float32"):
         hago.quantize(model, only, DATA)
-
-
-# ---------------------------------------------------------------- strategies
-def test_a_strategy_for_something_else(model: nn.Module, strategy: Strategy) -> None:
-    other = randomized(Small(), seed=1)
-    refused(lambda: hago.create_quantizer(other, CHIP, strategy), StrategyMismatch, strategy.model_hash, "search again")
-    refused(lambda: hago.create_quantizer(model, "vta", strategy), StrategyMismatch, strategy.hardware.hash, "'vta'")
-    refused(lambda: hago.replay(model, CHIP, strategy, DATA[:1]), StrategyMismatch, "data", "same samples")
-    for calls in (hago.evaluate_strategy, hago.inspect_graph_statistic):
-        refused(lambda calls=calls: calls(other, CHIP, strategy, DATA), StrategyMismatch, strategy.model_hash)
-
-
-def test_a_strategy_that_is_not_there(model: nn.Module, tmp_path: Path) -> None:
-    refused(lambda: hago.create_quantizer(model, CHIP, tmp_path / "no.json"), LogError, "cannot read", "no.json")
-    refused(lambda: hago.create_quantizer(model, CHIP, 42), LogError, "int")  # type: ignore[arg-type]
-    refused(lambda: hago.replay(model, CHIP, tmp_path / "no.jsonl", DATA), LogError, "no.jsonl")
-
-
-Edit = Callable[[dict[str, Any]], None]
-
-
-def put(*path: Any) -> Edit:
-    """Put the last of the path where the rest of it points."""
-    *keys, last, value = path
-
-    def edit(document: dict[str, Any]) -> None:
-        for key in keys:
-            document = document[key]
-        document[last] = value
-
-    return edit
-
-
-EDITS: Mapping[str, tuple[Edit, tuple[str, ...]]] = {
-    "bits beyond the signature": (put("bits", "fc:1", 32), ("'fc:1'", "32 bits")),
-    "bits that are no number": (put("bits", "fc:1", "eight"), ("fc:1", "eight")),
-    "an edge that is not there": (put("bits", "fcc:1", 8), ("fcc:1", "Did you mean")),
-    "one edge less": (lambda d: d["bits"].pop("fc:1") and None, ("no bits", "'fc:1'")),
-    "a threshold less": (lambda d: d["thresholds"].pop("fc:0") and None, ("no threshold", "'fc:0'")),
-    "a threshold upside down": (put("thresholds", "fc:0", [1.0, -1.0]), ("fc:0", "low <= high")),
-    "channels that are not there": (put("thresholds", "body:1", [[-1.0] * 3, [1.0] * 3]), ("'body:1'", "3", "4")),
-    "channels where there are none": (put("thresholds", "fc:0", [[-1.0] * 3, [1.0] * 3]), ("'fc:0'", "3")),
-    "no channels": (put("thresholds", "fc:0", [[], []]), ("fc:0",)),
-    "another topology": (put("topology", "node_conds", "fc", False), ("topology", "edited")),
-    "another version": (put("version", 99), ("99", "newer")),
-    "another hash": (put("model_hash", "0" * 64), ("0" * 64,)),
-    "inputs of no dtype": (put("made_by", "inputs", "tensors", 0, "dtype", "float99"), ("inputs",)),
-    "inputs of no shape": (put("made_by", "inputs", "tensors", 0, "shape", "abc"), ("inputs",)),
-    "inputs nested in no way": (put("made_by", "inputs", "spec", "[1, 2"), ("inputs",)),
-    "inputs of no kind": (put("made_by", "inputs", 7), ("inputs",)),
-    "fixed bits of no kind": (put("made_by", "fix_bits", {"fc": "many"}), ("fix_bits",)),
-    "fixed bits, not a mapping": (put("made_by", "fix_bits", 5), ("fix_bits",)),
-    "nodes kept float of no kind": (put("made_by", "keep_float", 5), ("keep_float",)),
-}
-
-
-@pytest.mark.parametrize("case", EDITS)
-def test_an_edited_strategy(model: nn.Module, strategy: Strategy, case: str, tmp_path: Path) -> None:
-    path = tmp_path / "strategy.json"
-    strategy.save(path)
-    document = json.loads(path.read_text("utf-8"))
-    edit, says = EDITS[case]
-    edit(document)
-    path.write_text(json.dumps(document), "utf-8")
-    with pytest.raises(HagoError) as caught:
-        hago.create_quantizer(model, CHIP, path).simulate()(DATA[0][0])
-    assert all(word in str(caught.value) for word in says), caught.value
-
-
-def test_parts_of_a_strategy_replaced_in_memory(strategy: Strategy) -> None:
-    with pytest.raises(HagoError, match="finite"):
-        replace(strategy, thresholds={**strategy.thresholds, "fc:0": (float("nan"), 1.0)})
-
-
-# ---------------------------------------------------------------- logs
-def test_an_edited_log(model: nn.Module, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    hago.search_quantize_strategy(model, CHIP, DATA, searcher="random", budget=3, log=log, progress=False)
-    whole = log.read_text("utf-8")
-    lines = whole.splitlines(keepends=True)
-    changed = json.loads(lines[2])
-    key = next(iter(changed["strategy"]["bits"]))
-    changed["strategy"]["bits"][key] += 1
-    log.write_text("".join([*lines[:2], json.dumps(changed, sort_keys=True) + "\n", *lines[3:]]), "utf-8")
-    again = {"searcher": "random", "budget": 4, "log": log, "progress": False}
-    with pytest.raises(HagoError) as caught:
-        hago.search_quantize_strategy(model, CHIP, DATA, **again)
-    assert key in str(caught.value)
-    log.write_text(whole, "utf-8")
-    refused(lambda: hago.search_quantize_strategy(model, "vta", DATA, **again), StrategyMismatch, "hardware")
-    refused(lambda: hago.search_quantize_strategy(model, CHIP, DATA[:1], **again), StrategyMismatch, "data_hash")
-    assert log.read_text("utf-8") == whole
-    hago.search_quantize_strategy(model, CHIP, DATA, **again)
-    assert len(log.read_text("utf-8").splitlines()) == 5
 
 
 # ---------------------------------------------------------------- files

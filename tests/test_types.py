@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hago.errors import HagoError
@@ -41,6 +41,17 @@ def test_an_unknown_dtype() -> None:
 def test_an_edge_is_its_text(dst: str, slot: int) -> None:
     edge = Edge(dst, slot)
     assert Edge.parse(str(edge)) == edge
+
+
+@given(st.text())
+@example("add:²")
+@example("add:٣")
+def test_no_text_raises_anything_but_hago_error(text: str) -> None:
+    try:
+        edge = Edge.parse(text)
+    except HagoError:
+        return
+    assert text.startswith(f"{edge.dst}:") and edge.slot >= 0
 
 
 @pytest.mark.parametrize("text", ["", "add", "add:", ":0", "add:x", "add:-1", "add:1.0"])

@@ -1,0 +1,111 @@
+"""Objectives: known values, and what must hold whatever the batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from building import seeded
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hago.errors import HagoError
+from hago.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
+
+
+def value(name: str, reference: Tensor, outputs: Tensor, labels: Tensor | None = None) -> float:
+    measure = objective(name)
+    return measure.finish(measure.per_sample([reference], [outputs], labels).mean(0))
+
+
+REF, OUT = torch.tensor([[3.0, 4.0], [0.0, 5.0]]), torch.tensor([[3.0, 3.0], [1.0, 5.0]])
+
+
+def test_known_values() -> None:
+    assert value("sqnr", REF, OUT) == pytest.approx(10 * math.log10(50 / 2))
+    assert value("mse", REF, OUT) == -0.5
+    assert value("cosine", REF, OUT) == pytest.approx((21 / (5 * math.sqrt(18)) + 25 / (5 * math.sqrt(26))) / 2)
+    assert value("agreement", REF, OUT) == 0.5  # 4 against a tie of 3 and 3, where the first counts; 5 against 5
+    assert value("accuracy", REF, OUT, torch.tensor([0, 1])) == 1.0
+    p = torch.softmax(REF.double(), 1)
+    q = torch.softmax(OUT.double(), 1)
+    assert value("kl", REF, OUT) == pytest.approx(-float((p * (p / q).log()).sum(1).mean()))
+
+
+@pytest.mark.parametrize("name", [n for n, o in OBJECTIVES.items() if not o.needs_labels])
+def test_nothing_is_better_than_the_reference(name: str) -> None:
+    reference = seeded(20, 5)
+    best = value(name, reference, reference)
+    assert best == {"sqnr": MOST_DB, "kl": 0.0, "mse": 0.0, "cosine": pytest.approx(1.0), "agreement": 1.0}[name]
+    for seed in range(5):
+        assert value(name, reference, reference + seeded(20, 5, seed=seed) * 0.3) <= best
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@given(st.integers(1, 19))
+def test_batches_do_not_matter(name: str, cut: int) -> None:
+    """A mean over samples, so that it streams."""
+    reference, outputs, labels = seeded(20, 5), seeded(20, 5, seed=1), torch.arange(20) % 5
+    measure = objective(name)
+    whole = measure.per_sample([reference], [outputs], labels)
+    parts = [measure.per_sample([reference[s]], [outputs[s]], labels[s]) for s in (slice(cut), slice(cut, None))]
+    assert torch.cat(parts).equal(whole) and whole.dtype == torch.float64 and len(whole) == 20
+
+
+def test_every_output_counts() -> None:
+    measure = objective("mse")
+    both = measure.per_sample([REF, REF], [REF, OUT], None)
+    assert float(both.mean()) == 0.25
+
+
+def test_images_are_compared_pixel_by_pixel() -> None:
+    reference, labels = seeded(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
+    shares = objective("accuracy").per_sample([reference], [reference], labels)
+    assert shares.shape == (2, 1)
+    assert float(shares.mean()) == float((reference.argmax(1) == 0).double().mean())
+
+
+def test_decibels_at_the_ends() -> None:
+    assert decibels(1.0, 0.0) == decibels(1.0, 1e-30) == MOST_DB
+    assert decibels(0.0, 0.0) == MOST_DB and decibels(0.0, 1.0) == 0.0
+    assert decibels(1.0, 100.0) == -20.0
+
+
+def test_a_function_of_ones_own() -> None:
+    def worst(reference: list[Tensor], outputs: list[Tensor], labels: Tensor | None) -> float:
+        return -float((reference[0] - outputs[0]).abs().max())
+
+    made = objective(worst)  # type: ignore[arg-type]
+    assert made.name == "worst" and made.finish(made.per_sample([REF], [OUT], None).mean(0)) == -1.0
+    with pytest.raises(HagoError, match="inf"):
+        objective(lambda r, o, y: math.inf).per_sample([REF], [OUT], None)
+
+
+def test_an_unknown_objective() -> None:
+    with pytest.raises(HagoError, match="Did you mean 'sqnr'"):
+        objective("sqrn")
+    with pytest.raises(HagoError, match="needs labels"):
+        value("accuracy", REF, OUT)
+
+
+# ---------------------------------------------------------------- intervals
+def test_wilson_known_values() -> None:
+    """E. B. Wilson's interval for 8 of 10 at 95 %: 0.4902 to 0.9433."""
+    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert wilson_interval(0, 10)[0] == 0.0 and wilson_interval(10, 10)[1] == pytest.approx(1.0)
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_holds_the_proportion(samples: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, samples))
+    low, high = wilson_interval(successes, samples)
+    assert 0 <= low <= successes / samples <= high + 1e-12 <= 1 + 1e-9
+
+
+def test_paired_interval() -> None:
+    mean, low, high = paired_interval(torch.tensor([1.0, 0.0, -1.0, 1.0]))
+    assert mean == 0.25 and low < mean < high
+    assert high - mean == pytest.approx(1.959964 * torch.tensor([1.0, 0.0, -1.0, 1.0]).std().item() / 2, rel=1e-5)
+    assert paired_interval(torch.tensor([1.0])) == (1.0, -math.inf, math.inf)
