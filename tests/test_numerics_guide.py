@@ -13,7 +13,7 @@ import hago
 from hago.rounding import ROUNDINGS
 
 ROOT = Path(hago.__file__).parent
-GUIDE = (ROOT.parent / "docs" / "numerics.md").read_text("utf-8")
+GUIDE = (Path(__file__).parent.parent / "docs" / "numerics.md").read_text("utf-8")
 
 
 def test_every_equation_that_the_code_names_is_there() -> None:
