@@ -108,7 +108,7 @@ class Edge:
             HagoError: the text is not `node:slot`.
         """
         dst, colon, slot = text.rpartition(":")
-        if not (colon and dst and slot.isdigit()):
+        if not (colon and dst and slot.isascii() and slot.isdigit()):
             raise HagoError(f"{text!r} is not an edge; expected 'node:slot', e.g. 'layer1.0.add:1'")
         return Edge(dst, int(slot))
 
