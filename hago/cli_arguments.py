@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from hago.calibrate.estimators import ESTIMATORS
+from hago.cli_export import FORMATS
 from hago.cli_texts import EXAMPLES, TOP, USAGE
 from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
@@ -46,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("replay", "do a search or a strategy again and compare every figure"),
     ):
         _on_record(commands, name, text)
+    _export(commands)
     _hardware(commands)
     _demo(commands)
     return top
@@ -198,6 +200,19 @@ def _on_record(commands: Any, name: str, text: str) -> None:
     if name == "replay":
         parser.add_argument("--objective", metavar="NAME", help="needed where the search had a function of its own")
         parser.add_argument("--best-only", action="store_true", help="of a log, the best trial alone")
+
+
+def _export(commands: Any) -> None:
+    parser = _add(commands, "export", "write a strategy in the form that another tool reads")
+    _model(parser)
+    parser.add_argument("record", metavar="STRATEGY", help="a strategy (.json)")
+    _chip(parser, required=False, default="; default: what the record names")
+    texts = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
+    parser.add_argument("--format", required=True, choices=tuple(FORMATS), metavar="NAME", help=texts)
+    parser.add_argument("--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE")
+    _data(parser, required=False)
+    for name, form in FORMATS.items():
+        form.options(parser.add_argument_group(f"of --format {name}"))
 
 
 def _hardware(commands: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from hago import api
+from hago.cli_export import export
 from hago.cli_options import (
     NO,
     OK,
@@ -17,6 +18,7 @@ from hago.cli_options import (
     Voices,
     command_line,
     fixed_bits,
+    hardware_of,
     load_batches,
     load_chip,
     make_folder_of,
@@ -32,7 +34,7 @@ from hago.hardware_file import available_hardware, load_hardware
 from hago.judgement import judge
 from hago.model_source import load_model
 from hago.prepare import input_names
-from hago.search.log import Log, read_log
+from hago.search.log import read_log
 from hago.strategy import Strategy
 
 
@@ -61,21 +63,9 @@ def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- what reads a strategy
-def _hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
-    if args.hardware is not None:
-        return load_chip(args, args.hardware)
-    header = record if isinstance(record, Strategy) else record.header
-    if header is None:
-        raise HagoError(f"log {args.record} is empty; there is nothing to replay")
-    name = header.hardware.name
-    if name not in available_hardware():
-        raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
-    return load_chip(args, name)
-
-
 def _judge(args: Namespace, integer: bool) -> Outcome:
     strategy = Strategy.load(args.record)
-    hardware, model = _hardware_of(args, strategy), load_model(args.model, args.weights)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     found = judge(model, hardware, strategy, load_batches(args), integer=integer)
     return Outcome(str(found), found.to_json(), OK if found.same else NO)
 
@@ -93,7 +83,7 @@ def realize(args: Namespace, voices: Voices) -> Outcome:
 def inspect(args: Namespace, voices: Voices) -> Outcome:
     """Every layer, in a table."""
     strategy = Strategy.load(args.record)
-    hardware, model = _hardware_of(args, strategy), load_model(args.model, args.weights)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     found = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
     if args.csv is not None:
         try:
@@ -108,7 +98,7 @@ def inspect(args: Namespace, voices: Voices) -> Outcome:
 def replay(args: Namespace, voices: Voices) -> Outcome:
     """Do it again and compare."""
     record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
-    hardware, model = _hardware_of(args, record), load_model(args.model, args.weights)
+    hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
     found = api.replay(model, hardware, args.record, load_batches(args), objective=objective, best_only=args.best_only)
     return Outcome(str(found), found.to_json(), OK if found.same else NO)
@@ -169,6 +159,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "realize": realize,
     "inspect": inspect,
     "replay": replay,
+    "export": export,
     "hardware": hardware,
     "demo": demo,
 }

@@ -15,11 +15,13 @@ from typing import Any, Final
 from hago.data_source import ImageShape, load_data
 from hago.errors import HagoError
 from hago.hardware import Hardware
-from hago.hardware_file import load_hardware
+from hago.hardware_file import available_hardware, load_hardware
 from hago.model_source import import_object
 from hago.ops import OPS
 from hago.ops._rule import OpRule
+from hago.search.log import Log
 from hago.search.searchers import SEARCHERS, make_searcher
+from hago.strategy import Strategy
 
 OK: Final = 0
 NO: Final = 1
@@ -75,6 +77,23 @@ def load_chip(args: Namespace, name: str) -> Hardware:
     if not all(isinstance(rule, OpRule) for rule in rules):
         raise HagoError(f"ops {args.ops!r} is of type {type(added).__name__}; expected an OpRule, or a mapping of them")
     return load_hardware(name, {**OPS, **{rule.name: rule for rule in rules}})
+
+
+def hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
+    """The hardware that `--hardware` names, else the one that a strategy or a log was made for.
+
+    Raises:
+        HagoError: the log is empty, or that hardware does not ship with hago.
+    """
+    if args.hardware is not None:
+        return load_chip(args, args.hardware)
+    header = record if isinstance(record, Strategy) else record.header
+    if header is None:
+        raise HagoError(f"log {args.record} is empty; there is nothing to replay")
+    name = header.hardware.name
+    if name not in available_hardware():
+        raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
+    return load_chip(args, name)
 
 
 def fixed_bits(args: Namespace) -> dict[str, int]:

@@ -56,6 +56,9 @@ examples:
   hago replay zoo:net strategies/net-vta.json --data calibration.npz
 
 Exit code 1 says that a figure differs in its last bit or more.""",
+    "export": """
+example:
+  hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz""",
     "hardware": """
 examples:
   hago hardware list
@@ -77,5 +80,6 @@ USAGE: Final = {
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
     "inspect": ON_STRATEGY,
+    "export": "MODEL STRATEGY --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
 }

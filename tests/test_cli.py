@@ -118,6 +118,7 @@ EVERY = {
     "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
+    "export": ["export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA],
     "hardware list": ["hardware", "list"],
     "hardware show": ["hardware", "show", "vta"],
     "hardware check": ["hardware", "check", "vta"],

@@ -1,0 +1,1 @@
+"""Export: strategies and integer models in the forms that other tools read."""

@@ -1,0 +1,53 @@
+"""What integers stand for: the same as the qparams that are made of a threshold, and back again."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hago.represented import represented, thresholds_for
+from hago.schemes import SCHEMES, Grid, make_qparams
+from hago.types import DTYPES
+
+ENDS = st.floats(0.001, 1e4)
+GRIDS = st.builds(
+    Grid,
+    bits=st.integers(2, 8),
+    scheme=st.sampled_from(sorted(SCHEMES)),
+    signed=st.booleans(),
+    power_of_two=st.booleans(),
+)
+
+
+def range_of_qparams(lo: float, hi: float, grid: Grid) -> tuple[float, float]:
+    """What a Plan's integers stand for, from the qparams themselves."""
+    ends = [torch.tensor(v, dtype=torch.float64) for v in (lo, hi)]
+    dtype = DTYPES["int8" if grid.signed else "uint8"]
+    made = make_qparams(grid.scheme, *ends, grid.bits, dtype, power_of_two=grid.power_of_two)
+    scale, zero = float(made.scale), int(made.zero_point)
+    return (made.qmin - zero) * scale, (made.qmax - zero) * scale
+
+
+@given(low=ENDS, high=ENDS, grid=GRIDS)
+def test_it_is_what_the_qparams_of_the_threshold_hold(low: float, high: float, grid: Grid) -> None:
+    lo = -low if grid.signed else 0.0
+    found = represented(lo, high, grid)
+    expected = range_of_qparams(lo, high, grid)
+    assert all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) for a, b in zip(found, expected, strict=True))
+
+
+@given(low=ENDS, high=ENDS, grid=GRIDS)
+def test_thresholds_for_what_is_represented_represent_it(low: float, high: float, grid: Grid) -> None:
+    seen = represented(-low if grid.signed else 0.0, high, grid)
+    again = represented(*thresholds_for(*seen, grid, slack=seen[1] * 1e-9), grid)
+    assert all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(again, seen, strict=True))
+
+
+def test_the_schemes_differ_by_a_quantum() -> None:
+    assert represented(-1.0, 1.0, Grid(8, "hago")) == (-127 / 128, 127 / 128)
+    assert represented(-1.0, 1.0, Grid(8, "symmetric")) == (-1.0, 1.0)
+    assert represented(0.0, 1.0, Grid(8, "hago", signed=False)) == (0.0, 255 / 256)
+    assert represented(-0.25, 0.7, Grid(4, "hago", power_of_two=True)) == (-7 / 8, 7 / 8)
