@@ -5,6 +5,7 @@ Importing it changes nothing and prints nothing.
 
 from hago.api import (
     create_quantizer,
+    estimate_cost,
     evaluate_strategy,
     explain,
     inspect_graph_statistic,
@@ -35,6 +36,7 @@ __all__ = [
     "available_hardware",
     "create_quantizer",
     "create_sample_hardware",
+    "estimate_cost",
     "evaluate_strategy",
     "explain",
     "from_torch",

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hago.calibrate.statistics import Estimator
+from hago.cost import Cost
+from hago.cost_range import CostRange, cost_range
+from hago.costing import plan_cost
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
 from hago.evaluate import Evaluator, first_safe
@@ -168,6 +171,43 @@ def explain(
     graph = from_torch(model, example_inputs, ops=ops)
     topology = analyze(graph, chip, keep_float, ops)
     return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
+
+
+def estimate_cost(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    example_inputs: Sequence[Any] = (),
+    *,
+    batch: int = 1,
+) -> Cost:
+    """What a strategy takes on the hardware: bytes, operations, and cycles and energy as far as the
+    hardware's description gives figures for them; `.missing` says what it does not give.
+
+    Args:
+        example_inputs: see create_quantizer.
+        batch: samples in one run.
+
+    Raises:
+        StrategyMismatch: the strategy was made for another model or hardware.
+    """
+    return plan_cost(create_quantizer(model, hardware, strategy, example_inputs).plan, batch)
+
+
+def explain_cost(
+    model: ModelLike,
+    hardware: HardwareLike,
+    example_inputs: Sequence[Any] = (),
+    *,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+) -> CostRange:
+    """What the model takes at its most bits, at its fewest, and in float, before any search."""
+    chip = as_hardware(hardware)
+    ops = chip.known_ops
+    graph = from_torch(model, example_inputs, ops=ops)
+    topology = analyze(graph, chip, keep_float, ops)
+    return cost_range(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
 
 
 def inspect_graph_statistic(

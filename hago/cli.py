@@ -1,4 +1,4 @@
-"""The command line: `hago search | quantize | explain | simulate | realize | inspect | replay | export | ...`.
+"""The command line: one command each to search, quantize, explain, judge and check; `hago --help` lists them.
 
 This is the only module that prints. Standard output holds the result and nothing else, so that it
 can be piped: what models and data sets print while they are loaded goes to standard error, as do the

@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _search(commands)
     _quantize(commands)
     _explain(commands)
+    _cost(commands)
     for name, text in (
         ("simulate", "judge a strategy on data: float against simulated"),
         ("realize", "build the integer model and check that it equals its simulation bit for bit"),
@@ -185,6 +186,15 @@ def _explain(commands: Any) -> None:
         help="of one sample, instead of data; once for every input",
     )
     _patterns(parser)
+    parser.add_argument("--cost", action="store_true", help="also what it takes at most bits, at fewest, and in float")
+
+
+def _cost(commands: Any) -> None:
+    parser = _add(commands, "cost", "what a strategy takes: bytes, operations, cycles and energy, node by node")
+    _model(parser)
+    parser.add_argument("record", metavar="STRATEGY", help="a strategy (.json)")
+    _chip(parser, required=False, default="; default: what the record names")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="samples in one run; default: %(default)s")
 
 
 def _on_record(commands: Any, name: str, text: str) -> None:

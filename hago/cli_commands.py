@@ -25,6 +25,7 @@ from hago.cli_options import (
     named,
 )
 from hago.cli_search import quantize, search
+from hago.debug.cost_report import cost_text, range_text
 from hago.debug.text import table
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.errors import HagoError, HardwareError
@@ -49,10 +50,12 @@ def explain(args: Namespace, voices: Voices) -> Outcome:
     else:
         first = next(iter(load_batches(args)), None)
         inputs = Batches([] if first is None else [first], input_names(model)).example
-    found = api.explain(
-        model, load_chip(args, args.hardware), inputs, keep_float=args.keep_float, fix_bits=fixed_bits(args)
-    )
-    return Outcome(str(found), found.to_json())
+    chip, bits = load_chip(args, args.hardware), fixed_bits(args)
+    found = api.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    if not args.cost:
+        return Outcome(str(found), found.to_json())
+    costs = api.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    return Outcome(f"{found}\n\n{range_text(costs)}", {**found.to_json(), "cost": costs.to_json()})
 
 
 def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
@@ -78,6 +81,14 @@ def simulate(args: Namespace, voices: Voices) -> Outcome:
 def realize(args: Namespace, voices: Voices) -> Outcome:
     """Float against simulated against integer."""
     return _judge(args, integer=True)
+
+
+def cost(args: Namespace, voices: Voices) -> Outcome:
+    """What a strategy takes, node by node."""
+    strategy = Strategy.load(args.record)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    found = api.estimate_cost(model, hardware, strategy, batch=args.batch)
+    return Outcome(cost_text(found), found.to_json())
 
 
 def inspect(args: Namespace, voices: Voices) -> Outcome:
@@ -157,6 +168,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "explain": explain,
     "simulate": simulate,
     "realize": realize,
+    "cost": cost,
     "inspect": inspect,
     "replay": replay,
     "export": export,

@@ -38,6 +38,7 @@ example:
     "explain": """
 examples:
   hago explain zoo:net --hardware int16_accumulator --input-shape 3,32,32
+  hago explain zoo:net --hardware x86_vnni --input-shape 3,32,32 --cost
   hago explain zoo:encoder --hardware x86_vnni --input-shape 32:int64 --input-shape 32:int64""",
     "simulate": """
 example:
@@ -47,6 +48,11 @@ example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
 
 Exit code 1 says that a value differs; that would be a defect of hago.""",
+    "cost": """
+example:
+  hago cost zoo:net strategies/net-vta.json --batch 32
+
+What a hardware file gives no figure for is left out and named; docs/cost.md says how the rest adds up.""",
     "inspect": """
 example:
   hago inspect zoo:net strategies/net-vta.json --data test.npz --samples 128 --csv layers.csv""",
@@ -77,6 +83,7 @@ USAGE: Final = {
     "search": "MODEL --hardware NAME|FILE --data DATA",
     "quantize": "MODEL --hardware NAME|FILE --data DATA",
     "explain": "MODEL --hardware NAME|FILE (--data DATA | --input-shape SHAPE)",
+    "cost": "MODEL STRATEGY",
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
     "inspect": ON_STRATEGY,

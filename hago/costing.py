@@ -1,0 +1,234 @@
+"""Costing: adds up what a Plan takes, in the figures of its hardware.
+
+A signature's `macs_per_cycle` and `elements_per_cycle`, and `requantize_per_cycle`, are those of one
+core; `bytes_per_cycle` is that of the whole chip. What is counted and what is not: docs/cost.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hago.cost import Cost, EdgeCost, EdgeKind, NodeCost
+from hago.errors import HagoError
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware import Hardware, OpDesc
+from hago.ops import Ops
+from hago.plan import NodePlan, Plan
+from hago.types import DTYPES, FLOAT32, DType, Edge, QParams, SimQ
+
+
+def plan_cost(plan: Plan, batch: int = 1) -> Cost:
+    """What a Plan takes.
+
+    A node reads every operand from memory as its producer stored it, and writes its value once.
+    Requantization happens where a value is read, or at the output where the signature says so; it
+    costs time and energy but no traffic of its own.
+
+    Args:
+        batch: samples in one run; weights are read once for all of them.
+
+    Returns:
+        Rows and totals; equal for equal Plans.
+
+    References:
+        S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009. Bit operations: as in
+        M. van Baalen et al., "Bayesian Bits", NeurIPS 2020.
+
+    Raises:
+        HagoError: a batch below 1.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise HagoError(f"cost of a batch of {batch!r}; expected an integer, 1 or more")
+    return _Account(plan, batch).cost()
+
+
+def bits_of(qparams: QParams) -> int:
+    """How many bits tell the integers of a range apart."""
+    return max(1, (qparams.qmax - qparams.qmin).bit_length())
+
+
+def _bytes(elements: int, bits: int) -> int:
+    return -(-elements * bits // 8)
+
+
+class _Account:
+    """Adds up one Plan; lives for one call."""
+
+    def __init__(self, plan: Plan, batch: int) -> None:
+        self.plan, self.batch = plan, batch
+        self.graph: Graph = plan.graph
+        self.hardware: Hardware = plan.hardware
+        self.ops: Ops = plan.ops
+        self.missing: dict[str, None] = {}
+        self.packed: set[tuple[object, ...]] = set()  # constants counted already
+        self.weight_bits, self.weights = 0, 0
+        self.cores = self.hardware.cost.get("cores", 1.0)
+
+    def cost(self) -> Cost:
+        computed = [n for n in self.graph if n.op not in (INPUT, CONST)]
+        edges = tuple(self._edge(e) for e in self.graph.edges)
+        nodes = tuple(self._node(n) for n in computed)
+        mean = self.weight_bits / self.weights if self.weights else 0.0
+        if "clock_hz" not in self.hardware.cost:
+            self.missing["clock_hz (latency in seconds)"] = None
+        clock = self.hardware.cost.get("clock_hz")
+        return Cost(self.hardware.name, self.batch, nodes, edges, mean, clock, tuple(self.missing))
+
+    # ------------------------------------------------------------ what stands in memory
+    def _elements(self, name: str) -> int:
+        """Of a node's value: constants as they are, others times the batch."""
+        node = self.graph[name]
+        count = math.prod(node.shape or (0,))
+        return count if node.op == CONST else count * self.batch
+
+    def _stored(self, name: str) -> DType:
+        """In which a node's value stands in memory, constants aside."""
+        node = self.graph[name]
+        if name in self.plan.nodes:
+            return self.plan.nodes[name].out.dtype
+        if node.op == INPUT:
+            return DTYPES.get(str(node.attrs.get("dtype")), FLOAT32)
+        return self._float_desc(node).out_dtype
+
+    def _float_desc(self, node: Node) -> OpDesc:
+        descs = self.hardware.float_descs(node.op)
+        return descs[0] if descs else OpDesc("float32", "float32", name="float32")
+
+    def _const_bits(self, edge: Edge) -> int:
+        """That each value of a constant takes in memory while the model runs."""
+        target = self._target(edge)
+        if target is not None:
+            return target.dtype.bits
+        return self.graph.consts[self.graph.source(edge)].element_size() * 8
+
+    def _target(self, edge: Edge) -> QParams | None:
+        plan = self.plan.nodes.get(edge.dst)
+        return None if plan is None else plan.operands[edge.slot]
+
+    # ------------------------------------------------------------ edges
+    def _edge(self, edge: Edge) -> EdgeCost:
+        source = self.graph.source(edge)
+        elements = self._elements(source)
+        if self.graph[source].op == CONST:
+            return self._constant(edge, source, elements)
+        simq: SimQ | None = self.plan.edges.get(edge)
+        target = self._target(edge)
+        dtype = self._stored(source) if target is None and simq is None else FLOAT32 if target is None else target.dtype
+        bits = dtype.bits if target is None else bits_of(target)
+        if simq is None:
+            return EdgeCost(str(edge), "as stored", elements, bits, dtype.name)
+        cycles = self._over(elements, self._chip("requantize_per_cycle", "latency"), self.cores)
+        energy = self._times(elements, self._chip("picojoules_per_requantize", "energy"))
+        kind: EdgeKind = simq.kind  # type: ignore[assignment]
+        return EdgeCost(str(edge), kind, elements, bits, dtype.name, 0, elements, cycles, energy)
+
+    def _constant(self, edge: Edge, source: str, elements: int) -> EdgeCost:
+        target = self._target(edge)
+        bits = self._const_bits(edge) if target is None else bits_of(target)
+        rule = None if edge.dst == OUTPUT else self.ops.get(self.graph[edge.dst].op)
+        slot = "own" if rule is None or rule.integer is None else rule.integer.slot(edge.slot)
+        kind: EdgeKind = "bias" if slot == "bias" else "constant" if slot == "plain" else "weight"
+        key = (source, None if target is None else target.key)
+        new = key not in self.packed
+        self.packed.add(key)
+        if kind == "weight" and new:
+            self.weights += elements
+            self.weight_bits += elements * bits
+        name = str(self.graph.consts[source].dtype).removeprefix("torch.") if target is None else target.dtype.name
+        return EdgeCost(str(edge), kind, elements, bits, name, _bytes(elements, bits) if new else 0)
+
+    # ------------------------------------------------------------ nodes
+    def _node(self, node: Node) -> NodeCost:
+        plan = self.plan.nodes.get(node.name)
+        desc = self._float_desc(node) if plan is None else plan.desc
+        elements = self._elements(node.name)
+        macs = node_macs(self.graph, node, self.ops) * self.batch
+        read = sum(self._read(e) for e in node.edges)
+        write = _bytes(elements, self._stored(node.name).bits)
+        requantized = elements if plan is not None and plan.out_simq is not None else 0
+        compute = self._compute(node, desc, macs, elements, requantized)
+        memory = self._over(read + write, self._chip("bytes_per_cycle", "latency"))
+        known = [c for c in (compute, memory) if c is not None]
+        return NodeCost(
+            node=node.name,
+            op=str(node.attrs["target"]) if node.op == "opaque" else node.op,
+            integer=plan is not None,
+            signature=desc.name or str(desc),
+            macs=macs,
+            bops=macs * self._mac_bits(plan, desc),
+            read_bytes=read,
+            write_bytes=write,
+            requantized=requantized,
+            compute_cycles=compute,
+            memory_cycles=memory,
+            cycles=max(known) if known else None,
+            picojoules=self._energy(desc, macs, read + write, requantized),
+        )
+
+    def _read(self, edge: Edge) -> int:
+        source = self.graph.source(edge)
+        is_const = self.graph[source].op == CONST
+        return _bytes(self._elements(source), self._const_bits(edge) if is_const else self._stored(source).bits)
+
+    def _compute(self, node: Node, desc: OpDesc, macs: int, elements: int, requantized: int) -> float | None:
+        if macs:
+            own = self._over(macs, self._figure(desc, "macs_per_cycle", "latency"), self.cores)
+        else:
+            # pooling and sums read more than they write
+            data = [self._elements(s) for s in node.inputs if self.graph[s].op != CONST]
+            own = self._over(max([elements, *data]), self._figure(desc, "elements_per_cycle", "latency"), self.cores)
+        if not requantized:
+            return own
+        again = self._over(requantized, self._chip("requantize_per_cycle", "latency"), self.cores)
+        return again if own is None else own + (again or 0.0)
+
+    def _energy(self, desc: OpDesc, macs: int, moved: int, requantized: int) -> float | None:
+        terms = [self._times(moved, self._chip("picojoules_per_byte", "energy"))]
+        if macs:
+            terms.append(self._times(macs, self._figure(desc, "picojoules_per_mac", "energy")))
+        if requantized:
+            terms.append(self._times(requantized, self._chip("picojoules_per_requantize", "energy")))
+        known = [t for t in terms if t is not None]
+        return math.fsum(known) if known else None
+
+    @staticmethod
+    def _mac_bits(plan: NodePlan | None, desc: OpDesc) -> int:
+        """Bits of one operand times bits of the other."""
+        if plan is None:
+            return desc.out_dtype.bits**2
+        operands = [q for q in plan.operands[:2] if q is not None]
+        return math.prod(map(bits_of, operands)) if len(operands) == 2 else 0
+
+    # ------------------------------------------------------------ figures of the spec
+    def _figure(self, desc: OpDesc, name: str, what: str) -> float | None:
+        if name not in desc.cost:
+            self.missing[f"{name} of signature {desc.name or str(desc)!r} ({what})"] = None
+        return desc.cost.get(name)
+
+    def _chip(self, name: str, what: str) -> float | None:
+        if name not in self.hardware.cost:
+            self.missing[f"{name} ({what})"] = None
+        return self.hardware.cost.get(name)
+
+    @staticmethod
+    def _over(amount: int, rate: float | None, cores: float = 1.0) -> float | None:
+        return None if rate is None else amount / (rate * cores)
+
+    @staticmethod
+    def _times(amount: int, each: float | None) -> float | None:
+        return None if each is None else amount * each
+
+
+def node_macs(graph: Graph, node: Node, ops: Ops) -> int:
+    """Multiply-accumulates of a node at batch 1; 0 where its op counts none."""
+    shapes = [graph[s].shape for s in node.inputs]
+    rule = ops.get(node.op)
+    if rule is None or node.shape is None or any(s is None for s in shapes):
+        return 0
+    return rule.macs(node.attrs, [s for s in shapes if s is not None], node.shape)
+
+
+def float_cost(plan: Plan, batch: int = 1) -> Cost:
+    """What the same graph takes with nothing in integers, on the float signatures of the hardware."""
+    edges: dict[Edge, SimQ | None] = dict.fromkeys(plan.edges)
+    return plan_cost(Plan(plan.graph, plan.hardware, plan.ops, {}, edges), batch)
