@@ -206,8 +206,23 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
         return moved.to(torch.float64 if _passes_float32(target) else c.dtype)
     exact = c.dtype if c.is_floating_point() else torch.float64
     carrier = c.to(exact if how.form == "shift" else torch.float32)
-    out = _clip(ROUNDINGS[how.rounding](carrier * _number(r.to(carrier.dtype))), target)
+    if how.form == "shift" and how.rounding == "half_up":
+        out = _clip(_shift_half_up(carrier, r), target)
+    else:
+        out = _clip(ROUNDINGS[how.rounding](carrier * _number(r.to(carrier.dtype))), target)
     return out if c.is_floating_point() else out.to(torch.int64)
+
+
+def _shift_half_up(c: Tensor, r: Tensor) -> Tensor:
+    """`floor(c * r + 1/2)` for r = 2**-n, as a chip does it: half is added before the shift.
+
+    `floor(x + 0.5)` errs only where the sum rounds up to an integer, and integers below 2**24 (2**53
+    in float64) shifted by 1 to 24 (53) bits have no such sum: the next multiple of 2**n is too far.
+    """
+    fraction = 24 if c.dtype == torch.float32 else 53
+    if bool(((r <= 0.5) & (r >= 2.0**-fraction)).all()):
+        return (c * _number(r.to(c.dtype))).add_(0.5).floor_()
+    return ROUNDINGS["half_up"](c * _number(r.to(c.dtype)))
 
 
 def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:

@@ -159,6 +159,7 @@ def make_qparams(
         t = power_of_two_at_least(torch.maximum(lo.abs(), hi.abs()))
         lo, hi, scheme = torch.where(lo < 0, -t, torch.zeros_like(t)), t, "hago"
     scale, zero, qmin, qmax = SCHEMES[scheme](lo, hi, bits, dtype)
-    scale = torch.where(scale > 0, scale.clamp_min(SMALLEST_SCALE), torch.ones_like(scale))
+    empty = (lo == 0) & (hi == 0)
+    scale = torch.where(empty, torch.ones_like(scale), scale.clamp_min(SMALLEST_SCALE))
     scale = scale.to(torch.float32).to(torch.float64)
     return QParams(scale, zero.to(torch.int64), qmin, qmax, dtype)

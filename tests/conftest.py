@@ -11,7 +11,9 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("ops.laws", "plans")
 
-settings.register_profile("hago", deadline=None, print_blob=True)
+# the same cases in every run; `--hypothesis-profile=explore` draws new ones
+settings.register_profile("hago", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("hago")
 
 GOLDEN = Path(__file__).parent / "golden"

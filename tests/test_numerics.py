@@ -197,6 +197,17 @@ HOWS = [Requantize(f, r) for f, r in product(("float32", "multiplier_shift", "sh
 HOWS += [Requantize("multiplier_shift", "half_up", 7), Requantize("multiplier_shift", two_stage=True)]
 
 
+@given(st.integers(1, 30), st.integers(-(1 << 24), 1 << 24), st.integers(-2, 2))
+@example(25, 0, -1)
+def test_half_up_shifts_are_exact_next_to_every_tie(shift: int, multiple: int, off: int) -> None:
+    """The integers around (multiple + 1/2) * 2**shift, up to the largest that a carrier holds."""
+    for carrier, most in ((torch.float32, 1 << 24), (torch.float64, 1 << 53)):
+        c = max(-most, min(most, (multiple << shift) + (1 << (shift - 1)) + off))
+        source, target = qparams(2.0**-shift, "int32"), qparams(1.0, "int32", low=-(1 << 31), high=(1 << 31) - 1)
+        found = requantize(torch.tensor([c], dtype=carrier), source, target, Requantize("shift", "half_up"))
+        assert number(found) == clip(round_exactly(Fraction(c, 1 << shift), "half_up"), -(1 << 31), (1 << 31) - 1)
+
+
 @pytest.mark.parametrize("how", HOWS, ids=str)
 @given(
     st.lists(st.integers(-(1 << 26), 1 << 26), min_size=3, max_size=3),
