@@ -18,6 +18,7 @@ from hago.errors import DataError, InfeasibleBits
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph, Node
+from hago.numerics import extremes
 from hago.objective import OBJECTIVES, Objective, check_rows, wilson_interval
 from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
@@ -43,13 +44,11 @@ class Peaks:
         if plan.proved or not c.numel():
             return
         dtype = plan.desc.register.dtype
-        low, high = torch.aminmax(c)
-        zero = plan.register.zero_point
-        peak = max(float((high + zero).max()) / dtype.max, float((low + zero).min()) / min(dtype.min, -1))
+        low, high = extremes(c)
+        peak = max(high / dtype.max, low / min(dtype.min, -1))
         self.peaks[node.name] = max(self.peaks.get(node.name, 0.0), peak)
         if peak > 1.0:
-            q = c + zero
-            seen = int(((q < dtype.min) | (q > dtype.max)).sum())
+            seen = int(((c < dtype.min) | (c > dtype.max)).sum())
             if seen:
                 self.overflows[node.name] = self.overflows.get(node.name, 0) + seen
 

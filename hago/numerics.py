@@ -30,18 +30,33 @@ EXACT_FLOAT32: Final = 1 << 24
 EXACT_FLOAT64: Final = 1 << 53
 
 
+def extremes(c: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value; (0, 0) of nothing. Read in the order of memory, so not copied."""
+    if not c.numel():
+        return 0.0, 0.0
+    low, high = torch.aminmax(c.permute(sorted(range(c.ndim), key=c.stride, reverse=True)))
+    return float(low), float(high)
+
+
 # ---------------------------------------------------------------- overflow
 def wrap(c: Tensor, dtype: DType) -> Tensor:
     """`c` modulo 2**bits into the range of `dtype`, as two's complement registers do.
 
     Args:
-        c: int64, or float64 holding integers below 2**53 in magnitude.
+        c: int64, or floats holding integers exactly; NaN stays NaN.
+
+    Returns:
+        `c` itself where nothing wraps.
     """
     if dtype.bits == 64:
         return c
     size = 1 << dtype.bits
     if c.is_floating_point():
-        return c - torch.floor((c - dtype.min) / size) * size
+        low, high = extremes(c)
+        if dtype.min <= low and high <= dtype.max:
+            return c  # looking is one pass over memory, wrapping four
+        turns = (c / size).add_(0.5 if dtype.signed else 0.0).floor_()
+        return torch.add(c, turns, alpha=-size)
     return torch.bitwise_and(c - dtype.min, size - 1) + dtype.min
 
 
@@ -198,31 +213,55 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     """
     r = ratio(source, target)
     if how.form == "multiplier_shift":
-        m, n = multiplier_and_shift(r, how.multiplier_bits)
-        out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how)
-        moved = _clip(out, target)
-        if not c.is_floating_point():
-            return moved
-        return moved.to(torch.float64 if _passes_float32(target) else c.dtype)
+        return _multiplied_and_shifted(c, source, target, r, how)
     exact = c.dtype if c.is_floating_point() else torch.float64
     carrier = c.to(exact if how.form == "shift" else torch.float32)
-    if how.form == "shift" and how.rounding == "half_up":
-        out = _clip(_shift_half_up(carrier, r), target)
-    else:
-        out = _clip(ROUNDINGS[how.rounding](carrier * _number(r.to(carrier.dtype))), target)
+    adds = how.form == "shift" and _between(-torch.log2(r), 1, _fraction_bits(carrier.dtype))
+    out = _clip(_scaled(carrier, r, how.rounding, adds), target)
     return out if c.is_floating_point() else out.to(torch.int64)
 
 
-def _shift_half_up(c: Tensor, r: Tensor) -> Tensor:
-    """`floor(c * r + 1/2)` for r = 2**-n, as a chip does it: half is added before the shift.
+def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
+    """`round(c * r)` in the dtype of c.
 
-    `floor(x + 0.5)` errs only where the sum rounds up to an integer, and integers below 2**24 (2**53
-    in float64) shifted by 1 to 24 (53) bits have no such sum: the next multiple of 2**n is too far.
+    Args:
+        adds: half up may be `floor(x + 1/2)`: c * r is an exact integer below 2**f times 2**-n, with
+            f the fraction bits of the dtype and 1 <= n <= f. That errs only where the sum rounds up
+            to an integer, and here the next multiple of 2**n is too far for it.
     """
-    fraction = 24 if c.dtype == torch.float32 else 53
-    if bool(((r <= 0.5) & (r >= 2.0**-fraction)).all()):
-        return (c * _number(r.to(c.dtype))).add_(0.5).floor_()
-    return ROUNDINGS["half_up"](c * _number(r.to(c.dtype)))
+    x = c * _number(r.to(c.dtype))
+    return x.add_(0.5).floor_() if adds and rounding == "half_up" else ROUNDINGS[rounding](x)
+
+
+def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tensor, how: Requantize) -> Tensor:
+    """The multiplier_shift form; in float64 where it holds a carrier's products, which is faster than int64."""
+    m, n = multiplier_and_shift(r, how.multiplier_bits)
+    if not c.is_floating_point():
+        return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
+    if how.two_stage or not _products_fit(c, source.dtype, how.multiplier_bits):
+        out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how)
+    else:
+        scale = torch.ldexp(m.to(torch.float64), -n)
+        out = _scaled(c.to(torch.float64), scale, how.rounding, _between(n, 1, 53))
+    return _clip(out, target).to(torch.float64 if _passes_float32(target) else c.dtype)
+
+
+def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
+    """Whether float64 holds the product of every c, centered integers of `dtype`, and a multiplier of `bits`."""
+    most = 2.0**dtype.bits
+    if most * 2.0**bits > 2.0**53:
+        low, high = extremes(c)
+        most = max(-low, high)
+    return most * 2.0**bits <= 2.0**53
+
+
+def _between(n: Tensor, low: int, high: int) -> bool:
+    return bool(((n >= low) & (n <= high)).all())
+
+
+def _fraction_bits(dtype: torch.dtype) -> int:
+    """The bits of integers that a float type holds exactly."""
+    return 24 if dtype == torch.float32 else 53
 
 
 def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:

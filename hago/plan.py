@@ -83,8 +83,8 @@ class NodePlan:
         """What the register holds where `c` was computed: `c` itself unless it could overflow."""
         if self.proved:
             return c
-        register, zero = self.desc.register, self.register.zero_point
-        return apply_overflow(c + zero, register.dtype, register.overflow) - zero
+        # only accumulators can overflow, and they have zero point 0
+        return apply_overflow(c, self.desc.register.dtype, self.desc.register.overflow)
 
     def look_up(self, c: Tensor) -> Tensor:
         """The table's value of every centered input, in the input's dtype."""

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hago.calibrate.observer import Observer
@@ -19,6 +18,7 @@ from hago.errors import DataError
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import CONST, Graph, Node
+from hago.numerics import extremes
 from hago.ops import OPS, Ops
 
 
@@ -52,7 +52,7 @@ def collect(graph: Graph, batches: Batches, observed: Collection[str], ops: Ops 
     def see(node: Node, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
-        low, high = (float(v) for v in torch.aminmax(value))
+        low, high = extremes(value)
         before = ranges.get(node.name, (low, high))
         ranges[node.name] = (min(before[0], low), max(before[1], high))
         if node.name in observers:
