@@ -36,8 +36,8 @@ def range_node(graph: Graph, topology: Topology, ops: Ops, name: str) -> str:
     """
     edges = graph.out_edges[name]
     while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
-        rule = ops[graph[edges[0].dst].op]
-        if rule.integer is None or rule.integer.slots != ("follow",) or not rule.integer.within_hull:
+        form = ops[graph[edges[0].dst].op].integer
+        if form is None or form.slots != ("follow",) or not (form.within_hull and form.hides):
             break
         name = edges[0].dst
         edges = graph.out_edges[name]

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from hago.errors import HardwareError, did_you_mean
 from hago.numerics import Overflow, Requantize
 from hago.ops import OPS, Ops, aliases
+from hago.ops._rule import OpRule
 from hago.schemes import SCHEMES
 from hago.types import DType, dtype
 
@@ -169,6 +170,27 @@ class Hardware:
         for listed in ("sources", "notes"):
             object.__setattr__(self, listed, tuple(getattr(self, listed)))
 
+    def rule(self, op: str, ops: Ops) -> OpRule | None:
+        """The rule of an op with the form that this hardware computes it in; None for an unknown op.
+
+        Raises:
+            HardwareError: the op has no such form.
+        """
+        rule, form = ops.get(op), next((d.form for d in self.integer_descs(op)), None)
+        if rule is None or form is None:
+            return rule
+        if form not in rule.forms:
+            raise HardwareError(
+                f"hardware {self.name!r} computes {op} in the unknown form {form!r}; "
+                f"known: {', '.join(rule.forms) or 'none'}." + did_you_mean(form, rule.forms)
+            )
+        return rule.computed_as(form)
+
+    def computes(self, ops: Ops) -> Ops:
+        """The ops, each with the form that this hardware computes it in."""
+        named = {op for op, descs in self.ops.items() if op in ops and any(d.form for d in descs)}
+        return {**ops, **{op: rule for op in named if (rule := self.rule(op, ops))}} if named else ops
+
     def integer_descs(self, op: str) -> tuple[OpDesc, ...]:
         """The integer signatures of `op`, preferred first."""
         return tuple(d for d in self.ops.get(op, ()) if d.is_integer)
@@ -190,6 +212,7 @@ class SignatureRow:
     register: str
     overflow: str
     requantize: str
+    form: str
     source: str
 
 
@@ -210,7 +233,7 @@ class HardwareTable:
         return {"head": self.head, "rows": [asdict(r) for r in self.rows]}
 
     def __str__(self) -> str:
-        titles = ("op", "operands", "result", "register", "overflow", "requantize", "source")
+        titles = ("op", "operands", "result", "register", "overflow", "requantize", "form", "source")
         cells = [titles, *((r.op, ", ".join(r.operands), *astuple(r)[2:]) for r in self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
@@ -224,6 +247,7 @@ def explain_hardware(hardware: Hardware) -> HardwareTable:
     form: str = how.form
     if how.form == "multiplier_shift":
         form += f" of {how.multiplier_bits} bits{' in two stages' if how.two_stage else ''}"
+        form += f" found by {how.search}" if how.search != "nearest" else ""
     head = (
         f"{hardware.name}: activations {hardware.activation.scheme} {hardware.activation.granularity}, "
         f"weights {hardware.weight.scheme} {hardware.weight.granularity}, requantize {form}, "
@@ -242,6 +266,7 @@ def _explain(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
         register=str(desc.register.dtype) if integer else "-",
         overflow=desc.register.overflow if integer else "-",
         requantize=f"{form} at {desc.requantize_at}" if integer else "-",
+        form=desc.form or "-",
         source=f"{origin}: {desc.name}" if desc.name else origin,
     )
 

@@ -17,7 +17,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from hago.errors import did_you_mean
+from hago.multipliers import MULTIPLIERS
 from hago.ops import Ops, aliases
+from hago.ops._rule import IntegerForm
 from hago.rounding import ROUNDINGS
 from hago.schemes import SCHEMES
 from hago.types import DTYPES, DType
@@ -25,8 +27,6 @@ from hago.types import DTYPES, DType
 Path = tuple[str | int, ...]
 Document = Mapping[str, Any]
 
-#: The ways of computing an op that a signature may name: operands brought to one scale.
-OP_FORMS: Final = ("common_scale",)
 DEFAULT_MIN_BITS: Final = 4
 #: What only integers have.
 _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "min_bits", "max_bits")
@@ -152,11 +152,12 @@ def _figures(path: Path, figures: Mapping[str, Any]) -> Iterator[Finding]:
 def _requantize(document: Document) -> Iterator[Finding]:
     how = document.get("requantize", {})
     form = how.get("form")
-    for key in ("multiplier_bits", "two_stage"):
+    for key in ("multiplier_bits", "two_stage", "search"):
         if key in how and form != "multiplier_shift":
             yield Finding(("requantize", key), f"belongs to the form multiplier_shift; got the form {form}")
     if how.get("two_stage") and how.get("multiplier_bits", 31) != 31:
         yield Finding(("requantize", "two_stage"), "needs multiplier_bits 31: stage one divides by 2**31")
+    yield from _known(("requantize", "search"), how.get("search", "nearest"), MULTIPLIERS, "search of a multiplier")
     for part in ("activation", "weight"):
         scheme = document.get(part, {}).get("scheme", "hago")
         if form == "shift" and scheme in SCHEMES and scheme != "hago":
@@ -172,8 +173,6 @@ def _signature(path: Path, body: Document) -> Iterator[Finding]:
         listed.append(((*path, "accumulator", "dtype"), register))
     unknown = [f for where, name in listed for f in _known(where, name, DTYPES, "dtype")]
     yield from unknown
-    if "form" in body:
-        yield from _known((*path, "form"), body["form"], OP_FORMS, "form")
     if unknown:
         return
     operands, out = [DTYPES[n] for n in body["in"]], DTYPES[body["out"]]
@@ -220,16 +219,16 @@ def _references(whole: Any, sound: Document, known_ops: Ops) -> Iterator[Finding
     names, listed = (whole.get(k) if isinstance(whole, dict) else None for k in ("signatures", "ops"))
     if not isinstance(names, dict) or not isinstance(listed, dict):
         return
-    yield from _ops(sound.get("ops", {}), names, sound.get("signatures", {}), known_ops)
+    yield from _ops(sound, names, known_ops)
     used = [s for entry in listed.values() if isinstance(entry, list) for s in entry]
     for name in (n for n in names if n not in used):
         yield Finding(("signatures", name), "no op lists this signature; list it or remove it")
 
 
-def _ops(ops: Document, names: Document, signatures: Document, known_ops: Ops) -> Iterator[Finding]:
-    spelled = aliases(known_ops)
+def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
+    spelled, signatures = aliases(known_ops), sound.get("signatures", {})
     seen: dict[str, str] = {}
-    for op, listed in ops.items():
+    for op, listed in sound.get("ops", {}).items():
         name = spelled.get(op, op)
         if name in seen:
             yield Finding(("ops", op), f"lists {name} a second time, after {_show(seen[name])}; expected one")
@@ -241,17 +240,40 @@ def _ops(ops: Document, names: Document, signatures: Document, known_ops: Ops) -
             path = ("ops", op, index)
             yield from _known(path, signature, names, "signature")
             if name in known_ops and signature in signatures:
-                yield from _op_takes(path, name, signatures[signature], known_ops)
+                yield from _op_takes(path, name, signatures[signature], known_ops, sound.get("requantize", {}))
+        if name in known_ops:
+            yield from _one_form(("ops", op), [signatures[s] for s in listed if s in signatures])
 
 
-def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops) -> Iterator[Finding]:
-    form = known_ops[op].integer
-    out = DTYPES.get(signature["out"])
+def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Document) -> Iterator[Finding]:
+    rule, out, named = known_ops[op], DTYPES.get(signature["out"]), signature.get("form")
     if out is None or not out.is_int:
         return
-    if form is None:
+    if rule.integer is None:
         yield Finding(path, f"hago has no integer form of {op}; expected a float signature")
-    elif form.table and signature.get("requantize_at") != "output":
+    elif named is not None and named not in rule.forms:
+        known = f"it has {_any_of(rule.forms) or 'one, without a name'}"
+        yield Finding(path, f"{op} has no form {_show(named)}; {known}.{did_you_mean(named, rule.forms)}")
+    else:
+        yield from _form_takes(path, op, signature, rule.forms.get(named or "", rule.integer), how)
+
+
+def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:
+    at_output = signature.get("requantize_at") == "output"
+    if form.table and not at_output:
         yield Finding(path, f"{op} is looked up in a table; expected a signature with requantize_at: output")
-    elif "form" in signature and "common" not in form.slots:
-        yield Finding(path, f"names the form {signature['form']}, but {op} has no operands on one scale")
+    if form.lands and not at_output:
+        text = f"the form {signature['form']} of {op} goes to the output's scale; expected requantize_at: output"
+        yield Finding(path, text)
+    if form.goes_with is not None and how.get("form") not in (None, form.goes_with):
+        text = f"the form {signature['form']} of {op} goes with the requantize form {form.goes_with}"
+        yield Finding(path, f"{text}; got {how['form']}")
+
+
+def _one_form(path: Path, listed: list[Document]) -> Iterator[Finding]:
+    """A chip computes an op in one way."""
+    integers = [s for s in listed if (d := DTYPES.get(s["out"])) is not None and d.is_int]
+    named = list(dict.fromkeys(s.get("form") for s in integers))
+    if len(named) > 1:
+        forms = _any_of(n or "none" for n in named)
+        yield Finding(path, f"lists signatures of {len(named)} forms ({forms}); expected one form for the op")

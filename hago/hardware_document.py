@@ -46,9 +46,10 @@ def to_document(hardware: Hardware) -> dict[str, Any]:
 
 def _multiplier(how: Requantize) -> dict[str, Any]:
     """What the form says of its multiplier; for other forms what differs from the default, to be refused."""
-    said = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage}
+    said = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage, "search": how.search}
     plain = Requantize()
-    return {k: v for k, v in said.items() if how.form == "multiplier_shift" or v != getattr(plain, k)}
+    always = ("multiplier_bits", "two_stage") if how.form == "multiplier_shift" else ()
+    return {k: v for k, v in said.items() if k in always or v != getattr(plain, k)}
 
 
 def _scheme(scheme: TensorScheme) -> dict[str, str]:
@@ -89,13 +90,18 @@ def hardware_hash(hardware: Hardware) -> str:
         "name": hardware.name,
         "activation": _scheme(hardware.activation),
         "weight": _scheme(hardware.weight),
-        "requantize": [how.form, how.rounding, how.multiplier_bits, how.two_stage],
+        "requantize": [how.form, how.rounding, how.multiplier_bits, how.two_stage, *_unusual(how)],
         "other_ops": hardware.other_ops,
         "cost": {k: float(v) for k, v in hardware.cost.items()},
         "ops": {op: [_content(d) for d in descs] for op, descs in hardware.ops.items()},
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _unusual(how: Requantize) -> list[str]:
+    """What only some hardware says: left out of the hash where it is not said, so that hashes last."""
+    return [how.search] if how.search != Requantize().search else []
 
 
 def _content(desc: OpDesc) -> list[Any]:
@@ -127,6 +133,7 @@ def from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> H
             rounding=document["rounding"],
             multiplier_bits=int(how.get("multiplier_bits", 31)),
             two_stage=how.get("two_stage", False),
+            search=how.get("search", "nearest"),
         ),
         other_ops=document["other_ops"],
         cost=dict(document.get("cost", {})),

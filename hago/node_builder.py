@@ -20,6 +20,7 @@ from hago.graph import Node
 from hago.hardware import OpDesc
 from hago.numerics import apply_simq, dequantize
 from hago.operands import Operands, Owner
+from hago.ops._rule import Site
 from hago.plan import NodePlan
 from hago.topology import fitting_descs
 from hago.types import QParams, SimQ
@@ -60,17 +61,20 @@ class NodeBuilder:
         """
         targets = self.operands.targets(self.desc)
         simqs = tuple(self._simq(slot, t) for slot, t in enumerate(targets))
-        scales = [torch.ones((), dtype=torch.float64) if t is None else t.scale for t in targets]
+        made = self._requantized()
+        site = Site(tuple(targets), made, self.owner.hardware.requantize)
         consts = {
             s: self.owner.const(self.node.inputs[s], t)
             for s, t in enumerate(targets)
             if t and self.operands.is_const(s)
         }
-        register = self._register(targets, scales)
-        attrs = self.form.attrs(self.node.attrs, scales)
+        register = self._register(site)
+        attrs = self.form.integer_attrs(self.node.attrs, site)
         bounds = Bounds(self.owner.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
         bound = bounds.centered()
-        out, out_simq, table = self._output(register, targets)
+        out = register if made is None else made
+        table = self._table(targets[0], out) if self.form.table else None
+        out_simq = None if made is None or table is not None else SimQ(register, out)
         return NodePlan(
             desc=self.desc,
             attrs=attrs,
@@ -107,20 +111,20 @@ class NodeBuilder:
         return None if source is target else SimQ(source, target)
 
     # ------------------------------------------------------------ accumulator and output
-    def _register(self, targets: Sequence[QParams | None], scales: Sequence[Tensor]) -> QParams:
-        scale = self.form.scale(self.node.attrs, scales)
-        dtype = self.desc.register.dtype
-        first = targets[0]
+    def _register(self, site: Site) -> QParams:
+        dtype, first = self.desc.register.dtype, site.operands[0]
+        if self.form.lands:
+            return self.operands.whole(site.target.scale, dtype)
+        scale = self.form.scale(self.node.attrs, site.scales)
         if self.form.within_hull and first is not None and first.dtype == dtype:
             # the op only moves values about, so they keep their zero point
             return self.owner.intern(replace(first, scale=scale))
         return self.operands.whole(scale, dtype)
 
-    def _output(
-        self, register: QParams, targets: Sequence[QParams | None]
-    ) -> tuple[QParams, SimQ | None, Tensor | None]:
+    def _requantized(self) -> QParams | None:
+        """The output's own qparams; None where the node emits its accumulator."""
         if self.desc.requantize_at == "edge" or (self.out_bits is None and not self.form.table):
-            return register, None, None
+            return None
         key = f"{self.node.name}:out"
         assert self.out_bits is not None
         name = range_node(self.owner.graph, self.owner.topology, self.owner.ops, self.node.name)
@@ -128,14 +132,11 @@ class NodeBuilder:
         scheme = self.owner.hardware.activation.scheme
         signed = dtype.signed or self.owner.thresholds.signed(key, name)
         lo, hi = self.operands.threshold(key, name, self.out_bits, scheme, signed, None)
-        out = self.operands.made(scheme, lo, hi, self.out_bits, dtype)
-        if self.form.table:
-            assert targets[0] is not None
-            return out, None, self._table(targets[0], out)
-        return out, SimQ(register, out), None
+        return self.operands.made(scheme, lo, hi, self.out_bits, dtype)
 
-    def _table(self, source: QParams, target: QParams) -> Tensor:
+    def _table(self, source: QParams | None, target: QParams) -> Tensor:
         """The centered output of every input integer q from qmin to qmax."""
+        assert source is not None
         q = torch.arange(source.qmin, source.qmax + 1, dtype=torch.float64) - source.zero_point
         others = [self.owner.graph.consts[name] for name in self.node.inputs[1:]]
         real = self.owner.ops[self.node.op].compute(self.node.attrs, dequantize(q, source), *others)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
-from hago.rounding import ROUNDINGS, round_half_away, rounding_shift
+from hago.multipliers import MULTIPLIERS
+from hago.rounding import ROUNDINGS, rounding_shift
 from hago.types import DType, QParams, SimQ
 from hago.types import dtype as named_dtype
 
@@ -86,12 +87,14 @@ class Requantize:
         rounding: how ties (and, for the last two modes, everything) round.
         multiplier_bits: magnitude bits of the integer multiplier (31 in TFLite, 7 or 31 in TPU-MLIR).
         two_stage: TFLite's double rounding: a doubling high multiply, then a rounding shift.
+        search: how the multiplier is found: a name in MULTIPLIERS.
     """
 
     form: Form = "float32"
     rounding: str = "half_even"
     multiplier_bits: int = 31
     two_stage: bool = False
+    search: str = "nearest"
 
     def __post_init__(self) -> None:
         if self.form not in ("float32", "multiplier_shift", "shift"):
@@ -106,11 +109,20 @@ class Requantize:
             )
         if not 2 <= self.multiplier_bits <= 31:
             raise HagoError(f"multiplier_bits is {self.multiplier_bits}; expected 2 to 31")
+        if self.search not in MULTIPLIERS:
+            raise HagoError(
+                f"unknown search of a multiplier {self.search!r}; known: {', '.join(MULTIPLIERS)}."
+                + did_you_mean(self.search, MULTIPLIERS)
+            )
 
     @property
     def power_of_two(self) -> bool:
         """Whether only power-of-two ratios of scales can be expressed."""
         return self.form == "shift"
+
+    def multiplier(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers (m, n) that stand for ratios of scales as `m * 2**-n`, in the form multiplier_shift."""
+        return MULTIPLIERS[self.search](ratio, self.multiplier_bits)
 
 
 def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
@@ -164,19 +176,6 @@ def ratio(source: QParams, target: QParams) -> Tensor:
     return source.scale / target.scale
 
 
-def multiplier_and_shift(ratio: Tensor, bits: int = 31) -> tuple[Tensor, Tensor]:
-    """Integers (m, n) with `m * 2**-n` nearest to `ratio`, m of exactly `bits` bits  (N4).
-
-    References:
-        TFLite `QuantizeMultiplier`: frexp, then the fraction rounded half away from zero.
-    """
-    fraction, exponent = torch.frexp(ratio.to(torch.float64))
-    m = round_half_away(fraction * (1 << bits)).to(torch.int64)
-    carry = m == 1 << bits
-    m = torch.where(carry, m >> 1, m)
-    return m, bits - (exponent.to(torch.int64) + carry)
-
-
 def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
     """`round(a * m / 2**31)`, ties toward +infinity, saturating as int32  (N5).
 
@@ -191,7 +190,7 @@ def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requa
 
     Args:
         c: int64, |c| < 2**31.
-        m, n: from `multiplier_and_shift`; broadcast against c.
+        m, n: from `Requantize.multiplier`; broadcast against c.
     """
     if not how.two_stage:
         return rounding_shift(c * m, n, how.rounding)
@@ -203,7 +202,7 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     """Centered integers at `source.scale` to centered integers at `target.scale`, clipped.
 
     float32 (N3): `clip(round(float32(c) * float32(s_in / s_out)))`;
-    shift (N6): the ratio is `2**-n`, exact in the carrier; multiplier_shift: N4.
+    shift (N6): the ratio is `2**-n`, exact in the carrier; multiplier_shift: N4, N5.
 
     Args:
         c: an integer tensor, or a float carrier that holds integers exactly.
@@ -213,6 +212,8 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     """
     r = ratio(source, target)
     if how.form == "multiplier_shift":
+        if source.scale is target.scale:  # every multiplier of 1 gives c back
+            return _clip(c.clone(), target)
         return _multiplied_and_shifted(c, source, target, r, how)
     exact = c.dtype if c.is_floating_point() else torch.float64
     carrier = c.to(exact if how.form == "shift" else torch.float32)
@@ -235,7 +236,7 @@ def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
 
 def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tensor, how: Requantize) -> Tensor:
     """The multiplier_shift form; in float64 where it holds a carrier's products, which is faster than int64."""
-    m, n = multiplier_and_shift(r, how.multiplier_bits)
+    m, n = how.multiplier(r)
     if not c.is_floating_point():
         return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
     if how.two_stage or not _products_fit(c, source.dtype, how.multiplier_bits):

@@ -55,7 +55,7 @@ class Resolver:
         ops: Ops = OPS,
     ) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
-        self.space, self.thresholds, self.ops = space, thresholds, ops
+        self.space, self.thresholds, self.ops = space, thresholds, hardware.computes(ops)
         self.group_of = {e: g.key for g in space.groups.values() for e in g.edges}
         self._plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(MEMORY)
         self._consts: LRU[tuple[Any, ...], Tensor] = LRU(CONST_BYTES, lambda t: t.numel() * t.element_size())

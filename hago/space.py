@@ -111,7 +111,7 @@ class _Builder:
 
     def __init__(self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
-        self.fixed, self.ops = fixed, ops
+        self.fixed, self.ops = fixed, hardware.computes(ops)
         self.emits: dict[str, frozenset[DType]] = {}  # empty: real values
         self.scales: dict[str, Tensor] = {}  # ones, of the shape the scale will have
         self.requantized: set[str] = set()  # values that have their bits already

@@ -59,7 +59,7 @@ def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) 
 
 def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
     """Why the node cannot be integer on this hardware, or None."""
-    rule = ops.get(node.op)
+    rule = hardware.rule(node.op, ops)
     if rule is None or rule.integer is None:
         return f"{node.op} has no integer form"
     if not hardware.integer_descs(node.op):
@@ -73,7 +73,7 @@ def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str 
     why_not = rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
     if why_not is not None:
         return why_not
-    if hardware.requantize.power_of_two and not rule.integer.table:
+    if hardware.requantize.power_of_two and not (rule.integer.table or rule.integer.lands):
         scale = rule.integer.scale(node.attrs, [torch.ones((), dtype=torch.float64)] * len(node.inputs))
         if not is_power_of_two(scale):
             return f"it scales by {float(scale):.6g}, no power of two, and {hardware.name} only shifts"
@@ -90,6 +90,7 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), op
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
         HagoError: a pattern that matches no node.
     """
+    ops = hardware.computes(ops)
     compute = [n for n in graph if n.op not in (INPUT, CONST)]
     check_patterns(keep_float, [n.name for n in compute], "keep_float")
     integer: dict[str, bool] = {}

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic import gemmlowp, tflite, tpu_mlir
-from hago.numerics import Requantize, multiplier_and_shift, requantize
+from hago.multipliers import multiplier_and_shift
+from hago.numerics import Requantize, requantize
 from hago.rounding import ROUNDINGS, rounding_shift
 from hago.types import INT8, INT16, INT32, DType, QParams
 

@@ -90,7 +90,7 @@ def test_contradictions_of_python_built_hardware_are_named() -> None:
         check_hardware(hardware)
     for part in (
         "$.signatures.mac.out",
-        "$.signatures.mac.form",
+        "$.ops.conv2d[0]: conv2d has no form",
         "$.activation.granularity",
         "$.requantize.multiplier_bits",
         "$.cost.clock: unknown key",
@@ -124,6 +124,7 @@ def test_hash_sees_every_fact() -> None:
         replace(hardware, requantize=Requantize(rounding="half_up")),
         replace(hardware, requantize=Requantize("multiplier_shift")),
         replace(hardware, requantize=Requantize("multiplier_shift", two_stage=True)),
+        replace(hardware, requantize=Requantize("multiplier_shift", search="least_error")),
         replace(hardware, ops={**hardware.ops, "add": add[::-1]}),
         *(
             replace(hardware, ops={**hardware.ops, "conv2d": (changed,)})
@@ -151,9 +152,9 @@ def test_table() -> None:
     table = explain_hardware(create_sample_hardware())
     lines = str(table).splitlines()
     assert lines[0].startswith("sample: activations hago per_tensor, weights hago per_tensor, requantize float32")
-    assert lines[1].split() == ["op", "operands", "result", "register", "overflow", "requantize", "source"]
+    assert lines[1].split() == ["op", "operands", "result", "register", "overflow", "requantize", "form", "source"]
     assert "conv2d" in lines[2]
-    assert lines[2].split() == ["conv2d", "int8,", "int8", "int32", "int32", "wrap", "float32", "at", "edge", "Python"]
+    assert lines[2].split() == ["conv2d", "int8,", "int8", "int32", "int32", "wrap", "float32", "at", "edge", "-", "Python"]
     assert len(lines) == 2 + sum(map(len, create_sample_hardware().ops.values()))
     with pytest.raises(FrozenInstanceError):
         table.head = ""  # type: ignore[misc]
@@ -170,5 +171,6 @@ def test_table_as_json() -> None:
         "register": "-",
         "overflow": "-",
         "requantize": "-",
+        "form": "-",
         "source": "Python",
     }

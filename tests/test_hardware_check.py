@@ -103,7 +103,7 @@ MISTAKES: list[tuple[Callable[[Document], None], str, str]] = [
     (put("signatures", "mac", "in", 0, value="unit8"), "$.signatures.mac.in[0]", "Did you mean 'uint8'?"),
     (put("signatures", "mac", "out", value="int3 2"), "$.signatures.mac.out", "Did you mean 'int32'?"),
     (put("signatures", "mac", "accumulator", "dtype", value="i32"), "$.signatures.mac.accumulator.dtype", "int32"),
-    (put("signatures", "i32", "form", value="comon_scale"), "$.signatures.i32.form", "'common_scale'?"),
+    (put("signatures", "i32", "form", value="comon_scale"), "$.ops.add[0]", "'common_scale'?"),
     (put("ops", "con2d", value=["mac"]), "$.ops.con2d", "Did you mean 'conv2d'?"),
     (put("ops", "conv2d", 0, value="mc"), "$.ops.conv2d[0]", "Did you mean 'mac'?"),
     # meaning
@@ -121,7 +121,10 @@ MISTAKES: list[tuple[Callable[[Document], None], str, str]] = [
     (put("signatures", "mac", "min_bits", value=9), "$.signatures.mac.min_bits", "at most 8"),
     (put("signatures", "mac", "in", 1, value="int3"), "$.signatures.mac.min_bits", "got 4 (the default)"),
     (put("signatures", "i32", "max_bits", value=40), "$.signatures.i32.max_bits", "at most 32"),
-    (put("signatures", "mac", "form", value="common_scale"), "$.ops.conv2d[0]", "no operands on one scale"),
+    (put("signatures", "mac", "form", value="common_scale"), "$.ops.conv2d[0]", "conv2d has no form"),
+    (put("signatures", "i32", "form", value="tflite"), "$.ops.add[0]", "expected requantize_at: output"),
+    (put("requantize", value={"form": "multiplier_shift", "search": "nearst"}), "$.requantize.search", "'nearest'?"),
+    (put("requantize", "search", value="reduced"), "$.requantize.search", "multiplier_shift"),
     (put("requantize", "two_stage", value=True), "$.requantize.two_stage", "multiplier_shift"),
     (put("requantize", "multiplier_bits", value=7), "$.requantize.multiplier_bits", "multiplier_shift"),
     (put("requantize", value={"form": "multiplier_shift", "multiplier_bits": 15, "two_stage": True}),
@@ -149,14 +152,34 @@ def test_all_mistakes_are_reported_at_once() -> None:
     document = small()
     together = {
         "$.version", "$.ruonding", "$.rounding", "$.weight.granularity", "$.signatures.mac.in[0]", "$.ops.con2d",
-        "$.cost.clock_mhz", "$.signatures.i32.form",
+        "$.cost.clock_mhz", "$.ops.add[0]",
     }  # fmt: skip
-    chosen = {path: change for change, path, _ in MISTAKES if path in together}
+    chosen = {path: change for change, path, _ in reversed(MISTAKES) if path in together}
     assert chosen.keys() == together
     for change in chosen.values():
         change(document)
     found = mistakes(document)
     assert all(any(text.startswith(path) for text in found) for path in together)
+
+
+def test_forms_of_ops() -> None:
+    document = small()
+    document["signatures"]["sum"] = {
+        "in": ["int8"], "out": "int8", "accumulator": {"dtype": "int32", "overflow": "wrap"},
+        "requantize_at": "output", "form": "tflite",
+    }  # fmt: skip
+    document["ops"]["add"] = ["sum", "i32"]
+    goes_with, two = mistakes(document)
+    assert goes_with.startswith("$.ops.add[0]:") and "multiplier_shift; got float32" in goes_with
+    assert two.startswith("$.ops.add:") and "2 forms (tflite, none)" in two
+    document["requantize"] = {"form": "multiplier_shift"}
+    document["ops"] = {"add": ["sum", "f32"], "conv2d": ["mac"], "relu": ["i32"]}
+    assert mistakes(document) == []
+    document["signatures"]["sum"]["form"] = "tflight"
+    assert mistakes(document) == [
+        "$.ops.add[0]: add has no form \"tflight\"; it has common_scale, tflite, tpu_mlir, dequantize. "
+        "Did you mean 'tflite'?"
+    ]
 
 
 def test_one_mistake_is_reported_once() -> None:

@@ -20,7 +20,7 @@ ROOT = Path(hago.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"hago.{name}" for name in names.split())
     for names in (
-        "errors version lru types rounding numerics schemes represented json_text",
+        "errors version lru types rounding multipliers numerics schemes represented json_text",
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute",
         "strategy bounds plan node_builder operands resolve space",

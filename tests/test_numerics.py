@@ -13,6 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from hago.errors import HagoError
+from hago.multipliers import multiplier_and_shift
 from hago.numerics import (
     EXACT_FLOAT32,
     Requantize,
@@ -22,7 +23,6 @@ from hago.numerics import (
     dequantize,
     doubling_high_multiply,
     is_power_of_two,
-    multiplier_and_shift,
     multiply_by_quantized_multiplier,
     overflowed,
     power_of_two_at_least,

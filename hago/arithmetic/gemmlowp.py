@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hago.arithmetic._checks import require_finite, require_range
 from hago.errors import HagoError
-from hago.numerics import doubling_high_multiply, multiplier_and_shift
+from hago.multipliers import multiplier_and_shift
+from hago.numerics import doubling_high_multiply
 from hago.rounding import round_half_away, rounding_shift
 from hago.types import INT16, INT32
 

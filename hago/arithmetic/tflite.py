@@ -16,7 +16,8 @@ from torch import Tensor
 from hago.arithmetic._checks import require_finite, require_range
 from hago.arithmetic.gemmlowp import rounding_divide_by_pot, saturating_rounding_doubling_high_mul
 from hago.errors import HagoError
-from hago.numerics import multiplier_and_shift, saturate, wrap
+from hago.multipliers import multiplier_and_shift
+from hago.numerics import saturate, wrap
 from hago.rounding import round_half_away, rounding_shift
 from hago.types import INT8, INT32, DType
 

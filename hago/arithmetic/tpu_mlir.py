@@ -18,6 +18,7 @@ from torch import Tensor
 from hago.arithmetic import tflite
 from hago.arithmetic._checks import require_finite, require_range
 from hago.errors import HagoError, did_you_mean
+from hago.multipliers import least_error_multiplier
 from hago.numerics import saturate
 from hago.rounding import ROUNDINGS, rounding_shift
 from hago.types import INT32, DType
@@ -95,19 +96,6 @@ def as_float32(value: float) -> float:
 
 
 # ---------------------------------------------------------------- multiplier and shift
-def _least_error(scale: Tensor, limit: int, first: int) -> tuple[Tensor, Tensor]:
-    shifts = torch.arange(first, 31, dtype=torch.float64)
-    real = scale.to(torch.float32).to(torch.float64)
-    powers = torch.exp2(shifts)
-    m = ROUNDINGS["half_away"](real.unsqueeze(-1) * powers)
-    error = (m / powers - real.unsqueeze(-1)).abs().to(torch.float32)
-    error = torch.where(m.abs() < limit, error, torch.inf)
-    best = error.amin(-1, keepdim=True)
-    chosen = torch.where((error == best) & torch.isfinite(best), shifts, torch.inf).amin(-1)
-    chosen = torch.where(torch.isfinite(chosen), chosen, torch.zeros_like(chosen))
-    return ROUNDINGS["half_away"](real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
-
-
 def scale_and_shift(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tensor]:
     """Integers `(multiplier, rshift)` of least error for `scale`; the shift is -32 to 30.
 
@@ -126,7 +114,7 @@ def scale_and_shift(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tens
     References:
         TPU-MLIR `get_scale_and_shift` (lib/Support/MathUtils.cpp).
     """
-    return _least_error(*_checked_scale(scale, bits), first=-32)
+    return least_error_multiplier(*_checked_scale(scale, bits), first=-32)
 
 
 def scale_and_shift_positive(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tensor]:
@@ -137,7 +125,7 @@ def scale_and_shift_positive(scale: Tensor | float, bits: int = 32) -> tuple[Ten
     References:
         TPU-MLIR `get_scale_and_shift_positive` (lib/Support/MathUtils.cpp).
     """
-    return _least_error(*_checked_scale(scale, bits), first=0)
+    return least_error_multiplier(*_checked_scale(scale, bits), first=0)
 
 
 def _checked_scale(scale: Tensor | float, bits: int) -> tuple[Tensor, int]:
@@ -147,7 +135,7 @@ def _checked_scale(scale: Tensor | float, bits: int) -> tuple[Tensor, int]:
     require_finite("scales", value)
     if value.numel() and float(value.abs().max()) >= 2.0**31:
         raise HagoError(f"a scale is {float(value.abs().max())}; expected a magnitude below 2**31")
-    return value, INT32.max if bits == 32 else 127
+    return value, bits - 1
 
 
 def multiplier_and_rshift_truncated(qscale: float, max_multiplier: int = 127) -> tuple[int, int]:

@@ -179,6 +179,7 @@ def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space
     Args:
         topology, space: of this graph on this hardware.
     """
+    ops = hardware.computes(ops)
     rows = tuple(
         _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
     )

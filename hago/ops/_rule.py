@@ -5,17 +5,21 @@ A rule is plain functions in a record. A misspelt field fails at import; nothing
 an op without one (softmax, layer_norm) is float everywhere.
 
 Reading order for a new op: `parse` (how torch spells it), `compute` (what it does to real values),
-`integer` (how scales travel, what it does to centered integers, how large they can get).
+`integer` (how scales travel, what it does to centered integers, how large they can get), `forms` (the
+same where chips differ; a hardware file names the one that its chip computes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from hago.numerics import Form, Requantize
+from hago.types import QParams
 
 Attrs = Mapping[str, Any]
 
@@ -131,6 +135,32 @@ class Weight:
     axis: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """Where a form runs: what its integer attributes may depend on.
+
+    Args:
+        operands: the qparams that each operand arrives in; None where it is not quantized.
+        out: those of the output; None where the node emits its accumulator.
+        how: how the hardware requantizes.
+    """
+
+    operands: tuple[QParams | None, ...]
+    out: QParams | None
+    how: Requantize
+
+    @property
+    def scales(self) -> list[Tensor]:
+        """Of the operands; 1 where they are not quantized."""
+        return [torch.ones((), dtype=torch.float64) if q is None else q.scale for q in self.operands]
+
+    @property
+    def target(self) -> QParams:
+        """The output's qparams, of a form that lands there."""
+        assert self.out is not None
+        return self.out
+
+
 def _first_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
     return scales[0]
 
@@ -160,6 +190,8 @@ class IntegerForm:
         compute: on centered integers held in any carrier (float32, float64, int64); None means the
             rule's own `compute`.
         attrs: attributes in integer units (clamp limits, pad values).
+        attrs_at: the same for a form that must know more than scales; then `attrs` is not asked.
+        lands: `compute` goes to the output's scale by itself, so the output stage only clips.
         bound: the largest |output|, per channel where it is known. The default says more: every
             output lies within the hull of the inputs and 0 (max pooling, reshape, relu), so it fits
             wherever they do. An op of which only the magnitude is known gives a bound of its own.
@@ -172,12 +204,17 @@ class IntegerForm:
         limits: of an op that is `clamp(x, low, high)` and nothing else: both, from integer attributes;
             None stands for no limit.
         fits: None, or why this node cannot be integer.
+        hides: what lies outside the range of the output cannot be told apart behind the op, so that
+            a producer may take over that range.
+        goes_with: the requantize form that the hardware must have, of a form that uses it.
     """
 
     slots: tuple[Slot, ...]
     scale: Callable[[Attrs, Sequence[Tensor]], Tensor] = _first_scale
     compute: Callable[..., Tensor] | None = None
     attrs: Callable[[Attrs, Sequence[Tensor]], Attrs] = _same_attrs
+    attrs_at: Callable[[Attrs, Site], Attrs] | None = None
+    lands: bool = False
     bound: Callable[[Attrs, Sequence[Operand]], Tensor] = _largest
     split: Callable[[Attrs, Sequence[Tensor], int], list[tuple[Tensor, ...]]] | None = None
     crosses: Crosses = "none"
@@ -186,6 +223,12 @@ class IntegerForm:
     weight: Weight | None = None
     limits: Callable[[Attrs], tuple[Any, Any]] | None = None
     fits: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_fits
+    hides: bool = True
+    goes_with: Form | None = None
+
+    def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
+        """The attributes in integer units."""
+        return self.attrs(attrs, site.scales) if self.attrs_at is None else self.attrs_at(attrs, site)
 
     @property
     def within_hull(self) -> bool:
@@ -212,6 +255,8 @@ class OpRule:
         compute: `(attrs, *tensors) -> tensor` on real values; also runs on meta tensors, which is
             how shapes are inferred.
         integer: the integer side, or None for an op that is float everywhere.
+        forms: other integer sides by name, which hardware files may ask for; among them `integer` itself
+            where it has a name.
         macs: multiply-accumulates at batch 1.
         samples: calls that the law suite tests this file with.
         refuses: attributes that must raise, naming the attribute.
@@ -223,10 +268,15 @@ class OpRule:
     parse: Callable[[Call], Parsed | None]
     compute: Callable[..., Any]
     integer: IntegerForm | None = None
+    forms: Mapping[str, IntegerForm] = field(default_factory=dict)
     macs: Callable[[Attrs, Sequence[tuple[int, ...]], tuple[int, ...]], int] = _no_macs
     samples: tuple[Sample, ...] = ()
     refuses: tuple[Refusal, ...] = ()
     aliases: tuple[str, ...] = ()
+
+    def computed_as(self, form: str | None) -> OpRule:
+        """The rule with one of its forms as its integer side; None leaves it as it is."""
+        return self if form is None else replace(self, integer=self.forms[form])
 
     def compute_int(self, attrs: Attrs, *values: Tensor) -> Tensor:
         """The op on centered integers in any carrier."""

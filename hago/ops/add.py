@@ -1,11 +1,14 @@
-"""add: two operands on one scale."""
+"""add: two operands, on one scale or as the chip at hand brings them together."""
 
 import operator
 
 from torch import Tensor
 
+from hago.ops._landing import dequantized, tflite_sum, tpu_mlir_sum
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._rules import binary, sum_bound
+
+_COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound)
 
 
 def _compute(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
@@ -17,7 +20,13 @@ RULE = OpRule(
     aten=("aten.add.Tensor", "aten.add.Scalar"),
     parse=binary,
     compute=_compute,
-    integer=IntegerForm(slots=("common",), bound=sum_bound),
+    integer=_COMMON_SCALE,
+    forms={
+        "common_scale": _COMMON_SCALE,
+        "tflite": tflite_sum((1, 1)),
+        "tpu_mlir": tpu_mlir_sum((1, 1)),
+        "dequantize": dequantized(_compute),
+    },
     samples=(
         Sample(operator.add, ((2, 3, 4, 4), (2, 3, 4, 4))),
         Sample(operator.add, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),

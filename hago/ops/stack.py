@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
+from hago.ops._landing import dequantized
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._rules import joined
+
+_COMMON_SCALE = IntegerForm(slots=("common",))
 
 
 def _compute(attrs: Attrs, *xs: Tensor) -> Tensor:
@@ -16,7 +19,8 @@ RULE = OpRule(
     aten=("aten.stack.default",),
     parse=joined,
     compute=_compute,
-    integer=IntegerForm(slots=("common",)),
+    integer=_COMMON_SCALE,
+    forms={"common_scale": _COMMON_SCALE, "dequantize": dequantized(_compute)},
     samples=(
         Sample(lambda a, b: torch.stack([a, b], 1), ((2, 3, 4), (2, 3, 4))),
         Sample(lambda a, b, c: torch.stack([a, b, c], -1), ((2, 3), (2, 3), (2, 3))),

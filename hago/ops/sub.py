@@ -1,12 +1,15 @@
-"""sub: the difference of two operands on one scale."""
+"""sub: the difference of two operands, in the same forms as add."""
 
 import operator
 from dataclasses import replace
 
 from torch import Tensor
 
+from hago.ops._landing import dequantized, tflite_sum, tpu_mlir_sum
 from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import binary, sum_bound
+
+_COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound)
 
 
 def _parse(call: Call) -> Parsed | None:
@@ -25,7 +28,13 @@ RULE = OpRule(
     aten=("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar"),
     parse=_parse,
     compute=_compute,
-    integer=IntegerForm(slots=("common",), bound=sum_bound),
+    integer=_COMMON_SCALE,
+    forms={
+        "common_scale": _COMMON_SCALE,
+        "tflite": tflite_sum((1, -1)),
+        "tpu_mlir": tpu_mlir_sum((1, -1)),
+        "dequantize": dequantized(_compute),
+    },
     samples=(
         Sample(operator.sub, ((2, 3, 4, 4), (2, 3, 4, 4))),
         Sample(operator.sub, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),
