@@ -56,6 +56,10 @@ def search_quantize_strategy(
     held_out: Iterable[Any] | None = None,
     save: str | PathLike[str] | None = None,
     allow_overflow: bool = False,
+    maximize: ObjectiveLike | None = None,
+    minimize: str | None = None,
+    keep: str | Sequence[str] | None = None,
+    budget_cost: str | Sequence[str] | None = None,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -63,7 +67,8 @@ def search_quantize_strategy(
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
         hardware: a Hardware, a name in hardware_specs, or a path.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
-        searcher: greedy, annealing, random, exhaustive, default (the start alone), or an object
+        searcher: greedy, annealing, random, exhaustive, default (the start alone), each with options
+            where wanted ("greedy:tolerance=0.1"), or an object
             with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
         estimator: of thresholds, e.g. "mse" or "percentile:99.9".
         objective: what is maximised: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
@@ -78,12 +83,17 @@ def search_quantize_strategy(
         held_out: further batches that the best strategy is reported on.
         save: a path that always holds the best strategy so far.
         allow_overflow: return a strategy that overflowed on the data if none did not.
+        maximize: the same as `objective`.
+        minimize: a cost to make least instead, e.g. "cycles" or "weight_bytes"; ties go to the objective.
+        keep: limits on measures, e.g. "agreement >= 99 %" or ["accuracy >= 0.9", "sqnr >= 20 dB"].
+        budget_cost: limits on costs, e.g. "weight_bytes <= 4 MB, cycles <= 2M"; docs/cost.md has them all.
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
         objective's value.
 
     Raises:
+        InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
         HagoError: bad input, or no point that the hardware can run; what and where is said.
     """
     found = find(
@@ -92,7 +102,7 @@ def search_quantize_strategy(
         dataset,
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
-            {} if fix_bits is None else fix_bits, held_out, save, allow_overflow,
+            {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
         ),
     )  # fmt: skip
     return found.strategy, found.score

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_export import FORMATS
 from hago.cli_texts import EXAMPLES, TOP, USAGE
+from hago.cost import METRICS
 from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
 from hago.errors import HagoError
@@ -161,12 +162,25 @@ def _search(commands: Any) -> None:
         metavar="NAME",
         help=f"{', '.join(OBJECTIVES)}, or package.module:callable; default: %(default)s",
     )
+    _goal(parser)
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
     group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
     group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
     group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
+
+
+def _goal(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("goal")
+    group.add_argument("--maximize", metavar="NAME", help="the same as --objective")
+    group.add_argument("--minimize", metavar="COST", help=f"make a cost least instead: {', '.join(METRICS)}")
+    for option, figure, example in (
+        ("--keep", "measure", "'agreement >= 99 %%'"),
+        ("--budget-cost", "cost", "'weight_bytes <= 4 MB'"),
+    ):
+        text = f"a limit on a {figure}, e.g. {example}; may be repeated"
+        group.add_argument(option, action="append", metavar="LIMIT", help=text)
 
 
 def _quantize(commands: Any) -> None:

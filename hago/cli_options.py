@@ -20,7 +20,7 @@ from hago.model_source import import_object
 from hago.ops import OPS
 from hago.ops._rule import OpRule
 from hago.search.log import Log
-from hago.search.searchers import SEARCHERS, make_searcher
+from hago.search.searchers import SEARCHERS
 from hago.strategy import Strategy
 
 OK: Final = 0
@@ -107,17 +107,7 @@ def named(spec: str, what: str) -> Any:
 
 def named_searcher(spec: str) -> Any:
     """What `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` means."""
-    name, colon, rest = spec.partition(":")
-    if name not in SEARCHERS or not colon:
-        return named(spec, "searcher")
-    options: dict[str, float] = {}
-    for part in rest.split(","):
-        key, _, value = part.partition("=")
-        try:
-            options[key.strip()] = float(value)
-        except ValueError:
-            raise HagoError(f"searcher {spec!r}: got {part!r}, expected OPTION=VALUE with a number") from None
-    return lambda space, start, seed: make_searcher(name, space, start, seed, options=options)
+    return spec if spec.partition(":")[0] in SEARCHERS else named(spec, "searcher")
 
 
 def default_path(args: Namespace, hardware: Hardware, folder: str, suffix: str) -> Path:

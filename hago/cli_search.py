@@ -23,6 +23,8 @@ from hago.cli_options import (
     named,
     named_searcher,
 )
+from hago.cost import METRICS
+from hago.debug.cost_report import amount
 from hago.hardware_file import available_hardware
 from hago.judgement import figure_cells
 from hago.model_source import load_model
@@ -58,6 +60,10 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             held_out=held_out,
             save=saved,
             allow_overflow=args.allow_overflow,
+            maximize=None if args.maximize is None else named(args.maximize, "objective"),
+            minimize=args.minimize,
+            keep=args.keep,
+            budget_cost=args.budget_cost,
         ),
     )
     return _outcome(args, voices, found, log, saved)
@@ -72,6 +78,7 @@ def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Pa
         f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in "
         f"{trials[-1].elapsed:.1f} s; the best is trial {best.index}",
         *_strategy_lines(strategy),
+        f"  {_costs(best)}",
         f"  {_overflow(best)}",
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {log}",
@@ -88,6 +95,7 @@ def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Pa
         "bits": dict(strategy.bits),
         "trials": len(trials),
         "best_trial": best.index,
+        "costs": dict(best.score.costs),
         "overflows": dict(best.score.overflows),
         "unproved": best.score.unproved,
         "seconds": trials[-1].elapsed,
@@ -110,6 +118,12 @@ def _figures(results: Mapping[str, Any]) -> str:
     others = [f"{name} {value:.6g}" for name, value in results.items() if name not in known]
     right = [f"accuracy {accuracy} ({interval} with 95 % confidence)"] if "sim_acc" in results else []
     return ", ".join([*others, *right, f"agreement {agreement}", f"SQNR {sqnr} dB", f"{results['samples']} samples"])
+
+
+def _costs(best: Trial) -> str:
+    return "takes " + ", ".join(
+        f"{amount(name, value)} {name}" for name, value in best.score.costs.items() if name in METRICS
+    )
 
 
 def _overflow(best: Trial) -> str:

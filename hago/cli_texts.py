@@ -29,6 +29,8 @@ examples:
   hago search zoo:net --weights net.safetensors --hardware x86_vnni --data calibration.npz
   hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz
   hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
+  hago search zoo:net --hardware vta --data calibration.npz --minimize weight_bytes --keep 'agreement >= 99 %'
+  hago search zoo:net --hardware vta --data calibration.npz --maximize sqnr --budget-cost 'weight_bytes <= 4 MB'
 
 Ctrl-C ends the search with what it has found; the same command continues it. So does the same command
 with a larger --budget.""",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,21 +74,26 @@ class Evaluator:
         batches: the data.
         objective: what the score's value is; the label-free measures and, with labels, accuracy
             are reported beside it.
+        also: further measures to report.
 
     Raises:
         HagoError: the objective needs labels and the data has none.
     """
 
-    def __init__(self, graph: Graph, batches: Batches, objective: Objective, ops: Ops = OPS) -> None:
+    def __init__(
+        self, graph: Graph, batches: Batches, objective: Objective, ops: Ops = OPS, also: Sequence[Objective] = ()
+    ) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
-        if objective.needs_labels and not batches.labelled:
-            raise DataError(f"objective {objective.name!r} needs labels; pass (inputs, labels) batches")
+        for measure in (objective, *also):
+            if measure.needs_labels and not batches.labelled:
+                raise DataError(f"objective {measure.name!r} needs labels; pass (inputs, labels) batches")
         self.carriers = Carriers()
         self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
         names = ["sqnr", "agreement", *(["accuracy"] if batches.labelled else [])]
-        self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names} | {objective.name: objective}
+        self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
+        self._measures |= {o.name: o for o in (objective, *also)}
 
     def measure(self, plan: Plan) -> Measured:
         """Simulate a Plan over all batches."""

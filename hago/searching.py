@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from hago.calibrate.statistics import Estimator
-from hago.errors import HagoError
+from hago.costing import plan_cost
+from hago.errors import HagoError, InfeasibleBits
 from hago.evaluate import Evaluator, safe_start
+from hago.goal import Goal, make_goal
 from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
-from hago.objective import objective as named_objective
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
 from hago.search.header import Header, make_header
-from hago.search.searcher import Searcher
-from hago.search.searchers import make_searcher
+from hago.search.searcher import Score, Searcher
+from hago.search.searchers import make_searcher, parse_searcher
 from hago.search.trial import Trial
 from hago.space import Bits, Space
 from hago.strategy import HardwareId, Strategy
@@ -43,6 +44,10 @@ class SearchOptions:
     held_out: Iterable[Any] | None = None
     save: str | PathLike[str] | None = None
     allow_overflow: bool = False
+    maximize: ObjectiveLike | None = None
+    minimize: str | None = None
+    keep: str | Sequence[str] | None = None
+    budget_cost: str | Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class Found:
 
 def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
     """Search; see `hago.search_quantize_strategy`."""
+    goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
     prepared = prepare(
         model,
         hardware,
@@ -70,15 +76,24 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         keep_float=options.keep_float,
         fix_bits=options.fix_bits,
     )
-    objective = named_objective(options.objective)
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective, prepared.hardware.known_ops)
+    objective = goal.objective
+    ops = prepared.hardware.known_ops
+    evaluator = Evaluator(prepared.graph, prepared.batches, objective, ops, also=goal.measures)
+
+    def scored(bits: Bits) -> Score:
+        plan = prepared.resolver(bits)
+        return goal.judged(evaluator.score(plan, bits), plan_cost(plan).figures)
+
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
+    check_reachable(goal, prepared, start, scored)
     searcher = _searcher(options.searcher, prepared.space, start, options.seed)
     how = made_by(prepared, objective.name, options.seed, options.keep_float, options.fix_bits)
-    how["searcher"] = {"name": searcher.name, "options": dict(searcher.options)}
+    how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
+    if goal.to_json():
+        how["goal"] = goal.to_json()
 
     def strategy_of(trial: Trial) -> Strategy:
-        said = how | {"results": dict(trial.score.results)}
+        said = how | {"results": dict(trial.score.results), "costs": dict(trial.score.costs)}
         return make_strategy(prepared, prepared.resolver(trial.bits), trial.bits, said)
 
     def keep(trial: Trial) -> None:
@@ -88,7 +103,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     result = search(
         prepared.space,
         searcher,
-        lambda bits: evaluator.score(prepared.resolver(bits), bits),
+        scored,
         log=options.log if options.log is None else Path(options.log),
         header=_header(prepared, searcher, how),
         budget=options.budget,
@@ -98,6 +113,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         plan_key=lambda bits: prepared.resolver(bits).key,
         allow_overflow=options.allow_overflow,
     )
+    if result.score.shortfall:
+        raise InfeasibleBits(_nearest(goal, result))
     strategy = strategy_of(result.best)
     if options.held_out is not None:
         plan, batches = planned(prepared.graph, prepared.hardware, strategy, options.held_out)
@@ -105,12 +122,61 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": dict(judged.results)})
         if options.save is not None:
             strategy.save(Path(options.save))
-    return Found(strategy, float(result.score.results.get("sim_acc", result.score.value)), result)
+    results = result.score.results
+    return Found(strategy, float(results.get("sim_acc", results.get(objective.name, result.score.value))), result)
+
+
+def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callable[[Bits], Score]) -> None:
+    """Refuse limits that no point can keep, before any search.
+
+    A cost is least at the fewest bits or at the start; a measure is best at the start, which has the
+    most bits that do not overflow.
+
+    Raises:
+        InfeasibleBits: which limit, and the nearest value that can be reached.
+        HagoError: the hardware gives no figures for a cost.
+    """
+    if not goal.costs and not goal.limits:
+        return
+    ends = [plan_cost(prepared.resolver(bits)) for bits in (prepared.space.narrowest(), start)]
+    goal.check(ends[0])
+    for limit in (x for x in goal.limits if x.is_cost):
+        nearest = min(cost[limit.figure] for cost in ends)
+        if limit.shortfall(nearest):
+            raise InfeasibleBits(
+                f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
+                f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
+            )
+    measures = [x for x in goal.limits if not x.is_cost]
+    first = scored(start) if measures else None
+    for limit in measures:
+        if first is None or first.overflows:
+            continue  # a search repairs it; what it reaches then is not known yet
+        reached = float(first.results[limit.figure])
+        if limit.shortfall(reached):
+            raise InfeasibleBits(
+                f"{limit.text!r} cannot be met: at the most bits that do not overflow {limit.figure} is {reached:.6g}, "
+                "the nearest that can be reached; ask for less, keep sensitive nodes float (keep_float), or try "
+                "another estimator"
+            )
+
+
+def _nearest(goal: Goal, result: SearchResult) -> str:
+    best = result.best
+    figures = {**best.score.results, **best.score.costs}
+    missed = "; ".join(
+        f"{x.text!r} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
+    )
+    return (
+        f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "
+        "Ask for less, or give the search more trials"
+    )
 
 
 def _searcher(searcher: Any, space: Space, start: Bits, seed: int) -> Searcher:
     if isinstance(searcher, str):
-        return make_searcher(searcher, space, start, seed)
+        name, options = parse_searcher(searcher)
+        return make_searcher(name, space, start, seed, options=options)
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher  # type: ignore[no-any-return]
     if callable(searcher):
@@ -135,7 +201,7 @@ def made_by(
 
 
 def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k != "searcher"}
+    said = {k: v for k, v in how.items() if k not in ("searcher", "goal")}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     return make_header(
         prepared.space,
@@ -143,5 +209,6 @@ def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> H
         model_hash=prepared.graph.model_hash,
         hardware=hardware,
         threads=torch.get_num_threads(),
+        settings=how.get("goal", {}),
         **said,
     )

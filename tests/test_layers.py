@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "strategy bounds plan node_builder operands resolve space",
         "fusion simulator realization exactness calibrate objective cost costing cost_range",
         "search debug export qat",
-        "evaluate prepare quantizer replay searching judgement api demo model_source data_source "
+        "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source "
         "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__",
     )
 )

@@ -48,7 +48,7 @@ class AnnealingOptions:
 def annealing(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that walks from `start` by random moves and takes a loss with probability
     exp(-loss / (temperature * typical loss)). A start that overflows is repaired first; from a point
-    that runs it never moves to one that does not.
+    that runs and keeps all limits it never moves to one that does not.
 
     The typical loss is the mean change of the value over the moves so far, so that the temperature
     has no unit and suits any objective.
@@ -110,7 +110,7 @@ def _accepts(mine: Score, its: Score, temperature: float, spread: _Spread, rng: 
     typical = spread.typical(loss)
     if its.rank >= mine.rank:
         return True
-    if not (mine.runs and its.runs):
+    if not (mine.accepted and its.accepted):
         return False
     # A move that loses nothing but the tie-break counts as a typical loss.
     return bool(rng.random() < math.exp(-(loss / typical if loss else 1.0) / temperature))

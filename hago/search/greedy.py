@@ -51,7 +51,7 @@ def greedy(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: 
 
 @dataclass(slots=True)
 class _Incumbent:
-    """Where the walk stands, and the highest value that it saw run."""
+    """Where the walk stands, and the highest value that it saw accepted."""
 
     bits: dict[str, int]
     score: Score
@@ -62,9 +62,9 @@ class _Incumbent:
         """Whether a neighbour with this score takes over. Ties go to fewer bits only, so that the
         walk cannot go in circles."""
         for seen in (self.score, score):
-            if seen.runs:
+            if seen.accepted:
                 self.top = max(self.top, seen.value)
-        # While nothing ran, values are compared as they are.
+        # While nothing was accepted, values are compared as they are.
         floor = self.top - self.tolerance if self.top > -math.inf else math.inf
         mine, its = self.score.standing(floor), score.standing(floor)
         return its >= mine if fewer_bits else its > mine

@@ -27,6 +27,9 @@ class Score:
         infeasible: why no signature holds these bits; empty where one does.
         forwards: what the evaluation cost, in forward passes over the calibration data.
         thresholds_sha256: of the thresholds that were used; empty where not given.
+        costs: what the Plan takes, by name; empty where nobody counted.
+        shortfall: by how much it misses limits that were set, each as a part of the limit, summed.
+        tie: compared where values and proofs are equal; larger is better.
     """
 
     value: float
@@ -39,6 +42,9 @@ class Score:
     infeasible: str = ""
     forwards: float = 1.0
     thresholds_sha256: str = ""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    shortfall: float = 0.0
+    tie: float = 0.0
 
     @property
     def runs(self) -> bool:
@@ -47,21 +53,27 @@ class Score:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Compare by this, larger is better: feasible first, then no overflow, then the value, then
-        proofs, then fewer bits. Among points that overflow, fewer excess bits are better."""
-        return (*self._fitness, self.value, -self.unproved, -self.total_bits)
+        """Compare by this, larger is better: feasible first, then no overflow, then limits kept, then
+        the value, then proofs, then the tie, then fewer bits. Among points that overflow, fewer excess
+        bits are better; among those that miss a limit, a smaller shortfall."""
+        return (*self._fitness, self.value, -self.unproved, self.tie, -self.total_bits)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the hardware can run it and it keeps every limit."""
+        return self.runs and not self.shortfall
 
     def standing(self, floor: float) -> tuple[Any, ...]:
         """Like `rank`, but all values of at least `floor` count as equal until proofs and bits are
         compared. With the highest value as floor it orders as `rank` does."""
         within = self.value >= floor
         merit = 0.0 if within else self.value
-        return (*self._fitness, within, merit, -self.unproved, -self.total_bits, self.value)
+        return (*self._fitness, within, merit, -self.unproved, self.tie, -self.total_bits, self.value)
 
     @property
-    def _fitness(self) -> tuple[bool, bool, int]:
+    def _fitness(self) -> tuple[bool, bool, int, float]:
         excess = sum(self.excess_bits.values()) if self.overflows else 0
-        return (not self.infeasible, not self.overflows, -excess)
+        return (not self.infeasible, not self.overflows, -excess, -self.shortfall)
 
 
 def point_key(bits: Bits) -> str:

@@ -43,6 +43,32 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
 )
 
 
+def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:
+    """The name and options that `NAME` or `NAME:OPTION=VALUE,...` says.
+
+    Raises:
+        HagoError: an option without a value.
+
+    >>> parse_searcher("greedy:tolerance=0.1,max_passes=2")
+    ('greedy', {'tolerance': 0.1, 'max_passes': 2.0})
+    """
+    name, colon, rest = text.partition(":")
+    options: dict[str, float | str] = {}
+    for part in rest.split(",") if colon else []:
+        key, equals, value = part.partition("=")
+        if not (equals and key.strip() and value.strip()):
+            raise HagoError(f"searcher {text!r}: got {part!r}, expected OPTION=VALUE")
+        options[key.strip()] = _value(value.strip())
+    return name, options
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def make_searcher(
     name: str,
     space: Space,
@@ -92,6 +118,10 @@ def _options(name: str, kind: type[Any], given: Any) -> Any:
 
 def _as_type_of(default: Any, value: Any, what: str) -> Any:
     wanted = type(default)
+    if wanted is str:
+        if not isinstance(value, str):
+            raise HagoError(f"{what}: got {value!r}, expected a text")
+        return value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or (wanted is int and value != int(value)):
         raise HagoError(f"{what}: got {value!r}, expected {'an integer' if wanted is int else 'a number'}")

@@ -14,6 +14,8 @@ VERSION: Final = 1
 
 #: Fields of Score that stand under "score" as they are.
 _PLAIN: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
+#: The same, left out where they say nothing.
+_OPTIONAL: Final = ("costs", "shortfall", "tie")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Trial:
                 "overflows": json_values(score.overflows, where),
                 "excess_bits": json_values(score.excess_bits, where),
                 **{name: json_values(getattr(score, name), where) for name in _PLAIN},
+                **{name: json_values(value, where) for name in _OPTIONAL if (value := getattr(score, name))},
             },
             "results": json_values(score.results, f"trial {self.index}: $.results"),
             "same_as": self.same_as,
@@ -96,6 +99,9 @@ class Trial:
                 infeasible=score["infeasible"],
                 forwards=float(score["forwards"]),
                 thresholds_sha256=record["strategy"]["thresholds_sha256"],
+                costs={k: float(v) for k, v in score.get("costs", {}).items()},
+                shortfall=float(score.get("shortfall", 0.0)),
+                tie=float(score.get("tie", 0.0)),
             ),
             same_as=None if record["same_as"] is None else int(record["same_as"]),
             why=record["why"],
@@ -116,5 +122,5 @@ def best_trial(trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: 
         The trial, or None where no trial can be taken.
     """
     taken = [t for t in trials if t.score.runs or (allow_overflow and not t.score.infeasible)]
-    floor = max((t.score.value for t in taken if t.score.runs), default=math.inf) - tolerance
+    floor = max((t.score.value for t in taken if t.score.accepted), default=math.inf) - tolerance
     return max(taken, key=lambda t: t.score.standing(floor), default=None)
