@@ -1,6 +1,7 @@
 """Evaluation: bits to a Score, by simulating the Plan over batches.
 
-What is kept between evaluations: the float model's outputs, node plans, and constants as carriers.
+What is kept between evaluations: the float model's outputs, node plans, constants as carriers, and
+simulated values, so that a point costs only what its changed edges can reach.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,39 +25,67 @@ from hago.objective import OBJECTIVES, Objective, check_rows, wilson_interval
 from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
 from hago.resolve import Resolver
+from hago.reuse import Reuse
 from hago.search.searcher import Score
 from hago.simulator import Carriers, Simulator
 from hago.space import Bits
+from hago.value_cache import ValueCache
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Accumulators of one node in one pass.
+
+    Args:
+        accumulators: how many.
+        overflows: how many of them leave their register.
+        peak: the largest, as a part of what the register holds.
+    """
+
+    accumulators: int = 0
+    overflows: int = 0
+    peak: float = 0.0
 
 
 @dataclass(slots=True)
 class Peaks:
-    """What was seen of accumulators that could overflow; a `watch` for the simulator."""
+    """What was seen of accumulators that could overflow; a `watch` for the simulator. Those of nodes
+    that are proved not to are not counted."""
 
     plan: Plan
     overflows: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     accumulators: dict[str, int] = field(default_factory=dict)
+    latest: Seen = field(default_factory=Seen)
 
     def __call__(self, node: Node, c: Tensor) -> None:
         """Count accumulators outside their register."""
         plan = self.plan.nodes[node.name]
-        self.accumulators[node.name] = self.accumulators.get(node.name, 0) + c.numel()
-        if plan.proved or not c.numel():
-            return
-        dtype = plan.desc.register.dtype
-        low, high = extremes(c)
-        peak = max(high / dtype.max, low / min(dtype.min, -1))
-        self.peaks[node.name] = max(self.peaks.get(node.name, 0.0), peak)
-        if peak > 1.0:
-            seen = int(((c < dtype.min) | (c > dtype.max)).sum())
-            if seen:
-                self.overflows[node.name] = self.overflows.get(node.name, 0) + seen
+        if not plan.proved:
+            self.latest = _seen(plan, c)
+            self.add(node.name, self.latest)
+
+    def add(self, name: str, seen: Seen) -> None:
+        """Take note of a pass through a node."""
+        self.accumulators[name] = self.accumulators.get(name, 0) + seen.accumulators
+        self.peaks[name] = max(self.peaks.get(name, 0.0), seen.peak)
+        if seen.overflows:
+            self.overflows[name] = self.overflows.get(name, 0) + seen.overflows
 
     @property
     def excess_bits(self) -> dict[str, int]:
         """By node, how many bits too few the register has for what was seen."""
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
+
+
+def _seen(plan: NodePlan, c: Tensor) -> Seen:
+    if not c.numel():
+        return Seen()
+    dtype = plan.desc.register.dtype
+    low, high = extremes(c)
+    peak = max(high / dtype.max, low / min(dtype.min, -1))
+    outside = int(((c < dtype.min) | (c > dtype.max)).sum()) if peak > 1.0 else 0
+    return Seen(c.numel(), outside, peak)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +105,29 @@ class Evaluator:
         objective: what the score's value is; the label-free measures and, with labels, accuracy
             are reported beside it.
         also: further measures to report.
+        cache_bytes: how much of earlier simulations is kept, 0 for nothing; None for a quarter of the
+            free memory. What is kept changes no score.
 
     Raises:
         HagoError: the objective needs labels and the data has none.
     """
 
     def __init__(
-        self, graph: Graph, batches: Batches, objective: Objective, ops: Ops = OPS, also: Sequence[Objective] = ()
+        self,
+        graph: Graph,
+        batches: Batches,
+        objective: Objective,
+        ops: Ops = OPS,
+        also: Sequence[Objective] = (),
+        cache_bytes: int | None = None,
     ) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
         for measure in (objective, *also):
             if measure.needs_labels and not batches.labelled:
                 raise DataError(f"objective {measure.name!r} needs labels; pass (inputs, labels) batches")
         self.carriers = Carriers()
+        self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))
+        self._best: Score | None = None
         self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
@@ -99,8 +139,12 @@ class Evaluator:
         """Simulate a Plan over all batches."""
         peaks = Peaks(plan)
         simulator = Simulator(plan, self.carriers, watch=peaks)
-        outputs = (simulator.run(b.inputs) for b in self.batches)
-        return Measured(self.contributions(outputs), peaks)
+        numbers = range(len(self._reference))
+        starts = (partial(simulator.begin, batch.inputs) for batch in self.batches)
+        ends = self.reuse.run(simulator.steps(), self.graph.outputs, numbers, starts, peaks)
+        contributions = self.contributions(map(simulator.end, ends))
+        peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
+        return Measured(contributions, peaks)
 
     def contributions(self, outputs: Any) -> dict[str, Tensor]:
         """Per-sample contributions of a model's outputs, batch by batch."""
@@ -130,7 +174,7 @@ class Evaluator:
         """The Score of a Plan."""
         measured = self.measure(plan)
         value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
-        return Score(
+        score = Score(
             value=value,
             results=self.summary(measured.contributions),
             overflows=measured.peaks.overflows,
@@ -140,6 +184,11 @@ class Evaluator:
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
         )
+        if self._best is None or score.rank > self._best.rank:
+            # Searches look around the best point, so its values are worth more than others.
+            self._best = score
+            self.reuse.prefer_latest()
+        return score
 
 
 def thresholds_sha256(plan: Plan) -> str:

@@ -8,19 +8,21 @@ integer model's float nodes are the same calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
+from hago.execute import compute_real, flatten_inputs, nest_outputs
 from hago.fusion import fuse_clamps
-from hago.graph import OUTPUT, Node
+from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.lru import LRU
-from hago.numerics import apply_simq, dequantize
+from hago.numerics import apply_simq, clip_range, dequantize
 from hago.plan import NodePlan, Plan
-from hago.types import Edge, SimQ
+from hago.steps import Step, last_uses, run_steps
+from hago.types import Edge, QParams, SimQ
 
 #: Bytes of constants in carrier form that one Carriers keeps.
 CARRIER_BYTES: Final = 1 << 30
@@ -70,7 +72,6 @@ class Simulator(nn.Module):
         self.plan, self.watch = plan, watch
         self.carriers = carriers or Carriers()
         self.fused = fuse_clamps(plan)
-        self._done = last_readers(plan.graph)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The simulated outputs, nested as the model's."""
@@ -82,47 +83,129 @@ class Simulator(nn.Module):
     ) -> list[Any]:
         """The simulated outputs of flat inputs; `on_value` sees every node's carrier, `on_edge` what
         arrives at integer nodes. Clamps are fused where nobody looks: the outputs are the same."""
-        graph, edges = self.plan.graph, self.plan.edges
-        step = _Pass(self, fuse=on_value is None and on_edge is None, on_edge=on_edge)
+        graph = self.plan.graph
+        watched = on_value is not None or on_edge is not None
+        steps, done = (self.steps(fuse=False, on_edge=on_edge), None) if watched else self._unwatched
+        values = self.begin(inputs)
+
+        def look(step: Step, made: Sequence[Any]) -> None:
+            if on_value is not None and step.name in graph.by_name:
+                on_value(graph[step.name], made[0])
+
         with torch.no_grad():
-            laid = [channels_last(x) for x in inputs]
-            outputs = run(graph, laid, step, on_value=on_value, done=self._done)
-            return [to_real(edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
+            if on_value is not None:
+                for name in graph.inputs:
+                    on_value(graph[name], values[name])
+            run_steps(steps, values, graph.outputs, on_step=look if watched else None, done=done)
+        return self.end(values)
+
+    @functools.cached_property
+    def _unwatched(self) -> tuple[tuple[Step, ...], Mapping[str, tuple[str, ...]]]:
+        steps = self.steps()
+        return steps, last_uses(steps, self.plan.graph.outputs)
+
+    def begin(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """The values that the steps start from: flat inputs and constants."""
+        graph = self.plan.graph
+        return {**graph.consts, **{n: channels_last(x) for n, x in zip(graph.inputs, inputs, strict=True)}}
+
+    def end(self, values: Mapping[str, Any]) -> list[Any]:
+        """The outputs, from the values of the nodes that give them."""
+        plan = self.plan
+        with torch.no_grad():
+            return [to_real(plan.edges[Edge(OUTPUT, i)], values[n]) for i, n in enumerate(plan.graph.outputs)]
+
+    def steps(self, *, fuse: bool = True, on_edge: OnEdge | None = None) -> tuple[Step, ...]:
+        """The pass: a step for the integers of every edge that makes some, shared by edges that ask
+        for the same, and one for every node.
+
+        Args:
+            fuse: leave out clamps that the clipping of their readers stands for.
+        """
+        return tuple(_Stepping(self, fuse=fuse, on_edge=on_edge))
 
 
-class _Pass:
-    """One forward pass: computes nodes, and keeps integers that several edges ask for until the last
-    of them has come."""
+class _Stepping:
+    """Makes the steps of one simulator."""
 
     def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnEdge | None) -> None:
         self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch
         self.on_edge = on_edge
         self.skipped = owner.fused.skipped if fuse else frozenset()
         self.simqs = {**owner.plan.edges, **(owner.fused.simqs if fuse else {})}
-        self.left: dict[Shared, int] = {}
-        for edge, simq in self.simqs.items():
-            if simq is not None:
-                key = (self.plan.graph.source(edge), id(simq.target))
-                self.left[key] = self.left.get(key, 0) + 1
-        self.kept: dict[Shared, Tensor] = {}
+        self.made: dict[Shared, str] = {}
 
-    def __call__(self, node: Node, values: Sequence[Any]) -> Any:
-        plan = self.plan.nodes.get(node.name)
-        if plan is None:
-            real = [to_real(self.simqs[e], v) for e, v in zip(node.edges, values, strict=True)]
-            return compute_real(node, real, self.plan.ops)
-        if node.name in self.skipped:
-            return values[0]
-        operands = [self._operand(node, plan, slot, v) for slot, v in enumerate(values)]
-        if self.on_edge is not None:
-            for edge, operand in zip(node.edges, operands, strict=True):
-                self.on_edge(edge, operand)
-        if plan.table is not None:
-            return plan.look_up(operands[0])
-        c = self._compute(node, plan, operands)
-        if self.watch is not None:
-            self.watch(node, c)
-        return apply_simq(plan.held(c), plan.out_simq, self.plan.hardware.requantize)
+    def __iter__(self) -> Iterator[Step]:
+        for node in self.plan.graph:
+            if node.op in (INPUT, CONST) or node.name in self.skipped:
+                continue
+            plan = self.plan.nodes.get(node.name)
+            if plan is None:
+                yield self._float(node)
+            else:
+                yield from self._integer(node, plan)
+
+    def _origin(self, source: str) -> str:
+        """The value that is read for a node's: its input's where it is skipped."""
+        while source in self.skipped:
+            (source,) = self.plan.graph[source].inputs
+        return source
+
+    def _float(self, node: Node) -> Step:
+        simqs = [self.simqs[e] for e in node.edges]
+        ops = self.plan.ops
+
+        def compute(values: Sequence[Any]) -> tuple[Any]:
+            return (compute_real(node, [to_real(s, v) for s, v in zip(simqs, values, strict=True)], ops),)
+
+        inputs = tuple(map(self._origin, node.inputs))
+        return Step(inputs, (node.name,), compute, node.name.encode(), (None,))
+
+    def _integer(self, node: Node, plan: NodePlan) -> Iterator[Step]:
+        """Those of the edges that are not there yet, then the node's."""
+        inputs: dict[int, str] = {}
+        for slot, (edge, source) in enumerate(zip(node.edges, node.inputs, strict=True)):
+            simq = self.simqs[edge]
+            if slot in plan.consts:
+                continue
+            inputs[slot] = self._origin(source)
+            if simq is not None and plan.operands[slot] is not None:
+                key = (source, id(simq.target))
+                if key not in self.made:
+                    self.made[key] = str(edge)
+                    yield self._edge(str(edge), inputs[slot], simq)
+                inputs[slot] = self.made[key]
+        yield self._node(node, plan, inputs)
+
+    def _edge(self, name: str, source: str, simq: SimQ) -> Step:
+        how = self.plan.hardware.requantize
+        assert simq.target is not None
+
+        def compute(values: Sequence[Any]) -> tuple[Tensor]:
+            return (apply_simq(values[0], simq, how),)
+
+        return Step((source,), (name,), compute, repr(simq.key).encode(), (centered_span(simq.target),))
+
+    def _node(self, node: Node, plan: NodePlan, inputs: Mapping[int, str]) -> Step:
+        slots = range(len(node.inputs))
+
+        def compute(values: Sequence[Any]) -> tuple[Tensor]:
+            arrived = dict(zip(inputs, values, strict=True))
+            operands = [self._operand(node, plan, slot, arrived.get(slot)) for slot in slots]
+            if self.on_edge is not None:
+                for edge, operand in zip(node.edges, operands, strict=True):
+                    self.on_edge(edge, operand)
+            if plan.table is not None:
+                return (plan.look_up(operands[0]),)
+            c = self._accumulate(node, plan, operands)
+            if self.watch is not None:
+                self.watch(node, c)
+            return (apply_simq(plan.held(c), plan.out_simq, self.plan.hardware.requantize),)
+
+        watched = self.watch is not None and plan.table is None and not plan.proved
+        digest = node.name.encode() + plan.digest
+        spans = (centered_span(plan.out),)
+        return Step(tuple(inputs.values()), (node.name,), compute, digest, spans, watched)
 
     def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
         carrier = torch.float32 if plan.parts > 1 else plan.carrier
@@ -130,21 +213,9 @@ class _Pass:
             return self.carriers(plan.consts[slot], carrier)
         if plan.operands[slot] is None:
             return to_real(self.simqs[node.edges[slot]], value)
-        simq = self.simqs[node.edges[slot]]
-        return (value if simq is None else self._moved(node.inputs[slot], simq, value)).to(carrier)
+        return value.to(carrier)
 
-    def _moved(self, source: str, simq: SimQ, value: Tensor) -> Tensor:
-        """The integers of one edge, made once for all edges that ask for the same."""
-        key = (source, id(simq.target))
-        found = self.kept.pop(key, None)
-        if found is None:
-            found = apply_simq(value, simq, self.plan.hardware.requantize)
-        self.left[key] -= 1
-        if self.left[key]:
-            self.kept[key] = found
-        return found
-
-    def _compute(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
+    def _accumulate(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
         rule = self.plan.ops[node.op]
         if plan.parts == 1:
             return rule.compute_int(plan.attrs, *operands)
@@ -154,6 +225,12 @@ class _Pass:
         for chunk in chunks[1:]:
             total += rule.compute_int(plan.attrs, *chunk)
         return total
+
+
+def centered_span(qparams: QParams) -> tuple[int, int]:
+    """The least and the greatest centered integer of a tensor."""
+    low, high = clip_range(qparams)
+    return int(torch.as_tensor(low).min()), int(torch.as_tensor(high).max())
 
 
 def to_real(simq: SimQ | None, value: Any) -> Any:

@@ -20,9 +20,9 @@ ROOT = Path(hago.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"hago.{name}" for name in names.split())
     for names in (
-        "errors version lru types rounding multipliers numerics schemes represented json_text",
+        "errors version lru memory types rounding multipliers numerics schemes represented json_text",
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
-        "topology crossing frontend execute",
+        "topology crossing frontend execute steps value_cache reuse",
         "strategy bounds plan node_builder operands resolve space",
         "fusion simulator realization exactness calibrate objective cost costing cost_range",
         "search debug export qat",

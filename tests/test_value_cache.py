@@ -1,0 +1,163 @@
+"""What a value cache keeps, what it gives up, and that values come back as they were."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hago.memory import free_bytes
+from hago.value_cache import ValueCache, pack
+
+KB = 1 << 10
+
+
+def signature(name: str) -> bytes:
+    return name.encode()
+
+
+def block(kilobytes: int = 1) -> torch.Tensor:
+    return torch.zeros(kilobytes * KB // 4)
+
+
+def turn(cache: ValueCache, *names: str, times: int = 1) -> None:
+    """A turn in which so many blocks are made."""
+    for _ in range(times):
+        cache.begin(list(map(signature, names)))
+        for name in names:
+            cache.put((signature(name), 0), block())
+
+
+def held(cache: ValueCache, *names: str) -> set[str]:
+    """Which of `names` the cache has; looks without touching."""
+    return {n for n in names if (signature(n), 0) in cache._entries}
+
+
+# ---------------------------------------------------------------- what comes back
+@given(
+    st.sampled_from([(-128, 127), (0, 255), (-200, 100), (0, 1), (-(2**15), 2**15 - 1), (-(2**31), 2**31 - 1)]),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.randoms(),
+)
+def test_integers_come_back_as_they_were(span: tuple[int, int], dtype: torch.dtype, draw: random.Random) -> None:
+    low, high = span if dtype == torch.float64 else (max(span[0], -(2**24)), min(span[1], 2**24))
+    value = torch.tensor([low, high, 0, *(draw.randint(low, high) for _ in range(9))], dtype=dtype)
+    packed = pack(value, span)
+    assert packed.value().equal(value) and packed.value().dtype == dtype
+    needed = 1 if span[1] - span[0] < 256 and span[1] - (span[0] < 0) * 128 <= 255 and span != (-200, 100) else 2
+    assert packed.bytes <= value.numel() * (needed if span[1] < 2**15 else 4)
+
+
+def test_real_values_come_back_as_they_were() -> None:
+    for value in (torch.randn(5), torch.tensor([0.1], dtype=torch.float64), torch.tensor([3]), torch.tensor([True])):
+        assert pack(value, None).value().equal(value) and pack(value, None).value().dtype == value.dtype
+
+
+def test_layout_is_kept() -> None:
+    x = torch.randn(2, 3, 4, 4).round().contiguous(memory_format=torch.channels_last)
+    assert pack(x, (-10, 10)).value().is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_view_does_not_keep_the_whole_alive() -> None:
+    whole = torch.randn(1000)
+    assert pack(whole[:10], None).tensor.untyped_storage().nbytes() == 40
+    assert pack(whole, None).tensor is whole
+
+
+# ---------------------------------------------------------------- what comes in
+def test_a_value_is_kept_when_it_is_made_again() -> None:
+    cache = ValueCache(9 * KB)
+    turn(cache, "a", "b")
+    assert not held(cache, "a", "b")
+    turn(cache, "b", "c")
+    assert held(cache, *"abc") == {"b"}
+
+
+def test_every_batch_of_a_value_that_was_made_before_is_kept() -> None:
+    cache = ValueCache(9 * KB)
+    for expected in (0, 3):
+        cache.begin([b"a"])
+        for batch in range(3):
+            cache.put((b"a", batch), block())
+        assert len(cache) == expected
+
+
+def test_values_of_the_best_point_are_kept_at_once() -> None:
+    cache = ValueCache(9 * KB)
+    cache.prefer(frozenset({b"a"}))
+    turn(cache, "a", "b")
+    assert held(cache, "a", "b") == {"a"}
+
+
+# ---------------------------------------------------------------- what is given up
+def test_used_is_what_is_held_and_never_more_than_the_capacity() -> None:
+    draw, cache, names = random.Random(0), ValueCache(10 * KB), "abcdefghijklmnop"
+    for _ in range(50):
+        cache.begin([signature(n) for n in names])
+        for name in draw.sample(names, 6):
+            cache.touch((signature(name), 0))
+        for name in draw.sample(names, 6):
+            cache.put((signature(name), 0), block(draw.choice([1, 2, 5, 20])))
+            assert cache.used <= 10 * KB
+        assert cache.used == sum(e.packed.bytes for e in cache._entries.values()) and len(cache) == len(cache._entries)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache = ValueCache(3 * KB)
+    turn(cache, "a", "b", "c", times=2)
+    cache.begin([b"a", b"d"])
+    assert cache.touch((b"a", 0)) is not None and cache.touch((b"z", 0)) is None
+    turn(cache, "d")
+    assert held(cache, *"abcd") == {"a", "c", "d"}
+
+
+def test_what_a_turn_uses_is_not_given_up_for_what_it_makes() -> None:
+    """Values used in a cycle longer than the cache are kept in part, where least-recently-used alone
+    would lose every one of them just before its next use."""
+    cache, names, found = ValueCache(3 * KB), [*map(signature, "abcdef")], []
+    for _ in range(5):
+        cache.begin(names)
+        found.append(sum(cache.touch((n, 0)) is not None for n in names))
+        for name in names:
+            cache.put((name, 0), block())
+    assert found == [0, 0, 3, 3, 3]
+
+
+def test_what_is_no_tensor_or_does_not_fit_is_not_kept() -> None:
+    cache = ValueCache(2 * KB)
+    for _ in range(2):
+        cache.begin([b"t", b"big"])
+        cache.put((b"t", 0), (block(), block()))
+        cache.put((b"big", 0), block(3))
+    assert len(cache) == 0
+    none = ValueCache(0)
+    turn(none, "a", times=3)
+    assert len(none) == 0 and none.touch((b"a", 0)) is None
+
+
+# ---------------------------------------------------------------- memory
+def test_by_default_a_quarter_of_the_free_memory_counted_again_every_turn() -> None:
+    free = [40 * KB]
+    cache = ValueCache(free=lambda: free[0])
+    assert cache.capacity == 10 * KB
+    turn(cache, *map(str, range(9)), times=2)
+    free[0] = 7 * KB  # others took memory
+    cache.begin([])
+    assert cache.capacity == (7 + 9) * KB // 4 and cache.used <= cache.capacity
+    assert held(cache, *map(str, range(9))) == set("5678")
+
+
+def test_the_machine_has_memory() -> None:
+    assert 1 << 20 < free_bytes() < 1 << 50
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "max").write_text("5000\n")
+    (tmp_path / "current").write_text("3000\n")
+    monkeypatch.setattr("hago.memory._GROUPS", ((tmp_path / "max", tmp_path / "current"),))
+    assert free_bytes() == 2000
+    (tmp_path / "max").write_text("max\n")
+    assert free_bytes() > 1 << 20
