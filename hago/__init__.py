@@ -21,6 +21,7 @@ from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.numerics import simulated_quantize
 from hago.quantizer import Quantizer
 from hago.strategy import Strategy
+from hago.training import from_qat, prepare_qat
 from hago.version import VERSION
 
 __version__ = VERSION
@@ -39,9 +40,11 @@ __all__ = [
     "estimate_cost",
     "evaluate_strategy",
     "explain",
+    "from_qat",
     "from_torch",
     "inspect_graph_statistic",
     "load_hardware",
+    "prepare_qat",
     "quantize",
     "replay",
     "save_hardware",

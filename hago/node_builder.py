@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hago.bounds import Bounds, largest_centered
-from hago.crossing import range_node
 from hago.errors import InfeasibleBits
 from hago.graph import Node
 from hago.hardware import OpDesc
@@ -68,7 +66,7 @@ class NodeBuilder:
             for s, t in enumerate(targets)
             if t and self.operands.is_const(s)
         }
-        register = self._register(site)
+        register = self.operands.register(site, self.desc)
         attrs = self.form.integer_attrs(self.node.attrs, site)
         bounds = Bounds(self.owner.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
         bound = bounds.centered()
@@ -110,29 +108,13 @@ class NodeBuilder:
         source = self.sources[slot]
         return None if source is target else SimQ(source, target)
 
-    # ------------------------------------------------------------ accumulator and output
-    def _register(self, site: Site) -> QParams:
-        dtype, first = self.desc.register.dtype, site.operands[0]
-        if self.form.lands:
-            return self.operands.whole(site.target.scale, dtype)
-        scale = self.form.scale(self.node.attrs, site.scales)
-        if self.form.within_hull and first is not None and first.dtype == dtype:
-            # the op only moves values about, so they keep their zero point
-            return self.owner.intern(replace(first, scale=scale))
-        return self.operands.whole(scale, dtype)
-
+    # ------------------------------------------------------------ output
     def _requantized(self) -> QParams | None:
         """The output's own qparams; None where the node emits its accumulator."""
         if self.desc.requantize_at == "edge" or (self.out_bits is None and not self.form.table):
             return None
-        key = f"{self.node.name}:out"
         assert self.out_bits is not None
-        name = range_node(self.owner.graph, self.owner.topology, self.owner.ops, self.node.name)
-        dtype = self.desc.out_dtype
-        scheme = self.owner.hardware.activation.scheme
-        signed = dtype.signed or self.owner.thresholds.signed(key, name)
-        lo, hi = self.operands.threshold(key, name, self.out_bits, scheme, signed, None)
-        return self.operands.made(scheme, lo, hi, self.out_bits, dtype)
+        return self.operands.output(self.out_bits, self.desc)
 
     def _table(self, source: QParams | None, target: QParams) -> Tensor:
         """The centered output of every input integer q from qmin to qmax."""

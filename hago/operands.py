@@ -9,11 +9,11 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from hago.crossing import passes
+from hago.crossing import passes, range_node
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
-from hago.ops._rule import IntegerForm
+from hago.ops._rule import IntegerForm, Site
 from hago.schemes import TWO_SIDED, Grid, make_qparams
 from hago.topology import Topology
 from hago.types import ZERO, DType, QParams
@@ -105,6 +105,26 @@ class Operands:
                 scale = self.form.scale(self.node.attrs, [x.scale, w.scale]).flatten()
                 found[slot] = self.whole(scale if scale.numel() > 1 else scale.reshape(()), desc.bias_dtype(slot))
         return found
+
+    def register(self, site: Site, desc: OpDesc) -> QParams:
+        """The qparams of the accumulator."""
+        dtype, first = desc.register.dtype, site.operands[0]
+        if self.form.lands:
+            return self.whole(site.target.scale, dtype)
+        scale = self.form.scale(self.node.attrs, site.scales)
+        if self.form.within_hull and first is not None and first.dtype == dtype:
+            # the op only moves values about, so they keep their zero point
+            return self.owner.intern(replace(first, scale=scale))
+        return self.whole(scale, dtype)
+
+    def output(self, bits: int, desc: OpDesc) -> QParams:
+        """The qparams that the node requantizes to, where its signature says so."""
+        key, owner = f"{self.node.name}:out", self.owner
+        name = range_node(owner.graph, owner.topology, owner.ops, self.node.name)
+        scheme = owner.hardware.activation.scheme
+        signed = desc.out_dtype.signed or owner.thresholds.signed(key, name)
+        lo, hi = self.threshold(key, name, bits, scheme, signed, None)
+        return self.made(scheme, lo, hi, bits, desc.out_dtype)
 
     def _operand(self, slot: int, desc: OpDesc) -> QParams:
         source, bits = self.sources[slot], self.bits[slot]

@@ -192,6 +192,15 @@ def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
     Raises:
         StrategyMismatch: it was made for another model or hardware.
     """
+    return stored_resolver(graph, hardware, strategy)(strategy.bits)
+
+
+def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Resolver:
+    """A Resolver with the thresholds, the topology and the space of a stored strategy.
+
+    Raises:
+        StrategyMismatch: it was made for another model or hardware.
+    """
     strategy.check_against(graph.model_hash, hardware.name, hardware_hash(hardware))
     keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
     made_by = strategy.made_by
@@ -204,7 +213,7 @@ def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
         )
     fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
     space = build_space(graph, hardware, topology, fixed, ops)
-    return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops)(strategy.bits)
+    return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops)
 
 
 def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), ops: Ops = OPS) -> Graph:

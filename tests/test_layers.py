@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "fusion simulator realization exactness calibrate objective cost costing cost_range",
         "search debug export qat",
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source "
-        "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__",
+        "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts training __main__",
     )
 )
 #: What stands side by side and does not know of its neighbours.

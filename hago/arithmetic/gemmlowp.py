@@ -119,9 +119,7 @@ def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
     return round_half_away(moved.clamp(0, 255)).to(torch.int64)
 
 
-def quantize_down(
-    acc: Tensor, multiplier: int, right_shift: int, offset: int, low: int = 0, high: int = 255
-) -> Tensor:
+def quantize_down(acc: Tensor, multiplier: int, right_shift: int, offset: int, low: int = 0, high: int = 255) -> Tensor:
     """`clamp(RDBPOT(SRDHM(acc, multiplier), right_shift) + offset, low, high)`.
 
     Args:

@@ -157,9 +157,7 @@ def accumulate(
     padded = F.pad(q, around, value=source.zero_point).to(torch.float64)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
     # float64 sums int8 products exactly.
-    sums = convolve(
-        padded, weight.to(torch.float64), None, tuple(strides), 0, tuple(dilations), groups
-    ).to(torch.int64)
+    sums = convolve(padded, weight.to(torch.float64), None, tuple(strides), 0, tuple(dilations), groups).to(torch.int64)
     return sums if bias is None else sums + bias.view((-1,) + (1,) * axes)
 
 

@@ -101,9 +101,7 @@ def run_conv_bm1684(
     do_relu: bool = False,
 ) -> Tensor:
     """`sat(half_up(acc >> rshift))`; a fused Relu clamps at 0. Arguments as in `tpu_mlir_conv.run_conv`."""
-    acc = accumulate(
-        q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups
-    )
+    acc = accumulate(q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups)
     out = apply_multiplier_and_rshift(acc, 1, conv.rshift)
     return saturate(out.clamp_min(0) if do_relu else out, target.dtype)
 
@@ -182,9 +180,7 @@ def run_conv_cv18xx(
     do_relu: bool = False,
 ) -> Tensor:
     """TFLite's double rounding of each channel, saturated. Arguments as in `tpu_mlir_conv.run_conv`."""
-    acc = accumulate(
-        q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups
-    )
+    acc = accumulate(q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups)
     broadcast = (-1,) + (1,) * (conv.weight.dim() - 2)
     out = tflite.multiply_by_quantized_multiplier(
         acc, conv.multiplier.view(broadcast), -conv.rshift.view(broadcast), "double"

@@ -87,9 +87,7 @@ def _ratio(source_scale: float, target_scale: float, window: int) -> float:
 
 
 # ---------------------------------------------------------------- pooling
-def _windows(
-    q: Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], value: int
-) -> Tensor:
+def _windows(q: Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], value: int) -> Tensor:
     """The sum of every window, padding included: int64, (N, C, *out)."""
     axes = len(kernel)
     if axes not in (1, 2) or q.dim() != axes + 2 or len(strides) != axes or len(pads) != 2 * axes:

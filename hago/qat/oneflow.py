@@ -191,12 +191,13 @@ class MovingAverageMinMaxObserver(nn.Module):
             low, high = (t.to(self.moving_max.dtype) for t in _extrema(x.detach(), per_layer=True))
             if self.quantizer.symmetric:
                 low = high = torch.maximum(low.abs(), high.abs())
-            self.moving_max.copy_(self._average(self.moving_max, high))
-            self.moving_min.copy_(self._average(self.moving_min, low))
+            self.moving_max.copy_(self.average(self.moving_max, high))
+            self.moving_min.copy_(self.average(self.moving_min, low))
         rounding = "half_away"
         return self.quantizer.qparams(self.moving_min.to(x.dtype), self.moving_max.to(x.dtype), rounding)
 
-    def _average(self, past: Tensor, value: Tensor) -> Tensor:
+    def average(self, past: Tensor, value: Tensor) -> Tensor:
+        """The average after a batch whose extremum is `value`."""
         momentum = torch.tensor(self.momentum, dtype=torch.float32, device=past.device)
         return torch.where(past == 0, value, past * momentum + value * (1 - momentum))
 

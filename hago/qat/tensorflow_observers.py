@@ -98,14 +98,15 @@ class RangeObserver(nn.Module):
         if self.training:
             if self.axis is not None:
                 check_axis(x, self.axis, self.minimum.numel(), "an observer")
-            self._update(*self.batch_range(x))
+            self.update(*self.batch_range(x))
         if not quantize:
             return x
         if self.axis is None:
             return self.how.vars(x, self.minimum, self.maximum)
         return self.how.vars_per_channel(x, self.minimum, self.maximum, self.axis)
 
-    def _update(self, low: Tensor, high: Tensor) -> None:
+    def update(self, low: Tensor, high: Tensor) -> None:
+        """Take in the range of a batch: float32, of the stored range's shape."""
         self.minimum.copy_(low)
         self.maximum.copy_(high)
 
@@ -150,13 +151,13 @@ class MovingAvgQuantize(RangeObserver):
         self.register_buffer("biased_maximum", torch.zeros_like(self.maximum))
         self.register_buffer("local_step", torch.zeros(()))
 
-    def _update(self, low: Tensor, high: Tensor) -> None:
+    def update(self, low: Tensor, high: Tensor) -> None:
         rate = torch.tensor(1.0 - self.ema_decay, dtype=torch.float32, device=low.device)
         self.local_step.add_(1)
         weight = 1 - torch.pow(1 - rate, self.local_step)
         for biased, value in ((self.biased_minimum, low), (self.biased_maximum, high)):
             biased.sub_((biased - value) * rate)
-        super()._update(self.biased_minimum / weight, self.biased_maximum / weight)
+        super().update(self.biased_minimum / weight, self.biased_maximum / weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,164 @@
+"""QatModel: a Plan as an nn.Module that trains; what it computes is what will be shipped.
+
+In training, a forward pass is the Plan's own arithmetic with live weights and thresholds and
+straight-through gradients. In eval, it is the Simulator of the Plan that the present weights and
+thresholds give: the one that `hago.from_qat` returns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
+from hago.frontend.exported import check_finite
+from hago.fusion import fuse_clamps
+from hago.graph import Graph, Node
+from hago.plan import Plan
+from hago.qat.live import LivePass, Training
+from hago.qat.moves import Slope
+from hago.qat.operands import RangeThresholds
+from hago.qat.ranges import Range
+from hago.resolve import Resolver
+from hago.simulator import Simulator, channels_last
+from hago.space import Space
+from hago.strategy import Strategy
+from hago.topology import Topology
+
+
+class QatModel(nn.Module):
+    """A model in training on a piece of hardware; `hago.prepare_qat` makes it.
+
+    Args:
+        plan: that training starts from.
+        topology, space, strategy: what it was resolved from.
+        ranges: by the key of the threshold.
+        trainable: names of the graph's constants that are parameters.
+        slope: how gradients pass.
+
+    State:
+        weights: one parameter per trainable constant, dots in its name replaced by slashes.
+        ranges: one for all edges that share integers; see Range.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        space: Space,
+        strategy: Strategy,
+        ranges: Mapping[str, Range],
+        trainable: Iterable[str],
+        slope: Slope,
+    ) -> None:
+        super().__init__()
+        self.weights = nn.Module()
+        self.names: dict[str, str] = {}
+        for name in trainable:
+            self.names[name] = name.replace(".", "/")
+            value = channels_last(plan.graph.consts[name].detach().clone())
+            self.weights.register_parameter(self.names[name], nn.Parameter(value))
+        unique = {id(r): (key, r) for key, r in reversed(list(ranges.items()))}
+        self.ranges = nn.ModuleDict({key.replace(".", "/"): r for key, r in reversed(list(unique.values()))})
+        self.space, self.strategy, self.quantizing = space, strategy, True
+        groups = {e: g.key for g in space.groups.values() for e in g.edges}
+        self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _cut(plan), slope)
+        self._done = last_readers(plan.graph)
+        self._frozen: tuple[dict[str, Tensor], Plan, Simulator] | None = None
+
+    # ------------------------------------------------------------ state
+    @property
+    def graph(self) -> Graph:
+        """The graph that training started from."""
+        return self.training_plan.plan.graph
+
+    def consts(self) -> dict[str, Tensor]:
+        """Every constant of the graph as it is now, with its gradient."""
+        live = {name: self.weights.get_parameter(kept) for name, kept in self.names.items()}
+        return {**self.graph.consts, **live}
+
+    def observe(self, mode: bool = True) -> None:
+        """Let ranges take in what they see in training, or freeze them."""
+        for found in self.training_plan.ranges.values():
+            found.observing = mode
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QatModel:
+        """A model with weights and ranges of its own; what stays the same in training is shared."""
+        start = self.training_plan
+        memo.update({id(kept): kept for kept in (start.plan, start.topology, self.space, self.strategy)})
+        memo[id(start.known)] = {}
+        memo[id(self._frozen)] = None
+        made = QatModel.__new__(QatModel)
+        memo[id(self)] = made
+        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made
+
+    # ------------------------------------------------------------ running
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs, nested as the float model's; in eval without a gradient."""
+        inputs = flatten_inputs(self.graph, args, kwargs)
+        if self.training:
+            outputs = self._train(inputs)
+        elif self.quantizing:
+            outputs = self.frozen()[1].run(inputs)
+        else:
+            with torch.no_grad():
+                outputs = self._real(inputs, observing=False)
+        return nest_outputs(self.graph, outputs)
+
+    def _train(self, inputs: Sequence[Tensor]) -> list[Any]:
+        if not self.quantizing:
+            return self._real(inputs, observing=True)
+        step = LivePass(self.training_plan, observing=True)
+        laid = [channels_last(x) for x in inputs]
+        outputs = run(self.graph, laid, step, consts=self.consts(), done=self._done)
+        return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
+
+    def _real(self, inputs: Sequence[Tensor], *, observing: bool) -> list[Any]:
+        ops = self.training_plan.plan.ops
+
+        def step(node: Node, values: Sequence[Any]) -> Any:
+            return compute_real(node, values, ops)
+
+        return run(self.graph, inputs, step, consts=self.consts(), done=self._done)
+
+    # ------------------------------------------------------------ freezing
+    def frozen(self) -> tuple[Plan, Simulator]:
+        """The Plan of the present weights and thresholds, and its simulator; made anew where they changed."""
+        state = {**self.consts(), **dict(self.ranges.state_dict())}
+        if self._frozen is None or not _equal(self._frozen[0], state):
+            kept = {name: t.detach().clone() for name, t in state.items()}
+            for name in self.names:
+                check_finite(name, kept[name])
+            plan = self._resolve({n: kept[n].contiguous() for n in self.graph.consts})
+            self._frozen = (kept, plan, Simulator(plan))
+        return self._frozen[1:]
+
+    def _resolve(self, consts: Mapping[str, Tensor]) -> Plan:
+        start = self.training_plan
+        graph = replace(self.graph, consts=dict(consts))
+        source = RangeThresholds(start.ranges)
+        resolver = Resolver(graph, start.plan.hardware, start.topology, self.space, source, start.plan.ops)
+        with torch.no_grad():
+            return resolver(start.bits)
+
+
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(a[name], t) for name, t in b.items())
+
+
+def _cut(plan: Plan) -> frozenset[str]:
+    """Relus that the clipping of all their readers can stand for."""
+    found = set()
+    for name in fuse_clamps(plan).skipped:
+        form = plan.ops[plan.graph[name].op].integer
+        assert form is not None and form.limits is not None
+        low, high = form.limits(plan.nodes[name].attrs)
+        if isinstance(low, int) and low == 0 and high is None:
+            found.add(name)
+    return frozenset(found)

@@ -1,0 +1,198 @@
+"""Training: from a model to one that trains with the Plan in its forward pass, and from that to a Quantizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import nn
+
+from hago.calibrate.statistics import Estimator
+from hago.errors import HagoError
+from hago.evaluate import Evaluator, first_safe
+from hago.graph import CONST, Graph
+from hago.hardware import Hardware
+from hago.objective import objective
+from hago.plan import Plan
+from hago.prepare import (
+    HardwareLike,
+    ModelLike,
+    StrategyLike,
+    as_hardware,
+    as_strategy,
+    import_for,
+    make_strategy,
+    plan_of,
+    prepare,
+    store_thresholds,
+    stored_resolver,
+)
+from hago.qat.model import QatModel
+from hago.qat.ranges import Range
+from hago.qat.scheme import TrainingScheme, training_scheme
+from hago.quantizer import Quantizer
+from hago.schemes import TWO_SIDED
+from hago.searching import made_by
+from hago.strategy import Strategy
+from hago.types import QParams
+
+#: Ranges of more integers than these are not learned: their steps are too fine to matter.
+MOST_LEARNED: Final = 1 << 16
+
+
+def prepare_qat(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike | None = None,
+    dataset: Iterable[Any] | None = None,
+    *,
+    scheme: str | TrainingScheme = "lsq",
+    estimator: str | Estimator | None = None,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+    example_inputs: Sequence[Any] = (),
+) -> QatModel:
+    """A model that trains in an ordinary PyTorch loop and computes what the hardware will.
+
+    The weights are copied: `model` is not changed, and an optimizer must be made for the parameters
+    of what is returned.
+
+    Args:
+        model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
+        hardware: a Hardware, a name in hardware_specs, or a path.
+        strategy: bits and thresholds to start from; made from `dataset` where not given.
+        dataset: calibration batches; only read where there is no strategy.
+        scheme: hago, lsq, nudged, tensorflow, oneflow or pytorch, or a TrainingScheme: how ranges move
+            and gradients pass.
+        estimator, keep_float, fix_bits: of `hago.quantize`; only where there is no strategy.
+        example_inputs: to export an nn.Module with, as for `hago.create_quantizer`.
+
+    Raises:
+        StrategyMismatch: the strategy was made for another model or hardware.
+        HagoError: neither strategy nor data; gradients are pending on the model's parameters; other
+            bad input.
+    """
+    how = training_scheme(scheme)
+    chip = as_hardware(hardware)
+    _check_idle(model)
+    if strategy is not None:
+        chosen = as_strategy(strategy)
+        graph = import_for(model, chosen, example_inputs, chip.known_ops)
+    elif dataset is not None:
+        graph, chosen = _calibrated(model, chip, dataset, estimator, keep_float, fix_bits)
+    else:
+        raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
+    resolver = stored_resolver(graph, chip, chosen)
+    plan = resolver(chosen.bits)
+    ranges = _Builder(plan, how).ranges()
+    return QatModel(plan, resolver.topology, resolver.space, chosen, ranges, _trainable(model, graph), how.slope)
+
+
+def from_qat(trained: nn.Module) -> Quantizer:
+    """What was trained, as a Quantizer: its simulation equals `trained.eval()`, its integers both.
+
+    The strategy is for the trained float model, `quantizer.plan.graph`, which every call that takes
+    a model takes.
+
+    Args:
+        trained: of `prepare_qat`; one wrapped in DistributedDataParallel is unwrapped.
+
+    Raises:
+        HagoError: it is no such model, or a weight is NaN or infinite.
+    """
+    inner = getattr(trained, "module", trained)
+    if not isinstance(inner, QatModel):
+        raise HagoError(f"from_qat got a {type(inner).__name__}; expected what hago.prepare_qat returned")
+    plan, _ = inner.frozen()
+    start = inner.strategy
+    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=store_thresholds(plan))
+    return Quantizer(plan_of(plan.graph, plan.hardware, strategy), strategy)
+
+
+def _check_idle(model: ModelLike) -> None:
+    """Refuse a model in the middle of somebody's training step."""
+    if isinstance(model, nn.Module):
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and bool((parameter.grad != 0).any()):
+                raise HagoError(
+                    f"parameter {name!r} holds a gradient that no optimizer step has used; prepare_qat copies the "
+                    "weights, so that step would be lost: take it, or drop it with model.zero_grad()"
+                )
+
+
+def _calibrated(
+    model: ModelLike,
+    hardware: Hardware,
+    dataset: Iterable[Any],
+    estimator: str | Estimator | None,
+    keep_float: Sequence[str],
+    fix_bits: Mapping[str, int] | None,
+) -> tuple[Graph, Strategy]:
+    """The model imported, and a strategy as `hago.quantize` makes it."""
+    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
+    bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+    how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
+    return prepared.graph, make_strategy(prepared, prepared.resolver(bits), bits, how)
+
+
+def _trainable(model: ModelLike, graph: Graph) -> list[str]:
+    """Float constants that are no buffers of the model: its parameters, and what folding made of them."""
+    fixed: set[str] = set()
+    if isinstance(model, nn.Module):
+        fixed = {name for name, _ in model.named_buffers()}
+        fixed |= {name for name, p in model.named_parameters() if not p.requires_grad}
+    return [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point() and n.name not in fixed]
+
+
+class _Builder:
+    """Makes the ranges of a Plan: one for all edges that ask for the same integers of one node."""
+
+    def __init__(self, plan: Plan, scheme: TrainingScheme) -> None:
+        self.plan, self.scheme = plan, scheme
+        self.made: dict[tuple[str, int], Range] = {}
+
+    def ranges(self) -> dict[str, Range]:
+        found: dict[str, Range] = {}
+        outs: dict[int, Range] = {}
+        for name, node in self.plan.nodes.items():
+            for key, ends in node.thresholds.items():
+                slot = key.rpartition(":")[2]
+                if slot == "out":
+                    found[key] = outs[id(node.out)] = self._range(key, name, node.out, ends)
+                    continue
+                source, target = self.plan.graph[name].inputs[int(slot)], node.operands[int(slot)]
+                assert target is not None
+                as_stored = outs.get(id(target)) if node.simqs[int(slot)] is None else None
+                found[key] = as_stored or self._shared(key, source, target, ends)
+        return found
+
+    def _shared(self, key: str, source: str, target: QParams, ends: Any) -> Range:
+        asked = (source, id(target))
+        if asked not in self.made:
+            self.made[asked] = self._range(key, source, target, ends)
+        return self.made[asked]
+
+    def _range(self, key: str, source: str, target: QParams, ends: Any) -> Range:
+        graph, hardware = self.plan.graph, self.plan.hardware
+        const = source in graph.consts
+        how = self.scheme.weight if const else self.scheme.activation
+        grid = (hardware.weight if const else hardware.activation).scheme
+        if target.dtype.bits > 16 or hardware.requantize.power_of_two:
+            grid = "hago"
+        shape = graph[source].shape or ()
+        low, high = ends
+        features = 1
+        for size in shape if const else shape[1:]:
+            features *= size
+        return Range(
+            f"edge {key}",
+            low,
+            high,
+            two_sided=grid in TWO_SIDED,
+            learned=how.learned and target.qmax - target.qmin <= MOST_LEARNED,
+            features=features // low.numel(),
+            levels=max(abs(target.qmin), abs(target.qmax)),
+            average=None if how.average is None else how.average(low.numel()),
+        )

@@ -1,0 +1,213 @@
+"""Training with the Plan in the forward pass: what is trained is what is shipped, on random networks and hardware."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from chips import CHIPS
+from networks import Small, randomized
+from plans import points
+from random_graphs import random_graph, random_inputs
+from torch import Tensor, nn
+
+import hago
+from hago.errors import HagoError
+from hago.exactness import differing
+from hago.execute import run_real
+from hago.hardware_file import available_hardware, load_hardware
+from hago.prepare import make_strategy, prepare
+from hago.qat.model import QatModel
+from hago.qat.scheme import SCHEMES
+from hago.training import from_qat, prepare_qat
+
+HARDWARE = {
+    **{name: load_hardware(name) for name in available_hardware()},
+    **{name: chip.hardware(name=name) for name, chip in CHIPS.items()},
+}
+
+
+def outputs(found: Any) -> list[Tensor]:
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+def equal(a: Any, b: Any) -> bool:
+    return all(differing(x, y) == 0 for x, y in zip(outputs(a), outputs(b), strict=True))
+
+
+def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tensor]]:
+    """A random network at random bits on some hardware, prepared; and inputs."""
+    rng = random.Random(seed)
+    graph = random_graph(seed)
+    data = [tuple(random_inputs(graph, 10 * seed + i)) for i in range(2)]
+    prepared = prepare(graph, HARDWARE[name], data, estimator=rng.choice(["max_range", "mse"]))
+    bits = next(islice(points(prepared.space, seed), 1, None))
+    strategy = make_strategy(prepared, prepared.resolver(bits), bits, {})
+    return prepare_qat(graph, HARDWARE[name], strategy, scheme=scheme).train(), random_inputs(graph, seed + 77)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
+    """In training the forward pass is the simulation, before a step and after one; so is the integer model."""
+    rng = random.Random(seed)
+    scheme = rng.choice(sorted(SCHEMES))
+    trained, inputs = in_training(seed, rng.choice(sorted(HARDWARE)), scheme)
+    for _ in range(2):
+        trained.train()(*inputs)  # ranges take in the inputs
+        trained.observe(False)
+        found = trained(*inputs)
+        assert equal(found, trained.eval()(*inputs)), (seed, scheme)
+        quantizer = from_qat(trained)
+        assert equal(found, quantizer.simulate()(*inputs)) and equal(found, quantizer.quantize()(*inputs))
+        trained.observe(True)
+        loss = torch.stack([o.square().mean() for o in outputs(found)]).sum()
+        if not loss.requires_grad:  # no constant before the output, or a comparison between
+            return
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0, error_if_nonfinite=True)
+        torch.optim.SGD(trained.parameters(), 0.01).step()
+        trained.zero_grad()
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_training_without_quantization_is_float_training(seed: int) -> None:
+    trained, inputs = in_training(seed, "x86_vnni", "lsq")
+    trained.quantizing = False
+    assert equal(trained(*inputs), run_real(trained.graph, inputs))
+    assert equal(trained.eval()(*inputs), run_real(trained.graph, inputs))
+
+
+# ---------------------------------------------------------------- gradients
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) -> None:
+    model, data = randomized(Small()), [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+    trained = prepare_qat(model, "x86_vnni", dataset=data, scheme=scheme, estimator="max_range").train()
+    found = {}
+    for quantizing in (False, True):
+        trained.quantizing = quantizing
+        trained.zero_grad()
+        trained(data[0]).square().mean().backward()
+        found[quantizing] = {n: p.grad.clone() for n, p in trained.weights.named_parameters()}
+    assert len(found[True]) == 6  # batch norm is folded
+    for name, grad in found[True].items():
+        assert torch.cosine_similarity(grad.flatten(), found[False][name].flatten(), 0) > 0.98, name
+    if SCHEMES[scheme].activation.learned:
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.ranges.parameters())
+        assert any(p.grad.abs().sum() > 0 for p in trained.ranges.parameters())
+
+
+def test_learned_thresholds_grow_where_they_clip() -> None:
+    """A threshold a tenth of the range, trained to give the float model's outputs, grows."""
+    model, data = randomized(Small()), [torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+    strategy = hago.quantize(model, "x86_vnni", data, estimator="max_range").strategy
+    low, high = strategy.thresholds["body:0"]
+    small = {**strategy.thresholds, "body:0": (low * 0.1, high * 0.1)}
+    trained = prepare_qat(model, "x86_vnni", replace(strategy, thresholds=small))
+    for p in trained.weights.parameters():
+        p.requires_grad_(False)
+    reference = model(data[0]).detach()
+    step = torch.optim.Adam([p for p in trained.parameters() if p.requires_grad], 0.05)
+    losses = []
+    for _ in range(30):
+        loss = (trained.train()(data[0]) - reference).square().mean()
+        step.zero_grad()
+        loss.backward()
+        step.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.2 * losses[0]
+    assert from_qat(trained).strategy.thresholds["body:0"][1] > 0.2 * high
+
+
+# ---------------------------------------------------------------- an ordinary nn.Module
+def data_of(samples: int = 16) -> list[Tensor]:
+    return [torch.randn(samples, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+
+
+def test_the_model_is_not_touched() -> None:
+    model = randomized(Small())
+    before = copy.deepcopy(model.state_dict())
+    trained = prepare_qat(model, "x86_vnni", dataset=data_of()).train()
+    trained(data_of()[0]).sum().backward()
+    torch.optim.SGD(trained.parameters(), 1.0).step()
+    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+    assert not model.training and all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_a_state_dict_carries_all_that_was_trained(scheme: str) -> None:
+    model, data = randomized(Small()), data_of()
+    strategy = hago.quantize(model, "x86_vnni", data).strategy
+    one, other = (prepare_qat(model, "x86_vnni", strategy, scheme=scheme).train() for _ in range(2))
+    step = torch.optim.SGD(one.parameters(), 0.05)
+    for _ in range(2):
+        one(data[0]).square().mean().backward()
+        step.step()
+    assert not equal(one.eval()(data[0]), other.eval()(data[0]))
+    other.load_state_dict(one.state_dict())
+    assert equal(one.eval()(data[0]), other.eval()(data[0]))
+    assert equal(one.train()(data[0]), other.train()(data[0]))
+    twin = copy.deepcopy(one)
+    assert equal(one.eval()(data[0]), twin.eval()(data[0]))
+
+
+def test_eval_sees_every_change_of_the_weights() -> None:
+    trained = prepare_qat(randomized(Small()), "x86_vnni", dataset=data_of()).eval()
+    before = trained(data_of()[0])
+    assert equal(before, trained(data_of()[0]))
+    next(trained.weights.parameters()).data.mul_(3.0)  # which counts no version
+    assert not equal(before, trained(data_of()[0]))
+
+
+def test_bfloat16_autocast_trains() -> None:
+    model, data = randomized(Small()), data_of(32)
+    reference = model(data[0]).detach()
+    trained = prepare_qat(model, "x86_vnni", dataset=data, fix_bits={"body:0": 4, "body:1": 4}).train()
+    step = torch.optim.Adam(trained.parameters(), 3e-3)
+    losses = []
+    for _ in range(20):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = trained(data[0])
+        loss = (found.float() - reference).square().mean()
+        step.zero_grad()
+        loss.backward()
+        step.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    assert equal(trained.eval()(data[0]), from_qat(trained).quantize()(data[0]))
+
+
+# ---------------------------------------------------------------- bad input
+def test_pending_gradients_are_refused() -> None:
+    model = randomized(Small())
+    model(data_of()[0]).sum().backward()
+    with pytest.raises(HagoError, match="holds a gradient that no optimizer step has used"):
+        prepare_qat(model, "x86_vnni", dataset=data_of())
+    model.zero_grad()
+    prepare_qat(model, "x86_vnni", dataset=data_of())
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    model = randomized(Small())
+    with pytest.raises(HagoError, match="needs a strategy, or a data set"):
+        prepare_qat(model, "x86_vnni")
+    with pytest.raises(HagoError, match=r"unknown training scheme 'lqs'.*Did you mean 'lsq'"):
+        prepare_qat(model, "x86_vnni", dataset=data_of(), scheme="lqs")
+    with pytest.raises(HagoError, match=r"call model.eval\(\) first"):
+        prepare_qat(model.train(), "x86_vnni", dataset=data_of())
+    with pytest.raises(HagoError, match="from_qat got a Linear"):
+        from_qat(nn.Linear(1, 1))
+
+
+def test_an_observer_that_sees_infinity_says_so() -> None:
+    trained = prepare_qat(randomized(Small()), "x86_vnni", dataset=data_of(), scheme="pytorch").train()
+    with torch.no_grad():
+        next(trained.weights.parameters()).fill_(torch.inf)
+    with pytest.raises(HagoError, match="an observer saw NaN or infinite values"):
+        trained(data_of()[0])
+    with pytest.raises(HagoError, match="NaN or infinite"):
+        trained.eval()(data_of()[0])
