@@ -33,6 +33,8 @@ from hago.quantizer import Quantizer
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Score, Searcher
 from hago.searching import SearchOptions, find, made_by
+from hago.sensitivity import Sensitivity
+from hago.sensitivity import measure_sensitivity as sensitivity_of
 from hago.space import build_space
 from hago.strategy import Strategy
 from hago.topology import analyze
@@ -202,6 +204,32 @@ def estimate_cost(
         StrategyMismatch: the strategy was made for another model or hardware.
     """
     return plan_cost(create_quantizer(model, hardware, strategy, example_inputs).plan, batch)
+
+
+def measure_sensitivity(
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    *,
+    objective: ObjectiveLike = "sqnr",
+    estimator: str | Estimator | None = None,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> Sensitivity:
+    """The expected loss of every choice of bits on every edge, from one forward and one backward pass
+    over the data: what a search of bits is guided by.
+
+    Args:
+        objective: what is lost: accuracy reads labels, kl and agreement compare class probabilities,
+            everything else the outputs themselves.
+        seed: of the random signs.
+
+    Returns:
+        A table: print it, or take `.losses`, `.save(path)`, `.to_json()`.
+    """
+    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    return sensitivity_of(prepared, named_objective(objective), seed)
 
 
 def explain_cost(

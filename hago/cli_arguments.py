@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_export import FORMATS
 from hago.cli_texts import EXAMPLES, TOP, USAGE
+from hago.cli_values import fixed, numbers, shape, size
 from hago.cost import METRICS
 from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
@@ -42,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     _quantize(commands)
     _explain(commands)
     _cost(commands)
+    _sensitivity(commands)
     for name, text in (
         ("simulate", "judge a strategy on data: float against simulated"),
         ("realize", "build the integer model and check that it equals its simulation bit for bit"),
@@ -91,13 +91,15 @@ def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
     )
     group.add_argument("--samples", type=int, metavar="N", help="at most so many, evenly spread over the data")
     group.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="default: %(default)s")
-    group.add_argument("--size", type=_size, metavar="N|HxW", help="of images: scale to cover, cut the centre")
-    group.add_argument("--mean", type=_numbers, default=(0.0,), metavar="M[,M,M]", help="of images, values in [0, 1]")
-    group.add_argument("--std", type=_numbers, default=(1.0,), metavar="S[,S,S]", help="of images")
+    group.add_argument("--size", type=size, metavar="N|HxW", help="of images: scale to cover, cut the centre")
+    group.add_argument("--mean", type=numbers, default=(0.0,), metavar="M[,M,M]", help="of images, values in [0, 1]")
+    group.add_argument("--std", type=numbers, default=(1.0,), metavar="S[,S,S]", help="of images")
     group.add_argument("--gray", action="store_true", help="read images with one channel")
 
 
-def _quantization(parser: argparse.ArgumentParser) -> None:
+def _quantization(
+    parser: argparse.ArgumentParser, saves: str = "the strategy; default: strategies/MODEL-HARDWARE.json"
+) -> None:
     _model(parser)
     _chip(parser, required=True)
     _data(parser)
@@ -108,7 +110,7 @@ def _quantization(parser: argparse.ArgumentParser) -> None:
         help=f"of thresholds: {', '.join(ESTIMATORS)}; default: mse, or power2_range where the hardware only shifts",
     )
     _patterns(group)
-    group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE.json")
+    group.add_argument("--save", metavar="FILE", help=saves)
 
 
 def _patterns(group: Any) -> None:
@@ -123,7 +125,7 @@ def _patterns(group: Any) -> None:
         "--fix-bits",
         action="append",
         default=[],
-        type=_fixed,
+        type=fixed,
         metavar="PATTERN=BITS",
         help="bits of edges or nodes, e.g. 'conv1:1=8'; may be repeated",
     )
@@ -195,7 +197,7 @@ def _explain(commands: Any) -> None:
     parser.add_argument(
         "--input-shape",
         action="append",
-        type=_shape,
+        type=shape,
         metavar="N,N,...[:DTYPE]",
         help="of one sample, instead of data; once for every input",
     )
@@ -209,6 +211,14 @@ def _cost(commands: Any) -> None:
     parser.add_argument("record", metavar="STRATEGY", help="a strategy (.json)")
     _chip(parser, required=False, default="; default: what the record names")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="samples in one run; default: %(default)s")
+
+
+def _sensitivity(commands: Any) -> None:
+    text = "the expected loss of every choice of bits, from one forward and one backward pass"
+    parser = _add(commands, "sensitivity", text)
+    _quantization(parser, "the table as JSON; default: only shown")
+    parser.add_argument("--objective", default="sqnr", metavar="NAME", help="what is lost; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random signs; default: %(default)s")
 
 
 def _on_record(commands: Any, name: str, text: str) -> None:
@@ -262,38 +272,3 @@ def _demo(commands: Any) -> None:
     )
     parser.add_argument("--budget", metavar="LIMIT", help="of each search, e.g. '20 trials'; default: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-
-
-# ---------------------------------------------------------------- values
-def _fail(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(text)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        _fail(f"got {text!r}, expected numbers with commas between, e.g. 0.485,0.456,0.406")
-    return found if all(map(math.isfinite, found)) else _fail(f"got {text!r}, expected finite numbers")
-
-
-def _size(text: str) -> tuple[int, int]:
-    parts: Sequence[str] = text.lower().split("x")
-    if len(parts) > 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
-        _fail(f"got {text!r}, expected a size such as 224 or 96x128 (height x width)")
-    return int(parts[0]), int(parts[-1])
-
-
-def _shape(text: str) -> tuple[tuple[int, ...], str]:
-    sizes, _, dtype = text.partition(":")
-    parts = [p for p in sizes.split(",") if p]
-    if not all(p.isdecimal() and int(p) > 0 for p in parts):
-        _fail(f"got {text!r}, expected the shape of one sample, e.g. 3,32,32 or 32:int64")
-    return tuple(map(int, parts)), dtype or "float32"
-
-
-def _fixed(text: str) -> tuple[str, int]:
-    pattern, _, bits = text.rpartition("=")
-    if not pattern or not bits.isdecimal():
-        _fail(f"got {text!r}, expected PATTERN=BITS, e.g. 'conv1:1=8'")
-    return pattern, int(bits)

@@ -91,6 +91,24 @@ def cost(args: Namespace, voices: Voices) -> Outcome:
     return Outcome(cost_text(found), found.to_json())
 
 
+def sensitivity(args: Namespace, voices: Voices) -> Outcome:
+    """The expected loss of every choice."""
+    found = api.measure_sensitivity(
+        load_model(args.model, args.weights),
+        load_chip(args, args.hardware),
+        load_batches(args),
+        objective=named(args.objective, "objective"),
+        estimator=args.estimator,
+        keep_float=args.keep_float,
+        fix_bits=fixed_bits(args),
+        seed=args.seed,
+    )
+    if args.save is not None:
+        found.save(make_folder_of(Path(args.save)))
+        voices.note(f"wrote {args.save}")
+    return Outcome(str(found), found.to_json())
+
+
 def inspect(args: Namespace, voices: Voices) -> Outcome:
     """Every layer, in a table."""
     strategy = Strategy.load(args.record)
@@ -169,6 +187,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "simulate": simulate,
     "realize": realize,
     "cost": cost,
+    "sensitivity": sensitivity,
     "inspect": inspect,
     "replay": replay,
     "export": export,

@@ -42,6 +42,11 @@ examples:
   hago explain zoo:net --hardware int16_accumulator --input-shape 3,32,32
   hago explain zoo:net --hardware x86_vnni --input-shape 3,32,32 --cost
   hago explain zoo:encoder --hardware x86_vnni --input-shape 32:int64 --input-shape 32:int64""",
+    "sensitivity": """
+example:
+  hago sensitivity zoo:net --hardware vta --data calibration.npz --save sensitivity.json
+
+The most sensitive edges come first. A search can be guided by this: --searcher sensitivity""",
     "simulate": """
 example:
   hago simulate zoo:net strategies/net-vta.json --data test.npz""",
@@ -86,6 +91,7 @@ USAGE: Final = {
     "quantize": "MODEL --hardware NAME|FILE --data DATA",
     "explain": "MODEL --hardware NAME|FILE (--data DATA | --input-shape SHAPE)",
     "cost": "MODEL STRATEGY",
+    "sensitivity": "MODEL --hardware NAME|FILE --data DATA",
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
     "inspect": ON_STRATEGY,

@@ -86,3 +86,8 @@ def cost_range(
 
     (plan, widest), (_, narrowest) = cost(space.widest()), cost(space.narrowest())
     return CostRange(widest, narrowest, float_cost(plan, batch))
+
+
+def level(space: Space, rung: int) -> dict[str, int]:
+    """Every group at its `rung`-th choice, or at its last where it has fewer."""
+    return {key: g.choices[min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}

@@ -118,6 +118,7 @@ EVERY = {
     "simulate": ["simulate", MODEL, STRATEGY, "--data", DATA],
     "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
     "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
+    "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
     "export": ["export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA],

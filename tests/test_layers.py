@@ -24,10 +24,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
         "strategy bounds plan node_builder operands resolve space",
-        "fusion simulator realization exactness calibrate objective cost costing cost_range",
+        "fusion simulator realization exactness calibrate objective cost costing cost_range gradients",
         "search debug export qat",
-        "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source "
-        "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts training __main__",
+        "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "
+        "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts training __main__ cli_values",
     )
 )
 #: What stands side by side and does not know of its neighbours.

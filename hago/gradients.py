@@ -1,0 +1,207 @@
+"""Gradients: how much the outputs react to errors on each edge, from forward and backward passes.
+
+A probe is a random vector v on the outputs with E[v v^T] = H, where H measures how an output error
+matters. The gradient g of <v, outputs> at an edge then has E[g g^T] = J^T H J, the Gauss-Newton matrix
+of that edge, so the expected loss of a small error d there is E[(g . d)^2] / 2, or with errors of
+elements taken as independent, E[sum g^2 d^2] / 2. Signs differ from sample to sample, so that one
+backward pass of a batch gives unbiased sums over its samples.
+
+References:
+    H = I: the output's squared error. H = diag(p) - p p^T: the Kullback-Leibler divergence of class
+    probabilities. With labels, v is the gradient of the cross entropy: the empirical Fisher matrix.
+    L. Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018; Z. Dong et
+    al., "HAWQ-V2", NeurIPS 2020; Y. Li et al., "BRECQ", ICLR 2021; M. Hutchinson, 1989.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hago.errors import DataError
+from hago.execute import compute_real, run
+from hago.frontend.data import Batch
+from hago.graph import CONST, OUTPUT, Graph, Node
+from hago.ops import OPS, Ops
+from hago.types import Edge
+
+#: Samples that are differentiated at once: all their intermediates are in memory together.
+CHUNK: Final = 16
+#: Bins of a weighted histogram.
+BINS: Final = 2048
+
+#: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
+Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
+
+
+def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    drawn: Tensor = torch.randint(0, 2, list(shape), generator=generator).to(torch.float32)
+    return drawn.mul_(2).sub_(1)
+
+
+def squared_error(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """H = 2 I: the loss is the squared error, summed over all outputs."""
+    return [2**0.5 * _signs(o.shape, generator) if o.is_floating_point() else None for o in outputs]
+
+
+def divergence(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
+    first = outputs[0]
+    logits = first if first.ndim > 1 else first.unsqueeze(1)
+    p = F.softmax(logits.detach().to(torch.float32), 1)
+    root = p.sqrt()
+    r = _signs(p.shape, generator)
+    v = root * r - p * (root * r).sum(1, keepdim=True)
+    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+
+
+def cross_entropy(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """The gradient of the cross entropy with the labels: the empirical Fisher matrix."""
+    if labels is None:
+        raise DataError("sensitivity to accuracy needs labels; pass (inputs, labels) batches")
+    first = outputs[0]
+    logits = first.detach().to(torch.float32)
+    hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
+    v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)
+    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+
+
+def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
+    positions = v[0].numel() / max(1, v.shape[1])
+    return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
+
+
+@dataclass(slots=True, eq=False)
+class Spectrum:
+    """Squared gradients of one edge, by the value that stood there: a weighted histogram.
+
+    Args:
+        low, high: the range of the values.
+        mass: float64 (BINS,), the sum of g**2 over values in each bin; exact zeros are left out,
+            since every grid holds them.
+        signal: the sum of all squared values.
+    """
+
+    low: float
+    high: float
+    mass: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
+    signal: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return max((self.high - self.low) / BINS, 1e-38)
+
+    @property
+    def centers(self) -> Tensor:
+        """The middle of every bin."""
+        return self.low + self.width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
+
+    def add(self, x: Tensor, g: Tensor) -> None:
+        """Take note of values and their gradients."""
+        flat = x.reshape(-1)
+        weights = g.reshape(-1).square().mul_(flat != 0)
+        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, BINS - 1).to(torch.int64)
+        self.mass += torch.bincount(index, weights, BINS)
+        self.signal += float(flat.square().sum(dtype=torch.float64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """What the passes saw, summed over samples.
+
+    Args:
+        spectra: of activation edges.
+        weights: of constant edges, the sum of squared gradients, element by element.
+        samples: how many.
+        signal: the sum of squared outputs.
+    """
+
+    spectra: Mapping[Edge, Spectrum]
+    weights: Mapping[Edge, Tensor]
+    samples: int
+    signal: float
+
+
+def gradients(
+    graph: Graph,
+    batches: Iterable[Batch],
+    ranges: Mapping[str, tuple[float, float]],
+    probe: Probe,
+    ops: Ops = OPS,
+    seed: int = 0,
+) -> Gradients:
+    """One forward and one backward pass over the data, `CHUNK` samples at a time.
+
+    Args:
+        ranges: (smallest, largest) value of every float-valued node.
+        probe: what an output error matters.
+    """
+    owner = _Pass(graph, ranges, probe, ops, torch.Generator().manual_seed(seed))
+    for batch in batches:
+        for start in range(0, batch.size, CHUNK):
+            labels = None if batch.labels is None else batch.labels[start : start + CHUNK]
+            owner.go([x[start : start + CHUNK] for x in batch.inputs], labels)
+    return Gradients(owner.spectra, owner.weights, owner.samples, owner.signal)
+
+
+class _Pass:
+    """Runs chunks and sums up."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        ranges: Mapping[str, tuple[float, float]],
+        probe: Probe,
+        ops: Ops,
+        generator: torch.Generator,
+    ) -> None:
+        self.graph, self.probe, self.ops, self.generator = graph, probe, ops, generator
+        self.spectra: dict[Edge, Spectrum] = {}
+        self.weights: dict[Edge, Tensor] = {}
+        self.samples, self.signal = 0, 0.0
+        for edge in graph.edges:
+            source = graph.source(edge)
+            if graph[source].op != CONST and source in ranges:
+                self.spectra[edge] = Spectrum(*ranges[source])
+
+    def go(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
+        """One chunk."""
+        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self._consts().items()}
+        with torch.enable_grad():
+            outputs = run(self.graph, leaves, self._step, consts=consts)
+            outputs = [self._seen(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
+            vectors = self.probe(outputs, labels, self.generator)
+            pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if v is not None and o.requires_grad]
+            if pairs:
+                torch.autograd.backward([o for o, _ in pairs], [v for _, v in pairs])
+        self.samples += int(inputs[0].shape[0])
+        self.signal += sum(float(o.detach().square().sum(dtype=torch.float64)) for o, _ in pairs)
+
+    def _consts(self) -> dict[str, Tensor]:
+        return {n: t.detach().clone() if t.is_floating_point() else t for n, t in self.graph.consts.items()}
+
+    def _step(self, node: Node, values: Sequence[Any]) -> Any:
+        return compute_real(node, [self._seen(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops)
+
+    def _seen(self, edge: Edge, value: Any) -> Any:
+        """The value as this edge alone reads it, so that its gradient is the edge's own."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return value
+        alias = value.view_as(value)
+        kept = alias.detach()
+        if edge in self.spectra:
+            alias.register_hook(lambda g: self.spectra[edge].add(kept, g))  # type: ignore[no-untyped-call]
+        elif self.graph[self.graph.source(edge)].op == CONST:
+            alias.register_hook(lambda g: self._add_weight(edge, g))  # type: ignore[no-untyped-call]
+        return alias
+
+    def _add_weight(self, edge: Edge, g: Tensor) -> None:
+        squares = g.to(torch.float64).square()
+        self.weights[edge] = self.weights[edge].add_(squares) if edge in self.weights else squares

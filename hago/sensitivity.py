@@ -1,0 +1,178 @@
+"""Sensitivity: the expected loss of every choice of bits, all from one pass over the data.
+
+For a group with squared gradients g**2 and quantization errors d, the loss is E[sum g**2 d**2] / 2:
+errors of elements and of edges are taken as independent, and small. What it predicts is a guide for
+searchers; what counts is measured. The papers: `gradients`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.cost_range import level
+from hago.debug.text import number, table, tail
+from hago.errors import HagoError
+from hago.gradients import Gradients, Probe, Spectrum, cross_entropy, divergence, gradients, squared_error
+from hago.graph import CONST
+from hago.json_text import canonical, replace_file
+from hago.objective import Objective, decibels
+from hago.plan import Plan
+from hago.prepare import Prepared
+from hago.space import Bits, Group
+from hago.types import Edge, QParams
+
+VERSION: Final = 1
+#: How an error at the outputs matters to each objective; the squared error, where it is not listed.
+PROBES: Final[Mapping[str, tuple[Probe, str]]] = {
+    "kl": (divergence, "divergence"),
+    "agreement": (divergence, "divergence"),
+    "accuracy": (cross_entropy, "cross entropy"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Expected losses, per sample.
+
+    Args:
+        objective: what they are losses of.
+        measure: of what: "squared error" relative to the outputs' power, "divergence", or "cross entropy".
+        samples: how many were differentiated.
+        losses: by group, by bits.
+        unreached: groups that no gradient reaches; their losses are relative squared errors.
+    """
+
+    objective: str
+    measure: str
+    samples: int
+    losses: Mapping[str, Mapping[int, float]]
+    unreached: tuple[str, ...] = ()
+
+    def loss(self, bits: Bits) -> float:
+        """The expected loss of a point: the sum over its groups."""
+        return math.fsum(self.losses[key][b] for key, b in bits.items() if key in self.losses)
+
+    def predicted(self, bits: Bits) -> float | None:
+        """The expected SQNR in dB, where that is what is measured."""
+        return decibels(1.0, self.loss(bits)) if self.measure == "squared error" else None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        losses = {key: {str(b): x for b, x in by.items()} for key, by in self.losses.items()}
+        parts = {"objective": self.objective, "measure": self.measure, "samples": self.samples}
+        return {"version": VERSION, **parts, "unreached": list(self.unreached), "losses": losses}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as JSON, whole or not at all.
+
+        Raises:
+            LogError: it could not be written.
+        """
+        replace_file(Path(path), canonical(self.to_json()) + "\n")
+
+    def __str__(self) -> str:
+        widths = sorted({b for by in self.losses.values() for b in by}, reverse=True)
+        shown = [b for b in widths if b <= 8] or widths
+        order = sorted(self.losses, key=lambda k: -self.losses[k][min(self.losses[k])])
+        rows = [
+            (tail(key, 44), *(number(self.losses[key].get(b)) for b in shown), "no gradient" * (key in self.unreached))
+            for key in order
+        ]
+        titles = ("edge", *(f"{b} bits" for b in shown), "")
+        head = f"expected {self.measure} of each choice, from {self.samples} samples; the most sensitive first"
+        return "\n".join([head, "", *table(titles, rows, right=titles[1:-1])])
+
+
+def measure_sensitivity(prepared: Prepared, objective: Objective, seed: int = 0) -> Sensitivity:
+    """The expected loss of every choice in the space.
+
+    Args:
+        seed: of the random signs.
+    """
+    probe, measure = PROBES.get(objective.name, (squared_error, "squared error"))
+    ops = prepared.hardware.known_ops
+    seen = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, probe, ops, seed)
+    unit = seen.signal if measure == "squared error" else float(seen.samples)
+    found = _Losses(prepared, seen, unit or 1.0)
+    losses = {key: found.of(group) for key, group in prepared.space.groups.items()}
+    return Sensitivity(objective.name, measure, seen.samples, losses, tuple(found.unreached))
+
+
+class _Losses:
+    """Losses from gradients, group by group; keeps a Plan for every rung of the choices."""
+
+    def __init__(self, prepared: Prepared, seen: Gradients, unit: float) -> None:
+        self.prepared, self.seen, self.unit = prepared, seen, unit
+        self.unreached: list[str] = []
+        rungs = max((len(g.choices) for g in prepared.space.groups.values()), default=0)
+        self.plans = [prepared.resolver(level(prepared.space, rung)) for rung in range(rungs)]
+
+    def of(self, group: Group) -> dict[int, float]:
+        """By bits; never less for fewer bits."""
+        worst, found = 0.0, {}
+        raw = {
+            bits: self._loss(group, self._qparams(self.plans[rung], group)) for rung, bits in enumerate(group.choices)
+        }
+        if not any(raw.values()):
+            self.unreached.append(group.key)
+            raw = {bits: 4.0**-bits for bits in group.choices}
+        for bits in group.choices:
+            worst = max(worst, raw[bits])
+            found[bits] = worst
+        return found
+
+    def _qparams(self, plan: Plan, group: Group) -> QParams:
+        node, _, slot = group.key.rpartition(":")
+        if slot == "out":
+            return plan.nodes[node].out
+        target = plan.nodes[node].operands[int(slot)]
+        if target is None:
+            raise HagoError(f"group {group.key!r} has no grid; this is a defect of hago")
+        return target
+
+    def _loss(self, group: Group, qparams: QParams) -> float:
+        total = 0.0
+        for edge in self._edges(group):
+            if self.prepared.graph[self.prepared.graph.source(edge)].op == CONST:
+                total += self._weight_loss(edge, qparams)
+            elif edge in self.seen.spectra:
+                total += spectrum_loss(self.seen.spectra[edge], qparams)
+        return total / (2 * self.unit)
+
+    def _edges(self, group: Group) -> tuple[Edge, ...]:
+        node, _, slot = group.key.rpartition(":")
+        return self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
+
+    def _weight_loss(self, edge: Edge, qparams: QParams) -> float:
+        squares = self.seen.weights.get(edge)
+        if squares is None:
+            return 0.0
+        name = self.prepared.graph.source(edge)
+        exact = self.prepared.graph.consts[name].to(torch.float64)
+        error = self.prepared.resolver.const(name, qparams).to(torch.float64) * qparams.scale - exact
+        return float((squares * error.square()).sum())
+
+
+def spectrum_loss(spectrum: Spectrum, qparams: QParams) -> float:
+    """`sum g**2 d**2` over a spectrum, for the errors d of one grid.
+
+    A grid finer than the bins makes an error of scale**2 / 12 within its range; a coarser one is
+    applied to the middle of each bin, plus the spread within the bin.
+    """
+    scale, zero = float(qparams.scale.max()), float(qparams.zero_point.flatten()[0])
+    low, high = (qparams.qmin - zero) * scale, (qparams.qmax - zero) * scale
+    x, width = spectrum.centers, spectrum.width
+    if scale <= width:
+        inside = torch.full_like(x, scale**2 / 12)
+    else:
+        inside = (torch.round(x / scale) * scale - x).square() + width**2 / 12
+    past: Tensor = (x - x.clamp(low, high)).square()
+    return float((spectrum.mass * torch.where(past > scale**2 / 4, past, inside)).sum())
