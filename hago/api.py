@@ -29,6 +29,7 @@ from hago.prepare import (
     planned,
     prepare,
 )
+from hago.qat.policies import topology_of
 from hago.quantizer import Quantizer
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Score, Searcher
@@ -37,7 +38,6 @@ from hago.sensitivity import Sensitivity
 from hago.sensitivity import measure_sensitivity as sensitivity_of
 from hago.space import build_space
 from hago.strategy import Strategy
-from hago.topology import analyze
 
 
 def search_quantize_strategy(
@@ -80,7 +80,7 @@ def search_quantize_strategy(
         seed: of all randomness.
         log: a path for the JSON lines; a log that stands there is continued if `resume`.
         progress: show a bar on a terminal.
-        keep_float: shell patterns over nodes that stay float.
+        keep_float: shell patterns over nodes that stay float, or a policy (`policy:dorefa`).
         fix_bits: bits by shell pattern over edges or nodes.
         held_out: further batches that the best strategy is reported on.
         save: a path that always holds the best strategy so far.
@@ -181,7 +181,7 @@ def explain(
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph = from_torch(model, example_inputs, ops=ops)
-    topology = analyze(graph, chip, keep_float, ops)
+    topology = topology_of(graph, chip, keep_float, ops)
     return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
 
 
@@ -244,7 +244,7 @@ def explain_cost(
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph = from_torch(model, example_inputs, ops=ops)
-    topology = analyze(graph, chip, keep_float, ops)
+    topology = topology_of(graph, chip, keep_float, ops)
     return cost_range(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
 
 

@@ -119,7 +119,7 @@ def _patterns(group: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="nodes that stay float, e.g. 'head.*'; may be repeated",
+        help="nodes that stay float, e.g. 'head.*' or policy:dorefa; may be repeated",
     )
     group.add_argument(
         "--fix-bits",

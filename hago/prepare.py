@@ -27,11 +27,12 @@ from hago.hardware_document import hardware_hash
 from hago.hardware_file import load_hardware
 from hago.ops import OPS, Ops
 from hago.plan import Plan
+from hago.qat.policies import topology_of
 from hago.resolve import Resolver
 from hago.schemes import Grid
 from hago.space import Space, build_space
 from hago.strategy import Conditions, HardwareId, Strategy
-from hago.topology import Topology, analyze
+from hago.topology import Topology
 
 ModelLike = nn.Module | ExportedProgram | Graph
 HardwareLike = Hardware | str | PathLike[str]
@@ -170,6 +171,8 @@ def prepare(
 
     Args:
         estimator: `power2_range` by default where the hardware requires powers of two, else `mse`.
+        keep_float: shell patterns over node names, or `policy:tensorflow` and `policy:dorefa`, which
+            stand for the nodes that these policies keep float.
 
     Raises:
         HagoError: whatever is wrong with the model, the hardware, the data or the patterns.
@@ -177,7 +180,7 @@ def prepare(
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph, batches = as_graph(model, dataset, ops)
-    topology = analyze(graph, chip, keep_float, ops)
+    topology = topology_of(graph, chip, keep_float, ops)
     space = build_space(graph, chip, topology, fix_bits, ops)
     default = "power2_range" if chip.requantize.power_of_two else "mse"
     chosen = named_estimator(default if estimator is None else estimator)
@@ -205,7 +208,7 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     keep = [n for n, integer in strategy.topology.node_conds.items() if not integer]
     made_by = strategy.made_by
     ops = hardware.known_ops
-    topology = analyze(graph, hardware, [str(p) for p in made_by.get("keep_float", ())], ops)
+    topology = topology_of(graph, hardware, [str(p) for p in made_by.get("keep_float", ())], ops)
     if any(topology.nodes[n] for n in keep) or conditions(topology) != strategy.topology:
         raise StrategyMismatch(
             "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "

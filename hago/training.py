@@ -29,6 +29,7 @@ from hago.prepare import (
     stored_resolver,
 )
 from hago.qat.model import QatModel
+from hago.qat.policies import PREFIX
 from hago.qat.ranges import Range
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.quantizer import Quantizer
@@ -48,6 +49,7 @@ def prepare_qat(
     dataset: Iterable[Any] | None = None,
     *,
     scheme: str | TrainingScheme = "lsq",
+    policy: str = "hardware",
     estimator: str | Estimator | None = None,
     keep_float: Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
@@ -65,7 +67,9 @@ def prepare_qat(
         dataset: calibration batches; only read where there is no strategy.
         scheme: hago, lsq, nudged, tensorflow, oneflow or pytorch, or a TrainingScheme: how ranges move
             and gradients pass.
-        estimator, keep_float, fix_bits: of `hago.quantize`; only where there is no strategy.
+        policy: hardware, tensorflow or dorefa: which nodes stay float besides those that have to; see
+            docs/quantizers.md.
+        estimator, keep_float, fix_bits: of `hago.quantize`; like the policy, only where there is no strategy.
         example_inputs: to export an nn.Module with, as for `hago.create_quantizer`.
 
     Raises:
@@ -80,7 +84,8 @@ def prepare_qat(
         chosen = as_strategy(strategy)
         graph = import_for(model, chosen, example_inputs, chip.known_ops)
     elif dataset is not None:
-        graph, chosen = _calibrated(model, chip, dataset, estimator, keep_float, fix_bits)
+        keep = keep_float if policy == "hardware" else [PREFIX + policy, *keep_float]
+        graph, chosen = _calibrated(model, chip, dataset, estimator, keep, fix_bits)
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     resolver = stored_resolver(graph, chip, chosen)

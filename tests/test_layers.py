@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors version lru memory types rounding multipliers numerics schemes represented json_text",
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
-        "strategy bounds pairs plan node_builder operands resolve space",
+        "strategy bounds plan node_builder operands resolve space",
         "fusion simulator realization exactness calibrate objective cost costing cost_range gradients",
         "search debug export qat",
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "

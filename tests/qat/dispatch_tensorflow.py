@@ -12,7 +12,10 @@ from torch.nn import functional
 from hago.qat.tensorflow import FakeQuant
 from hago.qat.tensorflow_fold import FoldedLayer, FoldedPass
 from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize, RangeObserver, Schedule
+from hago.qat.tensorflow_ops import Op
+from hago.qat.tensorflow_rewrite import quantize_ops
 
+from .insertion_graphs import named
 from .vectors import Vector, tensor, with_gradient, wrong
 
 
@@ -168,6 +171,14 @@ def schedule(vector: Vector) -> dict[str, Any]:
     return {"out_per_step": outs, "moving_variance_per_step": variances, "moving_mean_per_step": means}
 
 
+def insertion_points(vector: Vector) -> dict[str, Any]:
+    """Each as `scope  <-  producer -> consumers`, in order of scope."""
+    drawn = vector.inputs["graph"]
+    ops = named(drawn) if isinstance(drawn, str) else [Op(name, kind, tuple(inputs)) for name, kind, inputs in drawn]
+    made = quantize_ops(ops, training="eval" not in vector.op, scope=vector.params.get("scope")).fake_quants
+    return {"fake_quants": sorted(f"{q.name}  <-  {q.producer} -> {', '.join(sorted(q.consumers))}" for q in made)}
+
+
 #: By prefix of the op; the longest that fits counts.
 DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "FakeQuantWithMinMax": fake_quant,
@@ -176,4 +187,6 @@ DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "create_training_graph: Conv2D+FusedBatchNorm+Relu6": training_fold,
     "create_eval_graph: Conv2D+FusedBatchNorm+Relu6": eval_fold,
     "experimental_create_training_graph(": schedule,
+    "create_training_graph insertion points": insertion_points,
+    "create_eval_graph insertion points": insertion_points,
 }

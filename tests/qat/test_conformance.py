@@ -28,8 +28,8 @@ DISPATCH: Mapping[str, Mapping[str, Run]] = {
     "pytorch": dispatch_pytorch.DISPATCH,
 }
 
-#: Ops that are no quantizers: where nodes are put in a graph, and torch's own machinery.
-ELSEWHERE = ("create_training_graph insertion points", "prepare_fx", "HistogramObserver")
+#: Ops that are torch's own machinery.
+ELSEWHERE = ("prepare_fx", "HistogramObserver")
 
 
 def vectors() -> list[Vector]:
