@@ -17,6 +17,7 @@ from hago.evaluate import Evaluator, first_safe
 from hago.frontend.torch_export import from_torch
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
+from hago.ops import OPS, Ops
 from hago.prepare import (
     HardwareLike,
     ModelLike,
@@ -31,12 +32,14 @@ from hago.prepare import (
 )
 from hago.qat.policies import topology_of
 from hago.quantizer import Quantizer
+from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Score, Searcher
 from hago.searching import SearchOptions, find, made_by
 from hago.sensitivity import Sensitivity
 from hago.sensitivity import measure_sensitivity as sensitivity_of
 from hago.space import build_space
+from hago.stored import load_plan
 from hago.strategy import Strategy
 
 
@@ -150,6 +153,19 @@ def create_quantizer(
     chip = as_hardware(hardware)
     graph = import_for(model, chosen, example_inputs, chip.known_ops)
     return Quantizer(plan_of(graph, chip, chosen), chosen)
+
+
+def load_integer_model(path: str | PathLike[str], ops: Ops = OPS) -> IntegerModel:
+    """The integer model that `IntegerModel.save` or `hago realize --save` wrote, without the model it
+    was made of: its outputs are equal bit for bit.
+
+    Args:
+        ops: only for a model with operators of your own: `{**OPS, "my_op": RULE}`.
+
+    Raises:
+        ModelFileError: unreadable, cut, changed, not ours, or of operators that `ops` lacks.
+    """
+    return IntegerModel(*load_plan(path, ops))
 
 
 def evaluate_strategy(

@@ -34,6 +34,10 @@ class LogError(HagoError):
     """A log or strategy file that is truncated, edited or not ours."""
 
 
+class ModelFileError(HagoError):
+    """A stored integer model that is truncated, edited or not ours."""
+
+
 class DataError(HagoError):
     """Calibration data that is empty, ragged, or not finite."""
 

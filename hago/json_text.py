@@ -134,16 +134,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Put `text` at `path` at once: written beside it, synced, then renamed over it.
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Put `content` (text in UTF-8) at `path` at once: written beside it, synced, then renamed over it.
 
     Raises:
         LogError: it could not be written; what stood at `path` is untouched.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(beside, "x", encoding="utf-8") as file:
-            file.write(text)
+        with open(beside, "xb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

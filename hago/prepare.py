@@ -25,6 +25,7 @@ from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import load_hardware
+from hago.nesting import check_nesting
 from hago.ops import OPS, Ops
 from hago.plan import Plan
 from hago.qat.policies import topology_of
@@ -232,6 +233,7 @@ def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), o
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
     leaves = [torch.zeros((2, *t["shape"][1:]), dtype=getattr(torch, t["dtype"])) for t in remembered["tensors"]]
     try:
+        check_nesting(remembered["spec"])
         args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(remembered["spec"]))
     except Exception as error:  # torch's pytree raises whatever it meets
         raise LogError(

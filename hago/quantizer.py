@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hago.plan import Plan
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
+from hago.stored import Provenance
 from hago.strategy import Strategy
 
 
@@ -27,4 +28,4 @@ class Quantizer:
 
     def quantize(self) -> IntegerModel:
         """The integer model: weights and activations stored as integers."""
-        return IntegerModel(self.plan)
+        return IntegerModel(self.plan, Provenance.of(self.strategy))

@@ -7,7 +7,8 @@ arithmetic is int64. Nothing here is shared with the simulator but the Plan, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -16,19 +17,27 @@ from torch import Tensor, nn
 from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
 from hago.graph import OUTPUT, Node
 from hago.numerics import apply_simq, dequantize
+from hago.ops import OPS
+from hago.ops._rule import OpRule
 from hago.plan import NodePlan, Plan
+from hago.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 from hago.types import Edge, QParams, SimQ
 
 
 class IntegerModel(nn.Module):
     """A realized Plan: real values in and out, integers inside.
 
-    Weights are buffers in their storage dtypes, named `node:slot` with dots and colons replaced.
+    Weights are buffers in their storage dtypes, named `node:slot` with dots and colons replaced. It can
+    be copied and sent to another process as it is: what travels is the stored form.
+
+    Args:
+        plan: what to compute.
+        provenance: where the Plan comes from; stored with it.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, provenance: Provenance | None = None) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.provenance = plan, provenance
         self._done = last_readers(plan.graph)
         for name, node in plan.nodes.items():
             for slot, values in node.consts.items():
@@ -61,6 +70,22 @@ class IntegerModel(nn.Module):
             outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
             return [_to_real(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
 
+    def save(self, path: str | PathLike[str]) -> StoredSize:
+        """Write the model as one file; `hago.load_integer_model` gives a model with equal outputs.
+
+        Returns:
+            How large the file is, beside the float model's weights.
+
+        Raises:
+            GraphError: a node that cannot be stored, by name; nothing is written.
+            ModelFileError: the file could not be written; what stood there is untouched.
+        """
+        return save_plan(path, self.plan, self.provenance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = {name: rule for name, rule in self.plan.ops.items() if rule is not OPS.get(name)}
+        return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own)
+
     def _integer(
         self, node: Node, plan: NodePlan, values: Sequence[Any], on_edge: Callable[[Edge, Any], None] | None
     ) -> Tensor:
@@ -86,6 +111,10 @@ class IntegerModel(nn.Module):
             value = center(value, simq.source)
         moved = apply_simq(value, simq, self.plan.hardware.requantize)
         return moved if simq.target is None else center(store(moved, simq.target), simq.target)
+
+
+def _restored(kind: type[IntegerModel], data: bytes, own: Mapping[str, OpRule]) -> IntegerModel:
+    return kind(*from_file_bytes(data, "an integer model", {**OPS, **own}))
 
 
 def store(c: Tensor, qparams: QParams) -> Tensor:

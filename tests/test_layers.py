@@ -20,10 +20,11 @@ ROOT = Path(hago.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"hago.{name}" for name in names.split())
     for names in (
-        "errors version lru memory types rounding multipliers numerics schemes represented json_text",
+        "errors version lru memory types rounding multipliers numerics schemes represented json_text packing "
+        "tensor_file nesting",
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
-        "strategy bounds plan node_builder operands resolve space",
+        "strategy bounds plan stored_values plan_document stored node_builder operands resolve space",
         "fusion simulator realization exactness calibrate objective cost costing cost_range gradients",
         "search debug export qat",
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "

@@ -17,7 +17,7 @@ from hago.cli import main
 from hago.demo import run_demo
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = ("README.md", "docs/adding-an-op.md", "docs/hardware.md")
+GUIDES = ("README.md", "docs/adding-an-op.md", "docs/hardware.md", "docs/stored-model.md")
 _BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 

@@ -7,6 +7,7 @@ Its attributes are JSON: the call's target, and its arguments with tensors repla
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -60,6 +61,25 @@ def resolve_target(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def why_not_portable(attrs: Attrs) -> str | None:
+    """Why a file may not hold this call, or None: it may name torch's own functional ATen operators
+    alone, and none that touches files."""
+    target = str(attrs.get("target"))
+    if target in _BUILTINS or target in (f"torch.{name}" for name in _SYMBOLIC):
+        return None
+    if not re.fullmatch(r"aten\.\w+\.\w+", target, re.ASCII):
+        return f"it calls {target!r}; only torch's own ATen operators can be stored"
+    try:
+        found = resolve_target(target)
+    except GraphError as error:
+        return str(error)
+    if not isinstance(found, torch._ops.OpOverload):
+        return f"it calls {target!r}, which is no operator"
+    if found._schema.is_mutable or any(a.name == "filename" for a in found._schema.arguments):
+        return f"it calls {target!r}, which changes its operands or a file"
+    return None
+
+
 def pack(value: Any, inputs: list[str]) -> Any:
     """An argument as JSON; node names met on the way are appended to `inputs`."""
     if isinstance(value, Ref):
@@ -75,14 +95,22 @@ def pack(value: Any, inputs: list[str]) -> Any:
 
 
 def unpack(value: Any, inputs: Sequence[Any]) -> Any:
-    """The argument that `pack` wrote, with inputs in place."""
+    """The argument that `pack` wrote, with inputs in place.
+
+    Raises:
+        GraphError: a dtype, layout, memory format or device that this torch does not have.
+    """
     if isinstance(value, list):
         return [unpack(v, inputs) for v in value]
     if not isinstance(value, dict):
         return value
     if "$" in value:
         return inputs[value["$"]]
-    return torch.device(value["torch"]) if value["kind"] == "device" else getattr(torch, value["torch"])
+    name, kind = value["torch"], value["kind"]
+    found = torch.device(name) if kind == "device" else vars(torch).get(name)
+    if not isinstance(found, _NAMED):
+        raise GraphError(f"torch {torch.__version__} has no {kind} {name!r}")
+    return found
 
 
 def compute(attrs: Attrs, *inputs: Any) -> Any:

@@ -1,0 +1,237 @@
+"""Plan document: a Plan as JSON values and tensors, and back.
+
+Invariant: the Plan that comes back computes the same integers on every edge and the same float islands.
+Left out is what no reader of a Plan computes with: the float values of constants that are integers
+(their nodes come back with tensors that have a shape and no values) and the thresholds of constants.
+Nothing is imported on behalf of a document: operators come from the table that the reader gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.errors import GraphError, HagoError, ModelFileError
+from hago.graph import CONST, INPUT, Graph, Node
+from hago.hardware import Hardware
+from hago.hardware_document import from_document as hardware_from_document
+from hago.hardware_document import hardware_hash
+from hago.hardware_document import to_document as hardware_to_document
+from hago.nesting import check_nesting
+from hago.ops import OPS, Ops, _opaque
+from hago.plan import NodePlan, Plan
+from hago.stored_values import Reader, Writer
+from hago.tensor_file import dtype_name, storable_dtype
+from hago.types import Edge, SimQ
+
+#: Fields of a NodePlan that are written in a way of their own.
+_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest")
+_PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
+
+
+# ---------------------------------------------------------------- writing
+def to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The JSON values and the tensors of a Plan.
+
+    Raises:
+        GraphError: a node that cannot be stored, by name, and why.
+    """
+    write = Writer(plan.hardware.requantize)
+    for node in plan.graph:
+        _check_node(node, plan)
+    for text in (plan.graph.in_spec, plan.graph.out_spec):
+        if text is not None:
+            check_nesting(text)
+    document = {
+        "hardware": hardware_to_document(plan.hardware),
+        "hardware_hash": hardware_hash(plan.hardware),
+        "own_ops": sorted({n.op for n in plan.graph if n.op in plan.ops and plan.ops[n.op] is not OPS.get(n.op)}),
+        "graph": _graph(plan, write),
+        "edges": {str(e): _simq(s, write) for e, s in plan.edges.items() if s is not None},
+        "plans": {name: _node_plan(plan, name, write) for name in plan.nodes},
+    }
+    return document | {"scales": write.scales, "qparams": write.qparams}, write.tensors
+
+
+def _check_node(node: Node, plan: Plan) -> None:
+    if node.op == _opaque.NAME:
+        why_not = _opaque.why_not_portable(node.attrs)
+        if why_not is not None:
+            raise GraphError(f"node {node.name!r} cannot be stored: {why_not}")
+    elif node.op not in (INPUT, CONST) and node.op not in plan.ops:
+        raise GraphError(f"node {node.name!r} cannot be stored: its op {node.op!r} has no rule")
+
+
+def _written(write: Writer, value: Any, node: str, name: str) -> Any:
+    try:
+        return write(value, name)
+    except HagoError as error:
+        raise GraphError(f"node {node!r} cannot be stored: {error}") from None
+
+
+def _graph(plan: Plan, write: Writer) -> dict[str, Any]:
+    graph = plan.graph
+    needed = set(_read_as_floats(plan))
+    consts = {n.name: graph.consts[n.name] for n in graph if n.op == CONST}
+    return {
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "in_spec": graph.in_spec,
+        "out_spec": graph.out_spec,
+        "nodes": [
+            {
+                "name": n.name,
+                "op": n.op,
+                "inputs": list(n.inputs),
+                "attrs": _written(write, dict(n.attrs), n.name, f"{n.name}.attrs"),
+                "shape": None if n.shape is None else list(n.shape),
+            }
+            for n in graph
+        ],
+        "consts": {n: _written(write, t, n, n) for n, t in consts.items() if n in needed},
+        "left_out": {n: [dtype_name(t.dtype), list(t.shape)] for n, t in consts.items() if n not in needed},
+    }
+
+
+def _read_as_floats(plan: Plan) -> Iterator[str]:
+    """The constants whose own values something reads: float nodes, operands without integers, outputs."""
+    for edge in plan.graph.edges:
+        source, node = plan.graph.source(edge), plan.nodes.get(edge.dst)
+        table = node is not None and node.table is not None
+        if plan.graph[source].op == CONST and not table and (node is None or edge.slot not in node.consts):
+            yield source
+
+
+def _simq(simq: SimQ, write: Writer) -> list[int | None]:
+    return [None if q is None else write.number(q) for q in (simq.source, simq.target)]
+
+
+def _node_plan(plan: Plan, name: str, write: Writer) -> dict[str, Any]:
+    node, found = plan.graph[name], plan.nodes[name]
+    descs = plan.hardware.ops.get(node.op, ())
+    if found.desc not in descs:
+        raise GraphError(f"node {name!r} cannot be stored: its signature {found.desc} is none of its hardware's")
+    data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
+    said = {key: _written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
+    return said | {
+        "desc": descs.index(found.desc),
+        "consts": {str(s): _written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
+        "thresholds": {k: _written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
+        "digest": found.digest.hex(),
+    }
+
+
+def _is_const(plan: Plan, key: str) -> bool:
+    name, _, slot = key.rpartition(":")
+    return slot != "out" and plan.graph[plan.graph.source(Edge(name, int(slot)))].op == CONST
+
+
+# ---------------------------------------------------------------- reading
+def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, ops: Ops = OPS) -> Plan:
+    """The Plan of a document that its schema finds nothing wrong in.
+
+    Args:
+        ops: the operators it may use, e.g. `{**OPS, "my_op": RULE}`.
+
+    Raises:
+        ModelFileError: parts that contradict each other, or operators that `ops` lacks.
+    """
+    _check_ops(document, where, ops)
+    try:
+        hardware = _hardware(document, where, ops)
+        read = Reader(tensors, hardware.requantize)
+        read.enter(document["scales"], document["qparams"])
+        graph = _read_graph(document["graph"], read)
+        listed = {Edge.parse(e): _read_simq(s, read) for e, s in document["edges"].items()}
+        if not set(listed) <= set(graph.edges):
+            raise HagoError(f"edges that the graph does not have: {sorted(map(str, set(listed) - set(graph.edges)))}")
+        edges = {e: listed.get(e) for e in graph.edges}
+        nodes = {n: _read_node(graph[n], said, read, hardware, edges) for n, said in document["plans"].items()}
+    except ModelFileError:
+        raise
+    except (HagoError, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ModelFileError(f"{where}: its parts contradict each other: {error}") from error
+    return Plan(graph, hardware, ops, nodes, edges)
+
+
+def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
+    own = set(document["own_ops"])
+    for node in document["graph"]["nodes"]:
+        name, op = node["name"], node["op"]
+        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or (op in own and ops[op] is OPS.get(op))):
+            raise ModelFileError(
+                f"{where}: node {name!r} is of the op {op!r}, which is none of hago's own; give its rule: "
+                f"ops={{**OPS, {op!r}: RULE}}"
+            )
+
+
+def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
+    hardware = hardware_from_document(document["hardware"], where, ops)
+    if hardware_hash(hardware) != document["hardware_hash"]:
+        raise HagoError("its hardware has another hash than it says; it was written by another version of hago")
+    return hardware
+
+
+def _read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
+    consts = {name: read(t) for name, t in said["consts"].items()}
+    for name, (kind, shape) in said["left_out"].items():
+        consts[name] = torch.empty(shape, dtype=storable_dtype(kind), device="meta")
+    nodes = tuple(
+        Node(
+            n["name"], n["op"], tuple(n["inputs"]), read(n["attrs"]), None if n["shape"] is None else tuple(n["shape"])
+        )
+        for n in said["nodes"]
+    )
+    for node in nodes:
+        why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
+        if why_not is not None:
+            raise HagoError(f"node {node.name!r}: {why_not}")
+    for text in (said["in_spec"], said["out_spec"]):
+        if text is not None:
+            check_nesting(text)
+    order = [n.name for n in nodes if n.op == CONST]
+    return Graph(
+        nodes,
+        tuple(said["inputs"]),
+        tuple(said["outputs"]),
+        {name: consts[name] for name in order},
+        said["in_spec"],
+        said["out_spec"],
+    )
+
+
+def _read_simq(said: list[int | None], read: Reader) -> SimQ:
+    source, target = (None if q is None else read.qparams(q) for q in said)
+    return SimQ(source, target)
+
+
+def _read_node(
+    node: Node, said: Mapping[str, Any], read: Reader, hardware: Hardware, edges: Mapping[Edge, SimQ | None]
+) -> NodePlan:
+    plan = NodePlan(
+        **{key: read(said[key]) for key in _PLAIN},
+        desc=hardware.ops[node.op][said["desc"]],
+        simqs=tuple(edges[e] for e in node.edges),
+        consts={int(slot): read(c) for slot, c in said["consts"].items()},
+        thresholds={k: read(v) for k, v in said["thresholds"].items()},
+        digest=bytes.fromhex(said["digest"]),
+    )
+    if len(plan.operands) != len(node.inputs):
+        raise HagoError(f"node {node.name!r} has {len(node.inputs)} inputs and {len(plan.operands)} operands")
+    for slot, values in plan.consts.items():
+        _check_const(node, slot, values, plan)
+    return plan
+
+
+def _check_const(node: Node, slot: int, values: Tensor, plan: NodePlan) -> None:
+    q = plan.operands[slot]
+    if q is None or not q.dtype.is_int:
+        raise HagoError(f"edge {Edge(node.name, slot)} has integers and no qparams")
+    low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
+    c = values.to(torch.int64)
+    if not bool(((c >= low) & (c <= high)).all()):
+        raise HagoError(f"edge {Edge(node.name, slot)} has integers outside of its range")

@@ -1,0 +1,68 @@
+"""Nesting read from files: what torch would import for it is refused."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from hago.errors import GraphError, LogError
+from hago.nesting import check_nesting
+from hago.prepare import import_for
+from hago.strategy import Conditions, HardwareId, Strategy
+
+
+class Kind(enum.Enum):
+    one = 1
+
+
+def text_of(value: Any) -> str:
+    return pytree.treespec_dumps(pytree.tree_structure(value))
+
+
+@pytest.mark.parametrize("value", [1, (1, [2, {"a": 3}]), OrderedDict(b=1, a=(2,)), ((1,), {"x": 2}), None])
+def test_plain_containers_pass(value: Any) -> None:
+    check_nesting(text_of(value))
+
+
+FACTORY = {"default_factory_module": "antigravity", "default_factory_name": "x", "dict_context": []}
+IMPORTING = json.dumps([1, {"type": "collections.defaultdict", "context": FACTORY, "children_spec": []}])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        text_of(defaultdict(list, a=1)),
+        text_of({Kind.one: 1}),
+        IMPORTING,
+        json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": [json.loads(IMPORTING)[1]]}]),
+        json.dumps([1, {"type": "no.such.type", "context": None, "children_spec": []}]),
+        "[1, 2]",
+        "{}",
+        "",
+        "[1, {}]",
+        "[7, {}]",
+    ],
+)
+def test_what_imports_or_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(GraphError, match="nest"):
+        check_nesting(text)
+
+
+def test_a_type_that_is_not_known_says_so() -> None:
+    spec = json.dumps([1, {"type": "collections.namedtuple", "context": "no.Such", "children_spec": []}])
+    with pytest.raises(GraphError, match="import the module"):
+        check_nesting(spec)
+
+
+def test_a_strategy_imports_nothing() -> None:
+    inputs = {"tensors": [{"shape": [1, 2], "dtype": "float32"}], "spec": IMPORTING}
+    made_by = {"inputs": inputs}
+    strategy = Strategy("m", HardwareId("h", "x"), Conditions({}, {}), {}, {}, made_by)
+    with pytest.raises(LogError, match="without importing"):
+        import_for(torch.nn.Linear(2, 2).eval(), strategy)
