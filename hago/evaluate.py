@@ -58,11 +58,11 @@ class Peaks:
     accumulators: dict[str, int] = field(default_factory=dict)
     latest: Seen = field(default_factory=Seen)
 
-    def __call__(self, node: Node, c: Tensor) -> None:
-        """Count accumulators outside their register."""
+    def __call__(self, node: Node, c: Tensor, lost: Tensor | None = None) -> None:
+        """Count accumulators outside their register, and those of which pairs of products lost something."""
         plan = self.plan.nodes[node.name]
         if not plan.proved:
-            self.latest = _seen(plan, c)
+            self.latest = _seen(plan, c, lost)
             self.add(node.name, self.latest)
 
     def add(self, name: str, seen: Seen) -> None:
@@ -78,12 +78,14 @@ class Peaks:
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
 
 
-def _seen(plan: NodePlan, c: Tensor) -> Seen:
+def _seen(plan: NodePlan, c: Tensor, lost: Tensor | None) -> Seen:
     if not c.numel():
         return Seen()
     dtype = plan.desc.register.dtype
     low, high = extremes(c)
     peak = max(high / dtype.max, low / min(dtype.min, -1))
+    if plan.pairs is not None and lost is not None and bool(lost.any()):
+        return Seen(c.numel(), int((lost != 0).sum()), max(peak, plan.pairs.over))
     outside = int(((c < dtype.min) | (c > dtype.max)).sum()) if peak > 1.0 else 0
     return Seen(c.numel(), outside, peak)
 
@@ -213,7 +215,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
     bits = space.widest()
     while True:
         plan = resolver(bits)
-        tight = [n for n, p in plan.nodes.items() if not p.proved and margin * _peak(p, largest.get(n, 0.0)) > 1.0]
+        tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
         changed = False
         for name in tight:
             keys = [k for k in (resolver.group_of.get(e) for e in graph[name].edges) if k is not None]
@@ -226,6 +228,12 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
                 changed = True
         if not changed:
             return bits
+
+
+def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
+    """Whether a peak of that size may not fit; pairs, of which no peak is known, only where no margin is asked."""
+    pairs = plan.pairs is not None and margin > 1.0
+    return pairs or (not plan.proved and margin * _peak(plan, largest) > 1.0)
 
 
 def _peak(plan: NodePlan, largest: float) -> float:

@@ -7,7 +7,7 @@ bound it (`bounds`), and requantize at the output where the signature says so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from hago.hardware import OpDesc
 from hago.numerics import apply_simq, dequantize
 from hago.operands import Operands, Owner
 from hago.ops._rule import Site
+from hago.pairs import CUTS, Pairs, pairs_of
 from hago.plan import NodePlan
 from hago.topology import fitting_descs
 from hago.types import QParams, SimQ
@@ -90,6 +91,7 @@ class NodeBuilder:
             thresholds=self.operands.thresholds,
             saturated_biases=self._saturated(targets),
             digest=self._digest(simqs, out_simq, out),
+            pairs=self._pairs(targets, consts),
         )
 
     # ------------------------------------------------------------ signature
@@ -131,6 +133,13 @@ class NodeBuilder:
             clip = 0.0 if target is None else largest_centered(target)
             limits.append(min(clip, magnitude) if source is target else clip)
         return limits
+
+    def _pairs(self, targets: Sequence[QParams | None], consts: Mapping[int, Tensor]) -> Pairs | None:
+        product, overflow = self.form.product, self.desc.register.overflow
+        if product is None or overflow not in CUTS:
+            return None
+        shapes = [self.owner.graph[s].shape or () for s in self.node.inputs]
+        return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)
 
     def _saturated(self, targets: Sequence[QParams | None]) -> int:
         """Bias entries beyond their slot."""

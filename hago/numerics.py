@@ -23,7 +23,7 @@ from hago.rounding import ROUNDINGS, rounding_shift
 from hago.types import DType, QParams, SimQ
 from hago.types import dtype as named_dtype
 
-Overflow = Literal["wrap", "saturate_end", "saturate_pairs"]
+Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs"]
 Form = Literal["float32", "multiplier_shift", "shift"]
 
 #: float32 holds every integer up to here, float64 up to the next.
@@ -72,8 +72,11 @@ def overflowed(c: Tensor, dtype: DType) -> Tensor:
 
 
 def apply_overflow(c: Tensor, dtype: DType, overflow: Overflow) -> Tensor:
-    """What a register of `dtype` holds where `c` was computed: wrapped or saturated."""
-    return wrap(c, dtype) if overflow == "wrap" else saturate(c, dtype)
+    """What a register of `dtype` holds where `c` was computed: saturated, else wrapped.
+
+    Where pairs of products are cut first (`hago.pairs`), the register that takes them wraps.
+    """
+    return saturate(c, dtype) if overflow == "saturate_end" else wrap(c, dtype)
 
 
 # ---------------------------------------------------------------- requantization

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
 from hago.numerics import EXACT_FLOAT32, apply_overflow
 from hago.ops import Ops
+from hago.pairs import Pairs
 from hago.types import Edge, QParams, SimQ
 
 Verdict = Literal["proved", "possible", "overflows", "float"]
@@ -45,6 +46,8 @@ class NodePlan:
         thresholds: (lo, hi) used on each in-edge that has bits, by group key.
         saturated_biases: bias entries that did not fit their slot.
         digest: equal for equal node plans.
+        pairs: of products that 16 bits may not hold, on chips that add products by two; None where
+            the chip does not, or none can pass.
     """
 
     desc: OpDesc
@@ -63,14 +66,17 @@ class NodePlan:
     thresholds: Mapping[str, tuple[Tensor, Tensor]]
     saturated_biases: int
     digest: bytes
+    pairs: Pairs | None = None
 
     @property
     def proved(self) -> bool:
         """Whether no input can make the accumulator leave its register."""
         if self.within_hull or self.table is not None:
             return True
+        if self.pairs is not None:
+            return False
         register = self.desc.register
-        seen = self.bound if register.overflow == "wrap" else max(self.bound, self.raw_bound)
+        seen = max(self.bound, self.raw_bound) if register.overflow == "saturate_end" else self.bound
         # the accumulator has zero point 0, so an unsigned one holds no negative sum
         return register.dtype.signed and seen <= register.dtype.max
 
@@ -79,8 +85,14 @@ class NodePlan:
         """The float type whose sums are exact: float32, or float64 where they may pass 2**24."""
         return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64
 
-    def held(self, c: Tensor) -> Tensor:
+    def lost(self, operands: Sequence[Any]) -> Tensor | None:
+        """What pairs of products lose of every accumulator; None where they cannot."""
+        return None if self.pairs is None else self.pairs.lost(operands)
+
+    def held(self, c: Tensor, lost: Tensor | None = None) -> Tensor:
         """What the register holds where `c` was computed: `c` itself unless it could overflow."""
+        if lost is not None:
+            c = (c.to(torch.float64) if c.is_floating_point() else c) + lost
         if self.proved:
             return c
         # only accumulators can overflow, and they have zero point 0

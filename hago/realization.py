@@ -96,7 +96,7 @@ class IntegerModel(nn.Module):
         if plan.table is not None:
             return store(plan.look_up(operands[0]), plan.out)
         c = self.plan.ops[node.op].compute_int(plan.attrs, *operands)
-        held = apply_simq(plan.held(c), plan.out_simq, self.plan.hardware.requantize)
+        held = apply_simq(plan.held(c, plan.lost(operands)), plan.out_simq, self.plan.hardware.requantize)
         return store(held, plan.out)
 
     def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:

@@ -27,8 +27,9 @@ from hago.types import Edge, QParams, SimQ
 #: Bytes of constants in carrier form that one Carriers keeps.
 CARRIER_BYTES: Final = 1 << 30
 
-#: Sees the accumulators of an integer node before its register cuts them.
-Watch = Callable[[Node, Tensor], None]
+#: Sees the accumulators of an integer node before its register cuts them; and, where pairs of products
+#: may lose something of them, what that is.
+Watch = Callable[..., None]
 OnValue = Callable[[Node, Any], None]
 #: Sees what arrives on an edge of an integer node: centered integers, or real values.
 OnEdge = Callable[[Edge, Any], None]
@@ -198,9 +199,10 @@ class _Stepping:
             if plan.table is not None:
                 return (plan.look_up(operands[0]),)
             c = self._accumulate(node, plan, operands)
+            lost = plan.lost(operands)
             if self.watch is not None:
-                self.watch(node, c)
-            return (apply_simq(plan.held(c), plan.out_simq, self.plan.hardware.requantize),)
+                self.watch(node, c, *([] if lost is None else [lost]))
+            return (apply_simq(plan.held(c, lost), plan.out_simq, self.plan.hardware.requantize),)
 
         watched = self.watch is not None and plan.table is None and not plan.proved
         digest = node.name.encode() + plan.digest

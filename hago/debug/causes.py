@@ -149,6 +149,7 @@ class NodeSplitter:
         final: Tensor,
         *,
         exact_sources: bool,
+        lost: Tensor | None = None,
     ) -> Split:
         """Split one batch.
 
@@ -159,11 +160,15 @@ class NodeSplitter:
             accumulator: centered, before overflow; None for a table.
             final: the simulated value, real.
             exact_sources: whether the producers have no error.
+            lost: what pairs of products lost of the accumulator; None where they cannot.
         """
         free, edges = self._move(sources, carriers)
         clipped = any(e.saturated for e in (*edges.values(), *self._const_edges.values()))
         inherited = reference if exact_sources else compute_real(self.node, sources, self.plan.ops)
-        body = self._looked_up(free, clipped) if accumulator is None else self._accumulated(free, clipped, accumulator)
+        if accumulator is None:
+            body = self._looked_up(free, clipped)
+        else:
+            body = self._accumulated(free, clipped, accumulator, lost)
         steps: list[Step] = [("inherited", inherited)]
         if self.consts:
             steps.append(("rounding", self._rounded(sources, free, inherited)))
@@ -171,7 +176,7 @@ class NodeSplitter:
         if self.node_plan.out_simq is not None or self._table is not None:
             edges[OUT] = edge_sample(steps[-2][1], steps[-1][1], final)
             steps.append(("saturation", final))
-        overflows = 0 if accumulator is None else self._overflows(accumulator)
+        overflows = 0 if accumulator is None else self._overflows(accumulator, lost)
         seen = 0 if accumulator is None else accumulator.numel()
         made = tuple((cause, self._through(value)) for cause, value in steps)
         return Split(self._through(reference), made, edges, overflows, seen)
@@ -212,14 +217,16 @@ class NodeSplitter:
         return compute_real(self.node, real, self.plan.ops) if changed else inherited
 
     # ------------------------------------------------------------ v3 to v6
-    def _accumulated(self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor) -> list[Step]:
+    def _accumulated(
+        self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Tensor | None
+    ) -> list[Step]:
         plan = self.node_plan
         limited = dequantize(accumulator, plan.register)
         unclipped = limited
         if clipped:
             operands = [c if t is None else c.to(self._carrier) for c, t in zip(free, plan.operands, strict=True)]
             unclipped = dequantize(self.plan.ops[self.node.op].compute_int(plan.attrs, *operands), plan.register)
-        held = plan.held(accumulator)
+        held = plan.held(accumulator, lost)
         cut = limited if held is accumulator else dequantize(held, plan.register)
         steps: list[Step] = [("constants", unclipped), ("saturation", limited), ("overflow", cut)]
         if plan.out_simq is not None:
@@ -247,9 +254,11 @@ class NodeSplitter:
         moved = apply_simq(real, SimQ(None, unlimited(self.node_plan.out)), self.how)
         return real, dequantize(moved, self.node_plan.out)
 
-    def _overflows(self, accumulator: Tensor) -> int:
+    def _overflows(self, accumulator: Tensor, lost: Tensor | None) -> int:
         if self.node_plan.proved:
             return 0
+        if lost is not None:
+            return int((lost != 0).sum())
         raw = accumulator + self.node_plan.register.zero_point
         return int(overflowed(raw, self.node_plan.desc.register.dtype))
 

@@ -10,7 +10,9 @@ from hago.graph import Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.ops._rule import Operand
+from hago.pairs import CUTS
 from hago.schemes import TWO_SIDED
+from hago.types import INT16
 
 
 def safe_bits(
@@ -61,4 +63,8 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
             operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
         if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
             return False
+        if desc.register.overflow in CUTS and form.product is not None:
+            pair = 2 * float(operands[0].magnitude) * float(operands[1].magnitude)
+            if pair > INT16.max:
+                return False
     return True

@@ -81,6 +81,7 @@ class Lockstep:
         self._simulator = Simulator(plan, watch=self._watch)
         self._done = last_readers(plan.graph)
         self._accumulators: dict[str, Tensor] = {}
+        self._lost: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self._float: dict[str, Any] = {}
         self._carriers: dict[str, Any] = {}
@@ -98,8 +99,10 @@ class Lockstep:
         self._inputs = dict(zip(self.graph.inputs, inputs, strict=True))
         self._simulator.run(inputs, self._see)
 
-    def _watch(self, node: Node, accumulator: Tensor) -> None:
+    def _watch(self, node: Node, accumulator: Tensor, lost: Tensor | None = None) -> None:
         self._accumulators[node.name] = accumulator
+        if lost is not None:
+            self._lost[node.name] = lost
 
     def _see(self, node: Node, carrier: Any) -> None:
         """The simulator has computed a node: so do the others, and compare."""
@@ -156,6 +159,7 @@ class Lockstep:
                 self._accumulators.pop(node.name, None),
                 simulated,
                 exact_sources=all(self._exact[s] for s in node.inputs),
+                lost=self._lost.pop(node.name, None),
             )
 
 

@@ -97,8 +97,9 @@ def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
 
 def _bound(node_plan: NodePlan) -> float:
     register = node_plan.desc.register
-    seen = node_plan.bound if register.overflow == "wrap" else max(node_plan.bound, node_plan.raw_bound)
-    return seen / register.dtype.max
+    seen = max(node_plan.bound, node_plan.raw_bound) if register.overflow == "saturate_end" else node_plan.bound
+    over = seen / register.dtype.max
+    return over if node_plan.pairs is None else max(over, node_plan.pairs.over)
 
 
 # ---------------------------------------------------------------- edges

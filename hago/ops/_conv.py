@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._rule import Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, Weight
 from hago.ops._rules import arguments, mac_bound
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -49,6 +49,40 @@ def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Ten
     return [(*chunks[0], *inputs[2:]), *chunks[1:]]
 
 
+def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
+    """Zeros before and after each spatial axis."""
+    if attrs["padding"] == "valid":
+        return [(0, 0)] * len(kernel)
+    if attrs["padding"] == "same":
+        around = [d * (k - 1) for d, k in zip(attrs["dilation"], kernel, strict=True)]
+        return [(a // 2, a - a // 2) for a in around]
+    return [(p, p) for p in attrs["padding"]]
+
+
+def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+    """(N, groups, places, K) and (groups, K, out / groups); K is the window's places, then channels by two.
+
+    Padding is 0 in centered integers, so the zero point in stored ones.
+    """
+    kernel, groups, channels = w.shape[2:], attrs["groups"], w.shape[1]
+    padded = F.pad(x, [p for pair in reversed(_pads(attrs, kernel)) for p in pair]) + x_zero
+    for axis, (k, step, gap) in enumerate(zip(kernel, attrs["stride"], attrs["dilation"], strict=True)):
+        padded = padded.unfold(2 + axis, (k - 1) * gap + 1, step)[..., ::gap]
+    dims = len(kernel)
+    places = padded.shape[2 : 2 + dims]
+    windows = padded.reshape(len(x), groups, channels, math.prod(places), math.prod(kernel)).permute(0, 1, 3, 4, 2)
+    weights = (w + w_zero).reshape(groups, -1, channels, math.prod(kernel)).permute(0, 3, 2, 1)
+    if channels % 2:  # the last one is multiplied alone
+        windows, weights = F.pad(windows, (0, 1)), F.pad(weights, (0, 0, 0, 1))
+    return windows.flatten(3), weights.flatten(1, 2)
+
+
+def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    sizes = zip(x.shape[2:], w.shape[2:], _pads(attrs, w.shape[2:]), attrs["stride"], attrs["dilation"], strict=True)
+    out = [(n + before + after - d * (k - 1) - 1) // s + 1 for n, k, (before, after), s, d in sizes]
+    return product.transpose(-1, -2).reshape(len(x), -1, *out)
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(out) * math.prod(shapes[1][1:])
 
@@ -68,6 +102,7 @@ def conv_rule(dims: int) -> OpRule:
             split=_split,
             seed=True,
             weight=_WEIGHT,
+            product=MatrixProduct(_rows, _restored),
         ),
         macs=_macs,
         samples=_samples(dims),

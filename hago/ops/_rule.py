@@ -135,6 +135,21 @@ class Weight:
     axis: int
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """An op as a product of matrices, for chips that cut sums of a few products.
+
+    Args:
+        rows: `(attrs, x, w, x_zero, w_zero)` to stored integers of shapes (..., M, K) and (..., K, N), from
+            centered ones; K in the order in which chips multiply, neighbours in pairs. A place that
+            nothing is multiplied for holds 0.
+        restored: `(attrs, product, x, w)` to the shape of the op's output.
+    """
+
+    rows: Callable[[Attrs, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
+    restored: Callable[[Attrs, Tensor, Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """Where a form runs: what its integer attributes may depend on.
@@ -206,6 +221,7 @@ class IntegerForm:
         fits: None, or why this node cannot be integer.
         hides: what lies outside the range of the output cannot be told apart behind the op, so that
             a producer may take over that range.
+        product: the op as a matrix product, where it is one.
         goes_with: the requantize form that the hardware must have, of a form that uses it.
     """
 
@@ -224,6 +240,7 @@ class IntegerForm:
     limits: Callable[[Attrs], tuple[Any, Any]] | None = None
     fits: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_fits
     hides: bool = True
+    product: MatrixProduct | None = None
     goes_with: Form | None = None
 
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:

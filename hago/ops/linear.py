@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._rule import Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, Weight
 from hago.ops._rules import arguments, mac_bound
 
 _WEIGHT = Weight(slot=1, axis=0)
@@ -33,6 +33,14 @@ def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Ten
     return [(*chunks[0], *inputs[2:]), *chunks[1:]]
 
 
+def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+    return (x + x_zero).reshape(-1, x.shape[-1]), (w + w_zero).T
+
+
+def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return product.reshape(*x.shape[:-1], -1)
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(out) * shapes[1][1]
 
@@ -43,7 +51,13 @@ RULE = OpRule(
     parse=arguments(("input", "weight", "bias")),
     compute=_compute,
     integer=IntegerForm(
-        slots=("own", "own", "bias"), scale=_scale, bound=_bound, split=_split, seed=True, weight=_WEIGHT
+        slots=("own", "own", "bias"),
+        scale=_scale,
+        bound=_bound,
+        split=_split,
+        seed=True,
+        weight=_WEIGHT,
+        product=MatrixProduct(_rows, _restored),
     ),
     macs=_macs,
     samples=(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample, Weight
+from hago.ops._rule import Attrs, Call, IntegerForm, MatrixProduct, Operand, OpRule, Parsed, Refusal, Sample, Weight
 from hago.ops._rules import bias_bound, product_scale
 
 
@@ -44,6 +44,14 @@ def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Ten
     return [(*chunks[0], *inputs[2:]), *chunks[1:]]
 
 
+def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+    return x + x_zero, w + w_zero
+
+
+def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return product
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(out) * shapes[0][-1]
 
@@ -60,6 +68,7 @@ RULE = OpRule(
         split=_split,
         seed=True,
         weight=Weight(slot=1, axis=-1),
+        product=MatrixProduct(_rows, _restored),
     ),
     macs=_macs,
     samples=(

@@ -168,7 +168,7 @@ class LivePass:
         )
         c = self.ops[node.op].compute_int(attrs, *operands)
         if not plan.proved:
-            c = straight_through(c, plan.held(c.detach()))
+            c = straight_through(c, plan.held(c.detach(), _lost(plan, targets, operands)).to(c.dtype))
         out = self._out(node, plan, c, register)
         self.qparams[node.name] = out or register
         return c if out is None else move(c, register, out, self.hardware.requantize, self.training.slope)
@@ -270,3 +270,11 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+def _lost(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Tensor | None:
+    """What pairs of products lose of the accumulators, at the qparams of now."""
+    x, w = (*targets, None)[:2]
+    if plan.pairs is None or x is None or w is None:
+        return None
+    return replace(plan.pairs, x=x, w=w).lost([c.detach() for c in operands[:2]])
