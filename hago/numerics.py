@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from hago.types import DType, QParams, SimQ
 from hago.types import dtype as named_dtype
 
 Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs"]
-Form = Literal["float32", "multiplier_shift", "shift"]
+Form = Literal["float32", "onnxruntime", "multiplier_shift", "shift"]
 
 #: float32 holds every integer up to here, float64 up to the next.
 EXACT_FLOAT32: Final = 1 << 24
@@ -85,8 +85,9 @@ class Requantize:
     """How a piece of hardware moves an integer from one scale to another.
 
     Args:
-        form: `float32` multiplies by a float32 ratio of scales; `multiplier_shift` by an integer
-            and a right shift; `shift` by a power of two only.
+        form: `float32` multiplies by a float32 ratio of scales; `onnxruntime` by a float32 ratio of
+            scales that are themselves float32; `multiplier_shift` by an integer and a right shift;
+            `shift` by a power of two only.
         rounding: how ties (and, for the last two modes, everything) round.
         multiplier_bits: magnitude bits of the integer multiplier (31 in TFLite, 7 or 31 in TPU-MLIR).
         two_stage: TFLite's double rounding: a doubling high multiply, then a rounding shift.
@@ -100,11 +101,8 @@ class Requantize:
     search: str = "nearest"
 
     def __post_init__(self) -> None:
-        if self.form not in ("float32", "multiplier_shift", "shift"):
-            raise HagoError(
-                f"unknown requantize form {self.form!r}."
-                + did_you_mean(self.form, ("float32", "multiplier_shift", "shift"))
-            )
+        if self.form not in get_args(Form):
+            raise HagoError(f"unknown requantize form {self.form!r}." + did_you_mean(self.form, get_args(Form)))
         if self.rounding not in ROUNDINGS:
             raise HagoError(
                 f"unknown rounding {self.rounding!r}; known: {', '.join(ROUNDINGS)}."
@@ -179,6 +177,16 @@ def ratio(source: QParams, target: QParams) -> Tensor:
     return source.scale / target.scale
 
 
+def ratio_of_float32(source: QParams, target: QParams) -> Tensor:
+    """`float32(source.scale) / float32(target.scale)` in float32  (N10).
+
+    References:
+        ONNX Runtime, qlinearconv.cc and quantize_linear_matmul.cc: the product of the scales of both
+        operands is a float32, and so is its quotient by the scale of the output.
+    """
+    return source.scale.to(torch.float32) / target.scale.to(torch.float32)
+
+
 def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
     """`round(a * m / 2**31)`, ties toward +infinity, saturating as int32  (N5).
 
@@ -204,7 +212,7 @@ def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requa
 def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> Tensor:
     """Centered integers at `source.scale` to centered integers at `target.scale`, clipped.
 
-    float32 (N3): `clip(round(float32(c) * float32(s_in / s_out)))`;
+    float32 (N3): `clip(round(float32(c) * float32(s_in / s_out)))`; onnxruntime: the same with N10;
     shift (N6): the ratio is `2**-n`, exact in the carrier; multiplier_shift: N4, N5.
 
     Args:
@@ -213,7 +221,7 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     Returns:
         A new tensor: float where `c` is float, int64 where `c` is an integer tensor.
     """
-    r = ratio(source, target)
+    r = ratio_of_float32(source, target) if how.form == "onnxruntime" else ratio(source, target)
     if how.form == "multiplier_shift":
         if source.scale is target.scale:  # every multiplier of 1 gives c back
             return _clip(c.clone(), target)

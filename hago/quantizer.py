@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 
+from hago.export.onnx_export import make_onnx, write_onnx
+from hago.export.onnx_file import OnnxFile
 from hago.plan import Plan
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
@@ -25,6 +28,24 @@ class Quantizer:
     def simulate(self) -> Simulator:
         """The simulated model: integers carried in floats, as fast as the float model or nearly."""
         return Simulator(self.plan)
+
+    def export_onnx(self, path: str | PathLike[str], form: str = "qdq") -> OnnxFile:
+        """Write the integer model as an ONNX file.
+
+        Args:
+            form: `qdq`, operators between DequantizeLinear and QuantizeLinear, which engines fuse; or
+                `qoperator`, operators on integers.
+
+        Returns:
+            The model, and which of its tensors stands for which value.
+
+        Raises:
+            HagoError: ONNX cannot express the strategy: each node and edge in the way is named, and nothing is
+                written. Or the package onnx is not installed.
+        """
+        made = make_onnx(self.plan, form)
+        write_onnx(made, path)
+        return made
 
     def quantize(self) -> IntegerModel:
         """The integer model: weights and activations stored as integers."""

@@ -142,11 +142,11 @@ class _Builder:
         else:
             emitted = {d.out_dtype for d in descs}
         self.emits[node.name] = frozenset(emitted)
-        if follows and node.inputs[0] in self.requantized:
-            self.requantized.add(node.name)
-        elif descs[0].requantize_at == "output":
+        if descs[0].requantize_at == "output":
             self.requantized.add(node.name)
             self._add_output(node, descs)
+        elif follows and node.inputs[0] in self.requantized:
+            self.requantized.add(node.name)
 
     def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
         source = self.graph[self.graph.source(edge)]

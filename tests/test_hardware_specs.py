@@ -17,7 +17,7 @@ from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.ops import OPS
 from hago.types import INT8, INT16, INT32, UINT8
 
-NAMES = ("arm_dot", "int16_accumulator", "sample", "vta", "x86_avx2", "x86_vnni")
+NAMES = ("arm_dot", "int16_accumulator", "onnxruntime_cpu", "sample", "vta", "x86_avx2", "x86_vnni")
 FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
 
 

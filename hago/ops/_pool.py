@@ -13,6 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from hago.ops._qlinear import qlinear_average
 from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import has_ref, plain
 
@@ -131,19 +132,21 @@ def avg_pool_rule(dims: int) -> OpRule:
 
     size = (9, 8)[:dims]
     bad = {"kernel_size": [2] * dims, "stride": [2] * dims, "padding": [2] * dims, "ceil_mode": False}
+    sums = IntegerForm(
+        slots=("follow",),
+        scale=_average_scale,
+        compute=_window_sums(dims),
+        bound=_average_bound,
+        crosses="axis1",
+        fits=_average_fits,
+    )
     return OpRule(
         name=name,
         aten=(f"aten.{name}.default",),
         parse=_parse(dims),
         compute=compute,
-        integer=IntegerForm(
-            slots=("follow",),
-            scale=_average_scale,
-            compute=_window_sums(dims),
-            bound=_average_bound,
-            crosses="axis1",
-            fits=_average_fits,
-        ),
+        integer=sums,
+        forms={"qlinear": qlinear_average(sums, _divisor, lambda attrs: False)},
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),
@@ -161,12 +164,20 @@ def _windows(attrs: Attrs) -> list[int]:
     return [i // o for i, o in zip(attrs["input_size"], attrs["output_size"], strict=True)]
 
 
+def _adaptive_count(attrs: Attrs) -> int:
+    return math.prod(_windows(attrs))
+
+
+def _is_global(attrs: Attrs) -> bool:
+    return set(attrs["output_size"]) == {1}
+
+
 def _adaptive_scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
-    return scales[0] / math.prod(_windows(attrs))
+    return scales[0] / _adaptive_count(attrs)
 
 
 def _adaptive_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    return operands[0].magnitude * math.prod(_windows(attrs))
+    return operands[0].magnitude * _adaptive_count(attrs)
 
 
 def _adaptive_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
@@ -198,19 +209,21 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
         return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))
 
     size = (8, 6)[:dims]
+    form = IntegerForm(
+        slots=("follow",),
+        scale=_adaptive_scale,
+        compute=compute_int,
+        bound=_adaptive_bound,
+        crosses="axis1",
+        fits=_adaptive_fits,
+    )
     return OpRule(
         name=name,
         aten=(f"aten.{name}.default",),
         parse=parse,
         compute=compute,
-        integer=IntegerForm(
-            slots=("follow",),
-            scale=_adaptive_scale,
-            compute=compute_int,
-            bound=_adaptive_bound,
-            crosses="axis1",
-            fits=_adaptive_fits,
-        ),
+        integer=form,
+        forms={"qlinear": qlinear_average(form, _adaptive_count, _is_global)},
         samples=(case(size, (1, 1)[:dims]), case(size, (4, 3)[:dims]), case(size, (3, 4)[:dims])),
         refuses=(Refusal({"output_size": [2] * (dims + 1)}, ((1, 3, *size),), "output_size"),),
         aliases=(f"nn.{name}", *aliases),

@@ -5,6 +5,7 @@ import operator
 from torch import Tensor
 
 from hago.ops._landing import dequantized, tflite_sum, tpu_mlir_sum
+from hago.ops._qlinear import qlinear_sum
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._rules import binary, sum_bound
 
@@ -26,6 +27,7 @@ RULE = OpRule(
         "tflite": tflite_sum((1, 1)),
         "tpu_mlir": tpu_mlir_sum((1, 1)),
         "dequantize": dequantized(_compute),
+        "qlinear": qlinear_sum(),
     },
     samples=(
         Sample(operator.add, ((2, 3, 4, 4), (2, 3, 4, 4))),

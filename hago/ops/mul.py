@@ -5,6 +5,7 @@ import operator
 from torch import Tensor
 
 from hago.ops._landing import dequantized, tpu_mlir_product
+from hago.ops._qlinear import qlinear_product
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._rules import binary, product_bound, product_scale
 
@@ -19,7 +20,7 @@ RULE = OpRule(
     parse=binary,
     compute=_compute,
     integer=IntegerForm(slots=("own", "own"), scale=product_scale, bound=product_bound),
-    forms={"tpu_mlir": tpu_mlir_product(), "dequantize": dequantized(_compute)},
+    forms={"tpu_mlir": tpu_mlir_product(), "dequantize": dequantized(_compute), "qlinear": qlinear_product()},
     samples=(
         Sample(operator.mul, ((2, 3, 4, 4), (2, 3, 1, 1))),
         Sample(operator.mul, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hago.ops._landing import dequantized
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Sample
 from hago.ops._rules import arguments, magnitude_bound
 
@@ -17,6 +18,7 @@ RULE = OpRule(
     parse=arguments(("self",)),
     compute=_compute,
     integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"),
+    forms={"dequantize": dequantized(_compute)},
     samples=(Sample(torch.neg, ((2, 3, 4, 4),)), Sample(torch.neg, ((2, 5),))),
     aliases=("negative",),
 )

@@ -1,0 +1,78 @@
+"""Engines that run ONNX models: ONNX Runtime and OpenVINO, as functions from named arrays to named arrays."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from hago.errors import HagoError, did_you_mean
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+#: From inputs by name to outputs by name.
+Run = Callable[[Arrays], Arrays]
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise HagoError(f"this needs the package {name}: pip install 'hago[{extra}]'") from None
+
+
+def onnxruntime(model: Any, threads: int | None = None) -> Run:
+    """A session of ONNX Runtime's CPU provider.
+
+    Args:
+        model: an onnx.ModelProto.
+        threads: of one operator; as many as the machine has cores where None.
+
+    Raises:
+        HagoError: onnxruntime is not installed, or refuses the model.
+    """
+    ort = _package("onnxruntime", "onnx")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no base of their own
+        raise HagoError(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from None
+    names = [o.name for o in session.get_outputs()]
+    return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def openvino(model: Any, threads: int | None = None) -> Run:
+    """The model compiled by OpenVINO for the CPU; arguments as for `onnxruntime`."""
+    ov = _package("openvino", "openvino")
+    options = {"INFERENCE_PRECISION_HINT": "f32"} | ({} if threads is None else {"INFERENCE_NUM_THREADS": threads})
+    try:
+        core = ov.Core()
+        compiled = core.compile_model(core.read_model(model.SerializeToString(), b""), "CPU", options)
+    except Exception as error:
+        raise HagoError(f"OpenVINO {ov.__version__} refuses the model: {error}") from None
+    names = [o.name for o in model.graph.output]
+
+    def run(feed: Arrays) -> Arrays:
+        found = compiled(dict(feed))
+        return {name: np.asarray(found[i]) for i, name in enumerate(names)}
+
+    return run
+
+
+ENGINES: Final[Mapping[str, Callable[..., Run]]] = {"onnxruntime": onnxruntime, "openvino": openvino}
+
+
+def engine(name: str) -> Callable[..., Run]:
+    """The engine called `name`.
+
+    Raises:
+        HagoError: there is none.
+    """
+    if name not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise HagoError(f"unknown engine {name!r}; expected one of {known}.{did_you_mean(name, ENGINES)}")
+    return ENGINES[name]

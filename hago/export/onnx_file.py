@@ -1,0 +1,158 @@
+"""A plan as an ONNX model: the walk over the graph that both forms share.
+
+Float nodes are written as ONNX says them, between DequantizeLinear and QuantizeLinear; how an integer node is
+written is the business of a form (`onnx_qdq`, `onnx_qoperator`), which the walk is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hago.errors import UnsupportedOp
+from hago.export.onnx_real import emit_real
+from hago.export.onnx_values import Scales, Value
+from hago.export.onnx_writer import Writer
+from hago.graph import CONST, INPUT, OUTPUT, Node
+from hago.plan import NodePlan, Plan
+from hago.types import Edge, QParams, SimQ
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """A model, and which of its tensors stands for which value of the plan.
+
+    Args:
+        model: an onnx.ModelProto.
+        values: by node name.
+        operands: what each integer node reads, by edge; constants left out.
+        form: qdq or qoperator.
+    """
+
+    model: Any
+    values: Mapping[str, Value]
+    operands: Mapping[Edge, Value]
+    form: str
+
+
+class Walk:
+    """Writes a plan node by node; lives for one export.
+
+    Args:
+        integer: writes an integer node and returns its value.
+    """
+
+    def __init__(self, plan: Plan, integer: Callable[[Walk, Node, NodePlan], Value]) -> None:
+        self.plan, self.graph = plan, plan.graph
+        self.w = Writer(plan.graph)
+        self.scales = Scales(self.w, plan.hardware.requantize)
+        self.values: dict[str, Value] = {}
+        self.operands: dict[Edge, Value] = {}
+        self._integer = integer
+        self._real: dict[str, str] = {}
+        self._arrived: dict[tuple[str, tuple[object, ...]], Value] = {}
+
+    def file(self, form: str, metadata: Mapping[str, str]) -> OnnxFile:
+        """The whole model."""
+        for node in self.graph:
+            self._visit(node)
+        outputs = self._outputs()
+        inputs = {n: (self._kind(self.graph[n]), self._shape(self.graph[n])) for n in self.graph.inputs}
+        return OnnxFile(self.w.finish(inputs, outputs, metadata), self.values, self.operands, form)
+
+    def _visit(self, node: Node) -> None:
+        if node.op == CONST:
+            return
+        if node.op == INPUT:
+            self.values[node.name] = Value(node.name, "real")
+        elif node.name in self.plan.nodes:
+            self.values[node.name] = self._integer(self, node, self.plan.nodes[node.name])
+        else:
+            emit_real(self.w, node, [self.real(s) for s in node.inputs], node.name)
+            self.values[node.name] = Value(node.name, "real")
+
+    # ------------------------------------------------------------ what nodes read
+    def rank(self, name: str) -> int:
+        """How many axes a value has."""
+        return len(self.graph[name].shape or ())
+
+    def real(self, name: str) -> str:
+        """The tensor that holds a node's real value, made once."""
+        if self.graph[name].op == CONST:
+            return self.w.constant(name, self.graph.consts[name])
+        value = self.values[name]
+        if value.held == "real":
+            return value.name
+        if name not in self._real:
+            self._real[name] = self.scales.dequantize(value, self.rank(name), name)
+        return self._real[name]
+
+    def constant(self, edge: Edge, shape: tuple[int, ...] | None = None, packed: bool = False) -> Value:
+        """A constant operand of an integer node, in its own shape or another."""
+        made = self.plan.nodes[edge.dst]
+        q, integers = made.operands[edge.slot], made.consts[edge.slot]
+        assert q is not None
+        return self.scales.constant(str(edge), integers, q, shape, packed)
+
+    def operand(self, edge: Edge, carried: bool = False) -> Value:
+        """What an integer node reads on an edge that is no constant: after its SimQ, made once for all edges
+        that ask for the same."""
+        found = self._operand(edge, carried)
+        self.operands[edge] = found
+        return found
+
+    def _operand(self, edge: Edge, carried: bool) -> Value:
+        source, simq = self.graph.source(edge), self.plan.edges[edge]
+        if simq is None or simq.target is None:
+            return self.values[source]
+        key = (source, simq.target.key)
+        if key not in self._arrived:
+            self._arrived[key] = self._moved(source, simq, str(edge), carried)
+        return self._arrived[key]
+
+    def _moved(self, source: str, simq: SimQ, out: str, carried: bool) -> Value:
+        assert simq.target is not None
+        value = self.values[source]
+        if simq.source is None or value.held == "real":
+            return self.scales.quantize(self.real(source), simq.target, self.rank(source), out)
+        return self.scales.requantize(value, simq, out, carried)
+
+    def dequantized(self, edge: Edge) -> str:
+        """The real value of what arrives on an edge of an integer node."""
+        value = self.operand(edge)
+        if value.held == "real":
+            return value.name
+        source = self.graph.source(edge)
+        if value is self.values[source]:
+            return self.real(source)
+        real = f"{value.name}:real"
+        if real not in self._real:
+            self._real[real] = self.scales.dequantize(value, self.rank(source), real)
+        return real
+
+    def stored(self, real: str, q: QParams, node: Node) -> Value:
+        """A node's value, quantized."""
+        return self.scales.quantize(real, q, len(node.shape or ()), f"{node.name}:q")
+
+    # ------------------------------------------------------------ ends
+    def _outputs(self) -> dict[str, tuple[int, Sequence[int | str] | None]]:
+        found: dict[str, tuple[int, Sequence[int | str] | None]] = {}
+        for slot, name in enumerate(self.graph.outputs):
+            real = self.real(name)
+            if real != name or real in found or real in self.graph.inputs or self.graph[name].op == CONST:
+                real = self.w.op("Identity", [real], f"{name}:{OUTPUT}{slot}")
+            found[real] = (self._kind(self.graph[name]), self._shape(self.graph[name]))
+        return found
+
+    def _kind(self, node: Node) -> int:
+        if node.op == CONST:
+            return self.w.kind_of(self.graph.consts[node.name].dtype)
+        return self.w.kind_of(node.attrs.get("dtype", "float32") if node.op in (INPUT, "to") else "float32")
+
+    def _shape(self, node: Node) -> list[int | str]:
+        if node.shape is None:
+            raise UnsupportedOp(f"output {node.name!r} is not a tensor; ONNX returns tensors only")
+        if node.op == CONST:
+            return list(node.shape)
+        return ["batch" if d == 0 and s == 1 else s for d, s in enumerate(node.shape)]

@@ -1,0 +1,100 @@
+"""QDQ form: real operators between DequantizeLinear and QuantizeLinear, which engines fuse into integer ones.
+
+Sums that the plan keeps wide, to requantize them on each edge, stay real here: ONNX Runtime fuses what lies
+between a convolution and the one QuantizeLinear behind it.
+"""
+
+from __future__ import annotations
+
+from hago.export.onnx_file import Walk
+from hago.export.onnx_real import emit_real
+from hago.export.onnx_values import Value, quantizes_to
+from hago.graph import Node
+from hago.plan import NodePlan
+from hago.types import Edge, QParams
+
+
+def emit_qdq(walk: Walk, node: Node, made: NodePlan) -> Value:
+    """One integer node."""
+    if passes_through(walk, node, made):
+        source = walk.values[node.inputs[0]]
+        return Value(source.name, source.held, made.out if source.held == "stored" else None)
+    if node.op == "linear" and walk.rank(node.inputs[0]) > 2 and walk.operand(node.edges[0]).held == "stored":
+        return _rows(walk, node, made)
+    name = node.name if is_wide(made) else f"{node.name}:real"
+    real = [_real_operand(walk, node, made, e) for e in node.edges]
+    _emit(walk, node, made, real, name)
+    return Value(name, "real") if is_wide(made) else walk.stored(name, made.out, node)
+
+
+def is_wide(made: NodePlan) -> bool:
+    """Whether the node emits a sum that no QuantizeLinear writes."""
+    return made.out_simq is None and not quantizes_to(made.out.dtype)
+
+
+def passes_through(walk: Walk, node: Node, made: NodePlan) -> bool:
+    """Whether the stored integers that come are those that go: a division of the scale, or a clamp that cuts
+    off nothing that its input can hold."""
+    form = walk.plan.ops[node.op].integer
+    if made.simqs[0] is not None or made.out_simq is not None or form is None or walk.plan.edges[node.edges[0]]:
+        return False
+    if node.op == "div":
+        return True
+    q = made.operands[0]
+    if form.limits is None or q is None or not quantizes_to(q.dtype):
+        return False
+    low, high = form.limits(made.attrs)
+    zero = q.zero_point
+    return (low is None or bool((q.qmin - zero >= low).all())) and (high is None or bool((q.qmax - zero <= high).all()))
+
+
+def _real_operand(walk: Walk, node: Node, made: NodePlan, edge: Edge) -> str:
+    q = made.operands[edge.slot]
+    if q is None:
+        return walk.real(node.inputs[edge.slot])
+    if edge.slot in made.consts:
+        return _constant(walk, node, edge, q)
+    return walk.dequantized(edge)
+
+
+def _constant(walk: Walk, node: Node, edge: Edge, q: QParams) -> str:
+    rank = walk.rank(node.inputs[edge.slot])
+    value = walk.constant(edge, _shape_of_weight(walk, node, edge.slot), packed=True)
+    return walk.scales.dequantize(value, rank, f"{value.name}:real")
+
+
+def _shape_of_weight(walk: Walk, node: Node, slot: int) -> tuple[int, ...] | None:
+    """The weight of an `affine` becomes that of a 1x1 depthwise convolution."""
+    rank = walk.rank(node.inputs[0])
+    return (-1, 1, *[1] * (rank - 2)) if node.op == "affine" and slot == 1 and rank > 2 else None
+
+
+def _emit(walk: Walk, node: Node, made: NodePlan, real: list[str], out: str) -> None:
+    """The op on real values, in the spelling that ONNX Runtime fuses."""
+    w, rank = walk.w, walk.rank(node.inputs[0])
+    if node.op == "affine" and rank > 2:
+        w.op("Conv", real, out, group=(walk.graph[node.inputs[1]].shape or ())[0])
+    elif node.op == "mean" and rank == 4 and node.attrs["axes"] == [2, 3]:
+        pooled = w.op("GlobalAveragePool", real[:1], out if node.attrs["keepdim"] else w.fresh(f"{out}:pool"))
+        if not node.attrs["keepdim"]:
+            w.op("Squeeze", [pooled, w.integers([2, 3], out)], out)
+    else:
+        emit_real(w, node, real, out)
+
+
+def _rows(walk: Walk, node: Node, made: NodePlan) -> Value:
+    """A linear layer on more than two axes: stored integers as rows, Gemm, and back, so that the bias is added
+    to the integer sum."""
+    w, shape = walk.w, node.shape or ()
+    name = f"{node.name}:q"
+    value = walk.operand(node.edges[0])
+    assert value.qparams is not None
+    rows = w.step("Reshape", [value.name, w.integers([-1, (walk.graph[node.inputs[0]].shape or ())[-1]], name)], name)
+    x = walk.scales.dequantize(Value(rows, "stored", value.qparams), 2, w.fresh(f"{name}:rows"))
+    rest = [_real_operand(walk, node, made, e) for e in node.edges[1:]]
+    product = w.step("Gemm", [x, *rest], name, transB=1)
+    back = w.integers([-1, *shape[1:]], name)
+    if is_wide(made):
+        return Value(w.op("Reshape", [product, back], node.name), "real")
+    flat = walk.scales.quantize(product, made.out, 2, w.fresh(f"{name}:flat"))
+    return Value(w.op("Reshape", [flat.name, back], name), "stored", made.out)

@@ -1,0 +1,189 @@
+"""ONNX files, run by ONNX Runtime: every float op, and random networks integer by integer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from building import Builder
+from networks import Small, images, randomized
+from ops.samples import AFFINE_KEYS, KEYS, at_batch, graph_of, inputs_of
+from plans import points, resolver_of
+from random_graphs import random_graph, random_inputs
+from torch import Tensor
+
+import hago
+from hago.errors import HagoError
+from hago.execute import run_real
+from hago.export.onnx_check import OnnxCheck, check_onnx
+from hago.export.onnx_engines import onnxruntime
+from hago.export.onnx_export import make_onnx
+from hago.graph import Graph
+from hago.hardware import Hardware
+from hago.hardware_file import load_hardware
+from hago.ops import OPS
+from hago.plan import Plan
+from hago.realization import IntegerModel
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+CHIP = load_hardware("onnxruntime_cpu")
+
+
+def float_plan(graph: Graph) -> Plan:
+    """Nothing quantized."""
+    return Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges))
+
+
+def run_file(graph: Graph, inputs: list[Tensor]) -> list[np.ndarray[Any, Any]]:
+    run = onnxruntime(make_onnx(float_plan(graph)).model, threads=1)
+    return list(run(dict(zip(graph.inputs, (t.numpy() for t in inputs), strict=True))).values())
+
+
+# ---------------------------------------------------------------- float ops
+#: What ONNX has no operator for: windows that differ, and an average with a divisor of its own at ragged borders.
+REFUSED = {("adaptive_max_pool2d", 1): "maximum over windows", ("avg_pool2d", 4): "average with a divisor"}
+
+
+@pytest.mark.parametrize("key", KEYS + AFFINE_KEYS, ids=lambda k: f"{k[0]}-{k[1]}")
+def test_every_op_in_float(key: tuple[str, int]) -> None:
+    """At a batch size that the file was not made with."""
+    graph = graph_of(*key)
+    if key[0] == "affine":
+        inputs = [images(3, *(graph["x"].shape or ())[1:])]
+    else:
+        sample = OPS[key[0]].samples[key[1]]
+        inputs = inputs_of(sample, at_batch(sample, 3, 5))
+    if key in REFUSED:
+        with pytest.raises(HagoError, match=f"node '.*': ONNX has no {REFUSED[key]}"):
+            run_file(graph, inputs)
+        return
+    (theirs,) = run_file(graph, inputs)
+    (ours,) = run_real(graph, inputs)
+    assert theirs.dtype == ours.numpy().dtype
+    np.testing.assert_allclose(theirs, ours.numpy(), rtol=2e-5, atol=2e-5)
+
+
+# ---------------------------------------------------------------- networks
+def checked(plan: Plan, inputs: list[Tensor], form: str) -> OnnxCheck:
+    return check_onnx(make_onnx(plan, form), plan, [inputs])
+
+
+@pytest.mark.parametrize("form", ["qdq"])
+@pytest.mark.parametrize("estimator", ["mse", "power2_range"])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_networks(seed: int, estimator: str, form: str) -> None:
+    """Each node of the file, fed our integers, gives ours."""
+    graph = random_graph(seed)
+    inputs = random_inputs(graph, seed)
+    resolver = resolver_of(graph, CHIP, inputs, estimator)
+    for _, bits in zip(range(2), points(resolver.space, seed), strict=False):
+        found = checked(resolver(bits), inputs, form)
+        assert found.tolerable and found.compared > 0
+        assert found.same, str(found)
+
+
+def quantizer() -> hago.Quantizer:
+    model = randomized(Small())
+    return hago.quantize(model, "onnxruntime_cpu", [images(8, 1, 8, 8)])
+
+
+def test_a_network_is_fused_whole(tmp_path: Path) -> None:
+    """Every integer node becomes an integer kernel of ONNX Runtime, and the outputs are ours at any batch."""
+    import onnxruntime as ort
+
+    made = quantizer()
+    made.export_onnx(tmp_path / "net.onnx")
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "fused.onnx")
+    session = ort.InferenceSession(str(tmp_path / "net.onnx"), options, providers=["CPUExecutionProvider"])
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "fused.onnx")).graph.node}
+    assert {"QLinearConv", "QLinearAdd", "QGemm", "QLinearGlobalAveragePool"} <= kinds
+    assert not kinds & {"Conv", "Gemm", "Add", "Relu"}
+    for batch in (1, 5):
+        x = images(batch, 1, 8, 8, seed=3)
+        (theirs,) = session.run(None, {"x": x.numpy()})
+        assert torch.from_numpy(theirs).equal(made.quantize()(x))
+
+
+def test_names_inputs_and_outputs_are_kept() -> None:
+    b = Builder()
+    x, y = b.input(3, 6, 6, name="image"), b.input(4, 6, 6, name="other")
+    first = b.call("relu", b.conv2d(x, torch.randn(4, 3, 3, 3), padding=[1, 1], name="first"), name="act")
+    total = b.call("add", first, y, name="total")
+    graph = b.graph(total, first, total, x)
+    inputs = [images(2, 3, 6, 6), images(2, 4, 6, 6)]
+    resolver = resolver_of(graph, CHIP, inputs)
+    plan = resolver(resolver.space.widest())
+    made = make_onnx(plan)
+    assert [i.name for i in made.model.graph.input] == ["image", "other"]
+    names = [o.name for o in made.model.graph.output]
+    assert names[:2] == ["total", "act"] and len(set(names)) == 4
+    assert {"first:real", "total:real"} <= {n.name for n in made.model.graph.node}
+    run = onnxruntime(made.model, threads=1)
+    theirs = run({"image": inputs[0].numpy(), "other": inputs[1].numpy()})
+    for ours, other in zip(IntegerModel(plan).run(inputs), theirs.values(), strict=True):
+        assert np.array_equal(ours.numpy(), other)
+
+
+# ---------------------------------------------------------------- what is refused
+def plan_on(hardware: Hardware | str, graph: Graph, inputs: list[Tensor]) -> Plan:
+    chip = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    resolver = resolver_of(graph, chip, inputs, "power2_range" if chip.requantize.power_of_two else "mse")
+    return resolver(resolver.space.widest())
+
+
+def residual() -> Graph:
+    b = Builder()
+    x = b.input(3, 6, 6, name="x")
+    first = b.conv2d(x, torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0)), padding=[1, 1], name="a")
+    second = b.conv2d(x, torch.ones(4, 3, 1, 1), name="b")
+    return b.graph(b.call("add", first, second, name="total"))
+
+
+@pytest.mark.parametrize(
+    ("chip", "says"),
+    [
+        ("x86_vnni", ["edge 'total:0'", "23 bits in int32", "QuantizeLinear writes at most 16"]),
+        ("arm_dot", ["node 'a'", "by an integer and a shift"]),
+        ("vta", ["rounds half_up", "half to even"]),
+        ("int16_accumulator", ["node 'a'", "int16", "wraps", "Take fewer bits"]),
+    ],
+)
+def test_what_onnx_cannot_say(chip: str, says: list[str], tmp_path: Path) -> None:
+    graph = residual()
+    plan = plan_on(chip, graph, [images(2, 3, 6, 6)])
+    path = tmp_path / "net.onnx"
+    with pytest.raises(HagoError) as caught:
+        hago.Quantizer(plan, None).export_onnx(path)  # type: ignore[arg-type]
+    assert all(text in str(caught.value) for text in says), caught.value
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_form() -> None:
+    with pytest.raises(HagoError, match="unknown ONNX form 'qop'"):
+        make_onnx(float_plan(residual()), "qop")
+
+
+def test_an_unknown_op() -> None:
+    graph = residual()
+    nodes = tuple(replace(n, op="fold") if n.op == "add" else n for n in graph)
+    with pytest.raises(HagoError, match=r"node 'total': ONNX export knows no op 'fold'"):
+        make_onnx(float_plan(replace(graph, nodes=nodes)))
+
+
+def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(HagoError, match=r"pip install 'hago\[onnx\]'"):
+        make_onnx(float_plan(residual()))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(HagoError, match="cannot write"):
+        quantizer().export_onnx(tmp_path / "no" / "net.onnx")
