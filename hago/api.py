@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def search_quantize_strategy(
     minimize: str | None = None,
     keep: str | Sequence[str] | None = None,
     budget_cost: str | Sequence[str] | None = None,
+    executor: Executor | str | None = None,
+    cache_bytes: int | None = None,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -92,6 +95,11 @@ def search_quantize_strategy(
         minimize: a cost to make least instead, e.g. "cycles" or "weight_bytes"; ties go to the objective.
         keep: limits on measures, e.g. "agreement >= 99 %" or ["accuracy >= 0.9", "sqnr >= 20 dB"].
         budget_cost: limits on costs, e.g. "weight_bytes <= 4 MB, cycles <= 2M"; docs/cost.md has them all.
+        executor: where the points that a searcher asks together are scored: "processes:8", "threads:4",
+            "dask://host:port", or any concurrent.futures.Executor. It changes no line of the log.
+        cache_bytes: how much of earlier trials each process keeps, so that a trial computes only what its
+            changed edges can reach; by default a quarter of the free memory, and never so much that the
+            machine would swap.
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
@@ -108,6 +116,7 @@ def search_quantize_strategy(
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
             {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
+            executor, cache_bytes,
         ),
     )  # fmt: skip
     return found.strategy, found.score

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_export import FORMATS
 from hago.cli_texts import EXAMPLES, TOP, USAGE
-from hago.cli_values import fixed, numbers, shape, size
+from hago.cli_values import byte_count, fixed, numbers, shape, size
 from hago.cost import METRICS
 from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
@@ -171,6 +171,15 @@ def _search(commands: Any) -> None:
     group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
     group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
     group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
+    group.add_argument(
+        "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
+    )
+    group.add_argument(
+        "--cache",
+        type=byte_count,
+        metavar="SIZE",
+        help="of what each process keeps of earlier trials, e.g. 2GB; default: a quarter of the free memory",
+    )
 
 
 def _goal(parser: argparse.ArgumentParser) -> None:

@@ -64,6 +64,8 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             minimize=args.minimize,
             keep=args.keep,
             budget_cost=args.budget_cost,
+            executor=args.executor,
+            cache_bytes=args.cache,
         ),
     )
     return _outcome(args, voices, found, log, saved)

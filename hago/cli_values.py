@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -28,6 +29,14 @@ def size(text: str) -> tuple[int, int]:
     if len(parts) > 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
         fail(f"got {text!r}, expected a size such as 224 or 96x128 (height x width)")
     return int(parts[0]), int(parts[-1])
+
+
+def byte_count(text: str) -> int:
+    """A size of memory."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|k|M|G)i?B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if not found:
+        fail(f"got {text!r}, expected a size such as 500MB or 2GB")
+    return int(float(found[1]) * 1024 ** " kmg".index(found[2].lower() or " "))
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:

@@ -149,12 +149,19 @@ def objective(spec: ObjectiveLike) -> Objective:
                 f"unknown objective {spec!r}; known: {', '.join(OBJECTIVES)}.{did_you_mean(spec, OBJECTIVES)}"
             )
         return OBJECTIVES[spec]
-
     if not callable(spec):
         raise HagoError(f"objective {spec!r} is a {type(spec).__name__}; expected a name or a function")
+    return Objective(getattr(spec, "__name__", "custom"), _Called(spec), _mean)
 
-    def per_sample(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-        said = spec(reference, outputs, labels)
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A function of the user's: one number a batch, as if every sample had given it."""
+
+    function: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], float]
+
+    def __call__(self, reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        said = self.function(reference, outputs, labels)
         try:
             value = float(said)
         except (TypeError, ValueError):
@@ -162,8 +169,6 @@ def objective(spec: ObjectiveLike) -> Objective:
         if not math.isfinite(value):
             raise HagoError(f"the objective function returned {value}; expected a finite number")
         return torch.full((outputs[0].shape[0], 1), value, dtype=torch.float64)
-
-    return Objective(getattr(spec, "__name__", "custom"), per_sample, _mean)
 
 
 def wilson_interval(successes: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -14,10 +15,12 @@ from hago.calibrate.statistics import Estimator
 from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
 from hago.evaluate import Evaluator, safe_start
+from hago.executors import open_executor
 from hago.goal import Goal, make_goal
 from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
+from hago.scoring import Scoring
 from hago.search.driver import SearchResult, search
 from hago.search.header import Header, make_header
 from hago.search.searcher import Score, Searcher
@@ -48,6 +51,8 @@ class SearchOptions:
     minimize: str | None = None
     keep: str | Sequence[str] | None = None
     budget_cost: str | Sequence[str] | None = None
+    executor: Executor | str | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +82,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         fix_bits=options.fix_bits,
     )
     objective = goal.objective
-    ops = prepared.hardware.known_ops
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective, ops, also=goal.measures)
-
-    def scored(bits: Bits) -> Score:
-        plan = prepared.resolver(bits)
-        return goal.judged(evaluator.score(plan, bits), plan_cost(plan).figures)
-
+    scored = Scoring(goal, prepared, options.cache_bytes)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     check_reachable(goal, prepared, start, scored)
     searcher = _searcher(options.searcher, prepared.space, start, options.seed)
@@ -100,19 +99,21 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         if options.save is not None:
             strategy_of(trial).save(Path(options.save))
 
-    result = search(
-        prepared.space,
-        searcher,
-        scored,
-        log=options.log if options.log is None else Path(options.log),
-        header=_header(prepared, searcher, how),
-        budget=options.budget,
-        resume=options.resume,
-        progress=options.progress,
-        on_best=keep,
-        plan_key=lambda bits: prepared.resolver(bits).key,
-        allow_overflow=options.allow_overflow,
-    )
+    with open_executor(options.executor) as hands:
+        result = search(
+            prepared.space,
+            searcher,
+            scored,
+            log=options.log if options.log is None else Path(options.log),
+            header=_header(prepared, searcher, how),
+            budget=options.budget,
+            resume=options.resume,
+            progress=options.progress,
+            on_best=keep,
+            plan_key=lambda bits: prepared.resolver(bits).key,
+            allow_overflow=options.allow_overflow,
+            submit=scored.submit(hands),
+        )
     if result.score.shortfall:
         raise InfeasibleBits(_nearest(goal, result))
     strategy = strategy_of(result.best)

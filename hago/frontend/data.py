@@ -110,6 +110,11 @@ class Batches:
                 "or augment (DataLoader(shuffle=False)), or pass a list"
             )
 
+    @property
+    def source(self) -> Iterable[Any]:
+        """What makes the same Batches again: the batches where they are kept in memory."""
+        return self._source if self._cache is None else self._cache
+
     def _checked(self) -> Iterator[Batch]:
         first: list[tuple[int, ...]] | None = None
         for index, item in enumerate(self._source):

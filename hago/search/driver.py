@@ -22,7 +22,7 @@ from hago.search.budget import Budget, Spent
 from hago.search.header import Header
 from hago.search.log import LogFile, Notice, log_notice
 from hago.search.progress import Progress
-from hago.search.scorer import Evaluate, Scorer
+from hago.search.scorer import Evaluate, Scorer, Submit
 from hago.search.searcher import Explains, Score, Searcher
 from hago.search.trial import Trial, best_trial
 from hago.space import Bits, Space
@@ -70,6 +70,7 @@ def search(
     plan_key: Callable[[Bits], str] | None = None,
     allow_overflow: bool = False,
     executor: Executor | None = None,
+    submit: Submit | None = None,
     notice: Notice = log_notice,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
@@ -88,6 +89,7 @@ def search(
             bits are.
         allow_overflow: return a point that overflowed on the calibration data if none did not.
         executor: evaluates the points that the searcher asks together; the log stays the same.
+        submit: does the same in its own way, and is taken instead where it is given.
         notice: is told what the user should know: a torn line that was dropped, other versions.
         clock: seconds, for the budget.
 
@@ -108,10 +110,14 @@ def search(
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
-        scorer = stack.enter_context(Scorer(evaluate, plan_key, executor))
+        scorer = stack.enter_context(Scorer(evaluate, plan_key, submit or _submit_to(executor, evaluate)))
         run = _Run(space, searcher, scorer, file, model_hash, logged, limit, bar, on_best, allow_overflow, clock)
         reason = run.go()
     return SearchResult(run.accepted(), tuple(run.trials), reason)
+
+
+def _submit_to(executor: Executor | None, evaluate: Evaluate) -> Submit | None:
+    return None if executor is None else lambda bits: executor.submit(evaluate, bits)
 
 
 def _now() -> str:

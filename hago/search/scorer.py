@@ -1,12 +1,11 @@
-"""Scorer: evaluates points, equal Plans once, in this process or on an executor."""
+"""Scorer: evaluates points, equal Plans once, in this process or elsewhere."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from hago.errors import InfeasibleBits
 from hago.search.searcher import Score, point_key
@@ -16,38 +15,54 @@ from hago.space import Bits
 Evaluate: TypeAlias = Callable[[Bits], Score]
 
 
+class Pending(Protocol):
+    """A point that is being scored elsewhere."""
+
+    def result(self) -> Score:
+        """The score, when it is there."""
+        ...
+
+    def cancel(self) -> object:
+        """Give it up, where it has not begun."""
+        ...
+
+
+#: Starts to score a point elsewhere.
+Submit: TypeAlias = Callable[[Bits], Pending]
+
+
 class Scorer:
     """Scores points, and remembers which trial first had each Plan. A context manager: on leaving,
-    what still waits on the executor is cancelled.
+    what still waits elsewhere is cancelled.
 
     Args:
         evaluate: scores a point; may raise InfeasibleBits.
         plan_key: equal for equal Plans; without it, points are told apart by their bits.
-        executor: runs `evaluate` for points that are prefetched.
+        submit: scores points that are prefetched, elsewhere.
     """
 
-    def __init__(self, evaluate: Evaluate, plan_key: Callable[[Bits], str] | None, executor: Executor | None) -> None:
+    def __init__(self, evaluate: Evaluate, plan_key: Callable[[Bits], str] | None, submit: Submit | None) -> None:
         self._evaluate = evaluate
         self._plan_key = plan_key
-        self._executor = executor
+        self._submit = submit
         self._first: dict[str, Trial] = {}
-        self._running: dict[str, Future[Score]] = {}
+        self._running: dict[str, Pending] = {}
 
     def __enter__(self) -> Scorer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for future in self._running.values():
-            future.cancel()
+        for pending in self._running.values():
+            pending.cancel()
 
     def prefetch(self, points: Sequence[Bits]) -> None:
-        """Start to evaluate those of `points` that are new, where there is an executor."""
-        if self._executor is None:
+        """Start to evaluate those of `points` that are new, where that can be done elsewhere."""
+        if self._submit is None:
             return
         for bits in points:
             key, refusal = self._key(bits)
             if not refusal and key not in self._first and key not in self._running:
-                self._running[key] = self._executor.submit(self._evaluate, bits)
+                self._running[key] = self._submit(bits)
 
     def score(self, bits: Bits) -> tuple[Score, int | None]:
         """The score of `bits`, and the index of the trial that had the same Plan, if one did."""
