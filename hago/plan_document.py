@@ -9,7 +9,7 @@ Nothing is imported on behalf of a document: operators come from the table that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import torch
@@ -23,13 +23,14 @@ from hago.hardware_document import hardware_hash
 from hago.hardware_document import to_document as hardware_to_document
 from hago.nesting import check_nesting
 from hago.ops import OPS, Ops, _opaque
+from hago.pairs import CUTS, Pairs
 from hago.plan import NodePlan, Plan
 from hago.stored_values import Reader, Writer
 from hago.tensor_file import dtype_name, storable_dtype
 from hago.types import Edge, SimQ
 
 #: Fields of a NodePlan that are written in a way of their own.
-_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest")
+_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs")
 _PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
 
 
@@ -122,6 +123,7 @@ def _node_plan(plan: Plan, name: str, write: Writer) -> dict[str, Any]:
         "consts": {str(s): _written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
         "thresholds": {k: _written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
         "digest": found.digest.hex(),
+        "largest_pair": None if found.pairs is None else found.pairs.largest,
     }
 
 
@@ -150,7 +152,7 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
         if not set(listed) <= set(graph.edges):
             raise HagoError(f"edges that the graph does not have: {sorted(map(str, set(listed) - set(graph.edges)))}")
         edges = {e: listed.get(e) for e in graph.edges}
-        nodes = {n: _read_node(graph[n], said, read, hardware, edges) for n, said in document["plans"].items()}
+        nodes = {n: _read_node(graph[n], said, read, hardware, edges, ops) for n, said in document["plans"].items()}
     except ModelFileError:
         raise
     except (HagoError, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -210,7 +212,7 @@ def _read_simq(said: list[int | None], read: Reader) -> SimQ:
 
 
 def _read_node(
-    node: Node, said: Mapping[str, Any], read: Reader, hardware: Hardware, edges: Mapping[Edge, SimQ | None]
+    node: Node, said: Mapping[str, Any], read: Reader, hardware: Hardware, edges: Mapping[Edge, SimQ | None], ops: Ops
 ) -> NodePlan:
     plan = NodePlan(
         **{key: read(said[key]) for key in _PLAIN},
@@ -220,11 +222,20 @@ def _read_node(
         thresholds={k: read(v) for k, v in said["thresholds"].items()},
         digest=bytes.fromhex(said["digest"]),
     )
+    if said["largest_pair"] is not None:
+        plan = replace(plan, pairs=_pairs(node, plan, ops, said["largest_pair"]))
     if len(plan.operands) != len(node.inputs):
         raise HagoError(f"node {node.name!r} has {len(node.inputs)} inputs and {len(plan.operands)} operands")
     for slot, values in plan.consts.items():
         _check_const(node, slot, values, plan)
     return plan
+
+
+def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:
+    form, (x, w) = ops[node.op].integer, plan.operands[:2]
+    if form is None or form.product is None or x is None or w is None or plan.desc.register.overflow not in CUTS:
+        raise HagoError(f"node {node.name!r} has pairs of products, and is no matrix product that adds them")
+    return Pairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)
 
 
 def _check_const(node: Node, slot: int, values: Tensor, plan: NodePlan) -> None:
