@@ -14,6 +14,7 @@ from hago.cost_range import CostRange, cost_range
 from hago.costing import plan_cost
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
+from hago.engine.model import named_engine
 from hago.evaluate import Evaluator, first_safe
 from hago.frontend.torch_export import from_torch
 from hago.objective import ObjectiveLike
@@ -164,17 +165,18 @@ def create_quantizer(
     return Quantizer(plan_of(graph, chip, chosen), chosen)
 
 
-def load_integer_model(path: str | PathLike[str], ops: Ops = OPS) -> IntegerModel:
+def load_integer_model(path: str | PathLike[str], ops: Ops = OPS, engine: str = "auto") -> IntegerModel:
     """The integer model that `IntegerModel.save` or `hago realize --save` wrote, without the model it
     was made of: its outputs are equal bit for bit.
 
     Args:
         ops: only for a model with operators of your own: `{**OPS, "my_op": RULE}`.
+        engine: as in `Quantizer.quantize`.
 
     Raises:
         ModelFileError: unreadable, cut, changed, not ours, or of operators that `ops` lacks.
     """
-    return IntegerModel(*load_plan(path, ops))
+    return named_engine(engine)(*load_plan(path, ops))
 
 
 def evaluate_strategy(

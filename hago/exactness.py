@@ -1,4 +1,5 @@
-"""Exactness: the simulator against the integer model, on every output, node and edge.
+"""Exactness: the simulator against the integer model, on every output, node and edge; outputs on the fast
+engine too.
 
 Integers are compared as integers, float islands bit by bit.
 """
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hago.engine.executor import Executor
 from hago.graph import Node
 from hago.plan import Plan
 from hago.realization import IntegerModel, center
@@ -44,7 +46,7 @@ def differing(a: Tensor, b: Tensor) -> int:
 
 
 def compare(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
-    """Run both models on one batch and compare everything.
+    """Run both models, the integer one on both engines, on one batch and compare everything.
 
     Memory: all values of one batch, so keep the batch small.
     """
@@ -78,8 +80,11 @@ def compare(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
         keep(f"output:{i}", value)
     for i, value in enumerate(Simulator(plan).run(inputs)):  # unwatched, with clamps fused
         keep(f"output:{i} unwatched", value)
+        keep(f"output:{i} fast", value)
     for i, value in enumerate(IntegerModel(plan).run(inputs, check_node, check_edge)):
         check(f"output:{i}", value)
         check(f"output:{i} unwatched", value)
+    for i, value in enumerate(Executor(plan).run(inputs)):
+        check(f"output:{i} fast", value)
     assert not seen, f"the integer model never made {sorted(seen)}"
     return Exactness(compared, found)

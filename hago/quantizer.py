@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from os import PathLike
 
+from hago.engine.model import named_engine
 from hago.export.onnx_export import make_onnx, write_onnx
 from hago.export.onnx_file import OnnxFile
 from hago.plan import Plan
@@ -47,6 +48,14 @@ class Quantizer:
         write_onnx(made, path)
         return made
 
-    def quantize(self) -> IntegerModel:
-        """The integer model: weights and activations stored as integers."""
-        return IntegerModel(self.plan, Provenance.of(self.strategy))
+    def quantize(self, engine: str = "auto") -> IntegerModel:
+        """The integer model: weights and activations stored as integers.
+
+        Args:
+            engine: `auto` runs every node on the fastest kernel that is exact on this machine (its
+                `explain()` says which); `reference` runs all of them in int64.
+
+        Raises:
+            HagoError: no such engine.
+        """
+        return named_engine(engine)(self.plan, Provenance.of(self.strategy))

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
 from hago.graph import OUTPUT, Node
-from hago.numerics import apply_simq, dequantize
+from hago.numerics import Requantize, apply_simq, dequantize
 from hago.ops import OPS
 from hago.ops._rule import OpRule
 from hago.plan import NodePlan, Plan
 from hago.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 from hago.types import Edge, QParams, SimQ
+
+OnEdge = Callable[[Edge, Any], None]
 
 
 class IntegerModel(nn.Module):
@@ -54,21 +56,21 @@ class IntegerModel(nn.Module):
         self,
         inputs: Sequence[Tensor],
         on_value: Callable[[Node, Any], None] | None = None,
-        on_edge: Callable[[Edge, Any], None] | None = None,
+        on_edge: OnEdge | None = None,
     ) -> list[Any]:
         """The outputs of flat inputs; `on_value` sees every node's stored integers, `on_edge` the
         centered integers that arrive at integer nodes."""
 
         def step(node: Node, values: Sequence[Any]) -> Any:
-            plan = self.plan.nodes.get(node.name)
-            if plan is not None:
-                return self._integer(node, plan, values, on_edge)
-            real = [_to_real(self.plan.edges[e], v) for e, v in zip(node.edges, values, strict=True)]
+            if node.name in self.plan.nodes:
+                made = self.plan.nodes[node.name]
+                return compute_integer(self.plan, node, made, values, self._constant, on_edge)
+            real = [real_value(self.plan.edges[e], v) for e, v in zip(node.edges, values, strict=True)]
             return compute_real(node, real, self.plan.ops)
 
         with torch.no_grad():
             outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
-            return [_to_real(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
+            return [real_value(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
 
     def save(self, path: str | PathLike[str]) -> StoredSize:
         """Write the model as one file; `hago.load_integer_model` gives a model with equal outputs.
@@ -86,31 +88,57 @@ class IntegerModel(nn.Module):
         own = {name: rule for name, rule in self.plan.ops.items() if rule is not OPS.get(name)}
         return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own)
 
-    def _integer(
-        self, node: Node, plan: NodePlan, values: Sequence[Any], on_edge: Callable[[Edge, Any], None] | None
-    ) -> Tensor:
-        operands = [self._operand(node, plan, slot, v) for slot, v in enumerate(values)]
-        if on_edge is not None:
-            for edge, operand in zip(node.edges, operands, strict=True):
-                on_edge(edge, operand)
-        if plan.table is not None:
-            return store(plan.look_up(operands[0]), plan.out)
-        c = self.plan.ops[node.op].compute_int(plan.attrs, *operands)
-        held = apply_simq(plan.held(c, plan.lost(operands)), plan.out_simq, self.plan.hardware.requantize)
-        return store(held, plan.out)
+    def _constant(self, node: str, slot: int) -> Tensor:
+        """A constant operand as it rests: q in its storage dtype."""
+        return self.get_buffer(_buffer(Edge(node, slot)))
 
-    def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
-        """Centered int64 integers, after a trip through the operand's storage dtype."""
-        qparams, simq = plan.operands[slot], plan.simqs[slot]
-        if slot in plan.consts:
-            assert qparams is not None
-            return center(self.get_buffer(_buffer(Edge(node.name, slot))), qparams)
-        if simq is None:
-            return value if qparams is None else center(value, qparams)
-        if simq.source is not None:
-            value = center(value, simq.source)
-        moved = apply_simq(value, simq, self.plan.hardware.requantize)
-        return moved if simq.target is None else center(store(moved, simq.target), simq.target)
+
+def compute_integer(
+    plan: Plan,
+    node: Node,
+    made: NodePlan,
+    values: Sequence[Any],
+    constant: Callable[[str, int], Tensor],
+    on_edge: OnEdge | None = None,
+) -> Tensor:
+    """The stored value of an integer node from those of its inputs, in int64.
+
+    Args:
+        made: the node's plan; where it says nothing of an edge, the value arrives as the operand.
+        constant: q of a constant operand, by node and slot.
+        on_edge: sees the centered integers that arrive.
+    """
+    how = plan.hardware.requantize
+    operands = [_operand(made, node.name, slot, value, constant, how) for slot, value in enumerate(values)]
+    if on_edge is not None:
+        for edge, operand in zip(node.edges, operands, strict=True):
+            on_edge(edge, operand)
+    if made.table is not None:
+        return store(made.look_up(operands[0]), made.out)
+    c = plan.ops[node.op].compute_int(made.attrs, *operands)
+    return store(apply_simq(made.held(c, made.lost(operands)), made.out_simq, how), made.out)
+
+
+def _operand(
+    made: NodePlan, node: str, slot: int, value: Any, constant: Callable[[str, int], Tensor], how: Requantize
+) -> Any:
+    """Centered int64 integers, after a trip through the operand's storage dtype."""
+    qparams, simq = made.operands[slot], made.simqs[slot]
+    if slot in made.consts:
+        assert qparams is not None
+        return center(constant(node, slot), qparams)
+    if simq is None:
+        return value if qparams is None else center(value, qparams)
+    moved = move_stored(value, simq, how)
+    return moved if simq.target is None else center(moved, simq.target)
+
+
+def move_stored(value: Tensor, simq: SimQ, how: Requantize) -> Tensor:
+    """What an edge does to a stored value: q at the target, or real values where there is none."""
+    if simq.source is not None:
+        value = center(value, simq.source)
+    moved = apply_simq(value, simq, how)
+    return moved if simq.target is None else store(moved, simq.target)
 
 
 def _restored(kind: type[IntegerModel], data: bytes, own: Mapping[str, OpRule]) -> IntegerModel:
@@ -127,7 +155,8 @@ def center(q: Tensor, qparams: QParams) -> Tensor:
     return q.to(torch.int64) - qparams.zero_point
 
 
-def _to_real(simq: SimQ | None, value: Any) -> Any:
+def real_value(simq: SimQ | None, value: Any) -> Any:
+    """A stored value as a float node reads it: dequantized where it was integer, and contiguous."""
     if simq is not None and simq.source is not None:
         value = dequantize(center(value, simq.source), simq.source)
     return value.contiguous() if isinstance(value, Tensor) else value

@@ -1,0 +1,205 @@
+"""Calls of the native kernels: tensors in, tensors out; frozen, so that they may run in any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.engine import native
+from hago.engine.pack import Geometry
+from hago.engine.tail import Built
+
+CHANNELS_LAST: Final = torch.channels_last
+
+
+def laid(x: Tensor, axis: int) -> Tensor:
+    """The tensor with `axis` innermost in memory."""
+    if x.ndim == 4 and axis == 1:
+        return x.contiguous(memory_format=CHANNELS_LAST)
+    moved = x.movedim(axis, -1)
+    return x if moved.is_contiguous() else moved.contiguous().movedim(-1, axis)
+
+
+def laid_empty(shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
+    """A new tensor with `axis` innermost in memory."""
+    if axis == len(shape) - 1:
+        return torch.empty(shape, dtype=dtype)
+    if len(shape) == 4 and axis == 1:
+        return torch.empty(shape, dtype=dtype, memory_format=CHANNELS_LAST)
+    inner = [n for i, n in enumerate(shape) if i != axis] + [shape[axis]]
+    return torch.empty(inner, dtype=dtype).movedim(-1, axis)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvCall:
+    """A convolution, or a matrix product by a constant, with its tail.
+
+    Args:
+        calls: the library.
+        template: the native.Conv, whose arrays `kept` holds.
+        flat: the channels are the last axis and every row is a pixel (linear, matmul).
+        dims: of the image, where it is one: 1 or 2.
+    """
+
+    calls: Any
+    template: native.Conv
+    geometry: Geometry
+    tail: Built
+    kept: tuple[Tensor, ...]
+    flat: bool
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        x, g = values[0], self.geometry
+        axis = x.ndim - 1 if self.flat else 1
+        x = laid(x, axis)
+        if self.flat:
+            images, height, width = 1, 1, x.numel() // g.channels
+            out = (*x.shape[:-1], g.out_channels)
+        elif x.ndim == 3:
+            images, height, width = x.shape[0], 1, x.shape[2]
+            out = (images, g.out_channels, g.out_size(1, width)[1])
+        else:
+            images, _, height, width = x.shape
+            out = (images, g.out_channels, *g.out_size(height, width))
+        sizes = (height, width) if self.flat else g.out_size(height, width)
+        shape = native.Shape(images, height, width, *sizes)
+        if g.pointwise:
+            pixels = images * height * width
+            shape = native.Shape(1, 1, pixels, 1, pixels)
+        made = [laid_empty(out, axis, dtype) for dtype in self.tail.dtypes]
+        addend = laid(values[1], axis) if len(values) > 1 else None
+        tail = self.tail.bound(made, g.out_channels, addend)
+        if made[0].numel():
+            self.calls.hago_conv(
+                addressof(self.template), addressof(shape), addressof(tail), x.data_ptr(), torch.get_num_threads()
+            )
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCall:
+    """A tail over a stored value.
+
+    Args:
+        source: code and zero point of the value as stored.
+        axis: along which arrays vary; None where nothing does.
+        period: entries of an array.
+    """
+
+    calls: Any
+    tail: Built
+    source: tuple[int, int]
+    axis: int | None
+    period: int
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        x = values[0]
+        if self.axis is not None:
+            x = laid(x, self.axis)
+        elif not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
+            x = x.contiguous()
+        made = [torch.empty_like(x, dtype=dtype) for dtype in self.tail.dtypes]
+        addend = None
+        if len(values) > 1:
+            addend = values[1] if values[1].stride() == x.stride() else torch.empty_like(x, dtype=values[1].dtype)
+            if addend is not values[1]:
+                addend.copy_(values[1])
+        tail = self.tail.bound(made, 0, addend)
+        code, zero = self.source
+        if x.numel():
+            self.calls.hago_rows(
+                addressof(tail), x.data_ptr(), code, zero, x.numel(), self.period, torch.get_num_threads()
+            )
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeCall:
+    """Real values to stored integers."""
+
+    calls: Any
+    scale: float
+    low: float
+    high: float
+    rounding: int
+    stored: tuple[int, int]
+    dtype: torch.dtype
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        x = values[0]
+        if x.ndim == 4 and x.is_contiguous() and x.shape[1] <= 4:  # an image: to channels innermost on the way
+            images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
+            made = torch.empty(x.shape, dtype=self.dtype, memory_format=CHANNELS_LAST)
+            sizes = (images, channels, pixels, channels * pixels, pixels, 1)
+        else:
+            if x.ndim == 4:
+                x = x.contiguous(memory_format=CHANNELS_LAST)
+            elif not x.is_contiguous():
+                x = x.contiguous()
+            made = torch.empty_like(x, dtype=self.dtype)
+            sizes = (1, 1, x.numel(), 0, 0, 1)
+        code, zero = self.stored
+        if x.numel():
+            self.calls.hago_quantize(
+                x.data_ptr(), *sizes, made.data_ptr(), self.scale, self.low, self.high, self.rounding, code, zero,
+                torch.get_num_threads(),
+            )  # fmt: skip
+        return (made,)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCall:
+    """Maxima (without a tail) or sums (with one) of windows.
+
+    Args:
+        window: kernel, stride, padding and dilation, two each.
+        size: of the result from that of the image.
+    """
+
+    calls: Any
+    window: tuple[int, ...]
+    size: Any
+    source: tuple[int, int]
+    tail: Built | None
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        x = laid(values[0], 1)
+        images, channels = x.shape[:2]
+        height, width = (1, *x.shape[2:])[-2:]
+        size = self.size(x.shape[2:])
+        window = native.Window(images, height, width, *(1, *size)[-2:], channels, *self.window)
+        shape = (images, channels, *size)
+        code, zero = self.source
+        threads = torch.get_num_threads()
+        if self.tail is None:
+            made = [laid_empty(shape, 1, x.dtype)]
+            self.calls.hago_max_pool(addressof(window), code, x.data_ptr(), made[0].data_ptr(), threads)
+            return made
+        made = [laid_empty(shape, 1, dtype) for dtype in self.tail.dtypes]
+        tail = self.tail.bound(made, channels)
+        self.calls.hago_sum_pool(addressof(window), addressof(tail), code, zero, x.data_ptr(), threads)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class TableCall:
+    """A table of 256 bytes, by the byte that is looked up."""
+
+    calls: Any
+    entries: Tensor
+    dtype: torch.dtype
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        x = values[0]
+        if not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
+            x = x.contiguous()
+        made = torch.empty_like(x, dtype=self.dtype)
+        self.calls.hago_table(
+            x.data_ptr(), self.entries.data_ptr(), made.data_ptr(), x.numel(), torch.get_num_threads()
+        )
+        return (made,)

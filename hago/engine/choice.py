@@ -1,0 +1,225 @@
+"""Choice: which kernel a node runs on, decided from the Plan alone, with the reason.
+
+Every function here takes a node and gives a Choice, or the reason why the kernel cannot stand for the Plan's
+arithmetic; the reference arithmetic always can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+
+from hago.crossing import varies_along
+from hago.engine.moves import move_of, stored_type
+from hago.engine.pack import Geometry, conv_geometry
+from hago.engine.tail import register_of
+from hago.engine.wiring import MOVERS
+from hago.graph import CONST, Node
+from hago.numerics import Requantize
+from hago.plan import NodePlan, Plan
+from hago.types import QParams, SimQ
+
+#: What a kernel reads on an edge: the producer's own value, or what the edge requantizes it to.
+Takes = Literal["own", "moved"]
+Kind = Literal["conv", "add", "clamp", "max_pool", "sum_pool", "table", "move", "reference", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a node runs.
+
+    Args:
+        takes: on every edge; the last repeats.
+        geometry: of a convolution.
+    """
+
+    kind: Kind
+    why: str
+    takes: Takes = "moved"
+    geometry: Geometry | None = None
+
+
+def choose(plan: Plan, node: Node, *, conv: bool, passes: bool) -> Choice:
+    """The kernel of a node.
+
+    Args:
+        conv, passes: which of the native kernels may be used.
+    """
+    made = plan.nodes.get(node.name)
+    if made is None:
+        return Choice("float", "a float node", "own")
+    found: Choice | str = "no kernel of its own"
+    try_ = _CHOICES.get(node.op, _mover if node.op in MOVERS or node.op in ("concat", "stack") else None)
+    form = plan.ops[node.op].integer
+    if made.table is not None:
+        try_ = _table
+    elif form is None or form.lands:
+        try_ = None  # goes to the output's scale in a way of its own
+    if try_ is not None:
+        found = "no native kernels here"
+        if passes and (conv or try_ not in (_conv, _linear, _matmul)):
+            found = try_(plan, node, made)
+    return found if isinstance(found, Choice) else Choice("reference", found, "own")
+
+
+Chooser = Callable[[Plan, Node, NodePlan], "Choice | str"]
+
+
+# ---------------------------------------------------------------- convolutions
+def _macs(node: Node, made: NodePlan, geometry: Geometry | str) -> Choice | str:
+    if isinstance(geometry, str):
+        return geometry
+    x = made.operands[0]
+    if x is None or stored_type(x) not in (0, 1):
+        return f"activations of {x and x.dtype}"
+    if made.consts[1].dtype != torch.int8:
+        return "weights that int8 does not hold, centered"
+    if 2 in made.consts and int(made.consts[2].abs().max()) >= 2**31:
+        return "a bias beyond int32"
+    if len(node.inputs) > 2 and 2 not in made.consts:
+        return "a bias that is no constant"
+    register = register_of(made)
+    return register if isinstance(register, str) else Choice("conv", "u8 x s8 products in int32", "moved", geometry)
+
+
+def _conv(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    if 1 not in made.consts:
+        return "a weight that is no constant"
+    return _macs(node, made, conv_geometry(made.attrs, made.consts[1]))
+
+
+def _linear(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    if 1 not in made.consts:
+        return "a weight that is no constant"
+    out, channels = made.consts[1].shape
+    return _macs(node, made, _matrix(int(channels), int(out)))
+
+
+def _matmul(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    if 1 not in made.consts or made.consts[1].ndim != 2:
+        return "no operand is a constant matrix on the right"
+    channels, out = made.consts[1].shape
+    return _macs(node, made, _matrix(int(channels), int(out)))
+
+
+def _matrix(channels: int, out: int) -> Geometry:
+    return Geometry(channels, out, 1, (1, 1), (1, 1), (0, 0), (1, 1))
+
+
+# ---------------------------------------------------------------- passes
+def _add(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    form, shapes = plan.ops[node.op].integer, {plan.graph[s].shape for s in node.inputs}
+    if form is None or form.slots != ("common",):
+        return "no common scale"
+    if len(shapes) > 1 or any(plan.graph[s].op == CONST for s in node.inputs):
+        return "operands of different shapes"
+    register = register_of(made)
+    if isinstance(register, str) or register != (0, None):
+        return "sums that may leave their register"
+    for slot in range(2):
+        why = _operand_moves(plan, made, slot)
+        if why:
+            return why
+    return Choice("add", "both operands requantized and added in one pass", "own")
+
+
+def _operand_moves(plan: Plan, made: NodePlan, slot: int) -> str:
+    """Why the kernel cannot requantize an operand of an add, or nothing."""
+    simq, target = made.simqs[slot], made.operands[slot]
+    source = target if simq is None else simq.source
+    if source is None:
+        return ""  # quantized before
+    if stored_type(source) is None or target is None:
+        return f"an operand of {source.dtype}"
+    found = move_of(simq, plan.hardware.requantize, max(1, source.scale.numel()), largest_of(source))
+    return found if isinstance(found, str) else ""
+
+
+def _clamp(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    if stored_type(made.out) is None or made.operands[0] is None or stored_type(made.operands[0]) is None:
+        return f"values of {made.out.dtype}"
+    return Choice("clamp", "one pass")
+
+
+def _max_pool(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    if stored_type(made.out) is None or made.attrs["ceil_mode"]:
+        return f"values of {made.out.dtype}, or ceil_mode"
+    return Choice("max_pool", f"on {made.out.dtype.torch} with channels innermost".replace("torch.", ""))
+
+
+def _sum_pool(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    x, register = made.operands[0], register_of(made)
+    if x is None or stored_type(x) is None or made.attrs.get("ceil_mode"):
+        return f"values of {x and x.dtype}, or ceil_mode"
+    return register if isinstance(register, str) else Choice("sum_pool", "window sums in int32")
+
+
+def _table(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    x = made.operands[0]
+    if x is None or stored_type(x) not in (0, 1) or stored_type(made.out) not in (0, 1):
+        return "a table of other than bytes"
+    return Choice("table", "256 entries")
+
+
+def _mover(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    values = [o for o in made.operands if o is not None]
+    zeros = {int(q.zero_point) for q in (*values, made.out) if q.zero_point.numel() == 1}
+    same = {q.dtype.torch for q in (*values, made.out)}
+    if made.consts or len(values) != len(node.inputs) or len(zeros) != 1 or len(same) != 1 or not made.proved:
+        return "operands that differ"
+    if made.out_simq is not None or any(q.zero_point.numel() != 1 for q in (*values, made.out)):
+        return "requantizes at the output"
+    if node.op == "upsample_nearest2d" and made.out.dtype.torch != torch.uint8:
+        return "torch enlarges bytes only"
+    if node.op in ("max_pool1d", "max_pool2d", "adaptive_max_pool2d"):
+        return "no kernel of its own"
+    return Choice("move", "moves values as they are stored")
+
+
+def largest_of(qparams: QParams) -> float:
+    """The largest |q - zero point| that the type holds."""
+    dtype = qparams.dtype
+    zero = int(qparams.zero_point.abs().max())
+    return float(max(abs(dtype.min), dtype.max) + zero) if dtype.bits < 32 else float(2**31 - 1)
+
+
+def axis_of(scale: torch.Tensor, ndim: int) -> int | str | None:
+    """The one axis along which a scale varies; None where it does not."""
+    axes = varies_along(scale, ndim)
+    if len(axes) > 1:
+        return "scales that vary along two axes"
+    return axes[0] if axes else None
+
+
+def movable(simq: SimQ, how: Requantize, ndim: int, channels: int) -> str:
+    """Why the native passes cannot requantize an edge, or nothing."""
+    if simq.source is None or simq.target is None:
+        return "real values"
+    if stored_type(simq.source) is None or stored_type(simq.target) is None:
+        return f"{simq.source.dtype} to {simq.target.dtype}"
+    axis = axis_of(simq.source.scale, ndim)
+    if isinstance(axis, str):
+        return axis
+    found = move_of(simq, how, channels, largest_of(simq.source))
+    return found if isinstance(found, str) else ""
+
+
+_CHOICES: Final[Mapping[str, Chooser]] = {
+    "conv1d": _conv,
+    "conv2d": _conv,
+    "linear": _linear,
+    "matmul": _matmul,
+    "add": _add,
+    "relu": _clamp,
+    "clamp": _clamp,
+    "max_pool1d": _max_pool,
+    "max_pool2d": _max_pool,
+    "avg_pool1d": _sum_pool,
+    "avg_pool2d": _sum_pool,
+    "adaptive_avg_pool1d": _sum_pool,
+    "adaptive_avg_pool2d": _sum_pool,
+}
+Attrs = Mapping[str, Any]

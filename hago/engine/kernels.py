@@ -1,0 +1,185 @@
+"""Which integer kernels are exact on this machine: each is tried once per process against exact integers.
+
+Without VNNI many int8 kernels add products in pairs in a saturating int16, and most sums come out wrong; and a
+compiler may have been told to trade digits for speed. So nothing is assumed of a kernel: extreme operands go
+through it, and it is used only where every integer is right.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.engine import native
+from hago.engine.calls import ConvCall, RowsCall
+from hago.engine.moves import AS_IS, SLACK, move_of, period
+from hago.engine.onednn import onednn_conv, onednn_fused
+from hago.engine.pack import Geometry, pack
+from hago.engine.tail import Stored, Tail
+from hago.numerics import Requantize, apply_simq
+from hago.rounding import ROUNDINGS
+from hago.types import INT32, UINT8, ZERO, QParams, SimQ
+
+#: (uint8 image, int8 weight, groups) to the sums.
+SumsOf = Callable[[Tensor, Tensor, int], Tensor]
+#: (uint8 image, int8 weight, ratio, zero point of the output) to uint8, requantized in the kernel.
+FusedOf = Callable[[Tensor, Tensor, float, int], Tensor]
+_SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a kernel is exact, and what was found."""
+
+    exact: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What may be used.
+
+    Args:
+        calls: the library of our own, or None.
+        passes, conv: its passes over whole values, and its convolution.
+        onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
+        fused: the same with requantization by powers of two.
+    """
+
+    calls: Any
+    passes: Verdict
+    conv: Verdict
+    onednn: Verdict
+    fused: Verdict
+
+    def __str__(self) -> str:
+        named = (("native passes", self.passes), ("native convolution", self.conv), ("oneDNN", self.onednn))
+        said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in (*named, ("fused", self.fused))]
+        return "; ".join(said)
+
+
+NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 4)
+
+
+@functools.cache
+def kernels() -> Kernels:
+    """What this process may use; found out on the first call, in some tens of milliseconds."""
+    library = native.library()
+    absent = Verdict(False, library.why)
+    passes = check_passes(library.calls) if library.calls is not None else absent
+    conv = absent
+    if passes.exact:
+        conv = Verdict(False, "the processor has no AVX512-VNNI")
+        if library.has_conv:
+            conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups))
+    onednn = check_sums(onednn_conv)
+    fused = check_fused(onednn_fused) if onednn.exact else onednn
+    return Kernels(library.calls if passes.exact else None, passes, conv, onednn, fused)
+
+
+# ---------------------------------------------------------------- trials
+def check_sums(sums_of: SumsOf) -> Verdict:
+    """Extreme and random bytes through a convolution, dense, grouped and depthwise, against exact sums."""
+    wrong = total = 0
+    for x, w, groups in _operands():
+        exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups)
+        try:
+            found = sums_of(x, w, groups)
+        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
+        wrong += int((found.to(torch.float64) != exact).sum())
+        total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
+
+
+def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
+    generator = torch.Generator().manual_seed(0)
+    for channels, out, groups, size in ((64, 80, 1, 1), (12, 20, 1, 3), (80, 80, 80, 3), (12, 8, 2, 3)):
+        shape = (2, channels, 5, 4)
+        kernel = (out, channels // groups, size, size)
+        ends = torch.randint(0, 2, shape, generator=generator) * 255
+        signs = torch.where(torch.randint(0, 2, kernel, generator=generator) > 0, 127, -128)
+        for x, w in (
+            (torch.full(shape, 255), torch.full(kernel, 127)),
+            (torch.full(shape, 255), torch.full(kernel, -128)),
+            (ends, signs),
+            (torch.randint(0, 256, shape, generator=generator), torch.randint(-128, 128, kernel, generator=generator)),
+        ):
+            yield x.to(torch.uint8), w.to(torch.int8), groups
+
+
+def check_fused(fused_of: FusedOf) -> Verdict:
+    """Sums requantized in the kernel by powers of two, ties among them, against N3."""
+    wrong = total = 0
+    for x, w, groups in _operands():
+        if groups > 1:
+            continue
+        sums = F.conv2d(x.to(torch.float64), w.to(torch.float64)).to(torch.int64)
+        for n in (0, 1, 7, 10, 16):
+            for zero in (0, 128):
+                scale = torch.tensor(2.0**n, dtype=torch.float64)
+                target = QParams(scale, torch.tensor(zero), 0, 255, UINT8)
+                exact = apply_simq(sums, SimQ(_SUMS, target), Requantize()) + zero
+                try:
+                    found = fused_of(x, w, 2.0**-n, zero)
+                except (RuntimeError, AttributeError, NotImplementedError) as error:
+                    return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
+                wrong += int((found.to(torch.int64) != exact).sum())
+                total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
+
+
+def check_passes(calls: Any) -> Verdict:
+    """Every form and rounding on ties, extremes and random sums, against `numerics`."""
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
+    sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
+    wrong = total = 0
+    for how in _forms():
+        for step in (2.0**-1, 2.0, 2.0**9, 733.1, 2.0**17 / 3):
+            if (how.form == "shift" and step not in (2.0, 2.0**9)) or (how.form != "float32" and step < 1):
+                continue
+            target = QParams(torch.tensor(step, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8)
+            exact = apply_simq(sums, SimQ(_SUMS, target), how) + 7
+            found = _requantized(calls, sums, SimQ(_SUMS, target), how)
+            wrong += int((found.to(torch.int64) != exact).sum())
+            total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
+
+
+def _forms() -> Iterator[Requantize]:
+    for rounding in ROUNDINGS:
+        yield Requantize("float32", rounding)
+        yield Requantize("multiplier_shift", rounding)
+        yield Requantize("shift", rounding)
+    yield Requantize("multiplier_shift", "half_up", two_stage=True)
+
+
+def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tensor:
+    moved = move_of(simq, how, 1, 2**31 - 1)
+    assert not isinstance(moved, str) and simq.target is not None
+    tail = Tail(1, [], stored=[Stored("", moved, simq.target)]).build()
+    (made,) = RowsCall(calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    return made
+
+
+def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int) -> Tensor:
+    """The sums of our own convolution, of bytes and of the same read as int8 less 128."""
+    out, each, height, width = w.shape
+    geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
+    packed = pack(w, geometry)
+    tail = Tail(int(out), [], stored=[Stored("", AS_IS, _SUMS)]).build()
+    found: list[Tensor] = []
+    for signed in (False, True):
+        offset = packed.offsets(None, 128 * signed, groups) + packed.offsets(None, -128 * signed, groups)
+        zeros = torch.zeros(geometry.channels + SLACK, dtype=torch.uint8)
+        template = native.conv_of(geometry, packed, signed, offset, zeros)
+        call = ConvCall(calls, template, geometry, tail, (packed.weight, offset, zeros), False)
+        found += call([(x ^ 128).view(torch.int8) if signed else x])
+    return torch.where(found[0] == found[1], found[0], torch.iinfo(torch.int32).max)

@@ -1,0 +1,124 @@
+"""Requantizations as the native kernels take them, or why they cannot.
+
+A Move holds pointers, so whoever holds a Move holds the tensors that it points into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.engine import native
+from hago.numerics import EXACT_FLOAT32, Requantize, clip_range, ratio
+from hago.types import QParams, SimQ
+
+#: Entries past the last channel that vectors may read.
+SLACK: Final = 64
+_STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A Move and the arrays it points into."""
+
+    move: native.Move
+    kept: tuple[Tensor, ...] = ()
+
+
+AS_IS: Final = Moved(native.Move(native.AS_IS))
+
+
+def stored_type(qparams: QParams) -> int | None:
+    """The code of a storage type, or None where the kernels do not know it."""
+    return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None
+
+
+def period(channels: int) -> int:
+    """How many entries an array of `channels` values takes: as many repetitions as fill a row."""
+    return channels * max(1, native.ROW // channels)
+
+
+def spread(values: Tensor, channels: int) -> Tensor:
+    """One value per entry of a row: a single value, or one per channel, repeated; and some slack."""
+    flat = values.flatten()
+    each = flat.expand(channels) if flat.numel() == 1 else flat
+    return torch.cat([each.repeat(period(channels) // channels), each.new_ones(SLACK)]).contiguous()
+
+
+def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
+    """The Move of an edge between integers.
+
+    Args:
+        channels: how many values an array holds where scales vary; 1 where they do not.
+        largest: the largest |c| that arrives.
+
+    Returns:
+        The Move, or why there is none.
+    """
+    if simq is None:
+        return AS_IS
+    source, target = simq.source, simq.target
+    if source is None or target is None:
+        return "reads or makes real values"
+    low, high = clip_range(target)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return "zero points per channel"
+    if low < -(2**31) or high >= 2**31 or largest >= 2**31:
+        return "more than 32 bits"
+    r = ratio(source, target)
+    if r.numel() not in (1, channels):
+        return "scales that vary along another axis than the channels"
+    if how.form == "float32" or (how.form == "shift" and largest < EXACT_FLOAT32):
+        return _by_ratio(r, how, target, channels, float(low), float(high))
+    if how.form == "shift":
+        _, exponent = torch.frexp(r)
+        return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
+    if source.scale is target.scale:  # nothing but the clipping: c * 2 / 2**1
+        one = torch.ones((), dtype=torch.int64)
+        return _by_multiplier(2 * one, one, replace(how, two_stage=False), channels, (low, high))
+    return _by_multiplier(*how.multiplier(r), how, channels, (low, high))
+
+
+def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float) -> Moved | str:
+    made = r.to(torch.float32)
+    if not bool(torch.isfinite(made).all()):
+        return "a ratio of scales that float32 does not hold"
+    wide = target.qmax - target.qmin > EXACT_FLOAT32
+    entries = spread(made, channels)
+    rounding = native.ROUNDINGS.index(how.rounding)
+    plain = how.rounding == "half_even" and not wide
+    move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high)
+    return Moved(move, (entries,))
+
+
+def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Moved | str:
+    stages = how.form == "multiplier_shift" and how.two_stage
+    if int(n.min()) < (0 if stages else 1) or int(n.max()) > 62:
+        return "a shift to the left, or past the word"
+    if int(m.max()) >= 2**31 or int(m.min()) < 0:
+        return "a multiplier that is negative or has more than 31 bits"
+    multiplier, shift = spread(m.to(torch.int32), channels), spread(n.to(torch.int32), channels)
+    rounding = native.ROUNDINGS.index(how.rounding)
+    form = native.TWO_STAGE if stages else native.MULTIPLIER
+    move = native.Move(form, rounding, 0, 0, None, multiplier.data_ptr(), shift.data_ptr(), *map(float, clip))
+    return Moved(move, (multiplier, shift))
+
+
+def narrowed(moved: Moved, low: int | None, high: int | None) -> Moved:
+    """The same, clipped further to limits in centered integers."""
+    move = native.Move.from_buffer_copy(moved.move)
+    move.low = move.low if low is None else min(max(move.low, low), move.high)
+    move.high = move.high if high is None else max(min(move.high, high), move.low)
+    return Moved(move, moved.kept)
+
+
+def to_real(source: QParams, channels: int) -> Moved | str:
+    """The Move that dequantizes."""
+    scale = source.scale.to(torch.float32)
+    if scale.numel() not in (1, channels):
+        return "scales that vary along another axis than the channels"
+    entries = spread(scale, channels)
+    return Moved(native.Move(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,))

@@ -1,0 +1,200 @@
+"""The kernels of our own: C++ built once with the machine's compiler, called through ctypes.
+
+The library is built on first use into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else
+~/.cache), under a name that holds a hash of the sources, the compiler and the processor; it is written to
+a temporary name and renamed, so processes that build it at the same time do not disturb each other. Where
+it cannot be built, `library()` says why and other kernels are used: results are the same.
+
+The structures mirror native/rows.h, native/conv.cpp and native/passes.cpp field by field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+SOURCES: Final = Path(__file__).parent / "native"
+#: Products and sums must each round (N3), so nothing may be contracted.
+OPTIONS: Final = (
+    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+#: A compiler that hangs is given up after so many seconds.
+PATIENCE: Final = 300
+TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
+ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_zero", "floor")
+AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
+#: The longest row that is worked on at once.
+ROW: Final = 512
+
+
+class Move(ctypes.Structure):
+    """From one scale to another."""
+
+    _fields_ = [
+        ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
+        ("multiplier", c_void_p), ("shift", c_void_p), ("low", c_double), ("high", c_double),
+    ]  # fmt: skip
+
+
+class Output(ctypes.Structure):
+    """One value to store."""
+
+    _fields_ = [("move", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p)]
+
+
+class Addend(ctypes.Structure):
+    """The other operand of a sum."""
+
+    _fields_ = [
+        ("own", Move), ("other", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p),
+    ]  # fmt: skip
+
+
+class Tail(ctypes.Structure):
+    """What follows a sum."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("wrap_bits", "saturates", "clamps", "adds", "outputs")),
+        *((name, c_int32) for name in ("low", "high")),
+        ("clamp_low", c_void_p), ("clamp_high", c_void_p),
+        ("addend", Addend), ("output", Output * 3),
+    ]  # fmt: skip
+
+
+class Conv(ctypes.Structure):
+    """A convolution."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
+        *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "is_signed")),
+        *((name, c_int32) for name in ("panel", "panels", "depth", "patched")),
+        ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
+    ]  # fmt: skip
+
+
+class Shape(ctypes.Structure):
+    """The images of a convolution."""
+
+    _fields_ = [(n, c_int64) for n in ("images", "height", "width", "out_height", "out_width")]
+
+
+class Window(ctypes.Structure):
+    """A pooling."""
+
+    _fields_ = [
+        *((n, c_int64) for n in ("images", "height", "width", "out_height", "out_width", "channels")),
+        *((n, c_int32) for n in ("kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w")),
+        ("dilation_h", c_int32), ("dilation_w", c_int32),
+    ]  # fmt: skip
+
+
+def conv_of(geometry: Any, packed: Any, signed: bool, offset: Any, zeros: Any) -> Conv:
+    """The structure of a convolution (`pack.Geometry`, `pack.Packed`); the tensors must outlive it."""
+    g = geometry
+    return Conv(
+        g.channels, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, signed,
+        packed.panel, packed.panels, packed.depth, packed.patched,
+        packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
+    )  # fmt: skip
+
+
+_ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
+    "hago_has_conv": (),
+    "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
+    "hago_quantize": (
+        *(c_void_p, *[c_int64] * 6, c_void_p),
+        *(c_float, c_float, c_float, c_int, c_int, c_int, c_int),
+    ),
+    "hago_max_pool": (c_void_p, c_int, c_void_p, c_void_p, c_int),
+    "hago_sum_pool": (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int),
+    "hago_table": (c_void_p, c_void_p, c_void_p, c_int64, c_int),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The loaded library, or why there is none."""
+
+    calls: Any
+    why: str
+
+    @property
+    def has_conv(self) -> bool:
+        """Whether convolutions are in it: they need instructions that not every processor has."""
+        return self.calls is not None and bool(self.calls.hago_has_conv())
+
+
+@functools.cache
+def library() -> Library:
+    """The library, built if it is not there yet; once per process."""
+    try:
+        calls = ctypes.CDLL(str(build()))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return Library(None, f"no kernels of our own: {str(said).strip().splitlines()[-1][:200]}")
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(calls, name)
+        function.argtypes, function.restype = arguments, c_int if name == "hago_has_conv" else None
+    return Library(calls, "built from source on this machine")
+
+
+def build() -> Path:
+    """The path of the built library.
+
+    Raises:
+        OSError, subprocess.SubprocessError: there is no compiler, or it refuses, or nothing can be written.
+    """
+    if os.environ.get("HAGO_NATIVE") == "0":
+        raise OSError("switched off by HAGO_NATIVE=0")
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
+    target = cache_folder() / f"kernels-{_fingerprint(compiler)}.so"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            sources = [str(SOURCES / name) for name in ("rows.cpp", "conv.cpp", "passes.cpp")]
+            command = [compiler, *OPTIONS, *sources, "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+            made.replace(target)
+    return target
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept."""
+    named = os.environ.get("HAGO_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
+
+
+def _fingerprint(compiler: str) -> str:
+    """Differs where the sources, the options, the compiler or the processor do."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=PATIENCE)
+    digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The instructions that the processor has, where the system says so: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

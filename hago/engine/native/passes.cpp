@@ -1,0 +1,149 @@
+// Passes over whole values: requantize or add, quantize, pooling, tables. Channels lie innermost where they matter.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "rows.h"
+
+namespace {
+
+constexpr int64_t PIECE = 64 * ROW;  // what one thread takes at a time
+
+template <int ROUNDING>
+inline float rounded(float x) {
+  float r = __builtin_rintf(x);
+  if (ROUNDING == HALF_UP) r += (x - r == 0.5f) ? 1.0f : 0.0f;
+  if (ROUNDING == HALF_DOWN) r -= (r - x == 0.5f) ? 1.0f : 0.0f;
+  if (ROUNDING == HALF_AWAY) r = __builtin_fabsf(x - r) == 0.5f ? x + __builtin_copysignf(0.5f, x) : r;
+  if (ROUNDING == TOWARD_ZERO) r = __builtin_truncf(x);
+  if (ROUNDING == FLOOR) r = __builtin_floorf(x);
+  return r;
+}
+
+struct Grid {
+  float scale, low, high;
+  int32_t rounding, type, zero;
+};
+
+template <int ROUNDING, typename T>
+void quantize_run(const float* x, int64_t step, T* out, int64_t out_step, int64_t n, const Grid& g) {
+  for (int64_t i = 0; i < n; ++i) {
+    float v = rounded<ROUNDING>(x[i * step] / g.scale);
+    v = v < g.low ? g.low : v;
+    v = v > g.high ? g.high : v;
+    out[i * out_step] = (T)((int32_t)v + g.zero);
+  }
+}
+
+template <int ROUNDING>
+void quantize_as(const float* x, int64_t step, char* out, int64_t at, int64_t out_step, int64_t n, const Grid& g) {
+  if (g.type == U8) return quantize_run<ROUNDING>(x, step, (uint8_t*)out + at, out_step, n, g);
+  if (g.type == I8) return quantize_run<ROUNDING>(x, step, (int8_t*)out + at, out_step, n, g);
+  if (g.type == I16) return quantize_run<ROUNDING>(x, step, (int16_t*)out + at, out_step, n, g);
+  quantize_run<ROUNDING>(x, step, (int32_t*)out + at, out_step, n, g);
+}
+
+using Quantizer = void (*)(const float*, int64_t, char*, int64_t, int64_t, int64_t, const Grid&);
+constexpr Quantizer QUANTIZE[] = {quantize_as<HALF_EVEN>, quantize_as<HALF_UP>,     quantize_as<HALF_AWAY>,
+                                  quantize_as<HALF_DOWN>, quantize_as<TOWARD_ZERO>, quantize_as<FLOOR>};
+
+struct Window {
+  int64_t images, height, width, out_height, out_width, channels;
+  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+};
+
+// Calls `each(offset of the first channel)` for the pixels of a window that lie inside the image.
+template <typename Each>
+inline void inside(const Window& w, int64_t pixel, Each each) {
+  const int64_t x0 = pixel % w.out_width * w.stride_w - w.pad_w, rest = pixel / w.out_width;
+  const int64_t y0 = rest % w.out_height * w.stride_h - w.pad_h, image = rest / w.out_height * w.height;
+  for (int ky = 0; ky < w.kernel_h; ++ky) {
+    const int64_t y = y0 + (int64_t)ky * w.dilation_h;
+    if (y < 0 || y >= w.height) continue;
+    for (int kx = 0; kx < w.kernel_w; ++kx) {
+      const int64_t x = x0 + (int64_t)kx * w.dilation_w;
+      if (x >= 0 && x < w.width) each(((image + y) * w.width + x) * w.channels);
+    }
+  }
+}
+
+template <typename T>
+void max_pool(const Window& w, const T* x, T* out, int threads) {
+  const int64_t pixels = w.images * w.out_height * w.out_width;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    T* __restrict to = out + pixel * w.channels;
+    bool first = true;
+    inside(w, pixel, [&](int64_t at) {
+      const T* __restrict from = x + at;
+      if (first) std::memcpy(to, from, w.channels * sizeof(T));
+      else
+        for (int64_t c = 0; c < w.channels; ++c) to[c] = to[c] < from[c] ? from[c] : to[c];
+      first = false;
+    });
+  }
+}
+
+}  // namespace
+
+// Everything that `finish` does, on a stored value: `period` channels repeat, and the arrays are so long.
+extern "C" void hago_rows(const Tail* tail, const char* x, int type, int zero, int64_t total, int64_t period,
+                          int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && total > PIECE)
+  for (int64_t piece = 0; piece < total; piece += PIECE) {
+    const int64_t end = std::min(total, piece + PIECE);
+    int32_t c[ROW];
+    for (int64_t at = piece; at < end;) {
+      const int64_t channel = at % period, n = std::min({(int64_t)ROW, period - channel, end - at});
+      load(x, type, zero, at, c, (int)n);
+      finish(c, (int)n, (int)channel, 0, *tail, at);
+      at += n;
+    }
+  }
+}
+
+// Real values to stored integers: N1 of docs/numerics.md. `out` has its channels innermost.
+extern "C" void hago_quantize(const float* x, int64_t images, int64_t channels, int64_t pixels, int64_t by_image,
+                              int64_t by_channel, int64_t by_pixel, char* out, float scale, float low, float high,
+                              int rounding, int type, int zero, int threads) {
+  const Grid g{scale, low, high, rounding, type, zero};
+  const int64_t pieces = (pixels + PIECE - 1) / PIECE;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t job = 0; job < images * pieces; ++job) {
+    const int64_t image = job / pieces, first = job % pieces * PIECE, n = std::min(PIECE, pixels - first);
+    const float* from = x + image * by_image + first * by_pixel;
+    const int64_t to = (image * pixels + first) * channels;
+    for (int64_t c = 0; c < channels; ++c)
+      QUANTIZE[rounding](from + c * by_channel, by_pixel, out, to + c, channels, n, g);
+  }
+}
+
+extern "C" void hago_max_pool(const Window* w, int type, const char* x, char* out, int threads) {
+  if (type == U8) return max_pool(*w, (const uint8_t*)x, (uint8_t*)out, threads);
+  if (type == I8) return max_pool(*w, (const int8_t*)x, (int8_t*)out, threads);
+  if (type == I16) return max_pool(*w, (const int16_t*)x, (int16_t*)out, threads);
+  max_pool(*w, (const int32_t*)x, (int32_t*)out, threads);
+}
+
+// Sums of windows modulo 2**32, of centered integers.
+extern "C" void hago_sum_pool(const Window* w, const Tail* tail, int type, int zero, const char* x, int threads) {
+  const int64_t pixels = w->images * w->out_height * w->out_width;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    for (int64_t channel = 0; channel < w->channels; channel += ROW) {
+      const int n = (int)std::min<int64_t>(ROW, w->channels - channel);
+      int32_t there[ROW], sum[ROW] = {};
+      inside(*w, pixel, [&](int64_t at) {
+        load(x, type, zero, at + channel, there, n);
+        for (int i = 0; i < n; ++i) sum[i] = (int32_t)((uint32_t)sum[i] + (uint32_t)there[i]);
+      });
+      finish(sum, n, (int)channel, pixel, *tail, channel);
+    }
+  }
+}
+
+// Bytes through a table of 256.
+extern "C" void hago_table(const uint8_t* x, const uint8_t* entries, uint8_t* out, int64_t total, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && total > PIECE)
+  for (int64_t i = 0; i < total; ++i) out[i] = entries[x[i]];
+}

@@ -1,0 +1,150 @@
+// See rows.h. Plain loops, which the compiler turns into the vectors of the machine.
+#include "rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+
+template <int ROUNDING>
+inline float rounded(float x) {
+  float r = __builtin_rintf(x);
+  if (ROUNDING == HALF_UP) r += (x - r == 0.5f) ? 1.0f : 0.0f;
+  if (ROUNDING == HALF_DOWN) r -= (r - x == 0.5f) ? 1.0f : 0.0f;
+  if (ROUNDING == HALF_AWAY) r = __builtin_fabsf(x - r) == 0.5f ? x + __builtin_copysignf(0.5f, x) : r;
+  if (ROUNDING == TOWARD_ZERO) r = __builtin_truncf(x);
+  if (ROUNDING == FLOOR) r = __builtin_floorf(x);
+  return r;
+}
+
+template <int ROUNDING>
+void by_ratio(const int32_t* __restrict c, int32_t* __restrict out, int n, const Move& m, int channel) {
+  const float* __restrict ratio = m.ratio + channel;
+  if (m.wide) {
+    for (int i = 0; i < n; ++i) {
+      const double v = rounded<ROUNDING>((float)c[i] * ratio[i]);
+      out[i] = (int32_t)std::min(std::max(v, m.low), m.high);
+    }
+    return;
+  }
+  const float low = (float)m.low, high = (float)m.high;
+  for (int i = 0; i < n; ++i) {
+    float v = rounded<ROUNDING>((float)c[i] * ratio[i]);
+    v = v < low ? low : v;
+    v = v > high ? high : v;
+    out[i] = (int32_t)v;
+  }
+}
+
+template <int ROUNDING>
+void by_multiplier(const int32_t* __restrict c, int32_t* __restrict out, int n, const Move& m, int channel) {
+  const int32_t *__restrict multiplier = m.multiplier + channel, *__restrict shift = m.shift + channel;
+  const int64_t low = (int64_t)m.low, high = (int64_t)m.high;
+  for (int i = 0; i < n; ++i) {
+    const int64_t n_bits = shift[i], p = (int64_t)c[i] * multiplier[i];
+    const int64_t floor = p >> n_bits, rest = p - (floor << n_bits), half = (int64_t)1 << (n_bits - 1);
+    int64_t up = 0;
+    if (ROUNDING == HALF_EVEN) up = (rest > half) | ((rest == half) & (floor & 1));
+    if (ROUNDING == HALF_UP) up = rest >= half;
+    if (ROUNDING == HALF_DOWN) up = rest > half;
+    if (ROUNDING == HALF_AWAY) up = (rest > half) | ((rest == half) & (floor >= 0));
+    if (ROUNDING == TOWARD_ZERO) up = (rest > 0) & (floor < 0);
+    const int64_t v = floor + up;
+    out[i] = (int32_t)(v < low ? low : v > high ? high : v);
+  }
+}
+
+// N5: a doubling high multiply that rounds half up, then a shift that rounds half away from zero.
+void in_two_stages(const int32_t* __restrict c, int32_t* __restrict out, int n, const Move& m, int channel) {
+  const int32_t *__restrict multiplier = m.multiplier + channel, *__restrict shift = m.shift + channel;
+  const int64_t low = (int64_t)m.low, high = (int64_t)m.high;
+  for (int i = 0; i < n; ++i) {
+    const int left = std::max(0, 31 - shift[i]), right = std::max(0, shift[i] - 31);
+    const int64_t p = (int64_t)(((uint64_t)(int64_t)c[i] << left) * (uint64_t)(int64_t)multiplier[i]);
+    const int64_t h = std::min((p + ((int64_t)1 << 30)) >> 31, (int64_t)0x7fffffff);
+    const int64_t floor = h >> right, rest = h - (floor << right), half = ((int64_t)1 << right) >> 1;
+    const int64_t up = right && ((rest > half) | ((rest == half) & (floor >= 0)));
+    const int64_t v = floor + up;
+    out[i] = (int32_t)(v < low ? low : v > high ? high : v);
+  }
+}
+
+using Mover = void (*)(const int32_t*, int32_t*, int, const Move&, int);
+constexpr Mover BY_RATIO[] = {by_ratio<HALF_EVEN>, by_ratio<HALF_UP>,     by_ratio<HALF_AWAY>,
+                              by_ratio<HALF_DOWN>, by_ratio<TOWARD_ZERO>, by_ratio<FLOOR>};
+constexpr Mover BY_MULTIPLIER[] = {by_multiplier<HALF_EVEN>, by_multiplier<HALF_UP>,     by_multiplier<HALF_AWAY>,
+                                   by_multiplier<HALF_DOWN>, by_multiplier<TOWARD_ZERO>, by_multiplier<FLOOR>};
+
+void move(const int32_t* c, int32_t* out, int n, const Move& m, int channel) {
+  if (m.form == RATIO) return BY_RATIO[m.rounding](c, out, n, m, channel);
+  if (m.form == MULTIPLIER) return BY_MULTIPLIER[m.rounding](c, out, n, m, channel);
+  if (m.form == TWO_STAGE) return in_two_stages(c, out, n, m, channel);
+  std::memcpy(out, c, n * sizeof(int32_t));
+}
+
+template <typename T>
+void store_as(const int32_t* __restrict c, char* to, int64_t at, int n, int32_t zero) {
+  T* __restrict out = reinterpret_cast<T*>(to) + at;
+  for (int i = 0; i < n; ++i) out[i] = (T)(c[i] + zero);
+}
+
+template <typename T>
+void load_as(const char* from, int64_t at, int32_t* __restrict c, int n, int32_t zero) {
+  const T* __restrict in = reinterpret_cast<const T*>(from) + at;
+  for (int i = 0; i < n; ++i) c[i] = (int32_t)in[i] - zero;
+}
+
+void emit(const int32_t* c, int n, int channel, const Output& o, int64_t at) {
+  if (o.move.form == TO_REAL) {
+    float* __restrict out = reinterpret_cast<float*>(o.data) + at;
+    const float* __restrict ratio = o.move.ratio + channel;
+    for (int i = 0; i < n; ++i) out[i] = (float)c[i] * ratio[i];
+    return;
+  }
+  int32_t q[ROW];
+  if (o.move.form != AS_IS) {
+    move(c, q, n, o.move, channel);
+    c = q;
+  }
+  switch (o.type) {
+    case U8: return store_as<uint8_t>(c, o.data, at, n, o.zero);
+    case I8: return store_as<int8_t>(c, o.data, at, n, o.zero);
+    case I16: return store_as<int16_t>(c, o.data, at, n, o.zero);
+    default: return store_as<int32_t>(c, o.data, at, n, o.zero);
+  }
+}
+
+void clip(int32_t* c, int n, int32_t low, int32_t high) {
+  for (int i = 0; i < n; ++i) c[i] = std::min(std::max(c[i], low), high);
+}
+
+}  // namespace
+
+void load(const char* from, int32_t type, int32_t zero, int64_t at, int32_t* c, int n) {
+  switch (type) {
+    case U8: return load_as<uint8_t>(from, at, c, n, zero);
+    case I8: return load_as<int8_t>(from, at, c, n, zero);
+    case I16: return load_as<int16_t>(from, at, c, n, zero);
+    default: return load_as<int32_t>(from, at, c, n, zero);
+  }
+}
+
+void finish(int32_t* c, int n, int channel, int64_t row, const Tail& t, int64_t column) {
+  if (t.wrap_bits) {
+    const int by = 32 - t.wrap_bits;
+    for (int i = 0; i < n; ++i) c[i] = (int32_t)((uint32_t)c[i] << by) >> by;
+  }
+  if (t.saturates) clip(c, n, t.low, t.high);
+  if (t.adds) {
+    int32_t own[ROW], there[ROW], other[ROW];
+    load(t.addend.data, t.addend.type, t.addend.zero, row * t.addend.stride + column, there, n);
+    move(c, own, n, t.addend.own, channel);
+    move(there, other, n, t.addend.other, channel);
+    for (int i = 0; i < n; ++i) c[i] = own[i] + other[i];
+  }
+  if (t.clamps) {
+    const int32_t *__restrict low = t.clamp_low + channel, *__restrict high = t.clamp_high + channel;
+    for (int i = 0; i < n; ++i) c[i] = std::min(std::max(c[i], low[i]), high[i]);
+  }
+  for (int k = 0; k < t.outputs; ++k) emit(c, n, channel, t.output[k], row * t.output[k].stride + column);
+}

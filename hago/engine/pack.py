@@ -1,0 +1,145 @@
+"""Weights in the order that the native convolution reads them, kept between engines of one search.
+
+A convolution of one dimension, a linear layer and a matrix product by a constant are convolutions of two
+dimensions: `Geometry` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.engine.moves import SLACK
+from hago.lru import LRU
+
+#: Bytes of packed weights that one Packs keeps.
+PACKED_BYTES: Final = 1 << 29
+#: Output channels worked on at once, at most; a multiple of LANES.
+WIDEST: Final = 64
+LANES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A convolution of two dimensions. `padding` may be "same" or "valid" no more."""
+
+    channels: int
+    out_channels: int
+    groups: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every pixel stands by itself."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    def out_size(self, height: int, width: int) -> tuple[int, int]:
+        """The size of the result."""
+        sizes = zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        h, w = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+        return h, w
+
+
+def conv_geometry(attrs: Mapping[str, Any], weight: Tensor) -> Geometry | str:
+    """The geometry of conv1d or conv2d, or why it has none."""
+    dims = weight.ndim - 2
+    kernel, dilation = list(weight.shape[2:]), list(attrs["dilation"])
+    padding = attrs["padding"]
+    if padding == "valid":
+        padding = [0] * dims
+    elif padding == "same":
+        whole = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        if any(n % 2 for n in whole):
+            return "padding that is wider on one side"
+        padding = [n // 2 for n in whole]
+    ones = [1] * (2 - dims)
+    pairs = [(*ones, *kernel), (*ones, *attrs["stride"]), (*[0] * (2 - dims), *padding), (*ones, *dilation)]
+    channels, groups = int(weight.shape[1]) * attrs["groups"], int(attrs["groups"])
+    return Geometry(channels, int(weight.shape[0]), groups, *pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Packed weights.
+
+    Args:
+        weight: int8, as native/conv.cpp reads it.
+        sums: int64 (out_channels,), of the weights of each output channel.
+    """
+
+    weight: Tensor
+    sums: Tensor
+    panel: int
+    panels: int
+    depth: int
+    patched: bool
+
+    def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
+        """What sums start from: the bias less the zero point's share, modulo 2**32, in panels."""
+        total = -zero * self.sums if bias is None else bias.flatten().to(torch.int64) - zero * self.sums
+        each = len(total) // groups if self.panel else len(total)
+        room = self.panels * self.panel if self.panel else -(-each // WIDEST) * WIDEST
+        placed = torch.zeros(len(total) // each, room, dtype=torch.int64)
+        placed[:, :each] = total.reshape(-1, each)
+        # int64 to int32 keeps the low bits: a sum modulo 2**32
+        return torch.cat([placed.flatten().to(torch.int32), torch.zeros(SLACK, dtype=torch.int32)])
+
+
+class Packs:
+    """Packed weights by the weights they were made of, bounded by PACKED_BYTES."""
+
+    def __init__(self) -> None:
+        self._kept: LRU[Hashable, tuple[Tensor, Packed]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[1].weight.numel())
+
+    def __call__(self, weight: Tensor, geometry: Geometry, transposed: bool = False) -> Packed:
+        """The packed form of centered int8 weights (out, in / groups, h, w), or (in, out) where `transposed`."""
+        key = (id(weight), geometry, transposed)
+        found = self._kept.get(key)
+        if found is None:
+            laid = weight.t() if transposed else weight
+            laid = laid.reshape(geometry.out_channels, -1, *geometry.kernel)
+            found = (weight, pack(laid, geometry))  # holding the key's object keeps its id unique
+            self._kept.put(key, found)
+        return found[1]
+
+
+def pack(weight: Tensor, geometry: Geometry) -> Packed:
+    """int8 weights (out, in / groups, h, w) in panels; depthwise ones channel by channel."""
+    sums = weight.to(torch.int64).flatten(1).sum(1)
+    if geometry.groups == geometry.channels == geometry.out_channels > 1:
+        return _pack_channels(weight, sums)
+    each = geometry.out_channels // geometry.groups
+    panel = _panel(each)
+    panels = -(-each // panel)
+    taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
+    patched = weight.shape[1] % 4 != 0
+    if patched:
+        taps = taps.reshape(geometry.out_channels, 1, -1)
+    depth = -(-taps.shape[2] // 4) * 4
+    room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=torch.int8)
+    room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
+    parts = room.reshape(geometry.groups, panels, panel, taps.shape[1], depth // 4, 4)
+    return Packed(parts.permute(0, 1, 3, 4, 2, 5).contiguous(), sums, panel, panels, depth, patched)
+
+
+def _panel(channels: int) -> int:
+    """Channels of a panel: as few panels as can be, and of those the narrowest."""
+    panels = -(-channels // WIDEST)
+    return -(-channels // (panels * LANES)) * LANES
+
+
+def _pack_channels(weight: Tensor, sums: Tensor) -> Packed:
+    """[block of 64 channels][four taps][4][16 channels][4]; channel 16 l + 4 i + e of a block is (i, l, e)."""
+    channels, taps = weight.shape[0], weight.shape[2] * weight.shape[3]
+    fours, blocks = -(-taps // 4), -(-channels // WIDEST)
+    room = torch.zeros(blocks * WIDEST, 4 * fours, dtype=torch.int8)
+    room[:channels, :taps] = weight.reshape(channels, taps)
+    parts = room.reshape(blocks, 4, 4, 4, fours, 4).permute(0, 4, 2, 1, 3, 5)
+    return Packed(parts.contiguous(), sums, 0, 1, 4 * fours, False)

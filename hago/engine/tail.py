@@ -1,0 +1,147 @@
+"""Tail: what follows a sum in the same kernel, from the register to the values that readers ask for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hago.engine import native
+from hago.engine.moves import AS_IS, Moved, narrowed, spread, stored_type
+from hago.plan import NodePlan
+from hago.types import QParams
+
+#: Values that one kernel can store.
+MOST_OUTPUTS = 3
+_INT32 = torch.iinfo(torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value that a kernel stores: its name, how it is made, and in which qparams (None: real)."""
+
+    name: str
+    moved: Moved
+    qparams: QParams | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.qparams is None else self.qparams.dtype.torch
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The other operand of a sum: its value's name and qparams, and how both operands are requantized first."""
+
+    name: str
+    qparams: QParams
+    own: Moved
+    other: Moved
+
+
+@dataclass(slots=True)
+class Tail:
+    """A chain in the making.
+
+    Args:
+        channels: how many values arrays hold; 1 where nothing varies.
+        nodes: what the chain computes, in order.
+        bits, saturates: what the register does to sums that leave it.
+        limits: of a clamp after the sum, integers or one per channel; None where there is none.
+    """
+
+    channels: int
+    nodes: list[str]
+    bits: int = 0
+    saturates: tuple[int, int] | None = None
+    added: Added | None = None
+    limits: tuple[Tensor, Tensor] | None = None
+    stored: list[Stored] = field(default_factory=list)
+
+    def clamp(self, low: object, high: object) -> None:
+        """A clamp by centered integers (a number, one per channel, or None)."""
+        self.limits = (_limit(low, _INT32.min, self.channels), _limit(high, _INT32.max, self.channels))
+
+    def clamp_stored(self, low: int | None, high: int | None) -> None:
+        """A clamp of what is stored rather than of the sum."""
+        self.stored = [Stored(s.name, narrowed(s.moved, low, high), s.qparams) for s in self.stored]
+
+    def build(self) -> Built:
+        """The structure that kernels read."""
+        made = native.Tail(wrap_bits=self.bits, outputs=len(self.stored))
+        kept: list[Tensor] = []
+        if self.saturates is not None:
+            made.saturates, (made.low, made.high) = 1, self.saturates
+        if self.limits is not None:
+            made.clamps, made.clamp_low, made.clamp_high = 1, self.limits[0].data_ptr(), self.limits[1].data_ptr()
+            kept += self.limits
+        if self.added is not None:
+            made.adds = 1
+            added = self.added
+            made.addend.own, made.addend.other = added.own.move, added.other.move
+            made.addend.type, made.addend.zero = _place(added.qparams)
+            kept += (*added.own.kept, *added.other.kept)
+        for output, value in zip(made.output, self.stored, strict=False):
+            output.move = value.moved.move
+            output.type, output.zero = (native.TYPES["float32"], 0) if value.qparams is None else _place(value.qparams)
+            kept += value.moved.kept
+        return Built(made, tuple(kept), tuple(s.dtype for s in self.stored))
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A tail without its addresses, the arrays it points into, and the dtypes it stores."""
+
+    template: native.Tail
+    kept: tuple[Tensor, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def bound(self, outputs: Sequence[Tensor], stride: int, addend: Tensor | None = None) -> native.Tail:
+        """A copy for one call, so that calls from several Python threads do not meet."""
+        made = native.Tail.from_buffer_copy(self.template)
+        for output, tensor in zip(made.output, outputs, strict=False):
+            output.data, output.stride = tensor.data_ptr(), stride
+        if addend is not None:
+            made.addend.data, made.addend.stride = addend.data_ptr(), stride
+        return made
+
+
+def register_of(plan: NodePlan) -> tuple[int, tuple[int, int] | None] | str:
+    """(bits that sums wrap to, limits they saturate at), or why int32 sums cannot stand for the register."""
+    register = plan.desc.register
+    if plan.pairs is not None:
+        return "neighbouring products that may saturate"
+    if plan.proved and (plan.bound < 2**31 or plan.within_hull):
+        return 0, None
+    if not register.dtype.signed or bool(plan.register.zero_point.any()):
+        return "an unsigned register"
+    if register.overflow == "wrap" and register.dtype.bits <= 32:
+        return (0 if register.dtype.bits == 32 else register.dtype.bits), None
+    if register.overflow == "saturate_end" and plan.bound < 2**31 and register.dtype.bits <= 32:
+        return 0, (register.dtype.min, register.dtype.max)
+    return f"a register of {register.dtype} that may overflow ({register.overflow})"
+
+
+def raw(name: str, qparams: QParams) -> Stored | str:
+    """A sum stored as it is."""
+    return "more than 32 bits" if stored_type(qparams) is None else Stored(name, AS_IS, qparams)
+
+
+def _limit(value: object, otherwise: int, channels: int) -> Tensor:
+    given = otherwise if value is None else value
+    made = torch.as_tensor(given, dtype=torch.int64).clamp(_INT32.min, _INT32.max)
+    return spread(made.to(torch.int32), channels)
+
+
+def _place(qparams: QParams) -> tuple[int, int]:
+    code = stored_type(qparams)
+    assert code is not None
+    return code, int(qparams.zero_point)
+
+
+def address(structure: ctypes.Structure) -> int:
+    """Where a structure lies."""
+    return ctypes.addressof(structure)

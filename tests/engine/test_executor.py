@@ -1,0 +1,101 @@
+"""The fast engine against the reference, bit for bit: random networks, and every kind of layer by itself."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from chips import CHIPS
+from plans import points, resolver_of
+from random_graphs import random_graph, random_inputs
+from torch import Tensor
+
+from hago.engine.executor import Executor
+from hago.engine.kernels import NOTHING, kernels
+from hago.engine.pack import Packs
+from hago.exactness import differing
+from hago.graph import Graph
+from hago.hardware import Hardware
+from hago.hardware_file import available_hardware, load_hardware
+from hago.plan import Plan
+from hago.realization import IntegerModel
+
+HARDWARE = {
+    **{name: load_hardware(name) for name in available_hardware()},
+    **{name: chip.hardware(name=name) for name, chip in CHIPS.items()},
+}
+
+
+def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Executor:
+    """Equal outputs, with the same shapes, dtypes and layout."""
+    executor = Executor(plan, packs)
+    for fast, exact in zip(executor.run(inputs), IntegerModel(plan).run(inputs), strict=True):
+        assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
+        assert differing(fast, exact) == 0, executor.explain()
+    return executor
+
+
+def plan_of(graph: Graph, hardware: Hardware, inputs: list[Tensor]) -> Plan:
+    resolver = resolver_of(graph, hardware, inputs)
+    return resolver(resolver.space.widest())
+
+
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_random_networks(seed: int) -> None:
+    rng, graph, packs = random.Random(seed), random_graph(seed), Packs()
+    data = random_inputs(graph, seed)
+    for name in rng.sample(sorted(HARDWARE), 2):
+        resolver = resolver_of(graph, HARDWARE[name], data, rng.choice(["max_range", "power2_range"]))
+        for bits in islice(points(resolver.space, seed), 3):
+            check(resolver(bits), random_inputs(graph, seed + 1, batch=rng.choice([1, 3]), size=4.0), packs)
+
+
+@pytest.mark.parametrize("name", sorted(HARDWARE))
+def test_every_hardware(name: str) -> None:
+    graph, x = residual_block(), seeded(2, 3, 8, 8)
+    check(plan_of(graph, HARDWARE[name], [x]), [seeded(3, 3, 8, 8, seed=5, size=2.0)])
+
+
+def test_every_plan_runs_without_kernels() -> None:
+    graph, x = residual_block(), seeded(2, 3, 8, 8)
+    plan = plan_of(graph, HARDWARE["x86_vnni"], [x])
+    executor = Executor(plan, using=NOTHING)
+    assert executor.run([x])[0].equal(IntegerModel(plan).run([x])[0])
+    assert set(executor.explain().kernels) == {"reference", "none"}
+
+
+CONVS = {
+    "dense": ((8, 20, 3), {}),
+    "few channels": ((3, 70, 3), {"stride": [2, 2]}),
+    "pointwise": ((16, 33, 1), {"padding": [0, 0]}),
+    "depthwise": ((70, 70, 3), {"groups": 70}),
+    "depthwise strided": ((16, 16, 5), {"groups": 16, "stride": [2, 1]}),
+    "grouped": ((12, 20, 3), {"groups": 4}),
+    "grouped with a multiplier": ((6, 18, 3), {"groups": 6}),
+    "dilated": ((8, 8, 3), {"dilation": [2, 3], "padding": [2, 3]}),
+    "same": ((5, 6, 3), {"padding": "same"}),
+    "valid": ((5, 6, 3), {"padding": "valid"}),
+    "same, wider on one side": ((5, 6, 2), {"padding": "same"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding")
+@pytest.mark.parametrize("case", CONVS)
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_saturates", "int16_wraps"])
+def test_convolutions(case: str, name: str) -> None:
+    (channels, out, kernel), attrs = CONVS[case]
+    b = Builder()
+    x = b.input(channels, 9, 7, name="x")
+    weight = seeded(out, channels // int(attrs.get("groups", 1)), kernel, kernel, seed=1)
+    conv = b.conv2d(x, weight, seeded(out, seed=2), name="conv", **attrs)
+    b.conv2d(b.call("relu", conv, name="relu"), seeded(4, out, 1, 1, seed=3), name="next", padding=[0, 0])
+    plan = plan_of(b.graph(), HARDWARE[name], [seeded(2, channels, 9, 7)])
+    executor = check(plan, [seeded(3, channels, 9, 7, seed=7, size=3.0)])
+    if kernels().conv.exact and case != "same, wider on one side":
+        assert executor.explain().rows[0].kernel == "native conv"
+    laid = seeded(3, channels, 9, 7, seed=8).contiguous(memory_format=torch.channels_last)
+    check(plan, [laid])
+    check(plan, [laid[:1]])
