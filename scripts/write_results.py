@@ -1,4 +1,4 @@
-"""Write what benchmark_accuracy measured (--json FILE) into the results section of the README."""
+"""Write what benchmark_accuracy measured (--json FILE): a table in the README, every figure in docs/results.md."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ SHOWN: Final = {
     "mse": "hago, one shot, `mse`",
     "search": "hago, searched",
 }
+BASELINES: Final = ("onnxruntime", "plain", "widest")
+OURS: Final = ("one shot", "mse", "search")
 COLUMNS: Final = "| network, hardware | | metric | 95 % | loss in points | agreement | SQNR dB | trials | s | sums |"
 
 
@@ -41,25 +43,48 @@ def cells(name: str, row: Mapping[str, Any]) -> list[str]:
     return [SHOWN[name], f"{row['value']:.4f}", interval, loss, agreement, sqnr, *ours, sums]
 
 
-def section(results: Sequence[Mapping[str, Any]], command: str, note: str = "") -> str:
-    """The table and where it comes from."""
+def details(results: Sequence[Mapping[str, Any]], made: str) -> str:
+    """Every figure, and where it comes from."""
     lines = [
-        f"Made by `{command}`{note}. Calibration saw no labels, and every figure is of samples that it did not see. "
-        "`hago, one shot` is `hago.quantize`. Losses in points are paired, against float, with 95 % intervals; "
-        "seconds are of calibration and search, on one core of a busy machine. In every row the simulator and the "
-        "integer model agreed on every output that was compared.",
+        "# Results",
+        "",
+        f"{made} Losses in points are paired, against float, with 95 % intervals; seconds are of calibration and "
+        "search, on one core of a busy machine. In every row the simulator and the integer model agreed on every "
+        "output that was compared.",
         "",
         COLUMNS,
         "|" + "---|" * (COLUMNS.count("|") - 1),
     ]
     for result in results:
         head = f"{result['model']}, {result['hardware']} ({result['metric']}, {result['samples']} samples)"
-        rows = result["rows"]
-        same = "mse" in rows and rows["mse"]["sqnr"] == rows["one shot"]["sqnr"]
-        for name in (n for n in SHOWN if n in rows and not (n == "mse" and same)):
+        rows = shown(result)
+        for name in rows:
             lines.append(f"| {head} | {' | '.join(cells(name, rows[name]))} |")
             head = ""
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+def shown(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rows to show: an estimator that is the default already is not shown twice."""
+    rows = result["rows"]
+    same = "mse" in rows and rows["mse"]["sqnr"] == rows["one shot"]["sqnr"]
+    return {n: rows[n] for n in SHOWN if n in rows and not (n == "mse" and same)}
+
+
+def summary(results: Sequence[Mapping[str, Any]], made: str) -> str:
+    """A row for every network and hardware: the metric, and the SQNR of the outputs in dB."""
+    columns = ["network", "hardware", "float", "baseline", *(SHOWN[n] for n in OURS)]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for result in results:
+        rows = shown(result)
+        compared = [next((n for n in BASELINES if n in rows), ""), *OURS]
+        figures = [f"{rows[n]['value']:.3f}, {rows[n]['sqnr']:.1f} dB" if n in rows else "" for n in compared]
+        line = [result["model"], result["hardware"], f"{rows['float']['value']:.3f}", *figures]
+        lines.append(f"| {' | '.join(line)} |")
+    named = {r["hardware"]: next((SHOWN[n] for n in BASELINES if n in r["rows"]), "") for r in results}
+    said = "; ".join(f"on `{hardware}` {name}" for hardware, name in named.items() if name)
+    head = f"{made} The baseline is, {said}. With intervals: [docs/results.md](docs/results.md)."
+    return "\n".join([head, "", *lines])
 
 
 def replaced(text: str, made: str) -> str:
@@ -76,9 +101,15 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--command", required=True, help="that made the results")
     parser.add_argument("--note", default="", help="to say beside it")
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    parser.add_argument("--details", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args(None if arguments is None else list(arguments))
     found = [r for path in options.results for r in json.loads(path.read_text())]
-    options.readme.write_text(replaced(options.readme.read_text(), section(found, options.command, options.note)))
+    made = (
+        f"Made by `{options.command}`{options.note}. Calibration saw no labels, and every figure is of samples that "
+        "it did not see. `hago, one shot` is `hago.quantize`."
+    )
+    options.readme.write_text(replaced(options.readme.read_text(), summary(found, made)))
+    options.details.write_text(details(found, made))
 
 
 if __name__ == "__main__":
