@@ -16,6 +16,7 @@ from hago.api import (
     search_quantize_strategy,
 )
 from hago.errors import HagoError
+from hago.finetuning import finetune
 from hago.frontend.torch_export import from_torch
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
@@ -42,6 +43,7 @@ __all__ = [
     "estimate_cost",
     "evaluate_strategy",
     "explain",
+    "finetune",
     "from_qat",
     "from_torch",
     "inspect_graph_statistic",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -88,10 +88,34 @@ def prepare_qat(
         graph, chosen = _calibrated(model, chip, dataset, estimator, keep, fix_bits)
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
-    resolver = stored_resolver(graph, chip, chosen)
-    plan = resolver(chosen.bits)
-    ranges = _Builder(plan, how).ranges()
-    return QatModel(plan, resolver.topology, resolver.space, chosen, ranges, _trainable(model, graph), how.slope)
+    return make_trainable(graph, chip, chosen, how, constants_of(model))
+
+
+def make_trainable(
+    graph: Graph, hardware: Hardware, strategy: Strategy, scheme: TrainingScheme, fixed: Collection[str]
+) -> QatModel:
+    """A graph with a strategy as a model that trains.
+
+    Args:
+        fixed: names of constants that are not trained.
+
+    Raises:
+        StrategyMismatch: the strategy is for another model or hardware.
+    """
+    resolver = stored_resolver(graph, hardware, strategy)
+    plan = resolver(strategy.bits)
+    consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
+    trainable = [name for name in consts if name not in fixed]
+    ranges = _Builder(plan, scheme).ranges()
+    return QatModel(plan, resolver.topology, resolver.space, strategy, ranges, trainable, scheme.slope)
+
+
+def constants_of(model: ModelLike) -> frozenset[str]:
+    """Names of what a model does not train: buffers, and parameters that take no gradient."""
+    if not isinstance(model, nn.Module):
+        return frozenset()
+    frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
+    return frozenset((*(name for name, _ in model.named_buffers()), *frozen))
 
 
 def from_qat(trained: nn.Module) -> Quantizer:
@@ -140,15 +164,6 @@ def _calibrated(
     bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
     how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
     return prepared.graph, make_strategy(prepared, prepared.resolver(bits), bits, how)
-
-
-def _trainable(model: ModelLike, graph: Graph) -> list[str]:
-    """Float constants that are no buffers of the model: its parameters, and what folding made of them."""
-    fixed: set[str] = set()
-    if isinstance(model, nn.Module):
-        fixed = {name for name, _ in model.named_buffers()}
-        fixed |= {name for name, p in model.named_parameters() if not p.requires_grad}
-    return [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point() and n.name not in fixed]
 
 
 class _Builder:

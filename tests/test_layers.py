@@ -29,7 +29,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "search debug export qat",
         "bench executors workers scoring "
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "
-        "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts training __main__ cli_values",
+        "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__ cli_values "
+        "finetuning training training_run",
     )
 )
 #: What stands side by side and does not know of its neighbours.
@@ -188,6 +189,6 @@ def test_importing_changes_nothing_and_prints_nothing() -> None:
 
 
 def test_the_public_names_are_few_and_there() -> None:
-    assert len(hago.__all__) <= 25
+    assert len(hago.__all__) <= 30
     assert all(hasattr(hago, name) for name in hago.__all__)
     assert list(hago.__all__) == sorted(hago.__all__)

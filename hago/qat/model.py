@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
 from hago.frontend.exported import check_finite
 from hago.fusion import fuse_clamps
-from hago.graph import Graph, Node
+from hago.graph import OUTPUT, Graph, Node
 from hago.plan import Plan
 from hago.qat.live import LivePass, Training
 from hago.qat.moves import Slope
 from hago.qat.operands import RangeThresholds
+from hago.qat.optimizer import channel_sizes
 from hago.qat.ranges import Range
 from hago.resolve import Resolver
 from hago.simulator import Simulator, channels_last
@@ -82,6 +83,27 @@ class QatModel(nn.Module):
         live = {name: self.weights.get_parameter(kept) for name, kept in self.names.items()}
         return {**self.graph.consts, **live}
 
+    def size_of(self, name: str) -> Tensor:
+        """The size of a parameter for relative steps: per output channel of a weight; 1 for what is relative itself.
+
+        Args:
+            name: as in `named_parameters`.
+        """
+        value = self.get_parameter(name).detach()
+        if name.startswith("ranges."):
+            return torch.ones(())
+        const = next(n for n, kept in self.names.items() if name == f"weights.{kept}")
+        return channel_sizes(value, self._channel_axis(const))
+
+    def _channel_axis(self, const: str) -> int | None:
+        plan = self.training_plan.plan
+        for edge in self.graph.out_edges[const]:
+            rule = None if edge.dst == OUTPUT else plan.ops.get(self.graph[edge.dst].op)
+            weight = None if rule is None or rule.integer is None else rule.integer.weight
+            if weight is not None and weight.slot == edge.slot:
+                return weight.axis
+        return None
+
     def observe(self, mode: bool = True) -> None:
         """Let ranges take in what they see in training, or freeze them."""
         for found in self.training_plan.ranges.values():
@@ -101,15 +123,16 @@ class QatModel(nn.Module):
     # ------------------------------------------------------------ running
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, nested as the float model's; in eval without a gradient."""
-        inputs = flatten_inputs(self.graph, args, kwargs)
+        return nest_outputs(self.graph, self.run(flatten_inputs(self.graph, args, kwargs)))
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """The outputs of flat inputs."""
         if self.training:
-            outputs = self._train(inputs)
-        elif self.quantizing:
-            outputs = self.frozen()[1].run(inputs)
-        else:
-            with torch.no_grad():
-                outputs = self._real(inputs, observing=False)
-        return nest_outputs(self.graph, outputs)
+            return self._train(inputs)
+        if self.quantizing:
+            return self.frozen()[1].run(inputs)
+        with torch.no_grad():
+            return self._real(inputs, observing=False)
 
     def _train(self, inputs: Sequence[Tensor]) -> list[Any]:
         if not self.quantizing:

@@ -1,0 +1,97 @@
+"""RelativeAdam: Adam whose steps are relative to the size of what they change.
+
+Weights that batch norms were folded into differ in size by orders of magnitude, from channel to channel;
+one absolute learning rate is too much for some and nothing for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class RelativeAdam(torch.optim.Optimizer):
+    """Adam with step `lr * size * mean / (sqrt(square) + eps)`, both averages bias-corrected.
+
+    Args:
+        parameters: pairs of a parameter and its size: a tensor that broadcasts against it.
+        lr: relative; a step changes a value by about `lr` of its size.
+        betas: weights of the past in the averages of the gradient and of its square.
+        eps: relative to the largest average square of the parameter.
+
+    References:
+        Kingma and Ba, arXiv:1412.6980; relative steps as in Shazeer and Stern, arXiv:1804.04235.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[nn.Parameter, Tensor]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        groups: list[dict[str, Any]] = [{"params": [p], "size": s.to(p.dtype)} for p, s in parameters]
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients that the parameters hold."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+
+    def _update(self, p: nn.Parameter, grad: Tensor, group: dict[str, Any]) -> None:
+        state, (first, second) = self.state[p], group["betas"]
+        if not state:
+            state["step"], state["mean"], state["square"] = 0, torch.zeros_like(p), torch.zeros_like(p)
+        state["step"] += 1
+        mean, square = state["mean"], state["square"]
+        mean.lerp_(grad, 1 - first)
+        square.mul_(second).addcmul_(grad, grad, value=1 - second)
+        root = square.sqrt()
+        root.div_((1 - second ** state["step"]) ** 0.5).add_(root.amax() * group["eps"] + 1e-30)
+        p.addcdiv_(mean * group["size"], root, value=-group["lr"] / (1 - first ** state["step"]))
+
+
+def channel_sizes(value: Tensor, axis: int | None) -> Tensor:
+    """The root mean square of every channel along `axis` (or of the whole), at least a hundredth of the whole's.
+
+    Args:
+        value: of a parameter, not empty.
+
+    Returns:
+        A tensor that broadcasts against `value`; 1 where all values are 0.
+    """
+    whole = value.square().mean().sqrt()
+    if axis is None or value.ndim < 2:
+        size = whole
+    else:
+        size = value.square().mean([d for d in range(value.ndim) if d != axis % value.ndim], keepdim=True).sqrt()
+    size = torch.maximum(size, whole * 0.01)
+    return torch.where(size > 0, size, torch.ones_like(size))
+
+
+def optimizer_tensors(optimizer: RelativeAdam, names: Sequence[str]) -> dict[str, Tensor]:
+    """The optimizer's averages by name of parameter, and how many steps each took."""
+    found: dict[str, Tensor] = {}
+    for name, group in zip(names, optimizer.param_groups, strict=True):
+        state = optimizer.state[group["params"][0]]
+        if state:
+            found[f"{name}/mean"], found[f"{name}/square"] = state["mean"], state["square"]
+            found[f"{name}/step"] = torch.tensor(state["step"])
+    return found
+
+
+def load_optimizer(optimizer: RelativeAdam, names: Sequence[str], tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave."""
+    for name, group in zip(names, optimizer.param_groups, strict=True):
+        parameter = group["params"][0]
+        if f"{name}/step" in tensors:
+            state = optimizer.state[parameter]
+            state["step"] = int(tensors[f"{name}/step"])
+            for part in ("mean", "square"):
+                state[part] = torch.empty_like(parameter).copy_(tensors[f"{name}/{part}"])

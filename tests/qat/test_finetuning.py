@@ -1,0 +1,206 @@
+"""Fine-tuning: it helps, it goes on where it was killed, and what it returns is as any other strategy."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import Small, randomized
+from torch import Tensor
+
+import hago
+from hago.errors import HagoError, StrategyMismatch
+from hago.exactness import compare
+from hago.execute import run_real
+from hago.finetuning import Finetuned
+from hago.graph import Graph
+from hago.strategy import Strategy
+
+HARDWARE = "x86_vnni"
+
+
+def data(samples: int = 96, seed: int = 1) -> list[Tensor]:
+    made = torch.randn(samples, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return list(made.split(32))
+
+
+@functools.cache
+def started() -> tuple[Graph, Strategy]:
+    """A small network at 4 bits."""
+    graph = hago.from_torch(randomized(Small()), (data()[0],))
+    fixed = {f"{n}:{s}": 4 for n in ("stem.0", "body", "fc") for s in (0, 1)}
+    return graph, hago.quantize(graph, HARDWARE, data(), fix_bits=fixed).strategy
+
+
+def tuned(**options: Any) -> Finetuned:
+    model, strategy = started()
+    chosen = {"steps": 8, "batch_size": 16, "lr": 5e-3, "range_lr": 5e-3, **options}
+    return hago.finetune(model, HARDWARE, strategy, data(), **chosen)
+
+
+def same(a: Finetuned, b: Finetuned) -> bool:
+    one, other = a.quantizer.strategy, b.quantizer.strategy
+    return one.model_hash == other.model_hash and one.thresholds == other.thresholds and a.after == b.after
+
+
+# ---------------------------------------------------------------- what it gives
+def test_it_recovers_what_low_bits_lost() -> None:
+    found = tuned(steps=60, held_out=data(64, seed=2))
+    assert found.kept and found.steps == 60
+    assert found.after["sqnr"] > found.before["sqnr"] + 2.0
+    plan = found.quantizer.plan
+    assert compare(plan, [data()[0]]).same
+
+
+@pytest.mark.parametrize("objective", ["mse", "kl", lambda o, r, labels: (o[0] - r[0]).abs().mean()])
+def test_any_objective_without_labels(objective: Any) -> None:
+    found = tuned(steps=30, lr=2e-3, range_lr=0.0, objective=objective)
+    assert found.kept and found.after["sqnr"] > found.before["sqnr"]
+
+
+def test_labels_train_too() -> None:
+    model, strategy = started()
+    labelled = [(x, run_real(model, [x])[0].argmax(1)) for x in data()]
+    found = hago.finetune(model, HARDWARE, strategy, labelled, steps=20, objective="labels")
+    assert found.after["sim_acc"] >= found.before["sim_acc"]
+
+
+def test_the_result_is_a_strategy_like_any_other(tmp_path: Path) -> None:
+    """It is saved, loaded, applied and replayed with the trained float model."""
+    found = tuned()
+    found.quantizer.strategy.save(tmp_path / "s.json")
+    graph = found.quantizer.plan.graph
+    again = hago.create_quantizer(graph, HARDWARE, tmp_path / "s.json")
+    assert torch.equal(again.simulate()(data()[0]), found.quantizer.quantize()(data()[0]))
+    assert hago.replay(graph, HARDWARE, tmp_path / "s.json", data()).trials == 1
+    with pytest.raises(StrategyMismatch):
+        hago.create_quantizer(started()[0], HARDWARE, tmp_path / "s.json")
+
+
+def test_training_that_does_not_help_is_dropped() -> None:
+    model, strategy = started()
+    found = hago.finetune(model, HARDWARE, strategy, data(), steps=3, lr=30.0)
+    assert not found.kept and found.after == found.before
+    assert found.quantizer.strategy.model_hash == strategy.model_hash
+    assert found.quantizer.strategy.thresholds == strategy.thresholds
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    assert same(tuned(), tuned()) and not same(tuned(), tuned(seed=1))
+
+
+# ---------------------------------------------------------------- log and checkpoints
+def test_the_log_has_before_and_after(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    found = [tuned(log=log), tuned(log=log, seed=1)]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["what"] for line in lines] == ["before", "after", "before", "after"]
+    assert lines[0]["results"]["sqnr"] == found[0].before["sqnr"]
+    assert lines[3]["results"]["sqnr"] == found[1].after["sqnr"] and lines[3]["seed"] == 1
+    assert lines[3]["trained_model_hash"] == found[1].quantizer.strategy.model_hash
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_that_stops_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    calls = []
+
+    def stops(outputs: Any, reference: Any, labels: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 6:
+            raise Stop
+        return (outputs[0] - reference[0]).square().mean()
+
+    def goes_on(outputs: Any, reference: Any, labels: Any) -> Tensor:
+        return (outputs[0] - reference[0]).square().mean()
+
+    stops.__name__ = goes_on.__name__
+    path, log = tmp_path / "c.safetensors", tmp_path / "log.jsonl"
+    with pytest.raises(Stop):
+        tuned(checkpoint=path, every=3, objective=stops, log=log)
+    found = tuned(checkpoint=path, every=3, objective=goes_on, log=log)
+    assert same(found, tuned(objective=goes_on)) and found.steps == 8
+    assert [json.loads(line)["what"] for line in log.read_text().splitlines()] == ["before", "after"]
+    assert same(tuned(checkpoint=path, every=3, objective=goes_on), found)  # a finished run is found finished
+    with pytest.raises(StrategyMismatch, match="is of a run with seed 0, this one has 1"):
+        tuned(checkpoint=path, objective=goes_on, seed=1)
+    assert same(tuned(checkpoint=path, objective=goes_on, seed=1, resume=False), tuned(objective=goes_on, seed=1))
+
+
+#: Kills a run until one ends by itself; one process for all, so that torch is imported once.
+SCRIPT = """
+import os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+from qat.test_finetuning import started, tuned
+started()
+draw, kills, patience = random.Random(0), 0, 0.15
+while True:
+    child = os.fork()
+    if child == 0:
+        found = tuned(steps=24, checkpoint=sys.argv[1], every=2)
+        print(found.quantizer.strategy.model_hash, kills, flush=True)
+        os._exit(0)
+    time.sleep(draw.uniform(0, patience))
+    os.kill(child, signal.SIGKILL)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+    kills, patience = kills + 1, patience * 1.4
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "c.safetensors")],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found, kills = done.stdout.split()[-2:]
+    assert int(kills) >= 2
+    assert found == tuned(steps=24).quantizer.strategy.model_hash
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["c.safetensors"]
+
+
+# ---------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"steps": 0}, "steps is 0; expected a whole number above 0"),
+        ({"lr": float("nan")}, "lr is nan; expected a number from 0"),
+        ({"budget": "200 trials"}, "expected a time such as '5m'"),
+        ({"objective": "mes"}, "Did you mean 'mse'"),
+        ({"objective": "labels"}, "needs labels"),
+        ({"scheme": "lsq2"}, "Did you mean 'lsq'"),
+        ({"checkpoint": "/nonexistent/c.safetensors"}, "cannot write"),
+        ({"log": "/nonexistent/log.jsonl"}, "cannot write log"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(HagoError, match=message):
+        tuned(**options)
+
+
+def test_a_file_that_is_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(b"not at all")
+    with pytest.raises(HagoError, match="is no hago checkpoint"):
+        tuned(checkpoint=path)
+    tuned(checkpoint=tmp_path / "whole", steps=2)
+    path.write_bytes((tmp_path / "whole").read_bytes()[:-1])
+    with pytest.raises(HagoError, match="was cut"):
+        tuned(checkpoint=path, steps=2)
