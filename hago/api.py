@@ -76,7 +76,8 @@ def search_quantize_strategy(
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
         hardware: a Hardware, a name in hardware_specs, or a path.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
-        searcher: greedy, annealing, random, exhaustive, default (the start alone), each with options
+        searcher: greedy, annealing, random, exhaustive, default (the start alone), sensitivity or pareto
+            (guided by one pass over the data; docs/design.md), each with options
             where wanted ("greedy:tolerance=0.1"), or an object
             with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
         estimator: of thresholds, e.g. "mse" or "percentile:99.9".

@@ -36,6 +36,8 @@ CHUNK: Final = 16
 #: Bins of a weighted histogram.
 BINS: Final = 2048
 
+#: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
+ErrorsOf = Callable[[Edge], Sequence[Tensor]]
 #: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
 Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
 
@@ -117,13 +119,14 @@ class Gradients:
 
     Args:
         spectra: of activation edges.
-        weights: of constant edges, the sum of squared gradients, element by element.
+        weights: of constant edges, for every choice the sum of (g . d)**2, d being the error of one output
+            channel at a time: errors within a channel may add up or cancel, those of channels do not.
         samples: how many.
         signal: the sum of squared outputs.
     """
 
     spectra: Mapping[Edge, Spectrum]
-    weights: Mapping[Edge, Tensor]
+    weights: Mapping[Edge, Sequence[float]]
     samples: int
     signal: float
 
@@ -133,6 +136,7 @@ def gradients(
     batches: Iterable[Batch],
     ranges: Mapping[str, tuple[float, float]],
     probe: Probe,
+    errors: ErrorsOf,
     ops: Ops = OPS,
     seed: int = 0,
 ) -> Gradients:
@@ -141,8 +145,9 @@ def gradients(
     Args:
         ranges: (smallest, largest) value of every float-valued node.
         probe: what an output error matters.
+        errors: of constants.
     """
-    owner = _Pass(graph, ranges, probe, ops, torch.Generator().manual_seed(seed))
+    owner = _Pass(graph, ranges, probe, errors, ops, torch.Generator().manual_seed(seed))
     for batch in batches:
         for start in range(0, batch.size, CHUNK):
             labels = None if batch.labels is None else batch.labels[start : start + CHUNK]
@@ -158,12 +163,13 @@ class _Pass:
         graph: Graph,
         ranges: Mapping[str, tuple[float, float]],
         probe: Probe,
+        errors: ErrorsOf,
         ops: Ops,
         generator: torch.Generator,
     ) -> None:
-        self.graph, self.probe, self.ops, self.generator = graph, probe, ops, generator
+        self.graph, self.probe, self.errors, self.ops, self.generator = graph, probe, errors, ops, generator
         self.spectra: dict[Edge, Spectrum] = {}
-        self.weights: dict[Edge, Tensor] = {}
+        self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
         for edge in graph.edges:
             source = graph.source(edge)
@@ -203,5 +209,12 @@ class _Pass:
         return alias
 
     def _add_weight(self, edge: Edge, g: Tensor) -> None:
-        squares = g.to(torch.float64).square()
-        self.weights[edge] = self.weights[edge].add_(squares) if edge in self.weights else squares
+        errors = self.errors(edge)
+        sums = self.weights.setdefault(edge, [0.0] * len(errors))
+        rule = self.ops.get(self.graph[edge.dst].op)
+        weight = None if rule is None or rule.integer is None else rule.integer.weight
+        axis = weight.axis if weight is not None and weight.slot == edge.slot else 0
+        for index, error in enumerate(errors):
+            products = g * error
+            channels = products.movedim(axis, 0).flatten(1) if products.ndim > 1 else products.reshape(-1, 1)
+            sums[index] += float(channels.sum(1).square().sum(dtype=torch.float64))

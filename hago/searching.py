@@ -17,6 +17,7 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.evaluate import Evaluator, safe_start
 from hago.executors import open_executor
 from hago.goal import Goal, make_goal
+from hago.guidance import DEFAULT_COST, make_guide
 from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
@@ -24,10 +25,11 @@ from hago.scoring import Scoring
 from hago.search.driver import SearchResult, search
 from hago.search.header import Header, make_header
 from hago.search.searcher import Score, Searcher
-from hago.search.searchers import make_searcher, parse_searcher
+from hago.search.searchers import SEARCHERS, make_searcher, parse_searcher
 from hago.search.trial import Trial
-from hago.space import Bits, Space
+from hago.space import Bits
 from hago.strategy import HardwareId, Strategy
+from hago.waste import tidied
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,13 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         keep_float=options.keep_float,
         fix_bits=options.fix_bits,
     )
+    costs = costs_in_use(options.searcher, goal)
+    prepared = tidied(prepared, costs)
     objective = goal.objective
     scored = Scoring(goal, prepared, options.cache_bytes)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     check_reachable(goal, prepared, start, scored)
-    searcher = _searcher(options.searcher, prepared.space, start, options.seed)
+    searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
     how = made_by(prepared, objective.name, options.seed, options.keep_float, options.fix_bits)
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
     if goal.to_json():
@@ -174,10 +178,23 @@ def _nearest(goal: Goal, result: SearchResult) -> str:
     )
 
 
-def _searcher(searcher: Any, space: Space, start: Bits, seed: int) -> Searcher:
+def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
+    """The costs that matter, the one that a front would be over first."""
+    if not isinstance(searcher, str):
+        return goal.costs
+    name, given = parse_searcher(searcher)
+    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
+    named = str(given.get("cost", default))
+    return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
+
+
+def _searcher(searcher: Any, prepared: Prepared, goal: Goal, costs: Sequence[str], start: Bits, seed: int) -> Searcher:
+    space = prepared.space
     if isinstance(searcher, str):
-        name, options = parse_searcher(searcher)
-        return make_searcher(name, space, start, seed, options=options)
+        name, given = parse_searcher(searcher)
+        guided = name in SEARCHERS and SEARCHERS[name].guided
+        guide = make_guide(prepared, goal, start, seed, next(iter(costs), "")) if guided else None
+        return make_searcher(name, space, start, seed, options=given, guide=guide)
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher  # type: ignore[no-any-return]
     if callable(searcher):

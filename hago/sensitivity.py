@@ -1,14 +1,14 @@
 """Sensitivity: the expected loss of every choice of bits, all from one pass over the data.
 
-For a group with squared gradients g**2 and quantization errors d, the loss is E[sum g**2 d**2] / 2:
-errors of elements and of edges are taken as independent, and small. What it predicts is a guide for
-searchers; what counts is measured. The papers: `gradients`.
+For an edge with gradients g and quantization errors d, the loss is E[sum g**2 d**2] / 2: errors of
+elements (of weights: of output channels) and of edges are taken as independent, and small. What it
+predicts is a guide for searchers; what counts is measured. The papers: `gradients`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,8 +21,8 @@ from hago.cost_range import level
 from hago.debug.text import number, table, tail
 from hago.errors import HagoError
 from hago.gradients import Gradients, Probe, Spectrum, cross_entropy, divergence, gradients, squared_error
-from hago.graph import CONST
 from hago.json_text import canonical, replace_file
+from hago.lru import LRU
 from hago.objective import Objective, decibels
 from hago.plan import Plan
 from hago.prepare import Prepared
@@ -30,6 +30,8 @@ from hago.space import Bits, Group
 from hago.types import Edge, QParams
 
 VERSION: Final = 1
+#: Bytes of errors of constants that are kept while the pass runs; others are worked out again.
+ERROR_BYTES: Final = 1 << 28
 #: How an error at the outputs matters to each objective; the squared error, where it is not listed.
 PROBES: Final[Mapping[str, tuple[Probe, str]]] = {
     "kl": (divergence, "divergence"),
@@ -99,28 +101,44 @@ def measure_sensitivity(prepared: Prepared, objective: Objective, seed: int = 0)
     """
     probe, measure = PROBES.get(objective.name, (squared_error, "squared error"))
     ops = prepared.hardware.known_ops
-    seen = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, probe, ops, seed)
+    found = _Losses(prepared)
+    ranges = prepared.calibration.ranges
+    seen = gradients(prepared.graph, prepared.batches, ranges, probe, found.errors, ops, seed)
     unit = seen.signal if measure == "squared error" else float(seen.samples)
-    found = _Losses(prepared, seen, unit or 1.0)
-    losses = {key: found.of(group) for key, group in prepared.space.groups.items()}
+    losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in prepared.space.groups.items()}
     return Sensitivity(objective.name, measure, seen.samples, losses, tuple(found.unreached))
 
 
 class _Losses:
     """Losses from gradients, group by group; keeps a Plan for every rung of the choices."""
 
-    def __init__(self, prepared: Prepared, seen: Gradients, unit: float) -> None:
-        self.prepared, self.seen, self.unit = prepared, seen, unit
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
         self.unreached: list[str] = []
         rungs = max((len(g.choices) for g in prepared.space.groups.values()), default=0)
         self.plans = [prepared.resolver(level(prepared.space, rung)) for rung in range(rungs)]
+        self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
 
-    def of(self, group: Group) -> dict[int, float]:
+    def errors(self, edge: Edge) -> Sequence[Tensor]:
+        """What each choice of bits does to the constant on an edge; nothing where there is no choice."""
+        group = self.prepared.space.groups.get(str(edge))
+        if group is None:
+            return ()
+        found = self._errors.get(edge)
+        if found is None:
+            exact = self.prepared.graph.consts[group.source].to(torch.float64)
+            grids = (self._qparams(self.plans[rung], group) for rung in range(len(group.choices)))
+            found = [(self._held(group, grid) - exact).to(torch.float32) for grid in grids]
+            self._errors.put(edge, found)
+        return found
+
+    def _held(self, group: Group, grid: QParams) -> Tensor:
+        return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
+
+    def of(self, group: Group, seen: Gradients, unit: float) -> dict[int, float]:
         """By bits; never less for fewer bits."""
         worst, found = 0.0, {}
-        raw = {
-            bits: self._loss(group, self._qparams(self.plans[rung], group)) for rung, bits in enumerate(group.choices)
-        }
+        raw = {bits: self._loss(group, rung, seen) / unit for rung, bits in enumerate(group.choices)}
         if not any(raw.values()):
             self.unreached.append(group.key)
             raw = {bits: 4.0**-bits for bits in group.choices}
@@ -138,27 +156,12 @@ class _Losses:
             raise HagoError(f"group {group.key!r} has no grid; this is a defect of hago")
         return target
 
-    def _loss(self, group: Group, qparams: QParams) -> float:
-        total = 0.0
-        for edge in self._edges(group):
-            if self.prepared.graph[self.prepared.graph.source(edge)].op == CONST:
-                total += self._weight_loss(edge, qparams)
-            elif edge in self.seen.spectra:
-                total += spectrum_loss(self.seen.spectra[edge], qparams)
-        return total / (2 * self.unit)
-
-    def _edges(self, group: Group) -> tuple[Edge, ...]:
+    def _loss(self, group: Group, rung: int, seen: Gradients) -> float:
+        grid = self._qparams(self.plans[rung], group)
         node, _, slot = group.key.rpartition(":")
-        return self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
-
-    def _weight_loss(self, edge: Edge, qparams: QParams) -> float:
-        squares = self.seen.weights.get(edge)
-        if squares is None:
-            return 0.0
-        name = self.prepared.graph.source(edge)
-        exact = self.prepared.graph.consts[name].to(torch.float64)
-        error = self.prepared.resolver.const(name, qparams).to(torch.float64) * qparams.scale - exact
-        return float((squares * error.square()).sum())
+        edges = self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
+        total = sum(spectrum_loss(seen.spectra[e], grid) for e in edges if e in seen.spectra)
+        return total + sum(seen.weights[e][rung] for e in edges if seen.weights.get(e))
 
 
 def spectrum_loss(spectrum: Spectrum, qparams: QParams) -> float:

@@ -30,6 +30,10 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
     return prepare(residual_block(), request.param, DATA)
 
 
+def no_errors(edge: Edge) -> list[Tensor]:
+    return []
+
+
 # ---------------------------------------------------------------- by hand
 def scaled_by(*factors: float) -> Builder:
     b = Builder()
@@ -40,7 +44,7 @@ def scaled_by(*factors: float) -> Builder:
 def test_squared_gradients_of_a_diagonal_matrix() -> None:
     x = torch.tensor([[0.5, -1.0, 0.0], [0.25, 1.0, -0.5]])
     found = gradients(
-        scaled_by(1, 2, 4).graph(), [Batch((x,), None)], {"x": (-1.0, 1.0), "fc": (-2.0, 2.0)}, squared_error
+        scaled_by(1, 2, 4).graph(), [Batch((x,), None)], {"x": (-1.0, 1.0), "fc": (-2.0, 2.0)}, squared_error, no_errors
     )
     spectrum = found.spectra[Edge("fc", 0)]
     # g is sqrt(2) w whatever the sign; the zero is left out
@@ -54,9 +58,11 @@ def test_squared_gradients_of_a_diagonal_matrix() -> None:
 def test_squared_gradients_of_weights() -> None:
     b = Builder()
     b.linear(b.input(3, name="x"), seeded(2, 3, seed=1), name="fc")
-    x = torch.tensor([[0.5, -1.0, 2.0]])
-    found = gradients(b.graph(), [Batch((x,), None)], {"x": (-1.0, 2.0)}, squared_error)
-    assert torch.allclose(found.weights[Edge("fc", 1)], 2 * x.double().square().expand(2, 3))
+    x, errors = torch.tensor([[0.5, -1.0, 2.0]]), [seeded(2, 3, seed=s, size=0.01) for s in (2, 3)]
+    found = gradients(b.graph(), [Batch((x,), None)], {"x": (-1.0, 2.0)}, squared_error, lambda edge: errors)
+    # with one sample the squared error of the outputs, exactly
+    wanted = [2 * float((x @ e.T).square().sum()) for e in errors]
+    assert found.weights[Edge("fc", 1)] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("probe", [divergence, cross_entropy, squared_error])
@@ -109,8 +115,10 @@ def test_the_same_seed_gives_the_same_losses_and_batches_do_not_matter(prepared:
     assert measure_sensitivity(prepared, sqnr) == first
     assert measure_sensitivity(prepared, sqnr, seed=1) != first
     x = torch.cat([x for x, _ in DATA])
-    whole = gradients(prepared.graph, Batches([x], prepared.graph.inputs), prepared.calibration.ranges, squared_error)
-    halves = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error)
+    whole = gradients(
+        prepared.graph, Batches([x], prepared.graph.inputs), prepared.calibration.ranges, squared_error, no_errors
+    )
+    halves = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error, no_errors)
     assert CHUNK == 16 and whole.samples == halves.samples
     a, b = (float(s.spectra[Edge("fc", 0)].mass.sum()) for s in (whole, halves))
     assert a == pytest.approx(b, rel=0.5)

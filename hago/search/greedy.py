@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hago.errors import HagoError
-from hago.search.repair import feeds_of, repair
+from hago.search.repair import feeds_of, repair, swapped
 from hago.search.searcher import Score, Searcher
 from hago.search.walk import Feeds, Seen, Steps, Walk, measure, shifted
 from hago.space import Bits, Space
@@ -32,11 +32,12 @@ class GreedyOptions:
 
 
 def greedy(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
-    """A searcher that walks from `start` to a point that no single step improves.
+    """A searcher that walks from `start` to a point that no single step or trade improves.
 
     First it repairs a start that overflows. Then it visits the groups in order: a group takes the
     next fewer bits as long as the point does not get worse, and where the first such step was
-    refused, the next more bits as long as it gets better. It ends with a pass that changes nothing.
+    refused, the next more bits as long as it gets better. Once a pass changes nothing, operands of one
+    node trade a choice of bits where that gets better. It ends where that changes nothing either.
 
     Args:
         feeds: for the repair, the groups that decide how large a node's accumulator gets; by
@@ -80,7 +81,20 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
             if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", seen)):
                 yield from _descend(space, incumbent, key, -1, f"pass {number}", seen)
         if incumbent.bits == before:
+            # alone, neither operand of an accumulator could take more
+            yield from _swap(space, incumbent, feeds, f"pass {number}", seen)
+        if incumbent.bits == before:
             return
+
+
+def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: Seen) -> Steps[None]:
+    """Operands that share an accumulator trade bits."""
+    for node, keys in feeds.items():
+        for bits in swapped(space, {node: keys}, incumbent.bits):
+            score = yield from measure(bits, f"{why}: swap at {node}", seen)
+            if incumbent.yields_to(score, fewer_bits=False):
+                incumbent.bits, incumbent.score = bits, score
+                break
 
 
 def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: Seen) -> Steps[bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hago.search.searcher import Score
 from hago.search.walk import Feeds, Seen, Steps, measure, shifted
 from hago.space import Bits, Space
@@ -14,6 +16,19 @@ def feeds_of(space: Space) -> dict[str, tuple[str, ...]]:
         for node in dict.fromkeys(edge.dst for edge in group.edges):
             found.setdefault(node, []).append(key)
     return {node: tuple(keys) for node, keys in found.items()}
+
+
+def swapped(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
+    """The points at which one operand of an accumulator has a choice more and another a choice less. Where
+    both have their most bits there is nothing to swap."""
+    found = []
+    for keys in feeds.values():
+        for more, less in itertools.permutations([k for k in keys if k in space.groups], 2):
+            if bits[more] < space.groups[more].choices[0]:
+                there = shifted(space, shifted(space, bits, more, -1), less, 1)
+                if there[less] != bits[less]:
+                    found.append(there)
+    return found
 
 
 def repair(space: Space, start: Bits, feeds: Feeds, seen: Seen) -> Steps[tuple[dict[str, int], Score]]:

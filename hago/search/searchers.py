@@ -13,8 +13,11 @@ from hago.search.annealing import AnnealingOptions, annealing
 from hago.search.default import DefaultOptions, default
 from hago.search.exhaustive import ExhaustiveOptions, exhaustive
 from hago.search.greedy import GreedyOptions, greedy
+from hago.search.guide import Guide
+from hago.search.pareto import ParetoOptions, pareto
 from hago.search.random_search import RandomOptions, random_search
 from hago.search.searcher import Searcher
+from hago.search.sensitivity_search import SensitivityOptions, sensitivity
 from hago.search.walk import Feeds
 from hago.space import Bits, Space
 
@@ -24,12 +27,14 @@ class SearcherEntry:
     """How a searcher is made.
 
     Args:
-        make: takes (space, start, seed, options, feeds).
+        make: takes (space, start, seed, options, feeds), and where it is guided a guide after them.
         options: the dataclass of its options.
+        guided: whether it reads expected losses and costs.
     """
 
     make: Callable[..., Searcher]
     options: type[Any]
+    guided: bool = False
 
 
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
@@ -39,6 +44,8 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "greedy": SearcherEntry(greedy, GreedyOptions),
         "annealing": SearcherEntry(annealing, AnnealingOptions),
         "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
+        "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True),
+        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True),
     }
 )
 
@@ -76,6 +83,7 @@ def make_searcher(
     seed: int = 0,
     feeds: Feeds | None = None,
     options: Any = None,
+    guide: Guide | None = None,
 ) -> Searcher:
     """A fresh searcher.
 
@@ -87,6 +95,7 @@ def make_searcher(
             its in-edges.
         options: the searcher's own dataclass, or a mapping of its fields; what is absent has its
             default.
+        guide: expected losses and costs, for a searcher that is guided; those of any space by default.
 
     Raises:
         HagoError: an unknown name or option, or one of a wrong type or range.
@@ -99,10 +108,22 @@ def make_searcher(
     begin = space.widest() if start is None else {k: int(b) for k, b in start.items()}
     space.check(begin)
     entry = SEARCHERS[name]
-    return entry.make(space, begin, seed, _options(name, entry.options, options), feeds)
+    chosen = make_options(name, options)
+    guided = (guide,) if entry.guided else ()
+    return entry.make(space, begin, seed, chosen, feeds, *guided)
 
 
-def _options(name: str, kind: type[Any], given: Any) -> Any:
+def make_options(name: str, given: Any = None) -> Any:
+    """A searcher's options as its dataclass.
+
+    Args:
+        name: a key of SEARCHERS.
+        given: that dataclass, or a mapping of its fields.
+
+    Raises:
+        HagoError: an unknown option, or one of a wrong type or range.
+    """
+    kind = SEARCHERS[name].options
     values = asdict(given) if isinstance(given, kind) else given or {}
     if not isinstance(values, Mapping):
         raise HagoError(f"options of searcher {name!r}: got {given!r}, expected {kind.__name__} or a mapping")

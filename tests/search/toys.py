@@ -24,6 +24,8 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
     "annealing": {"cooling": 0.7},
     "exhaustive": {"batch": 4},
+    "sensitivity": {"moves": 12, "batch": 3},
+    "pareto": {"points": 8, "batch": 3},
 }
 
 

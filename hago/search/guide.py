@@ -1,0 +1,78 @@
+"""Guide: what is expected of points before any is evaluated: a loss and a cost for every choice.
+
+A cost is a sum of terms, each a table over the bits of a few groups; most have one, the bit operations
+of a convolution have two. The guide proposes; evaluations decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hago.search.searcher import Score
+from hago.space import Bits, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of the cost.
+
+    Args:
+        keys: the groups that it depends on.
+        table: by their bits, in that order.
+    """
+
+    keys: tuple[str, ...]
+    table: Mapping[tuple[int, ...], float]
+
+    def __call__(self, bits: Bits) -> float:
+        return self.table[tuple(bits[k] for k in self.keys)]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Expected losses and costs.
+
+    Args:
+        metric: the cost's name in `Score.costs`; empty for the total of bits.
+        losses: by group, by bits, never less for fewer bits; they add up.
+        terms: of the cost, a constant aside.
+        constant: what every point costs beside the terms.
+        limit: what the cost may be at most.
+        minimize: whether the cost is what the search makes least.
+        measured: the loss that a score tells of, in the unit of `losses`; None where it tells none.
+    """
+
+    metric: str
+    losses: Mapping[str, Mapping[int, float]]
+    terms: Sequence[Term]
+    constant: float = 0.0
+    limit: float | None = None
+    minimize: bool = False
+    measured: Callable[[Score], float] | None = None
+
+    def loss(self, bits: Bits) -> float:
+        """The expected loss of a point."""
+        return math.fsum(self.losses[k][b] for k, b in bits.items() if k in self.losses)
+
+    def cost(self, bits: Bits) -> float:
+        """The expected cost of a point."""
+        return self.constant + math.fsum(term(bits) for term in self.terms)
+
+    def cost_of(self, score: Score) -> float:
+        """The true cost of a scored point."""
+        return score.costs.get(self.metric, float(score.total_bits))
+
+    def corrected(self, factors: Mapping[str, float]) -> Guide:
+        """With every group's losses times its factor."""
+        losses = {k: {b: x * factors.get(k, 1.0) for b, x in by.items()} for k, by in self.losses.items()}
+        return replace(self, losses=losses)
+
+
+def plain_guide(space: Space) -> Guide:
+    """What is known of any space: a bit less makes the squared error four times as large, and every bit
+    costs one."""
+    losses = {key: {b: 4.0 ** -min(b, 64) for b in g.choices} for key, g in space.groups.items()}
+    terms = [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in space.groups.items()]
+    return Guide("", losses, terms)

@@ -1,0 +1,141 @@
+"""Knapsack: the point of least expected loss whose cost stays under a limit, by integer programming.
+
+One binary variable for every choice of a group, exactly one of each group's set; one for every row of a
+term over several groups, which agree with the choices of each (the local polytope of a pairwise model,
+exact here since the choices are integers).
+
+References:
+    The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu,
+    J. Hall, Math. Prog. Comp. 10, 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from hago.search.guide import Guide, Term
+from hago.search.quiet import quiet_stdout
+from hago.space import Space
+
+Vector: TypeAlias = NDArray[np.float64]
+
+#: The solver looks at absolute differences of 1e-6; losses are scaled to this.
+_SCALE: Final = 1e4
+#: Part of the loss that may be lost to a cheaper point: ties go to the lower cost.
+_TIE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """At most `bits` for these groups together."""
+
+    keys: tuple[str, ...]
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A solution: the point, and what is expected of it."""
+
+    bits: Mapping[str, int]
+    loss: float
+    cost: float
+
+
+class Knapsack:
+    """The program of one space and guide; solved for any limit.
+
+    Args:
+        rooms: how many bits several groups may have together, e.g. operands that share an accumulator.
+    """
+
+    def __init__(self, space: Space, guide: Guide, rooms: Sequence[Room] = ()) -> None:
+        self.guide, self.rooms = guide, rooms
+        self.choices = {k: g.choices for k, g in space.groups.items()}
+        self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
+        self.size = len(self.index)
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._sides: list[float] = []
+        for key, listed in self.choices.items():
+            self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
+        parts = [np.zeros(self.size)]
+        for term in guide.terms:
+            if len(term.keys) > 1:
+                parts.append(self._joint(term))
+                continue
+            for bits in self.choices[term.keys[0]]:
+                parts[0][self.index[term.keys[0], bits]] += term.table[(bits,)]
+        self.cost = np.concatenate(parts)
+
+    def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
+        row = len(self._sides)
+        for column, value in entries:
+            self._rows.append(row)
+            self._columns.append(column)
+            self._values.append(value)
+        self._sides.append(side)
+
+    def _joint(self, term: Term) -> Vector:
+        """Variables for the rows of a term over several groups; their costs."""
+        rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
+        first = self.size
+        self.size += len(rows)
+        for slot, key in enumerate(term.keys):
+            for bits in self.choices[key]:
+                having = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
+                self._equal([*having, (self.index[key, bits], -1.0)], 0.0)
+        return np.array([term.table[r] for r in rows])
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least cost of any point, and the cost of the point of least loss."""
+        cheapest, best = self._solve(self.cost, None), self.solve(None)
+        assert cheapest is not None and best is not None
+        return self.guide.cost(cheapest), best.cost
+
+    def solve(self, limit: float | None) -> Picked | None:
+        """The point of least expected loss whose expected cost is at most `limit`; None where no point is."""
+        losses = np.zeros(self.size)
+        for (key, bits), column in self.index.items():
+            losses[column] = self.guide.losses[key][bits]
+        largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
+        wanted = losses / largest * _SCALE + self.cost / dearest * _TIE
+        found = self._solve(wanted, None if limit is None else limit - self.guide.constant)
+        return None if found is None else Picked(found, self.guide.loss(found), self.guide.cost(found))
+
+    def _solve(self, wanted: Vector, limit: float | None) -> dict[str, int] | None:
+        shape = (len(self._sides), self.size)
+        equal = coo_matrix((self._values, (self._rows, self._columns)), shape=shape)
+        constraints = [LinearConstraint(equal, self._sides, self._sides)]
+        if limit is not None:
+            unit = abs(limit) or 1.0
+            constraints.append(LinearConstraint(self.cost[None, :] / unit, -np.inf, limit / unit))
+        for room in self.rooms:
+            row = np.zeros((1, self.size))
+            for key in room.keys:
+                for bits in self.choices[key]:
+                    row[0, self.index[key, bits]] += bits
+            constraints.append(LinearConstraint(row, -np.inf, room.bits))
+        integral = np.zeros(self.size)
+        integral[: len(self.index)] = 1
+        with quiet_stdout():
+            found = milp(
+                wanted,
+                constraints=constraints,
+                integrality=integral,
+                bounds=Bounds(0.0, 1.0),
+                options={"mip_rel_gap": 1e-6},
+            )
+        if found.x is None:
+            return None
+        picked = {key: max(bits, key=lambda b: found.x[self.index[key, b]]) for key, bits in self.choices.items()}
+        return {k: int(b) for k, b in picked.items()}

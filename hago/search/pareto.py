@@ -1,0 +1,129 @@
+"""Pareto search: the whole front between a cost and the loss, coarse first, every point evaluated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from hago.errors import HagoError
+from hago.search.guide import Guide, plain_guide
+from hago.search.knapsack import Knapsack, Picked
+from hago.search.repair import feeds_of, repair
+from hago.search.searcher import Searcher, point_key
+from hago.search.sensitivity_search import Explored
+from hago.search.walk import Feeds, Steps, Walk
+from hago.space import Bits, Space
+
+#: Costs that differ by less are one to the solver.
+_APART: Final = 1.00001
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoOptions:
+    """Options of Pareto search.
+
+    Args:
+        cost: which cost the front is over; empty for the first that the goal names, else weight_bytes.
+        points: of the front, evaluated in each round, at most.
+        rounds: after each, expected losses are corrected by what was measured.
+        batch: points that are asked at once, for evaluation side by side.
+    """
+
+    cost: str = ""
+    points: int = 24
+    rounds: int = 2
+    batch: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.points, self.rounds, self.batch) < 1:
+            raise HagoError(
+                f"pareto search of {self.points} points in {self.rounds} rounds, {self.batch} at once; "
+                "expected 1 or more"
+            )
+
+
+def pareto(
+    space: Space,
+    start: Bits,
+    seed: int,
+    options: ParetoOptions,
+    feeds: Feeds | None = None,
+    guide: Guide | None = None,
+) -> Searcher:
+    """A searcher that asks `start`, then the cheapest point and points in between: each is the solution of
+    the integer program at a limit in the middle of the widest gap so far, so that it can be stopped at any
+    time with points all along the front.
+
+    Args:
+        feeds: see greedy.
+        guide: see sensitivity.
+
+    References:
+        The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
+    """
+    chosen = plain_guide(space) if guide is None else guide
+    return Walk("pareto", options, _steps(space, start, options, feeds or feeds_of(space), chosen))
+
+
+def _steps(space: Space, start: Bits, options: ParetoOptions, feeds: Feeds, guide: Guide) -> Steps[None]:
+    explored = Explored(space, guide, feeds)
+    explored.scored.append((yield from repair(space, start, feeds, explored.seen)))
+    if all(len(g.choices) == 1 for g in space.groups.values()):
+        return
+    for number in range(1, options.rounds + 1):
+        before = len(explored.scored)
+        yield from _sweep(explored, explored.program(), options, f"round {number}")
+        if len(explored.scored) == before:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Between two neighbours of the expected front."""
+
+    low: Picked
+    high: Picked
+
+    @property
+    def size(self) -> float:
+        """How far apart the ends are: the product of both ratios, in logarithms."""
+        costs = math.log(max(self.high.cost, 1e-300) / max(self.low.cost, 1e-300))
+        losses = math.log(max(self.low.loss, 1e-300) / max(self.high.loss, 1e-300))
+        return max(costs, 0.0) * max(losses, 0.0)
+
+    @property
+    def middle(self) -> float:
+        return (self.low.cost + self.high.cost) / 2
+
+
+def _sweep(explored: Explored, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
+    least, _ = program.range
+    low, high = program.solve(least * (1 + 1e-9)), program.solve(None)
+    if low is None or high is None:
+        return
+    yield from explored.look_at_all([low.bits, high.bits], f"{why}: the ends of the front")
+    gaps, left = [_Gap(low, high)], options.points - 2
+    while gaps and left > 0:
+        found: list[Picked] = []
+        while gaps and len(found) < min(left, options.batch):
+            gaps.sort(key=lambda g: g.size)
+            gap = gaps.pop()
+            picked, parts = _inside(program, gap)
+            found += picked
+            gaps += parts
+        new = [p.bits for p in found if point_key(p.bits) not in explored.seen]
+        left -= len(found)
+        yield from explored.look_at_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
+
+
+def _inside(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
+    """A point of the front inside a gap, and the gaps beside it; nothing where there is none."""
+    picked = program.solve(gap.middle)
+    if picked is not None and picked.cost > gap.low.cost * _APART:
+        return [picked], [_Gap(gap.low, picked), _Gap(picked, gap.high)]
+    # the lower half is empty; the next point below the upper end tells whether all of it is
+    picked = program.solve(gap.high.cost / _APART)
+    if picked is None or picked.cost <= gap.low.cost * _APART:
+        return [], []
+    return [picked], [_Gap(gap.low, picked)]

@@ -1,0 +1,265 @@
+"""Sensitivity search: solve for the best expected point, evaluate it, correct what was expected, and
+repeat; then moves of one or two groups around the best point seen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from hago.errors import HagoError
+from hago.search.correction import factors
+from hago.search.guide import Guide, plain_guide
+from hago.search.knapsack import Knapsack, Picked, Room
+from hago.search.repair import feeds_of, repair, swapped
+from hago.search.searcher import Score, Searcher, point_key
+from hago.search.walk import Ask, Feeds, Seen, Steps, Walk, measure, shifted
+from hago.space import Bits, Space
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityOptions:
+    """Options of sensitivity search.
+
+    Args:
+        rounds: how often the program is solved and corrected at most.
+        points: evaluations that find where a limit on a measure lies, when a cost is minimised.
+        moves: evaluations of moves around the best point, at most.
+        batch: moves that are asked at once, for evaluation side by side.
+    """
+
+    rounds: int = 4
+    points: int = 8
+    moves: int = 48
+    batch: int = 4
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.points < 1 or self.moves < 0 or self.batch < 1:
+            raise HagoError(
+                f"sensitivity search of {self.rounds} rounds, {self.points} points, {self.moves} moves, {self.batch} "
+                "at once; expected 1 or more, and 0 or more moves"
+            )
+
+
+def sensitivity(
+    space: Space,
+    start: Bits,
+    seed: int,
+    options: SensitivityOptions,
+    feeds: Feeds | None = None,
+    guide: Guide | None = None,
+) -> Searcher:
+    """A searcher that asks `start`, then what an integer program over expected losses picks under the
+    limit on the cost (or, where a cost is minimised, along the front until the limits are just kept), and
+    then single steps and swaps around the best.
+
+    Args:
+        feeds: see greedy.
+        guide: expected losses and costs; those of any space where it is not given.
+
+    References:
+        Z. Yao et al., "HAWQ-V3", ICML 2021, for the program; the correction by evaluations is our own.
+    """
+    chosen = plain_guide(space) if guide is None else guide
+    return Walk("sensitivity", options, _steps(space, start, options, feeds or feeds_of(space), chosen))
+
+
+@dataclass(slots=True)
+class Explored:
+    """All points that were scored, and the best of them."""
+
+    space: Space
+    guide: Guide
+    feeds: Feeds
+    seen: Seen = field(default_factory=dict)
+    scored: list[tuple[Bits, Score]] = field(default_factory=list)
+
+    def look(self, bits: Bits, why: str) -> Steps[Score]:
+        """The score of a point."""
+        new = point_key(bits) not in self.seen
+        score = yield from measure(bits, why, self.seen)
+        if new:
+            self.scored.append((dict(bits), score))
+        return score
+
+    def look_at_all(self, points: Sequence[Bits], why: str) -> Steps[None]:
+        """Score several points at once; those known already are left out."""
+        new = {k: dict(p) for p in points if (k := point_key(p)) not in self.seen}
+        if new:
+            scores = yield Ask(tuple(new.values()), why)
+            self.seen.update(zip(new, scores, strict=True))
+            self.scored += zip(new.values(), scores, strict=True)
+
+    @property
+    def best(self) -> tuple[Bits, Score]:
+        """The first of the highest rank."""
+        return max(self.scored, key=lambda pair: pair[1].rank)
+
+    def program(self) -> Knapsack:
+        """The integer program with losses as evaluations have corrected them, and no more bits around
+        an accumulator than it was seen to hold."""
+        rooms = [Room(keys, bits) for keys, bits in self.rooms.items()]
+        return Knapsack(self.space, self.guide.corrected(factors(self.guide, self.scored)), rooms)
+
+    @property
+    def known_feeds(self) -> dict[str, tuple[str, ...]]:
+        """The feeds, less groups that the space does not have."""
+        return {node: tuple(k for k in keys if k in self.space.groups) for node, keys in self.feeds.items()}
+
+    @property
+    def rooms(self) -> dict[tuple[str, ...], int]:
+        """By the groups that feed an accumulator, the bits that fit it together: those of the first point
+        that ran, where it has less than the most, and fewer where a point with so many overflowed."""
+        runs = next((bits for bits, score in self.scored if score.runs), None)
+        most = self.space.widest()
+        found: dict[tuple[str, ...], int] = {}
+        if runs is not None:
+            for keys in self.known_feeds.values():
+                if any(runs[k] < most[k] for k in keys):
+                    found[keys] = sum(runs[k] for k in keys)
+            fed = {k for keys in self.known_feeds.values() for k in keys}
+            found |= {(k,): runs[k] for k in most if k not in fed and runs[k] < most[k]}
+        for bits, score in self.scored:
+            for node in score.overflows:
+                keys = self.known_feeds.get(node, ())
+                if keys:
+                    used = sum(bits[k] for k in keys) - score.excess_bits.get(node, 1)
+                    least = sum(self.space.groups[k].choices[-1] for k in keys)
+                    found[keys] = max(min(found.get(keys, used), used), least)
+        return found
+
+
+def _steps(space: Space, start: Bits, options: SensitivityOptions, feeds: Feeds, guide: Guide) -> Steps[None]:
+    explored = Explored(space, guide, feeds)
+    explored.scored.append((yield from repair(space, start, feeds, explored.seen)))
+    if all(len(g.choices) == 1 for g in space.groups.values()):
+        return
+    for number in range(1, options.rounds + 1):
+        before = len(explored.scored)
+        program = explored.program()
+        if guide.minimize:
+            yield from _cheapest(explored, program, options.points, f"round {number}")
+        else:
+            yield from _within(explored, program, guide.limit, f"round {number}")
+        if len(explored.scored) == before:
+            break
+    yield from _moves(explored, options)
+
+
+def _within(explored: Explored, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
+    """The best expected point whose true cost keeps the limit; the program's costs may be a little off."""
+    allowed = limit
+    for _ in range(3):
+        picked = program.solve(allowed)
+        if picked is None:
+            return
+        score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
+        cost = explored.guide.cost_of(score)
+        if limit is None or allowed is None or cost <= limit:
+            return
+        allowed -= cost - limit
+
+
+def _cheapest(explored: Explored, program: Knapsack, points: int, why: str) -> Steps[None]:
+    """Along the front, by bisection: the least cost at which the limits are kept."""
+    low, high = program.range
+    for number in range(points):
+        middle = low if number == 0 else (low + high) / 2
+        picked = program.solve(middle * (1 + 1e-9))
+        if picked is None:
+            return
+        score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
+        if not score.accepted:
+            low = middle
+        elif number == 0:
+            return
+        else:
+            high = min(middle, picked.cost)
+        if high - low <= 1e-6 * abs(high):
+            return
+
+
+def _says(picked: Picked) -> str:
+    return f"expected loss {picked.loss:.4g} at cost {picked.cost:.6g}"
+
+
+def _moves(explored: Explored, options: SensitivityOptions) -> Steps[None]:
+    left = options.moves
+    while left > 0:
+        bits, score = explored.best
+        guide = explored.guide.corrected(factors(explored.guide, explored.scored))
+        near = _neighbours(explored, guide, bits, score)
+        new = (p for p in near if point_key(p) not in explored.seen)
+        points = list(itertools.islice(new, min(left, options.batch)))
+        if not points:
+            return
+        left -= len(points)
+        yield from explored.look_at_all(points, "a move around the best")
+
+
+#: How far an expected change may be off, as a part of it: moves are tried by what they gain at best.
+_DOUBT: Final = 0.7
+#: How many raises are paired with how many lowerings.
+_PAIRED: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Other bits for one or two groups, and what is expected of them.
+
+    Args:
+        loss, cost: the change.
+        churn: the sum of the sizes of all changes of loss.
+    """
+
+    bits: Mapping[str, int]
+    loss: float
+    cost: float
+    churn: float
+
+    @property
+    def at_best(self) -> float:
+        """The change of loss if expectations are off in its favour."""
+        return self.loss - _DOUBT * self.churn
+
+
+def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
+    """Single steps and swaps that may improve a point, the most promising first."""
+    space, cost = explored.space, guide.cost(bits)
+
+    def move(there: Bits) -> _Move:
+        changed = {k: b for k, b in there.items() if b != bits[k]}
+        changes = [guide.losses[k][b] - guide.losses[k][bits[k]] for k, b in changed.items() if k in guide.losses]
+        return _Move(changed, math.fsum(changes), guide.cost(there) - cost, math.fsum(map(abs, changes)))
+
+    downs, ups = ([move(p) for k in space.groups if (p := shifted(space, bits, k, s)) != bits] for s in (1, -1))
+    downs.sort(key=lambda m: m.at_best)
+    ups.sort(key=lambda m: m.at_best)
+    pairs = itertools.product(ups[:_PAIRED], downs[:_PAIRED])
+    swaps = [_both(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
+    found = [*downs, *ups, *swaps, *(move(p) for p in swapped(space, explored.known_feeds, bits))]
+    # expected costs may be a little off: they are trusted in differences
+    spare = math.inf if guide.limit is None else guide.limit - guide.cost_of(score)
+    if guide.minimize:
+        found = [m for m in found if m.cost < 0]
+    rooms = explored.rooms
+    kept = [m for m in found if m.cost <= spare and _fits(rooms, bits, m)]
+    order = (lambda m: m.at_best / -m.cost) if guide.minimize else (lambda m: m.at_best)
+    for chosen in sorted(kept, key=order):
+        yield {**bits, **chosen.bits}
+
+
+def _both(up: _Move, down: _Move) -> _Move:
+    """Two moves at once; their costs are taken to add up."""
+    return _Move({**up.bits, **down.bits}, up.loss + down.loss, up.cost + down.cost, up.churn + down.churn)
+
+
+def _fits(rooms: Mapping[tuple[str, ...], int], bits: Bits, move: _Move) -> bool:
+    """Whether the accumulators that it feeds are known to hold as many bits."""
+    return all(
+        sum(move.bits.get(k, bits[k]) for k in keys) <= most
+        for keys, most in rooms.items()
+        if any(k in move.bits for k in keys)
+    )

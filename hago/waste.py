@@ -1,0 +1,93 @@
+"""Waste: choices that no cost in use and no overflow can tell apart, and a space without them.
+
+Fewer bits are never expected to be more accurate. So of the choices that the same signature holds, only
+the most bits are worth a trial, unless a cost in use counts bits, or an accumulator that they feed
+could overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from hago.graph import CONST, OUTPUT
+from hago.hardware import OpDesc
+from hago.plan import Plan
+from hago.prepare import Prepared
+from hago.resolve import Resolver
+from hago.space import Group, Space
+from hago.topology import fitting_descs
+from hago.types import Edge
+
+#: Costs that count the bits of constants alone.
+OF_CONSTANTS: Final = frozenset({"weight_bytes", "effective_bits"})
+#: Costs that count the bits of all operands.
+OF_ALL: Final = frozenset({"bops"})
+
+
+def classes(prepared: Prepared, group: Group) -> list[tuple[int, ...]]:
+    """A group's choices, cut where they need another dtype."""
+    widths: set[int] = set()
+    for edge in group.edges:
+        if edge.dst != OUTPUT:
+            widths |= {d.in_dtype(edge.slot).bits for d in _descs(prepared, edge.dst)}
+    node, _, slot = group.key.rpartition(":")
+    if slot == "out":
+        widths |= {d.out_dtype.bits for d in _descs(prepared, node)}
+    found: dict[int, list[int]] = {}
+    for bits in group.choices:
+        found.setdefault(sum(w >= bits for w in widths), []).append(bits)
+    return [tuple(c) for c in found.values()]
+
+
+def _descs(prepared: Prepared, name: str) -> tuple[OpDesc, ...]:
+    return fitting_descs(prepared.graph, prepared.graph[name], prepared.hardware, prepared.hardware.known_ops)
+
+
+def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
+    """The same without choices that cannot matter.
+
+    Args:
+        costs: those in use. Without any, fewer bits win ties, so all choices differ and all are kept.
+    """
+    if not costs:
+        return prepared
+    plan = prepared.resolver(prepared.space.widest())
+    space = Space({key: _merged(prepared, plan, group, costs) for key, group in prepared.space.groups.items()})
+    resolver = Resolver(
+        prepared.graph,
+        prepared.hardware,
+        prepared.topology,
+        space,
+        prepared.resolver.thresholds,
+        prepared.hardware.known_ops,
+    )
+    return replace(prepared, space=space, resolver=resolver)
+
+
+def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
+    is_const = all(prepared.graph[prepared.graph.source(e)].op == CONST for e in group.edges) and bool(group.edges)
+    if OF_ALL & set(costs) or (is_const and OF_CONSTANTS & set(costs)):
+        return group
+    if any(not plan.nodes[name].proved for name in _fed(plan, group)):
+        return group
+    return replace(group, choices=tuple(c[0] for c in classes(prepared, group)))
+
+
+def _fed(plan: Plan, group: Group) -> set[str]:
+    """The integer nodes whose accumulators depend on a group's bits: its readers, and theirs where the
+    values pass through unchanged."""
+    found: set[str] = set()
+    waiting: list[Edge] = list(group.edges)
+    node, _, slot = group.key.rpartition(":")
+    if slot == "out":
+        waiting += plan.graph.out_edges[node]
+    while waiting:
+        edge = waiting.pop()
+        reader = plan.nodes.get(edge.dst)
+        if reader is not None and edge.dst not in found:
+            found.add(edge.dst)
+            if reader.within_hull:
+                waiting += plan.graph.out_edges[edge.dst]
+    return found

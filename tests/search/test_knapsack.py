@@ -1,0 +1,177 @@
+"""The integer program against all points of small spaces, and the searchers that it guides."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from hago.search.correction import factors
+from hago.search.driver import search
+from hago.search.guide import Guide, Term, plain_guide
+from hago.search.knapsack import Knapsack, Room
+from hago.search.searcher import Score
+from hago.search.searchers import make_searcher
+from hago.space import Bits, Space
+
+from .toys import TOY, make_space
+
+
+def points(space: Space) -> list[dict[str, int]]:
+    keys = list(space.groups)
+    return [dict(zip(keys, c, strict=True)) for c in itertools.product(*(g.choices for g in space.groups.values()))]
+
+
+def random_guide(seed: int) -> tuple[Space, Guide]:
+    """Losses over many orders of size; costs of one group, of two, and of one group twice."""
+    rng = random.Random(seed)
+    space = make_space({f"n{i}:{s}": (8, 7, 5, 4)[: rng.randint(1, 4)] for i in range(3) for s in (0, 1)})
+    losses = {k: {b: 10 ** rng.uniform(-9, 0) * 4.0**-b for b in g.choices} for k, g in space.groups.items()}
+    terms = [Term((k,), {(b,): float(rng.randint(0, 9) * b) for b in g.choices}) for k, g in space.groups.items()]
+    for i in range(3):
+        keys = (f"n{i}:0", f"n{i}:1")
+        rows = itertools.product(*(space.groups[k].choices for k in keys))
+        terms.append(Term(keys, {r: float(rng.randint(1, 50) * r[0] * r[1]) for r in rows}))
+    return space, Guide("size", losses, terms, constant=float(rng.randint(0, 100)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
+    space, guide = random_guide(seed)
+    every = points(space)
+    program = Knapsack(space, guide)
+    costs = sorted(map(guide.cost, every))
+    assert program.range[0] == pytest.approx(costs[0])
+    for limit in (costs[0], costs[len(costs) // 3], costs[len(costs) // 2], costs[-1]):
+        picked = program.solve(limit)
+        best = min(guide.loss(p) for p in every if guide.cost(p) <= limit)
+        assert picked is not None and picked.cost <= limit * (1 + 1e-5)
+        assert picked.loss == pytest.approx(best, rel=1e-4)
+        assert (picked.loss, picked.cost) == (guide.loss(picked.bits), guide.cost(picked.bits))
+    assert program.solve(costs[0] * 0.9) is None
+
+
+def test_groups_that_share_an_accumulator() -> None:
+    space = make_space({"a:0": (8, 7, 6, 5), "a:1": (8, 7, 6, 5), "b:0": (8, 4)})
+    losses = {"a:0": {8: 0, 7: 1, 6: 3, 5: 9}, "a:1": {8: 0, 7: 4, 6: 9, 5: 20}, "b:0": {8: 0, 4: 1}}
+    program = Knapsack(space, Guide("", losses, ()), [Room(("a:0", "a:1"), 13)])
+    picked = program.solve(None)
+    assert picked is not None and picked.bits == {"a:0": 6, "a:1": 7, "b:0": 8}
+
+
+def test_ties_go_to_the_lower_cost() -> None:
+    space = make_space({"a:0": (8, 4)})
+    guide = Guide("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
+    picked = Knapsack(space, guide).solve(None)
+    assert picked is not None and picked.bits == {"a:0": 4}
+
+
+# ---------------------------------------------------------------- corrections
+def measured(score: Score) -> float:
+    return float(score.results["loss"])
+
+
+def test_factors_find_what_was_expected_wrongly() -> None:
+    space = make_space({f"g{i}:0": (8, 4) for i in range(3)})
+    guide = Guide("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
+    truth = {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}
+
+    def score(bits: Bits) -> Score:
+        return Score(0.0, {"loss": guide.corrected(truth).loss(bits)})
+
+    one_low = [{**space.widest(), k: 4} for k in space.groups]
+    found = factors(guide, [(b, score(b)) for b in one_low])
+    assert found["g0:0"] > 1.15 * found["g1:0"] and found["g1:0"] == pytest.approx(found["g2:0"])
+    assert factors(guide, []) == {} and factors(plain_guide(space), [(one_low[0], score(one_low[0]))]) == {}
+    same = factors(guide, [(b, Score(0.0, {"loss": 3 * guide.loss(b)})) for b in one_low])
+    assert all(f == pytest.approx(3.0, rel=0.01) for f in same.values())
+    broken = [(one_low[0], Score(0.0, {"loss": math.nan})), (one_low[1], Score(0.0, {"loss": 0.0}))]
+    assert factors(guide, broken) == {}
+
+
+# ---------------------------------------------------------------- guided searches
+def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Guide]:
+    """Forty groups; what is measured is what is expected, times a factor that differs by group."""
+    rng = random.Random(0)
+    space = make_space({f"n{i}:0": (8, 7, 6, 5, 4) for i in range(40)})
+    sizes = {k: 10 ** rng.uniform(-3, 0) for k in space.groups}
+    losses = {k: {b: sizes[k] * 4.0 ** (8 - b) for b in g.choices} for k, g in space.groups.items()}
+    terms = [Term((k,), {(b,): b * 10.0 for b in g.choices}) for k, g in space.groups.items()]
+    return space, Guide("size", losses, terms, limit=limit, minimize=minimize, measured=measured)
+
+
+def evaluation(guide: Guide, keep: float = math.inf):
+    rng = random.Random(1)
+    truth = guide.corrected({k: rng.choice([0.5, 1.0, 2.0]) for k in guide.losses})
+
+    def evaluate(bits: Bits) -> Score:
+        loss, size = truth.loss(bits), guide.cost(bits)
+        over = max(0.0, size / guide.limit - 1) if guide.limit else max(0.0, loss / keep - 1)
+        value = -size if guide.minimize else -loss
+        return Score(value, {"loss": loss}, costs={"size": size}, shortfall=over, total_bits=sum(bits.values()))
+
+    return truth, evaluate
+
+
+def test_sensitivity_search_comes_close_to_the_best_under_a_limit() -> None:
+    space, guide = toy(limit=2400.0)
+    truth, evaluate = evaluation(guide)
+    best = Knapsack(space, truth).solve(2400.0)
+    searcher = make_searcher("sensitivity", space, guide=guide)
+    result = search(space, searcher, evaluate)
+    assert best is not None and result.score.accepted and result.score.costs["size"] <= 2400
+    assert result.score.results["loss"] <= 1.15 * best.loss
+    assert len(result.trials) <= 60
+
+
+def test_sensitivity_search_finds_the_least_cost_that_keeps_a_limit() -> None:
+    space, guide = toy(minimize=True)
+    keep = guide.loss(space.widest()) * 100
+    truth, evaluate = evaluation(guide, keep)
+    result = search(space, make_searcher("sensitivity", space, guide=guide), evaluate)
+    fronts = (Knapsack(space, truth).solve(cost) for cost in range(1600, 3210, 10))
+    least = next(p.cost for p in fronts if p is not None and p.loss <= keep)
+    assert result.score.accepted and result.score.costs["size"] <= 1.02 * least
+
+
+def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
+    space, guide = toy()
+    truth, evaluate = evaluation(guide)
+    whole = search(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate)
+    stopped = search(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate, budget=9)
+    assert [t.bits for t in stopped.trials] == [t.bits for t in whole.trials[:9]]
+    program = Knapsack(space, truth)
+    for trials, off in ((stopped.trials, 4.0), (whole.trials, 2.0)):
+        sizes = sorted(t.score.costs["size"] for t in trials)
+        assert (sizes[0], sizes[-1]) == (1600, 3200)
+        # wherever one looks, a point found is not much worse than the best of that size
+        for limit in range(1700, 3200, 150):
+            best = program.solve(limit)
+            mine = min(t.score.results["loss"] for t in trials if t.score.costs["size"] <= limit)
+            assert best is not None and mine <= off * best.loss
+
+
+def test_overflow_makes_room_smaller() -> None:
+    space = make_space({"a:0": (8, 7, 6, 5, 4), "a:1": (8, 7, 6, 5, 4)})
+    losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 64 * 4.0**-b for b in range(4, 9)}}
+    guide = Guide("", losses, (), measured=None)
+
+    def evaluate(bits: Bits) -> Score:
+        excess = sum(bits.values()) - 12
+        over = {"a": excess} if excess > 0 else {}
+        return Score(-guide.loss(bits), overflows=over, excess_bits=over, total_bits=sum(bits.values()))
+
+    result = search(space, make_searcher("sensitivity", space, guide=guide), evaluate)
+    assert result.bits == {"a:0": 4, "a:1": 8}
+
+
+def test_options_that_make_no_sense() -> None:
+    from hago.errors import HagoError
+
+    for name, option in (("sensitivity", "moves"), ("sensitivity", "rounds"), ("pareto", "points")):
+        with pytest.raises(HagoError, match="expected 1 or more"):
+            make_searcher(name, TOY, options={option: -1})
+    with pytest.raises(HagoError, match="expected a text"):
+        make_searcher("pareto", TOY, options={"cost": 3})
