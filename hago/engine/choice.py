@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 
@@ -18,9 +18,8 @@ from hago.engine.pack import Geometry, conv_geometry
 from hago.engine.tail import register_of
 from hago.engine.wiring import MOVERS
 from hago.graph import CONST, Node
-from hago.numerics import Requantize
 from hago.plan import NodePlan, Plan
-from hago.types import QParams, SimQ
+from hago.types import QParams
 
 #: What a kernel reads on an edge: the producer's own value, or what the edge requantizes it to.
 Takes = Literal["own", "moved"]
@@ -60,7 +59,7 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool) -> Choice:
         try_ = None  # goes to the output's scale in a way of its own
     if try_ is not None:
         found = "no native kernels here"
-        if passes and (conv or try_ not in (_conv, _linear, _matmul)):
+        if try_ is _mover or (conv if try_ in (_conv, _linear, _matmul) else passes):
             found = try_(plan, node, made)
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
@@ -194,19 +193,6 @@ def axis_of(scale: torch.Tensor, ndim: int) -> int | str | None:
     return axes[0] if axes else None
 
 
-def movable(simq: SimQ, how: Requantize, ndim: int, channels: int) -> str:
-    """Why the native passes cannot requantize an edge, or nothing."""
-    if simq.source is None or simq.target is None:
-        return "real values"
-    if stored_type(simq.source) is None or stored_type(simq.target) is None:
-        return f"{simq.source.dtype} to {simq.target.dtype}"
-    axis = axis_of(simq.source.scale, ndim)
-    if isinstance(axis, str):
-        return axis
-    found = move_of(simq, how, channels, largest_of(simq.source))
-    return found if isinstance(found, str) else ""
-
-
 _CHOICES: Final[Mapping[str, Chooser]] = {
     "conv1d": _conv,
     "conv2d": _conv,
@@ -222,4 +208,3 @@ _CHOICES: Final[Mapping[str, Chooser]] = {
     "adaptive_avg_pool1d": _sum_pool,
     "adaptive_avg_pool2d": _sum_pool,
 }
-Attrs = Mapping[str, Any]

@@ -6,9 +6,9 @@ dimensions: `Geometry` says which.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ PACKED_BYTES: Final = 1 << 29
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
 LANES: Final = 16
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +95,28 @@ class Packed:
 
 
 class Packs:
-    """Packed weights by the weights they were made of, bounded by PACKED_BYTES."""
+    """What kernels made of weights, by the weights and the kind of kernel, bounded by PACKED_BYTES."""
 
     def __init__(self) -> None:
-        self._kept: LRU[Hashable, tuple[Tensor, Packed]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[1].weight.numel())
+        self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
+
+    def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
+        """`make(weight)`, made once for every key."""
+        found = self._kept.get((id(weight), key))
+        if found is None:
+            found = (weight, make(weight))  # holding the key's object keeps its id unique
+            self._kept.put((id(weight), key), found)
+        made: Made = found[1]
+        return made
 
     def __call__(self, weight: Tensor, geometry: Geometry, transposed: bool = False) -> Packed:
         """The packed form of centered int8 weights (out, in / groups, h, w), or (in, out) where `transposed`."""
-        key = (id(weight), geometry, transposed)
-        found = self._kept.get(key)
-        if found is None:
+
+        def make(weight: Tensor) -> Packed:
             laid = weight.t() if transposed else weight
-            laid = laid.reshape(geometry.out_channels, -1, *geometry.kernel)
-            found = (weight, pack(laid, geometry))  # holding the key's object keeps its id unique
-            self._kept.put(key, found)
-        return found[1]
+            return pack(laid.reshape(geometry.out_channels, -1, *geometry.kernel), geometry)
+
+        return self.kept(weight, (geometry, transposed), make)
 
 
 def pack(weight: Tensor, geometry: Geometry) -> Packed:

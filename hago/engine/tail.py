@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -125,9 +124,9 @@ def register_of(plan: NodePlan) -> tuple[int, tuple[int, int] | None] | str:
     return f"a register of {register.dtype} that may overflow ({register.overflow})"
 
 
-def raw(name: str, qparams: QParams) -> Stored | str:
-    """A sum stored as it is."""
-    return "more than 32 bits" if stored_type(qparams) is None else Stored(name, AS_IS, qparams)
+def raw(name: str, qparams: QParams) -> Stored | None:
+    """A sum stored as it is; None where the kernels do not know its type."""
+    return None if stored_type(qparams) is None else Stored(name, AS_IS, qparams)
 
 
 def _limit(value: object, otherwise: int, channels: int) -> Tensor:
@@ -140,8 +139,3 @@ def _place(qparams: QParams) -> tuple[int, int]:
     code = stored_type(qparams)
     assert code is not None
     return code, int(qparams.zero_point)
-
-
-def address(structure: ctypes.Structure) -> int:
-    """Where a structure lies."""
-    return ctypes.addressof(structure)

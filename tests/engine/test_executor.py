@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -14,8 +18,10 @@ from random_graphs import random_graph, random_inputs
 from torch import Tensor
 
 from hago.engine.executor import Executor
-from hago.engine.kernels import NOTHING, kernels
+from hago.engine.kernels import NOTHING, Kernels, Verdict, kernels
+from hago.engine.model import FastModel, named_engine
 from hago.engine.pack import Packs
+from hago.errors import HagoError
 from hago.exactness import differing
 from hago.graph import Graph
 from hago.hardware import Hardware
@@ -64,7 +70,7 @@ def test_every_plan_runs_without_kernels() -> None:
     plan = plan_of(graph, HARDWARE["x86_vnni"], [x])
     executor = Executor(plan, using=NOTHING)
     assert executor.run([x])[0].equal(IntegerModel(plan).run([x])[0])
-    assert set(executor.explain().kernels) == {"reference", "none"}
+    assert set(executor.explain().kernels) == {"reference", "none", "torch on bytes"}
 
 
 CONVS = {
@@ -99,3 +105,67 @@ def test_convolutions(case: str, name: str) -> None:
     laid = seeded(3, channels, 9, 7, seed=8).contiguous(memory_format=torch.channels_last)
     check(plan, [laid])
     check(plan, [laid[:1]])
+
+
+# ---------------------------------------------------------------- other kernels
+def _variants() -> dict[str, Kernels]:
+    found, no = kernels(), Verdict(False, "not to be used")
+    return {
+        "oneDNN": replace(found, conv=no),
+        "oneDNN, sums only": replace(found, conv=no, fused=no),
+        "oneDNN alone": replace(found, conv=no, calls=None),
+    }
+
+
+@pytest.mark.parametrize("variant", ["oneDNN", "oneDNN, sums only", "oneDNN alone"])
+def test_random_networks_on_other_kernels(variant: str) -> None:
+    for seed in range(130, 136):
+        rng, graph = random.Random(seed), random_graph(seed)
+        data = random_inputs(graph, seed)
+        resolver = resolver_of(graph, HARDWARE[rng.choice(sorted(HARDWARE))], data, "power2_range")
+        for bits in islice(points(resolver.space, seed), 2):
+            plan, x = resolver(bits), random_inputs(graph, seed + 1, size=4.0)
+            for fast, exact in zip(
+                Executor(plan, using=_variants()[variant]).run(x), IntegerModel(plan).run(x), strict=True
+            ):
+                assert differing(fast, exact) == 0
+
+
+# ---------------------------------------------------------------- as a module
+def test_it_can_be_copied_sent_and_compiled() -> None:
+    graph, x = residual_block(), seeded(2, 3, 8, 8)
+    model = FastModel(plan_of(graph, HARDWARE["x86_vnni"], [x]))
+    expected = model(x)
+    assert expected.equal(model.executor.run([x])[0])
+    again = copy.deepcopy(model)
+    del model
+    assert again(x).equal(expected)
+    assert pickle.loads(pickle.dumps(again))(x).equal(expected)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(out.equal(expected) for out in threads.map(lambda _: again(x), range(16)))
+    for backend in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        assert torch.compile(again, backend=backend)(x).equal(expected)
+
+
+def test_whoever_looks_sees_every_node() -> None:
+    graph, x = residual_block(), seeded(2, 3, 8, 8)
+    plan = plan_of(graph, HARDWARE["x86_vnni"], [x])
+    seen: dict[str, Tensor] = {}
+    FastModel(plan).run([x], lambda node, value: seen.__setitem__(node.name, value))
+    expected: dict[str, Tensor] = {}
+    IntegerModel(plan).run([x], lambda node, value: expected.__setitem__(node.name, value))
+    assert seen.keys() == expected.keys() and all(seen[n].equal(expected[n]) for n in seen)
+
+
+def test_the_report_names_every_node_once() -> None:
+    graph = residual_block()
+    found = Executor(plan_of(graph, HARDWARE["x86_vnni"], [seeded(2, 3, 8, 8)])).explain()
+    assert [r.node for r in found.rows] == [n.name for n in graph if n.op not in ("input", "const")]
+    assert sum(found.kernels.values()) == len(found.rows) == len(found.to_json()["rows"])
+    assert all(r.node in str(found) and r.why for r in found.rows)
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(HagoError, match="unknown engine 'referense'"):
+        named_engine("referense")

@@ -1,0 +1,191 @@
+"""Emit: the call of every kind of kernel for a node, or why it cannot be made after all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from hago.engine import native
+from hago.engine.calls import ConvCall, PoolCall, RowsCall, TableCall
+from hago.engine.chains import Chains
+from hago.engine.choice import Choice, axis_of
+from hago.engine.kernels import Kernels
+from hago.engine.moves import SLACK, period, stored_type
+from hago.engine.onednn_call import onednn_call
+from hago.engine.pack import Packs
+from hago.engine.tail import Tail
+from hago.engine.wants import Wants
+from hago.graph import Node
+from hago.plan import NodePlan, Plan
+from hago.realization import store
+from hago.types import QParams
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel's call.
+
+    Args:
+        nodes: what it computes, in order.
+        inputs, outputs: names of values.
+    """
+
+    nodes: tuple[str, ...]
+    kernel: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class Owner(Protocol):
+    """What emitting needs of the lowering."""
+
+    plan: Plan
+    wants: Wants
+    chains: Chains
+    packs: Packs
+    kernels: Kernels
+
+
+_NO_FORM: Final = "what follows has no form in the kernels"
+
+
+# ---------------------------------------------------------------- kernels that sum
+def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, g = owner.plan.nodes[node.name], choice.geometry
+    x = made.operands[0]
+    assert g is not None and x is not None
+    name = owner.wants.names[node.edges[0]]
+    if not owner.kernels.conv.exact:
+        found = onednn_call(owner.wants, owner.packs, owner.kernels, node, g)
+        return found if isinstance(found, str) else Call((node.name,), found.kernel, (name,), found.outputs, found.run)
+    tail = owner.chains.after(node, g.out_channels)
+    if tail is None:
+        return _NO_FORM
+    packed = owner.packs(made.consts[1], g, node.op == "matmul")
+    zero, signed = int(x.zero_point), x.dtype.torch == torch.int8
+    offset = packed.offsets(made.consts.get(2), zero + 128 * signed, g.groups)
+    zeros = torch.full((g.channels + SLACK,), zero % 256, dtype=torch.uint8)
+    template = native.conv_of(g, packed, signed, offset, zeros)
+    flat = not node.op.startswith("conv")
+    call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
+    return _with_tail("native conv", tail, name, call)
+
+
+def _sum_pool(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, shape = owner.plan.nodes[node.name], node.shape or ()
+    x = made.operands[0]
+    tail = owner.chains.after(node, shape[1])
+    code = None if x is None else stored_type(x)
+    if tail is None or x is None or code is None:
+        return _NO_FORM
+    call = PoolCall(owner.kernels.calls, *_window(made), (code, int(x.zero_point)), tail.build())
+    return _with_tail("native sum pool", tail, owner.wants.names[node.edges[0]], call)
+
+
+# ---------------------------------------------------------------- passes
+def _add(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, shape = owner.plan.nodes[node.name], node.shape or ()
+    scales = [s.source.scale for s in made.simqs if s is not None and s.source is not None]
+    axes = {axis_of(s, len(shape)) for s in scales} - {None}
+    axis = next(iter(axes), None)
+    if len(axes) > 1 or isinstance(axis, str):
+        return "scales that vary along two axes"
+    tail = Tail(1 if axis is None else shape[axis], [node.name])
+    tail.added = owner.chains.added(tail, node, 0)
+    if tail.added is None or not owner.chains.finish(tail, node):
+        return "an operand that the pass cannot requantize"
+    first = made.operands[0] if (s := made.simqs[0]) is None or s.source is None else s.source
+    assert first is not None
+    return _rows(owner, "native add", tail, first, axis, owner.wants.names[node.edges[0]])
+
+
+def _clamp(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, shape = owner.plan.nodes[node.name], node.shape or ()
+    form, x, axis = owner.plan.ops[node.op].integer, made.operands[0], axis_of(made.out.scale, len(shape))
+    assert form is not None and form.limits is not None and x is not None
+    if isinstance(axis, str):
+        return axis
+    tail = Tail(1 if axis is None else shape[axis], [node.name])
+    tail.clamp(*form.limits(made.attrs))
+    if not owner.chains.finish(tail, node):
+        return _NO_FORM
+    return _rows(owner, "native clamp", tail, x, axis, owner.wants.names[node.edges[0]])
+
+
+def _rows(owner: Owner, kernel: str, tail: Tail, source: QParams, axis: int | None, name: str) -> Call:
+    code = stored_type(source)
+    assert code is not None
+    source_type = (code, int(source.zero_point))
+    call = RowsCall(owner.kernels.calls, tail.build(), source_type, axis, period(tail.channels))
+    return _with_tail(kernel, tail, name, call)
+
+
+def _with_tail(kernel: str, tail: Tail, name: str, run: Callable[[Sequence[Any]], Sequence[Any]]) -> Call:
+    inputs = (name, *((tail.added.name,) if tail.added else ()))
+    return Call(tuple(dict.fromkeys(tail.nodes)), kernel, inputs, tuple(s.name for s in tail.stored), run)
+
+
+# ---------------------------------------------------------------- kernels that store one value
+def _max_pool(owner: Owner, node: Node, choice: Choice) -> Call:
+    made = owner.plan.nodes[node.name]
+    code = stored_type(made.out)
+    assert code is not None
+    return _one(owner, node, "native max pool", PoolCall(owner.kernels.calls, *_window(made), (code, 0), None))
+
+
+def _table(owner: Owner, node: Node, choice: Choice) -> Call:
+    made = owner.plan.nodes[node.name]
+    x = made.operands[0]
+    assert made.table is not None and x is not None
+    entries = torch.zeros(256, dtype=made.out.dtype.torch)
+    entries[torch.arange(x.qmin, x.qmax + 1) % 256] = store(made.table, made.out)
+    return _one(owner, node, "native table", TableCall(owner.kernels.calls, entries, made.out.dtype.torch))
+
+
+def _move(owner: Owner, node: Node, choice: Choice) -> Call:
+    made, rule = owner.plan.nodes[node.name], owner.plan.ops[node.op]
+
+    def run(values: Sequence[Any]) -> Sequence[Tensor]:
+        return (rule.compute(made.attrs, *values),)
+
+    return _one(owner, node, "torch on bytes", run)
+
+
+def _one(owner: Owner, node: Node, kernel: str, run: Callable[[Sequence[Any]], Sequence[Any]]) -> Call:
+    return Call((node.name,), kernel, tuple(owner.wants.names[e] for e in node.edges), (node.name,), run)
+
+
+def _window(made: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], tuple[int, ...]]]:
+    """(kernel, stride, padding, dilation, two each; the size of the result from that of the image)."""
+    a = made.attrs
+    if "kernel_size" in a:
+        kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
+        dilation = a.get("dilation", [1] * len(kernel))
+    else:
+        kernel = [i // o for i, o in zip(a["input_size"], a["output_size"], strict=True)]
+        stride, padding, dilation = kernel, [0] * len(kernel), [1] * len(kernel)
+    ones = [1] * (2 - len(kernel))
+    pairs = [*ones, *kernel, *ones, *stride, *[0] * len(ones), *padding, *ones, *dilation]
+
+    def size(image: Sequence[int]) -> tuple[int, ...]:
+        parts = zip(image, kernel, stride, padding, dilation, strict=True)
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in parts)
+
+    return tuple(pairs), size
+
+
+Emitter = Callable[[Owner, Node, Choice], "Call | str"]
+EMIT: Final[Mapping[str, Emitter]] = {
+    "conv": _conv,
+    "add": _add,
+    "clamp": _clamp,
+    "max_pool": _max_pool,
+    "sum_pool": _sum_pool,
+    "table": _table,
+    "move": _move,
+}

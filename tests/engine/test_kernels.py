@@ -1,0 +1,134 @@
+"""Kernels are trusted only where they are exact: each check finds a kernel that is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from building import residual_block, seeded
+from plans import resolver_of
+from torch import Tensor
+
+from hago.engine import native
+from hago.engine.executor import Executor
+from hago.engine.kernels import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
+from hago.hardware_file import load_hardware
+from hago.plan import Plan
+from hago.realization import IntegerModel
+
+WRONG = Verdict(False, "found wrong")
+
+
+def exact(x: Tensor, w: Tensor, groups: int) -> Tensor:
+    return F.conv2d(x.double(), w.double(), groups=groups)
+
+
+def saturating(x: Tensor, w: Tensor, groups: int) -> Tensor:
+    """Products added by two in a saturating int16, as processors without VNNI do."""
+    out, each, height, width = w.shape
+    columns = F.unfold(x.double(), (height, width)).reshape(len(x), groups, each * height * width, -1)
+    rows = w.double().reshape(groups, out // groups, -1)
+    products = columns.unsqueeze(2) * rows[None, :, :, :, None]
+    if products.shape[3] % 2:
+        products = torch.cat([products, torch.zeros_like(products[:, :, :, :1])], 3)
+    pairs = products.unflatten(3, (-1, 2)).sum(4).clamp(-(2**15), 2**15 - 1)
+    shape = (len(x), out, x.shape[2] - height + 1, x.shape[3] - width + 1)
+    return pairs.sum(3).reshape(shape)
+
+
+def test_an_exact_convolution_passes() -> None:
+    assert check_sums(exact).exact
+
+
+def test_a_saturating_convolution_is_found() -> None:
+    found = check_sums(saturating)
+    assert not found.exact and "are wrong" in found.why
+
+
+def test_a_convolution_that_loses_one_unit_is_found() -> None:
+    assert not check_sums(lambda x, w, groups: exact(x, w, groups).float().half().float()).exact
+
+
+def test_a_convolution_that_is_refused_is_not_used() -> None:
+    def refuse(x: Tensor, w: Tensor, groups: int) -> Tensor:
+        raise RuntimeError("no such instruction\nand a trace")
+
+    assert check_sums(refuse) == Verdict(False, "refused: no such instruction")
+
+
+@pytest.mark.parametrize("rounds", [torch.floor, torch.trunc, lambda v: torch.floor(v + 0.5)])
+def test_another_rounding_is_found(rounds: object) -> None:
+    def fused(x: Tensor, w: Tensor, ratio: float, zero: int) -> Tensor:
+        assert callable(rounds)
+        return (rounds(exact(x, w, 1) * ratio) + zero).clamp(0, 255).to(torch.uint8)
+
+    assert not check_fused(fused).exact
+    assert check_fused(lambda x, w, r, z: (torch.round(exact(x, w, 1) * r) + z).clamp(0, 255).to(torch.uint8)).exact
+
+
+def test_a_library_that_rounds_otherwise_is_found() -> None:
+    library = native.library()
+    if library.calls is None:
+        pytest.skip(library.why)
+    assert check_passes(library.calls).exact
+
+    class Lying:
+        def hago_rows(self, tail: int, *rest: object) -> None:
+            library.calls.hago_rows(tail, *rest)
+            output = native.Tail.from_address(tail).output[0]
+            first = (native.c_int32 * 1).from_address(output.data)
+            first[0] ^= 1
+
+    assert not check_passes(Lying()).exact
+
+
+# ---------------------------------------------------------------- what is used then
+def _plan() -> Plan:
+    resolver = resolver_of(residual_block(), load_hardware("x86_vnni"), [seeded(2, 3, 8, 8)], "power2_range")
+    return resolver(resolver.space.widest())
+
+
+def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
+    plan, x, found = _plan(), seeded(3, 3, 8, 8, seed=4), kernels()
+    (expected,) = IntegerModel(plan).run([x])
+    without = {
+        "native conv": replace(found, conv=WRONG),
+        "native": replace(found, conv=WRONG, calls=None),
+        "oneDNN": replace(found, conv=WRONG, onednn=WRONG),
+        "": NOTHING,
+    }
+    for forbidden, using in without.items():
+        executor = Executor(plan, using=using)
+        assert executor.run([x])[0].equal(expected)
+        used = executor.explain().kernels
+        assert not forbidden or not any(name.startswith(forbidden) for name in used), used
+    assert set(Executor(plan, using=NOTHING).explain().kernels) <= {"reference", "none", "torch on bytes"}
+
+
+def test_onednn_requantizes_by_powers_of_two() -> None:
+    found = kernels()
+    if not found.fused.exact:
+        pytest.skip(found.fused.why)
+    plan = _plan()
+    executor = Executor(plan, using=replace(found, conv=WRONG))
+    assert executor.explain().kernels["oneDNN, requantized"] >= 1
+    assert executor.run([seeded(3, 3, 8, 8)])[0].equal(IntegerModel(plan).run([seeded(3, 3, 8, 8)])[0])
+
+
+# ---------------------------------------------------------------- the library
+def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    found = native.library.__wrapped__()
+    assert found.calls is None and "no C++ compiler" in found.why and not found.has_conv
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAGO_CACHE", "/proc/nowhere")
+    assert native.library.__wrapped__().calls is None
+
+
+def test_the_library_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAGO_NATIVE", "0")
+    assert "HAGO_NATIVE" in native.library.__wrapped__().why
