@@ -32,8 +32,8 @@ class Quantizer:
         bits: 1 to 32 (OneFlow's static graphs allow 2 to 8, its eager mode does not check).
         scheme: `symmetric` (signed) or `affine` (unsigned).
         per_layer: one scale for the tensor, or one per index of axis 0.
-        kernel: how the affine zero point is read: `cpu` casts it to uint8, which wraps modulo 256
-            (-10 is 246, 300 is 44); `cuda` keeps the float.
+        wraps: read an affine zero point as uint8, as OneFlow's kernel on the CPU does: modulo 256, so
+            that -10 is 246 and 300 is 44. It shows where a range does not hold 0.
 
     Raises:
         HagoError: an option is out of range.
@@ -46,12 +46,11 @@ class Quantizer:
     bits: int = 8
     scheme: Scheme = "symmetric"
     per_layer: bool = True
-    kernel: Literal["cpu", "cuda"] = "cpu"
+    wraps: bool = False
 
     def __post_init__(self) -> None:
         check_choice("formula", self.formula, ("google", "cambricon"))
         check_choice("scheme", self.scheme, ("symmetric", "affine"))
-        check_choice("kernel", self.kernel, ("cpu", "cuda"))
         check_bits(self.bits, 1, 32, "a OneFlow quantizer")
         if self.formula == "cambricon" and not self.per_layer:
             raise HagoError("formula 'cambricon' has no per-channel form; set per_layer=True")
@@ -127,10 +126,10 @@ class Quantizer:
         return straight_through(x, (q - zero) * step)
 
     def zero_point_used(self, zero_point: Tensor) -> Tensor:
-        """The zero point that the integers have: 0, or the given one as the kernel reads it."""
+        """The zero point that the integers have: 0, or the given one, wrapped where asked."""
         if self.symmetric:
             return torch.zeros_like(zero_point)
-        return zero_point if self.kernel == "cuda" else _as_uint8(zero_point)
+        return _as_uint8(zero_point) if self.wraps else zero_point
 
     def _integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(q, real step, zero point), the last two shaped to broadcast against `x`."""

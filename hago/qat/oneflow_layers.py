@@ -30,7 +30,7 @@ class _Qat(nn.Module):
         super().__init__(*args, **kwargs)
         chosen = quantizer or Quantizer()
         self.input_observer = MovingAverageMinMaxObserver(
-            Quantizer(chosen.formula, chosen.bits, chosen.scheme, kernel=chosen.kernel), 1, momentum
+            Quantizer(chosen.formula, chosen.bits, chosen.scheme, wraps=chosen.wraps), 1, momentum
         )
         self.quantizer = chosen
         self.register_buffer("current_train_step", torch.zeros(1, dtype=torch.int64))
@@ -136,7 +136,7 @@ class QLayer(nn.Module):
         super().__init__()
         check_layer(layer)
         chosen = quantizer or Quantizer()
-        values = Quantizer(chosen.formula, chosen.bits, chosen.scheme, kernel=chosen.kernel)
+        values = Quantizer(chosen.formula, chosen.bits, chosen.scheme, wraps=chosen.wraps)
         self.layer, self.quantizer = layer, chosen
         self.qi = Range(values) if quantize_input else None
         self.qw = Range(chosen, layer.weight.shape[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -205,6 +205,24 @@ class MinMaxObserver(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+class Observer(Protocol):
+    """What FakeQuantize needs of an observer: MinMaxObserver, or HistogramObserver."""
+
+    qrange: QRange
+    per_channel: bool
+    ch_axis: int
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was any data."""
+
+    def qparams(self) -> tuple[Tensor, Tensor]:
+        """(scale, zero point) of what was seen."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` itself, after it was taken in."""
+
+
 class FakeQuantize(nn.Module):
     """An observer and the fake quantization by what it has seen.
 
@@ -223,9 +241,9 @@ class FakeQuantize(nn.Module):
     observer_enabled: Tensor
     fake_quant_enabled: Tensor
 
-    def __init__(self, observer: MinMaxObserver | None = None) -> None:
+    def __init__(self, observer: Observer | None = None) -> None:
         super().__init__()
-        self.observer = observer or MinMaxObserver(averaging_constant=0.01)
+        self.observer: Observer = observer or MinMaxObserver(averaging_constant=0.01)
         self.register_buffer("scale", torch.ones(1))
         self.register_buffer("zero_point", self.observer.qparams()[1])
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8))

@@ -69,9 +69,11 @@ class FakeQuant:
             (nudged low, nudged high, scale, (qmax - qmin) / (high - low)), float32. A range that
             does not hold 0 slides to it: (1, 2) becomes (0, 1).
         """
-        scale = (high - low) / (self.qmax - self.qmin)
+        # as a tensor: torch divides a number by a tensor in two roundings
+        steps = torch.full_like(low, self.qmax - self.qmin)
+        scale, inverse = (high - low) / steps, steps / (high - low)
         zero = round_half_away((self.qmin - low / scale).clamp(self.qmin, self.qmax))
-        return (self.qmin - zero) * scale, (self.qmax - zero) * scale, scale, (self.qmax - self.qmin) / (high - low)
+        return (self.qmin - zero) * scale, (self.qmax - zero) * scale, scale, inverse
 
     def args(self, x: Tensor, low: float = -6.0, high: float = 6.0) -> Tensor:
         """FakeQuantWithMinMaxArgs: the range is constant; `dx = dy` inside the nudged range, else 0.

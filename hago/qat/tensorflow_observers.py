@@ -29,6 +29,9 @@ class BatchRange:
         symmetric: widen the smaller side.
         axis: None for one range, or the axis of the channels.
 
+    Raises:
+        HagoError: no values, or NaN or infinity among them, which would stay in an average for ever.
+
     References:
         tensorflow/contrib/quantize/python/quant_ops.py (r1.15).
     """
@@ -48,6 +51,8 @@ class BatchRange:
         elif x.ndim > 1:  # an empty tuple of axes would reduce them all
             rest = but(self.axis, x.ndim)
             low, high = low.amin(rest), high.amax(rest)
+        if not bool((low.isfinite() & high.isfinite()).all()):
+            raise HagoError(f"an observer saw values from {low.tolist()} to {high.tolist()}; expected finite numbers")
         if not self.symmetric:
             return low.clamp_max(0.0), high.clamp_min(0.0)
         levels = 1 << self.how.bits

@@ -20,6 +20,7 @@ def quantizer_of(params: Mapping[str, Any]) -> Quantizer:
         bits=params.get("quantization_bit", 8),
         scheme=params.get("quantization_scheme", "symmetric"),
         per_layer=params.get("per_layer_quantization", params.get("weight_quant_per_layer", True)),
+        wraps=True,  # the vectors are from OneFlow on a CPU
     )
 
 
@@ -117,7 +118,7 @@ def q_layer(vector: Vector) -> dict[str, Any]:
         plain = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in vector.inputs)
         layer = QLayer(
             _filled(plain, vector.inputs["weight"], vector.inputs.get("bias")),
-            Quantizer(bits=vector.params.get("quantization_bit", 8)),
+            Quantizer(bits=vector.params.get("quantization_bit", 8), wraps=True),
         )
     else:
         layer = QLayer(_conv(vector.inputs), quantizer_of(vector.params))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hago.qat.pytorch import fake_quantize, fake_quantize_learnable, quantize
+from hago.qat.pytorch_histogram import HistogramObserver
 from hago.qat.pytorch_observers import FakeQuantize, MinMaxObserver, QRange
 
 from .vectors import Vector, tensor, with_gradient
@@ -51,6 +52,16 @@ def observer(vector: Vector) -> dict[str, Any]:
         "quant_min": low,
         "quant_max": high,
     }
+
+
+def histogram(vector: Vector) -> dict[str, Any]:
+    stated = re.search(r"bins=([0-9]+)", vector.op)
+    module = HistogramObserver(_qrange(vector.params), bins=int(stated[1]) if stated else 2048)
+    for batch in _batches(vector):
+        module(batch)
+    scale, zero = module.qparams()
+    seen = {"min_val": module.min_val, "max_val": module.max_val, "histogram": module.histogram}
+    return seen | {"scale": scale, "zero_point": zero}
 
 
 def fake_quantize_state(vector: Vector) -> dict[str, Any]:
@@ -107,6 +118,7 @@ def quantized(vector: Vector) -> dict[str, Any]:
 #: By prefix of the op; the longest that fits counts.
 DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "MinMaxObserver": observer,
+    "HistogramObserver": histogram,
     "MovingAverageMinMaxObserver": observer,
     "PerChannelMinMaxObserver": observer,
     "MovingAveragePerChannelMinMaxObserver": observer,

@@ -29,7 +29,7 @@ DISPATCH: Mapping[str, Mapping[str, Run]] = {
 }
 
 #: Ops that are torch's own machinery.
-ELSEWHERE = ("prepare_fx", "HistogramObserver")
+ELSEWHERE = ("prepare_fx",)
 
 
 def vectors() -> list[Vector]:

@@ -63,10 +63,10 @@ def test_the_two_observers_round_zero_points_differently() -> None:
 @pytest.mark.parametrize(
     ("given_zero", "used"), [(-10.0, 246), (300.0, 44), (128.5, 129), (torch.inf, 0), (-0.25, 0), (-0.5, 255)]
 )
-def test_zero_point_wraps_on_the_cpu_alone(given_zero: float, used: int) -> None:
+def test_zero_point_wraps_where_asked_alone(given_zero: float, used: int) -> None:
     zero = torch.tensor([given_zero])
-    assert Quantizer(scheme="affine").zero_point_used(zero).tolist() == [used]
-    assert Quantizer(scheme="affine", kernel="cuda").zero_point_used(zero).tolist() == [given_zero]
+    assert Quantizer(scheme="affine", wraps=True).zero_point_used(zero).tolist() == [used]
+    assert Quantizer(scheme="affine").zero_point_used(zero).tolist() == [given_zero]
     assert Quantizer().zero_point_used(zero).tolist() == [0]
 
 
@@ -76,6 +76,16 @@ def test_cambricon_exponent_is_that_of_the_largest(mantissa: int, exponent: int,
     x = torch.tensor([float(top), -float(top) / 2], dtype=torch.float64)
     power = mantissa.bit_length() - 1 + exponent
     assert Quantizer("cambricon", bits).observe(x)[0].tolist() == [power - (bits - 2)]
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.5, 3.0], [-3.0, -1.0], [-1.0, 2.0]])
+def test_ranges_without_zero_are_kept_unless_zero_points_wrap(values: list[float]) -> None:
+    x = torch.tensor(values)
+    near, wrapped = (Quantizer(scheme="affine", wraps=w) for w in (False, True))
+    scale, zero = near.observe(x)
+    assert (near.fake_quantize(x, scale, zero) - x).abs().max() <= scale.item() * 0.501
+    differs = (wrapped.fake_quantize(x, scale, zero) - x).abs().max() > 1
+    assert differs == (min(values) > 0 or max(values) < 0)
 
 
 def test_nan_counts_only_where_it_comes_first() -> None:

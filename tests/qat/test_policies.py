@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
+@functools.cache
 def imported(name: str, *, fold: bool = True) -> Graph:
     make, shape = NETWORKS[name]
     return from_torch(randomized(make()), (torch.zeros(shape),), fold=fold)

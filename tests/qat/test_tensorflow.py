@@ -188,6 +188,8 @@ class TestObservers:
         (lambda: FakeQuant().args(torch.ones(1, dtype=torch.int32)), "floating-point"),
         (lambda: MovingAvgQuantize(ema_decay=1.0), "expected 0 to below 1"),
         (lambda: LastValueQuantize()(torch.zeros(0)), "empty tensor"),
+        (lambda: MovingAvgQuantize()(torch.tensor([1.0, torch.nan])), "expected finite numbers"),
+        (lambda: LastValueQuantize(channels=2)(torch.tensor([[1.0, torch.inf]])), "expected finite numbers"),
         (lambda: LastValueQuantize(channels=2)(torch.zeros(3, 3)), "2 entries per channel"),
     ],
 )
