@@ -23,6 +23,7 @@ from hago.hardware_document import hardware_hash
 from hago.hardware_document import to_document as hardware_to_document
 from hago.nesting import check_nesting
 from hago.ops import OPS, Ops, _opaque
+from hago.ops._rule import OpRule
 from hago.pairs import CUTS, Pairs
 from hago.plan import NodePlan, Plan
 from hago.stored_values import Reader, Writer
@@ -50,12 +51,21 @@ def to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     document = {
         "hardware": hardware_to_document(plan.hardware),
         "hardware_hash": hardware_hash(plan.hardware),
-        "own_ops": sorted({n.op for n in plan.graph if n.op in plan.ops and plan.ops[n.op] is not OPS.get(n.op)}),
+        "own_ops": sorted({n.op for n in plan.graph} & set(own_rules(plan.ops))),
         "graph": _graph(plan, write),
         "edges": {str(e): _simq(s, write) for e, s in plan.edges.items() if s is not None},
         "plans": {name: _node_plan(plan, name, write) for name in plan.nodes},
     }
     return document | {"scales": write.scales, "qparams": write.qparams}, write.tensors
+
+
+def own_rules(ops: Ops) -> dict[str, OpRule]:
+    """The rules that are not hago's, whichever form hago's are rules in."""
+    return {name: rule for name, rule in ops.items() if not _is_hago_s(rule, OPS.get(name))}
+
+
+def _is_hago_s(rule: OpRule, known: OpRule | None) -> bool:
+    return known is not None and (rule is known or replace(rule, integer=known.integer) == known)
 
 
 def _check_node(node: Node, plan: Plan) -> None:
@@ -145,6 +155,7 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
     _check_ops(document, where, ops)
     try:
         hardware = _hardware(document, where, ops)
+        rules = hardware.computes(ops)
         read = Reader(tensors, hardware.requantize)
         read.enter(document["scales"], document["qparams"])
         graph = _read_graph(document["graph"], read)
@@ -152,19 +163,19 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
         if not set(listed) <= set(graph.edges):
             raise HagoError(f"edges that the graph does not have: {sorted(map(str, set(listed) - set(graph.edges)))}")
         edges = {e: listed.get(e) for e in graph.edges}
-        nodes = {n: _read_node(graph[n], said, read, hardware, edges, ops) for n, said in document["plans"].items()}
+        nodes = {n: _read_node(graph[n], said, read, hardware, edges, rules) for n, said in document["plans"].items()}
     except ModelFileError:
         raise
     except (HagoError, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ModelFileError(f"{where}: its parts contradict each other: {error}") from error
-    return Plan(graph, hardware, ops, nodes, edges)
+    return Plan(graph, hardware, rules, nodes, edges)
 
 
 def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
-    own = set(document["own_ops"])
+    own = set(document["own_ops"]) - set(own_rules(ops))
     for node in document["graph"]["nodes"]:
         name, op = node["name"], node["op"]
-        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or (op in own and ops[op] is OPS.get(op))):
+        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or op in own):
             raise ModelFileError(
                 f"{where}: node {name!r} is of the op {op!r}, which is none of hago's own; give its rule: "
                 f"ops={{**OPS, {op!r}: RULE}}"

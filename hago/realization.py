@@ -20,6 +20,7 @@ from hago.numerics import Requantize, apply_simq, dequantize
 from hago.ops import OPS
 from hago.ops._rule import OpRule
 from hago.plan import NodePlan, Plan
+from hago.plan_document import own_rules
 from hago.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 from hago.types import Edge, QParams, SimQ
 
@@ -85,8 +86,7 @@ class IntegerModel(nn.Module):
         return save_plan(path, self.plan, self.provenance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {name: rule for name, rule in self.plan.ops.items() if rule is not OPS.get(name)}
-        return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own)
+        return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
 
     def _constant(self, node: str, slot: int) -> Tensor:
         """A constant operand as it rests: q in its storage dtype."""

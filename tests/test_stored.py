@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -262,8 +263,9 @@ def test_ops_of_one_s_own_come_back_with_their_rules(tmp_path: Path) -> None:
 
 
 def test_a_rule_of_one_s_own_is_not_taken_for_hago_s() -> None:
-    plan = widest(residual_block(), Chip().hardware({**OPS, "relu": copy.copy(OPS["relu"])}), [seeded(2, 3, 8, 8)])
-    plan = Plan(plan.graph, plan.hardware, plan.hardware.known_ops, plan.nodes, plan.edges)
+    ours = {**OPS, "relu": replace(OPS["relu"], compute=_double)}
+    resolver = resolver_of(residual_block(), Chip().hardware(ours), [seeded(2, 3, 8, 8)], ops=ours)
+    plan = resolver(resolver.space.widest())
     with pytest.raises(ModelFileError, match="'relu', which is none of hago's own"):
         from_file_bytes(to_file_bytes(plan), "a test")
 
