@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from hago.arithmetic.tpu_mlir_cast import UniformType
 from hago.errors import HagoError
 from hago.numerics import Requantize
 from hago.packing import Packed, pack, unpack
@@ -25,6 +27,8 @@ from hago.types import dtype as named_dtype
 
 #: Tensors of at most so many elements stand in the JSON itself.
 SMALL: Final = 16
+#: Records that attributes of operators hold, by name.
+_RECORDS: Final = {kind.__name__: kind for kind in (UniformType,)}
 _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 
@@ -80,6 +84,9 @@ class Writer:
             return {_TAG: "qparams", "number": self.number(value)}
         if isinstance(value, SimQ):
             return {_TAG: "simq", "source": self(value.source, name), "target": self(value.target, name)}
+        if type(value) in _RECORDS.values():
+            held = {f.name: self(getattr(value, f.name), f"{name}.{f.name}") for f in fields(value)}
+            return {_TAG: "record", "type": type(value).__name__, "fields": held}
         if isinstance(value, Requantize) and value == self._requantize:
             return {_TAG: "requantize"}
         raise HagoError(f"{name} is a {type(value).__name__}, which cannot be stored")
@@ -161,6 +168,7 @@ class Reader:
             "qparams": lambda v: self.qparams(v["number"]),
             "simq": lambda v: SimQ(self(v["source"]), self(v["target"])),
             "requantize": lambda v: self._requantize,
+            "record": lambda v: _RECORDS[v["type"]](**self(v["fields"])),
         }
 
     def enter(self, scales: list[Any], qparams: list[Any]) -> None:
