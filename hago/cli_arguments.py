@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_export import FORMATS
+from hago.cli_stored import run_options
 from hago.cli_texts import EXAMPLES, TOP, USAGE
 from hago.cli_values import byte_count, fixed, numbers, shape, size
 from hago.cost import METRICS
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("replay", "do a search or a strategy again and compare every figure"),
     ):
         _on_record(commands, name, text)
+    _run(commands)
     _export(commands)
     _hardware(commands)
     _demo(commands)
@@ -237,6 +239,8 @@ def _on_record(commands: Any, name: str, text: str) -> None:
     parser.add_argument("record", metavar="LOG|STRATEGY" if name == "replay" else "STRATEGY", help=record)
     _chip(parser, required=False, default="; default: what the record names")
     _data(parser)
+    if name == "realize":
+        parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
     if name == "inspect":
         parser.add_argument("--csv", metavar="FILE", help="write the table there too")
         parser.add_argument("--values", action="store_true", help="show ranges, means and deviations as well")
@@ -245,10 +249,17 @@ def _on_record(commands: Any, name: str, text: str) -> None:
         parser.add_argument("--best-only", action="store_true", help="of a log, the best trial alone")
 
 
+def _run(commands: Any) -> None:
+    parser = _add(commands, "run", "run a stored integer model on data, without the model it was made of")
+    run_options(parser)
+    _ops(parser)
+    _data(parser)
+
+
 def _export(commands: Any) -> None:
     parser = _add(commands, "export", "write a strategy in the form that another tool reads")
     _model(parser)
-    parser.add_argument("record", metavar="STRATEGY", help="a strategy (.json)")
+    parser.add_argument("record", metavar="STRATEGY", nargs="?", help="left out where MODEL is a stored integer model")
     _chip(parser, required=False, default="; default: what the record names")
     texts = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
     parser.add_argument("--format", required=True, choices=tuple(FORMATS), metavar="NAME", help=texts)

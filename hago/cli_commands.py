@@ -25,6 +25,7 @@ from hago.cli_options import (
     named,
 )
 from hago.cli_search import quantize, search
+from hago.cli_stored import run, with_stored
 from hago.debug.cost_report import cost_text, range_text
 from hago.debug.text import table
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
@@ -32,9 +33,10 @@ from hago.errors import HagoError, HardwareError
 from hago.frontend.data import Batches
 from hago.hardware import Hardware, explain_hardware
 from hago.hardware_file import available_hardware, load_hardware
-from hago.judgement import judge
+from hago.judgement import judge_plan
 from hago.model_source import load_model
-from hago.prepare import input_names
+from hago.plan import Plan
+from hago.prepare import input_names, planned
 from hago.search.log import read_log
 from hago.strategy import Strategy
 
@@ -66,21 +68,25 @@ def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- what reads a strategy
-def _judge(args: Namespace, integer: bool) -> Outcome:
+def _judge(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    found = judge(model, hardware, strategy, load_batches(args), integer=integer)
-    return Outcome(str(found), found.to_json(), OK if found.same else NO)
+    plan, batches = planned(model, hardware, strategy, load_batches(args))
+    found = judge_plan(plan, batches, integer=integer)
+    return strategy, plan, Outcome(str(found), found.to_json(), OK if found.same else NO)
 
 
 def simulate(args: Namespace, voices: Voices) -> Outcome:
     """Float against simulated."""
-    return _judge(args, integer=False)
+    return _judge(args, integer=False)[-1]
 
 
 def realize(args: Namespace, voices: Voices) -> Outcome:
-    """Float against simulated against integer."""
-    return _judge(args, integer=True)
+    """Float against simulated against integer; the integer model is stored where they agree."""
+    strategy, plan, outcome = _judge(args, integer=True)
+    if args.save is None or outcome.code != OK:
+        return outcome
+    return with_stored(outcome, args.save, plan, strategy)
 
 
 def cost(args: Namespace, voices: Voices) -> Outcome:
@@ -186,6 +192,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "explain": explain,
     "simulate": simulate,
     "realize": realize,
+    "run": run,
     "cost": cost,
     "sensitivity": sensitivity,
     "inspect": inspect,

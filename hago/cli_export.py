@@ -14,13 +14,16 @@ from typing import Any, Final
 
 from hago import api
 from hago.arithmetic.tpu_mlir_tables import format_calibration_table, format_quantize_table
-from hago.calibrate.collect import collect
 from hago.cli_options import Outcome, Voices, default_path, hardware_of, load_batches, make_folder_of
-from hago.export.tpu_mlir import Tables, make_tables
+from hago.cli_stored import stored_quantizer
+from hago.errors import HagoError
+from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
+from hago.frontend.data import Batches
 from hago.json_text import replace_file
 from hago.model_source import load_model
 from hago.prepare import as_graph
 from hago.quantizer import Quantizer
+from hago.stored import is_stored
 from hago.strategy import Strategy
 
 
@@ -60,6 +63,8 @@ class Format:
 
 def export(args: Namespace, voices: Voices) -> Outcome:
     """Write a strategy in another tool's form."""
+    if args.record is None:
+        return _export_stored(args, voices)
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     path = Path(args.save or default_path(args, hardware, "exports", ""))
@@ -71,10 +76,19 @@ def export(args: Namespace, voices: Voices) -> Outcome:
     return FORMATS[args.format].write(Export(args, voices, quantizer, batches, make_folder_of(path)))
 
 
+def _export_stored(args: Namespace, voices: Voices) -> Outcome:
+    if not is_stored(args.model):
+        raise HagoError(f"{args.model!r} is no stored integer model; give MODEL and STRATEGY, or such a file")
+    quantizer = stored_quantizer(args)
+    path = Path(args.save or Path("exports") / Path(args.model).stem)
+    batches = None if args.data is None else Batches(load_batches(args), quantizer.plan.graph.inputs)
+    return FORMATS[args.format].write(Export(args, voices, quantizer, batches, make_folder_of(path)))
+
+
 # ---------------------------------------------------------------- tpu-mlir
 def _tpu_mlir(asked: Export) -> Outcome:
     plan, strategy, batches = asked.quantizer.plan, asked.quantizer.strategy, asked.batches
-    observed = None if batches is None else collect(plan.graph, batches, (), plan.ops).ranges
+    observed = None if batches is None else observed_ranges(plan, (b.inputs for b in batches))
     tables = make_tables(plan, strategy.bits, observed)
     paths = [asked.path.with_name(f"{asked.path.name}_{kind}") for kind in ("cali_table", "qtable")]
     replace_file(paths[0], format_calibration_table(tables.calibration))

@@ -17,7 +17,7 @@ from hago.errors import HagoError
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware, load_hardware
 from hago.model_source import import_object
-from hago.ops import OPS
+from hago.ops import OPS, Ops
 from hago.ops._rule import OpRule
 from hago.search.log import Log
 from hago.search.searchers import SEARCHERS
@@ -70,13 +70,22 @@ def load_chip(args: Namespace, name: str) -> Hardware:
     Raises:
         HagoError: there is no such hardware, or `--ops` names something else than op rules.
     """
+    return load_hardware(name, load_ops(args))
+
+
+def load_ops(args: Namespace) -> Ops:
+    """hago's ops, and those that `--ops` adds.
+
+    Raises:
+        HagoError: `--ops` names something else than op rules.
+    """
     if args.ops is None:
-        return load_hardware(name)
+        return OPS
     added = import_object(args.ops, "ops")
     rules = list(added.values()) if isinstance(added, Mapping) else [added]
     if not all(isinstance(rule, OpRule) for rule in rules):
         raise HagoError(f"ops {args.ops!r} is of type {type(added).__name__}; expected an OpRule, or a mapping of them")
-    return load_hardware(name, {**OPS, **{rule.name: rule for rule in rules}})
+    return {**OPS, **{rule.name: rule for rule in rules}}
 
 
 def hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:

@@ -53,6 +53,7 @@ example:
     "realize": """
 example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
+  hago realize zoo:net strategies/net-vta.json --data test.npz --save net.safetensors
 
 Exit code 1 says that a value differs; that would be a defect of hago.""",
     "cost": """
@@ -60,6 +61,11 @@ example:
   hago cost zoo:net strategies/net-vta.json --batch 32
 
 What a hardware file gives no figure for is left out and named; docs/cost.md says how the rest adds up.""",
+    "run": """
+example:
+  hago run net.safetensors --data test.npz --save outputs.npz
+
+Every output is compared with the simulation of the stored plan; exit code 1 says that one differs.""",
     "inspect": """
 example:
   hago inspect zoo:net strategies/net-vta.json --data test.npz --samples 128 --csv layers.csv""",
@@ -94,7 +100,8 @@ USAGE: Final = {
     "sensitivity": "MODEL --hardware NAME|FILE --data DATA",
     "simulate": ON_STRATEGY,
     "realize": ON_STRATEGY,
+    "run": "FILE --data DATA",
     "inspect": ON_STRATEGY,
-    "export": "MODEL STRATEGY --format NAME",
+    "export": "(MODEL STRATEGY | FILE) --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
 }

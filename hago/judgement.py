@@ -154,7 +154,11 @@ def judge(
     Raises:
         HagoError: the strategy is of another model or hardware, or the data is not the model's.
     """
-    plan, batches = planned(model, hardware, strategy, dataset)
+    return judge_plan(*planned(model, hardware, strategy, dataset), integer=integer)
+
+
+def judge_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Judgement:
+    """Judge a Plan on data; see `judge`."""
     graph = plan.graph
     evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops)
     measured = evaluator.measure(plan)

@@ -86,6 +86,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main([*SEARCH, "--budget", "6 trials"]) == 0
+        assert main(["realize", MODEL, STRATEGY, "--data", DATA, "--save", "net.safetensors"]) == 0
         sys.modules.pop("cli_zoo")
         yield folder
     sys.modules.pop("cli_zoo", None)
@@ -121,6 +122,7 @@ EVERY = {
     "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
+    "run": ["run", "net.safetensors", "--data", DATA],
     "export": ["export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA],
     "hardware list": ["hardware", "list"],
     "hardware show": ["hardware", "show", "vta"],

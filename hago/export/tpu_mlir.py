@@ -11,17 +11,20 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from hago.arithmetic.tpu_mlir_tables import CalibrationTable, QuantizeTable, Row
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.numerics import dequantize
 from hago.plan import NodePlan, Plan
 from hago.represented import Range, represented
 from hago.schemes import Grid
+from hago.simulator import Simulator
 from hago.types import Edge, QParams
 
 #: Tensors of at most so many bits stand in the int4 section as well.
@@ -73,6 +76,27 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
         tuple(n for n in order if len({*found.wide.get(n, ())}) > 1),
         {k: b for k, b in bits.items() if b not in (_FOUR, 8)},
     )
+
+
+def observed_ranges(plan: Plan, batches: Iterable[Sequence[Tensor]]) -> dict[str, Range]:
+    """(minimum, maximum) of every integer node over data, as the Plan computes it.
+
+    Args:
+        batches: flat inputs.
+    """
+    found: dict[str, Range] = {}
+
+    def see(node: Node, value: Any) -> None:
+        made = plan.nodes.get(node.name)
+        if made is not None and value.numel():
+            low, high = (float(v) for v in torch.aminmax(dequantize(value, made.out)))
+            before = found.get(node.name, (low, high))
+            found[node.name] = (min(before[0], low), max(before[1], high))
+
+    simulator = Simulator(plan)
+    for inputs in batches:
+        simulator.run(inputs, see)
+    return found
 
 
 def _row(pair: Range) -> Row:

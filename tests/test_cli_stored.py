@@ -1,0 +1,160 @@
+"""Stored models on the command line: written by realize, run by run, exported by export."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hago
+from hago.arithmetic.tpu_mlir_tables import parse_calibration_table
+from hago.cli import main
+from hago.realization import IntegerModel
+
+ZOO = """
+import torch
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(32, 3)
+    )
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 1, 6, 6, generator=generator), torch.arange(16) % 3) for _ in range(2)]
+
+def unlabelled():
+    return [x for x, _ in batches()]
+"""
+MODEL, DATA, STRATEGY, FILE = (
+    "stored_zoo:net",
+    "stored_zoo:batches",
+    "strategies/net-x86_vnni.json",
+    "out/net.safetensors",
+)
+REALIZE = ("realize", MODEL, STRATEGY, "--data", DATA)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, a strategy and what realize stored."""
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "stored_zoo.py").write_text(ZOO, "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA]) == 0
+        assert main([*REALIZE, "--save", FILE]) == 0
+        yield folder
+    sys.modules.pop("stored_zoo", None)
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(folder)
+
+    def call(*words: str) -> Said:
+        capsys.readouterr()
+        code = main(words)
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return call
+
+
+def test_realize_says_what_it_stored(run: Run) -> None:
+    said = run(*REALIZE, "--save", "again.safetensors", "--json").json
+    assert Path("again.safetensors").read_bytes() == Path(FILE).read_bytes()
+    assert said["file_bytes"] == Path(FILE).stat().st_size and said["float_bytes"] == 4 * (
+        9 * 8 + 8 + 9 * 64 + 8 + 96 + 3
+    )
+    assert f"stored  {FILE}: " in run(*REALIZE, "--save", FILE).out
+
+
+def test_a_model_that_is_not_exact_is_not_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = IntegerModel.run
+    monkeypatch.setattr(IntegerModel, "run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
+    monkeypatch.setattr("hago.engine.model.FastModel.run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
+    assert run(*REALIZE, "--save", "wrong.safetensors").code == 1
+    assert not Path("wrong.safetensors").exists()
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_run_gives_what_the_model_gives(run: Run, engine: str) -> None:
+    said = run("run", FILE, "--data", DATA, "--engine", engine, "--save", "y.npz", "--json")
+    whole = run(*REALIZE, "--json").json
+    assert said.code == 0 and said.json["same"] and said.json["samples"] == 32
+    assert said.json["acc"] == whole["models"]["integer"]["sim_acc"]
+    assert said.json["acc_interval"] == whole["models"]["integer"]["sim_acc_interval"]
+    import stored_zoo  # type: ignore[import-not-found]
+
+    model = hago.load_integer_model(FILE)
+    with np.load("y.npz", allow_pickle=False) as found:
+        (name,) = found.files
+        first = model(stored_zoo.batches()[0][0]).numpy()
+        assert name == model.plan.graph.outputs[0] and found[name].shape == (32, 3)
+        assert (found[name][:16] == first).all()
+
+
+def test_run_needs_no_labels_and_no_model(run: Run) -> None:
+    text = run("run", FILE, "--data", "stored_zoo:unlabelled")
+    assert text.code == 0 and "accuracy" not in text.out and "all 96 output values are equal" in text.out
+    assert "times fewer than the weights in float" in text.out
+
+
+def test_run_says_no_where_a_value_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = IntegerModel.run
+    monkeypatch.setattr(IntegerModel, "run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
+    said = run("run", FILE, "--data", DATA, "--engine", "reference")
+    assert said.code == 1 and "96 of 96 output values differ (output 0 of batch 0: 48" in said.out
+
+
+def test_export_starts_from_a_stored_model(run: Run) -> None:
+    assert run("export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA, "--save", "a").code == 0
+    assert run("export", FILE, "--format", "tpu-mlir", "--data", DATA, "--save", "b").code == 0
+    for kind in ("cali_table", "qtable"):
+        assert Path(f"a_{kind}").read_text() == Path(f"b_{kind}").read_text()
+    assert "4" in parse_calibration_table(Path("a_cali_table").read_text()).rows
+    run("export", FILE, "--format", "tpu-mlir", "--save", "c")
+    assert "4" not in parse_calibration_table(Path("c_cali_table").read_text()).rows
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (["run", "gone", "--data", DATA], "cannot read stored model 'gone'"),
+        (["run", STRATEGY, "--data", DATA], "is no hago integer model"),
+        (["run", "cut.safetensors", "--data", DATA], "its checksum differs"),
+        (["run", FILE, "--data", DATA, "--save", "stored_zoo.py/y.npz"], "cannot make the folder"),
+        (["run", FILE, "--data", DATA, "--engine", "warp"], "invalid choice"),
+        (["export", MODEL, "--format", "tpu-mlir"], "is no stored integer model"),
+        ([*REALIZE, "--save", "stored_zoo.py/m"], "cannot make the folder"),
+    ],
+)
+def test_bad_input_is_one_clear_line(run: Run, words: list[str], why: str) -> None:
+    Path("cut.safetensors").write_bytes(Path(FILE).read_bytes()[:-1])
+    said = run(*words)
+    assert said.code == 2 and said.out == "" and why in said.err.splitlines()[-1]
+    assert "Traceback" not in said.err
