@@ -58,7 +58,7 @@ def as_strategy(strategy: StrategyLike) -> Strategy:
     return Strategy.load(Path(strategy))
 
 
-def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS) -> tuple[Graph, Batches]:
+def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS, *, fold: bool = True) -> tuple[Graph, Batches]:
     """The model imported, and the data set as batches of its inputs.
 
     Raises:
@@ -67,7 +67,7 @@ def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS) -> tuple[
     """
     batches = Batches(dataset, input_names(model))
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    return from_torch(model, args, ops=ops), batches
+    return from_torch(model, args, ops=ops, fold=fold), batches
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:
@@ -220,14 +220,16 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops)
 
 
-def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), ops: Ops = OPS) -> Graph:
+def import_for(
+    model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), ops: Ops = OPS, *, fold: bool = True
+) -> Graph:
     """The model a strategy was made for, imported anew; its inputs are remembered in the strategy.
 
     Raises:
         GraphError: the model cannot be imported.
     """
     if args or not isinstance(model, nn.Module):
-        return from_torch(model, args, ops=ops)
+        return from_torch(model, args, ops=ops, fold=fold)
     remembered = strategy.made_by.get("inputs")
     if not remembered:
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
@@ -239,7 +241,7 @@ def import_for(model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), o
         raise LogError(
             f"the strategy's made_by.inputs cannot be read ({error}); it was edited; pass example_inputs"
         ) from None
-    return from_torch(model, tuple(args), dict(kwargs), ops=ops)
+    return from_torch(model, tuple(args), dict(kwargs), ops=ops, fold=fold)
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from torch import nn
 from hago.calibrate.statistics import Estimator
 from hago.errors import HagoError
 from hago.evaluate import Evaluator, first_safe
+from hago.frontend.data import Batches
+from hago.frontend.fold import fold_batch_norms
 from hago.graph import CONST, Graph
 from hago.hardware import Hardware
 from hago.objective import objective
@@ -19,6 +21,7 @@ from hago.prepare import (
     HardwareLike,
     ModelLike,
     StrategyLike,
+    as_graph,
     as_hardware,
     as_strategy,
     import_for,
@@ -28,10 +31,13 @@ from hago.prepare import (
     store_thresholds,
     stored_resolver,
 )
+from hago.qat._checks import check_choice
 from hago.qat.model import QatModel
+from hago.qat.norms import FoldedNorm, Norms, sites
 from hago.qat.policies import PREFIX
 from hago.qat.ranges import Range
 from hago.qat.scheme import TrainingScheme, training_scheme
+from hago.qat.tensorflow_observers import Schedule
 from hago.quantizer import Quantizer
 from hago.schemes import TWO_SIDED
 from hago.searching import made_by
@@ -40,6 +46,8 @@ from hago.types import QParams
 
 #: Ranges of more integers than these are not learned: their steps are too fine to matter.
 MOST_LEARNED: Final = 1 << 16
+#: Of a batch norm whose module is not known: torch's default.
+MOMENTUM: Final = 0.1
 
 
 def prepare_qat(
@@ -50,6 +58,9 @@ def prepare_qat(
     *,
     scheme: str | TrainingScheme = "lsq",
     policy: str = "hardware",
+    norms: Norms | None = None,
+    quant_delay: int = 0,
+    freeze_bn_delay: int | None = None,
     estimator: str | Estimator | None = None,
     keep_float: Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
@@ -69,6 +80,11 @@ def prepare_qat(
             and gradients pass.
         policy: hardware, tensorflow or dorefa: which nodes stay float besides those that have to; see
             docs/quantizers.md.
+        norms: what batch norms do in training; the scheme's way where not given. `frozen`: they are folded
+            before, and what is trained is the folded weight; `tensorflow`, `oneflow`: folded, yet fed by
+            the batch's statistics. Norms that cannot be folded are always frozen.
+        quant_delay: training passes before the first quantized one, counted as TensorFlow does.
+        freeze_bn_delay: the training pass from which on batch norms use their moving statistics.
         estimator, keep_float, fix_bits: of `hago.quantize`; like the policy, only where there is no strategy.
         example_inputs: to export an nn.Module with, as for `hago.create_quantizer`.
 
@@ -82,22 +98,56 @@ def prepare_qat(
     _check_idle(model)
     if strategy is not None:
         chosen = as_strategy(strategy)
-        graph = import_for(model, chosen, example_inputs, chip.known_ops)
+        unfolded = import_for(model, chosen, example_inputs, chip.known_ops, fold=False)
+        graph = fold_batch_norms(unfolded)
     elif dataset is not None:
         keep = keep_float if policy == "hardware" else [PREFIX + policy, *keep_float]
-        graph, chosen = _calibrated(model, chip, dataset, estimator, keep, fix_bits)
+        unfolded, batches = as_graph(model, dataset, chip.known_ops, fold=False)
+        graph = fold_batch_norms(unfolded)
+        chosen = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
-    return make_trainable(graph, chip, chosen, how, constants_of(model))
+    fixed = constants_of(model)
+    live = _norms(model, unfolded, graph, how.norms if norms is None else norms, fixed)
+    schedule = Schedule(quant_delay, freeze_bn_delay)
+    return make_trainable(graph, chip, chosen, how, fixed, norms=live, schedule=schedule)
+
+
+def _norms(
+    model: ModelLike, unfolded: Graph, folded: Graph, style: str, fixed: frozenset[str]
+) -> dict[str, FoldedNorm]:
+    """The batch norms that are trained through the batch's statistics, by layer."""
+    check_choice("norms", style, ("frozen", "tensorflow", "oneflow"))
+    if style == "frozen":
+        return {}
+    found = {}
+    for site in sites(unfolded, folded):
+        module = dict(model.named_modules()).get(site.norm.name) if isinstance(model, nn.Module) else None
+        momentum = getattr(module, "momentum", MOMENTUM)
+        if momentum is None:
+            raise HagoError(
+                f"batch norm {site.norm.name!r} keeps a cumulative average (momentum=None), which cannot be trained "
+                "on; give it a momentum, or norms='frozen'"
+            )
+        found[site.layer.name] = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
+    return found
 
 
 def make_trainable(
-    graph: Graph, hardware: Hardware, strategy: Strategy, scheme: TrainingScheme, fixed: Collection[str]
+    graph: Graph,
+    hardware: Hardware,
+    strategy: Strategy,
+    scheme: TrainingScheme,
+    fixed: Collection[str],
+    *,
+    norms: Mapping[str, FoldedNorm] | None = None,
+    schedule: Schedule | None = None,
 ) -> QatModel:
     """A graph with a strategy as a model that trains.
 
     Args:
         fixed: names of constants that are not trained.
+        norms, schedule: of QatModel.
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
@@ -105,9 +155,10 @@ def make_trainable(
     resolver = stored_resolver(graph, hardware, strategy)
     plan = resolver(strategy.bits)
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
-    trainable = [name for name in consts if name not in fixed]
+    folded = {name for norm in (norms or {}).values() for name in norm.site.folded}
+    trainable = [name for name in consts if name not in fixed and name not in folded]
     ranges = _Builder(plan, scheme).ranges()
-    return QatModel(plan, resolver.topology, resolver.space, strategy, ranges, trainable, scheme.slope)
+    return QatModel(plan, resolver.topology, resolver.space, strategy, ranges, trainable, scheme.slope, norms, schedule)
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:
@@ -151,19 +202,19 @@ def _check_idle(model: ModelLike) -> None:
 
 
 def _calibrated(
-    model: ModelLike,
+    graph: Graph,
     hardware: Hardware,
-    dataset: Iterable[Any],
+    batches: Batches,
     estimator: str | Estimator | None,
     keep_float: Sequence[str],
     fix_bits: Mapping[str, int] | None,
-) -> tuple[Graph, Strategy]:
-    """The model imported, and a strategy as `hago.quantize` makes it."""
-    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+) -> Strategy:
+    """A strategy as `hago.quantize` makes it."""
+    prepared = prepare(graph, hardware, batches, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
     evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
     bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
     how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
-    return prepared.graph, make_strategy(prepared, prepared.resolver(bits), bits, how)
+    return make_strategy(prepared, prepared.resolver(bits), bits, how)
 
 
 class _Builder:

@@ -16,7 +16,7 @@ from hago.errors import GraphError
 from hago.graph import CONST, Graph, Node
 
 #: Along which axis of the weight the output channels lie.
-_CHANNEL_AXIS: Final = {
+CHANNEL_AXIS: Final = {
     "conv1d": 0,
     "conv2d": 0,
     "conv3d": 0,
@@ -53,6 +53,16 @@ def multiplier_and_offset(graph: Graph, norm: Node) -> tuple[Tensor, Tensor]:
     return m, o
 
 
+def scale_channels(weight: Tensor, m: Tensor, layer: Node) -> Tensor:
+    """A layer's weight with output channel i multiplied by `m[i]`."""
+    axis, groups = CHANNEL_AXIS[layer.op], layer.attrs.get("groups", 1)
+    if axis == 1 and groups > 1:  # (groups * in, out) with one scale per (group, out)
+        blocks = weight.reshape(groups, -1, *weight.shape[1:])
+        scale = m.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
+        return (blocks * scale).reshape(weight.shape)
+    return weight * m.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
+
+
 def _fold_one(graph: Graph, norm: Node) -> Graph:
     if any(s not in graph.consts for s in norm.inputs[1:]):
         return graph
@@ -62,14 +72,7 @@ def _fold_one(graph: Graph, norm: Node) -> Graph:
         return _as_affine(graph, norm, m, o)
     weight = graph.consts[before.inputs[1]].to(torch.float64)
     bias = graph.consts[before.inputs[2]].to(torch.float64) if len(before.inputs) > 2 else torch.zeros_like(m)
-    axis = _CHANNEL_AXIS[before.op]
-    groups = before.attrs.get("groups", 1)
-    if axis == 1 and groups > 1:  # (groups * in, out) with one scale per (group, out)
-        blocks = weight.reshape(groups, -1, *weight.shape[1:])
-        scale = m.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
-        folded = (blocks * scale).reshape(weight.shape)
-    else:
-        folded = weight * m.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
+    folded = scale_channels(weight, m, before)
     tensors = (folded.to(torch.float32), (bias * m + o).to(torch.float32))
     names = (_const_name(graph, before, 1, "weight"), _const_name(graph, before, 2, "bias"))
     made = [Node(n, CONST, (), {}, tuple(t.shape)) for n, t in zip(names, tensors, strict=True)]
@@ -80,7 +83,7 @@ def _fold_one(graph: Graph, norm: Node) -> Graph:
 
 
 def _can_fold(graph: Graph, before: Node, norm: Node) -> bool:
-    if before.op not in _CHANNEL_AXIS or any(s not in graph.consts for s in before.inputs[1:]):
+    if before.op not in CHANNEL_AXIS or any(s not in graph.consts for s in before.inputs[1:]):
         return False
     if before.op == "linear" and len(before.shape or ()) != 2:
         return False  # batch norm acts on axis 1, linear on the last

@@ -169,6 +169,10 @@ class LivePass:
         c = self.ops[node.op].compute_int(attrs, *operands)
         if not plan.proved:
             c = straight_through(c, plan.held(c.detach(), _lost(plan, targets, operands)).to(c.dtype))
+        return self._leave(node, plan, register, c)
+
+    def _leave(self, node: Node, plan: NodePlan, register: QParams, c: Tensor) -> Tensor:
+        """The node's value, requantized where its signature says so."""
         out = self._out(node, plan, c, register)
         self.qparams[node.name] = out or register
         return c if out is None else move(c, register, out, self.hardware.requantize, self.training.slope)
@@ -256,7 +260,7 @@ class LivePass:
 
     # ------------------------------------------------------------ observing
     def _observe_operands(self, node: Node, values: Sequence[Any]) -> None:
-        for edge, value in zip(node.edges, values, strict=True):
+        for edge, value in zip(node.edges, values, strict=False):  # a layer's first operand comes before the others
             found = self.training.range_of(edge)
             if self.observing and found is not None and found.observes and id(found) not in self._seen:
                 self._seen.add(id(found))

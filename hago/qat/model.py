@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
+from hago.execute import flatten_inputs, last_readers, nest_outputs, run
 from hago.frontend.exported import check_finite
+from hago.frontend.fold import CHANNEL_AXIS
 from hago.fusion import fuse_clamps
-from hago.graph import OUTPUT, Graph, Node
+from hago.graph import OUTPUT, Graph
 from hago.plan import Plan
 from hago.qat.live import LivePass, Training
 from hago.qat.moves import Slope
+from hago.qat.norms import FoldedNorm
 from hago.qat.operands import RangeThresholds
 from hago.qat.optimizer import channel_sizes
+from hago.qat.passes import FloatPass, NormedPass
 from hago.qat.ranges import Range
+from hago.qat.tensorflow_observers import Schedule
 from hago.resolve import Resolver
 from hago.simulator import Simulator, channels_last
 from hago.space import Space
@@ -41,8 +45,13 @@ class QatModel(nn.Module):
         ranges: by the key of the threshold.
         trainable: names of the graph's constants that are parameters.
         slope: how gradients pass.
+        norms: by layer, batch norms that are trained through the batch's statistics; what they fold
+            into is theirs and not trainable otherwise.
+        schedule: of quantization and of freezing batch norms, by training passes counted from 1.
 
     State:
+        step: how many passes were made in training.
+        norms: see FoldedNorm.
         weights: one parameter per trainable constant, dots in its name replaced by slashes.
         ranges: one for all edges that share integers; see Range.
     """
@@ -56,8 +65,13 @@ class QatModel(nn.Module):
         ranges: Mapping[str, Range],
         trainable: Iterable[str],
         slope: Slope,
+        norms: Mapping[str, FoldedNorm] | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
+        self.norms = nn.ModuleDict({name.replace(".", "/"): norm for name, norm in (norms or {}).items()})
+        self.schedule, self.norms_frozen = schedule or Schedule(), False
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.weights = nn.Module()
         self.names: dict[str, str] = {}
         for name in trainable:
@@ -78,10 +92,27 @@ class QatModel(nn.Module):
         """The graph that training started from."""
         return self.training_plan.plan.graph
 
-    def consts(self) -> dict[str, Tensor]:
-        """Every constant of the graph as it is now, with its gradient."""
-        live = {name: self.weights.get_parameter(kept) for name, kept in self.names.items()}
+    def consts(self, *, folded: bool = True) -> dict[str, Tensor]:
+        """Every constant of the graph as it is now, with its gradient.
+
+        Args:
+            folded: also those that batch norms are folded into; else they are the ones of the start.
+        """
+        live: dict[str, Tensor] = {name: self.weights.get_parameter(kept) for name, kept in self.names.items()}
+        for norm in self._live_norms().values() if folded else ():
+            live.update(zip(norm.site.folded, norm.folded(), strict=True))
         return {**self.graph.consts, **live}
+
+    def _live_norms(self) -> dict[str, FoldedNorm]:
+        found = {}
+        for norm in self.norms.values():
+            assert isinstance(norm, FoldedNorm)
+            found[norm.site.layer.name] = norm
+        return found
+
+    def freeze_norms(self, mode: bool = True) -> None:
+        """Let batch norms use their moving statistics from now on, in training too, and update them no more."""
+        self.norms_frozen = mode
 
     def size_of(self, name: str) -> Tensor:
         """The size of a parameter for relative steps: per output channel of a weight; 1 for what is relative itself.
@@ -92,6 +123,10 @@ class QatModel(nn.Module):
         value = self.get_parameter(name).detach()
         if name.startswith("ranges."):
             return torch.ones(())
+        if name.startswith("norms."):
+            norm = self.get_submodule(name.rpartition(".")[0])
+            assert isinstance(norm, FoldedNorm)
+            return channel_sizes(value, CHANNEL_AXIS[norm.site.layer.op])
         const = next(n for n, kept in self.names.items() if name == f"weights.{kept}")
         return channel_sizes(value, self._channel_axis(const))
 
@@ -132,33 +167,40 @@ class QatModel(nn.Module):
         if self.quantizing:
             return self.frozen()[1].run(inputs)
         with torch.no_grad():
-            return self._real(inputs, observing=False)
+            return self._real(inputs, {}, observing=False)
 
     def _train(self, inputs: Sequence[Tensor]) -> list[Any]:
-        if not self.quantizing:
-            return self._real(inputs, observing=True)
-        step = LivePass(self.training_plan, observing=True)
+        self.get_buffer("step").add_(1)
+        count = int(self.get_buffer("step"))
+        frozen = self.norms_frozen or self.schedule.freezes(count)
+        norms = {} if frozen else self._live_norms()
+        if not (self.quantizing and self.schedule.quantizes(count)):
+            return self._real(inputs, norms, observing=True)
+        step = (
+            NormedPass(self.training_plan, norms, observing=True)
+            if norms
+            else LivePass(self.training_plan, observing=True)
+        )
         laid = [channels_last(x) for x in inputs]
-        outputs = run(self.graph, laid, step, consts=self.consts(), done=self._done)
+        outputs = run(self.graph, laid, step, consts=self.consts(folded=frozen), done=self._done)
         return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
 
-    def _real(self, inputs: Sequence[Tensor], *, observing: bool) -> list[Any]:
-        ops = self.training_plan.plan.ops
-
-        def step(node: Node, values: Sequence[Any]) -> Any:
-            return compute_real(node, values, ops)
-
-        return run(self.graph, inputs, step, consts=self.consts(), done=self._done)
+    def _real(self, inputs: Sequence[Tensor], norms: Mapping[str, FoldedNorm], *, observing: bool) -> list[Any]:
+        step = FloatPass(self.training_plan, norms, observing=observing)
+        return run(self.graph, inputs, step, consts=self.consts(folded=not norms), done=self._done)
 
     # ------------------------------------------------------------ freezing
     def frozen(self) -> tuple[Plan, Simulator]:
         """The Plan of the present weights and thresholds, and its simulator; made anew where they changed."""
-        state = {**self.consts(), **dict(self.ranges.state_dict())}
+        state = self.state_dict()
         if self._frozen is None or not _equal(self._frozen[0], state):
             kept = {name: t.detach().clone() for name, t in state.items()}
-            for name in self.names:
-                check_finite(name, kept[name])
-            plan = self._resolve({n: kept[n].contiguous() for n in self.graph.consts})
+            with torch.no_grad():
+                consts = {name: t.detach().clone().contiguous() for name, t in self.consts().items()}
+            for name in consts:
+                if self.graph.consts[name].is_floating_point():
+                    check_finite(name, consts[name])
+            plan = self._resolve(consts)
             self._frozen = (kept, plan, Simulator(plan))
         return self._frozen[1:]
 
@@ -172,7 +214,7 @@ class QatModel(nn.Module):
 
 
 def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(a[name], t) for name, t in b.items())
+    return all(torch.equal(a[name], t) for name, t in b.items() if name != "step")
 
 
 def _cut(plan: Plan) -> frozenset[str]:

@@ -39,6 +39,10 @@ class LiveOperands(Operands):
             self.thresholds[str(self.node.edges[slot])] = _ends(self.ranges[slot])
         return found
 
+    def first(self, desc: OpDesc) -> QParams:
+        """The qparams that the first operand arrives in, which do not depend on the others."""
+        return self._operand(0, desc)
+
     def output(self, bits: int, desc: OpDesc) -> QParams:
         dtype = desc.out_dtype
         key = (id(self.out), bits, dtype.name, dtype.signed or (self.out is not None and self.out.signed))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
 from hago.qat.moves import Slope
+from hago.qat.norms import Norms
 from hago.qat.oneflow import MovingAverageMinMaxObserver
 from hago.qat.ranges import Average
 from hago.qat.tensorflow_observers import MovingAvgQuantize
@@ -93,6 +94,8 @@ class TrainingScheme:
         name: of the scheme.
         activation, weight: how their ranges come about.
         slope: how gradients pass.
+        norms: what batch norms do: `frozen` folds them before training, and what is trained is the
+            folded weight; the others train through the batch's statistics, see FoldedNorm.
 
     References:
         docs/quantizers.md; each system's own module.
@@ -102,6 +105,7 @@ class TrainingScheme:
     activation: Ranges = field(default_factory=Ranges)
     weight: Ranges = field(default_factory=Ranges)
     slope: Slope = field(default_factory=Slope)
+    norms: Norms = "frozen"
 
 
 _LAST: Final = Ranges(average=last)
@@ -112,8 +116,8 @@ SCHEMES: Final[Mapping[str, TrainingScheme]] = {
         TrainingScheme("hago"),
         TrainingScheme("lsq", Ranges(learned=True), Ranges(learned=True)),
         TrainingScheme("nudged", Ranges(learned=True), _LAST, Slope(residual=False)),
-        TrainingScheme("tensorflow", Ranges(average=ZeroDebiased), _LAST),
-        TrainingScheme("oneflow", Ranges(average=Restarting), _LAST, Slope(masked=False)),
+        TrainingScheme("tensorflow", Ranges(average=ZeroDebiased), _LAST, norms="tensorflow"),
+        TrainingScheme("oneflow", Ranges(average=Restarting), _LAST, Slope(masked=False), "oneflow"),
         TrainingScheme("pytorch", Ranges(average=Drifting), _LAST),
     )
 }
