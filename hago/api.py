@@ -69,6 +69,7 @@ def search_quantize_strategy(
     budget_cost: str | Sequence[str] | None = None,
     executor: Executor | str | None = None,
     cache_bytes: int | None = None,
+    front: str | PathLike[str] | None = None,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -102,6 +103,8 @@ def search_quantize_strategy(
         cache_bytes: how much of earlier trials each process keeps, so that a trial computes only what its
             changed edges can reach; by default a quarter of the free memory, and never so much that the
             machine would swap.
+        front: a path that always holds the points that none beats in both the objective and a cost: the first
+            that the goal names, else weight_bytes.
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
@@ -118,7 +121,7 @@ def search_quantize_strategy(
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
             {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
-            executor, cache_bytes,
+            executor, cache_bytes, front,
         ),
     )  # fmt: skip
     return found.strategy, found.score

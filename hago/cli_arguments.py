@@ -174,6 +174,9 @@ def _search(commands: Any) -> None:
     group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
     group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
     group.add_argument(
+        "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
+    )
+    group.add_argument(
         "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
     )
     group.add_argument(

@@ -41,6 +41,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     held_out = None if args.held_out is None else load_batches(args, args.held_out)
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
     earlier = len(read_log(log).trials) if log.exists() else 0
     voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     found = find(
@@ -66,6 +67,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             budget_cost=args.budget_cost,
             executor=args.executor,
             cache_bytes=args.cache,
+            front=front,
         ),
     )
     return _outcome(args, voices, found, log, saved)
@@ -85,6 +87,7 @@ def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Pa
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {log}",
         f"strategy  {saved}",
+        f"front     {args.front or saved.with_suffix('.front.json')}",
         *([f"continue  {command_line(*voices.words)}"] if interrupted else []),
         f"check it  {_next(args, saved)}",
     ]

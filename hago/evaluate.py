@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,7 +131,10 @@ class Evaluator:
         self.carriers = Carriers()
         self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
+        begun = time.perf_counter()
         self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
+        self._float_seconds = time.perf_counter() - begun
+        self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
         names = ["sqnr", "agreement", *(["accuracy"] if batches.labelled else [])]
@@ -172,9 +176,16 @@ class Evaluator:
                 found[name] = value
         return found
 
+    @property
+    def forwards(self) -> float:
+        """The time of all measurements, in that of one pass of the float model over the data."""
+        return self._seconds / max(self._float_seconds, 1e-9)
+
     def score(self, plan: Plan, bits: Bits) -> Score:
         """The Score of a Plan."""
+        begun = time.perf_counter()
         measured = self.measure(plan)
+        self._seconds += time.perf_counter() - begun
         value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
         score = Score(
             value=value,

@@ -47,6 +47,11 @@ class Spent:
     ran: int = 0
     steps: int = 0
 
+    @property
+    def share(self) -> float:
+        """Of all steps, how many did not run."""
+        return 1.0 - self.ran / self.steps if self.steps else 0.0
+
     def add(self, ran: int, steps: int) -> None:
         """Count one batch."""
         self.ran += ran

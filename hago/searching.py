@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hago.anytime import Anytime
 from hago.calibrate.statistics import Estimator
 from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
@@ -55,6 +56,7 @@ class SearchOptions:
     budget_cost: str | Sequence[str] | None = None
     executor: Executor | str | None = None
     cache_bytes: int | None = None
+    front: str | PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
             strategy_of(trial).save(Path(options.save))
 
     with open_executor(options.executor) as hands:
+        front = None if options.front is None else Path(options.front)
+        anytime = Anytime(scored, front, how, hands is None)
         result = search(
             prepared.space,
             searcher,
@@ -114,10 +118,12 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
             resume=options.resume,
             progress=options.progress,
             on_best=keep,
+            on_trial=anytime,
             plan_key=lambda bits: prepared.resolver(bits).key,
             allow_overflow=options.allow_overflow,
             submit=scored.submit(hands),
         )
+    anytime.finish()
     if result.score.shortfall:
         raise InfeasibleBits(_nearest(goal, result))
     strategy = strategy_of(result.best)

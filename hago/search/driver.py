@@ -27,6 +27,8 @@ from hago.search.searcher import Explains, Score, Searcher
 from hago.search.trial import Trial, best_trial
 from hago.space import Bits, Space
 
+#: (trial, best so far, whether it was read from the log) -> what the bar shows beside.
+OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Mapping[str, str]]
 Stop: TypeAlias = Literal["finished", "interrupted"] | Spent
 
 
@@ -67,6 +69,7 @@ def search(
     resume: bool = True,
     progress: bool = False,
     on_best: Callable[[Trial], None] | None = None,
+    on_trial: OnTrial | None = None,
     plan_key: Callable[[Bits], str] | None = None,
     allow_overflow: bool = False,
     executor: Executor | None = None,
@@ -85,6 +88,8 @@ def search(
         resume: whether a log that stands at the path may be continued.
         progress: show a bar on a terminal.
         on_best: called with the best trial after each improvement, and once after a resume.
+        on_trial: called with every trial, the best so far, and whether the trial was read from the log; what
+            it returns is shown in the bar.
         plan_key: cheap and equal for equal Plans, which are then evaluated once; without it equal
             bits are.
         allow_overflow: return a point that overflowed on the calibration data if none did not.
@@ -111,7 +116,8 @@ def search(
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
         scorer = stack.enter_context(Scorer(evaluate, plan_key, submit or _submit_to(executor, evaluate)))
-        run = _Run(space, searcher, scorer, file, model_hash, logged, limit, bar, on_best, allow_overflow, clock)
+        told = (on_best, on_trial)
+        run = _Run(space, searcher, scorer, file, model_hash, logged, limit, bar, *told, allow_overflow, clock)
         reason = run.go()
     return SearchResult(run.accepted(), tuple(run.trials), reason)
 
@@ -137,6 +143,7 @@ class _Run:
     budget: Budget
     bar: Progress
     on_best: Callable[[Trial], None] | None
+    on_trial: OnTrial | None
     allow_overflow: bool
     clock: Callable[[], float]
     started: float = 0.0
@@ -229,7 +236,8 @@ class _Run:
         self.best = best_trial(rivals, tolerance, self.allow_overflow)
         if not replayed:
             self._announce()
-        self.bar.show(trial, self.best, self._elapsed(), self.forwards, replayed)
+        also = {} if self.on_trial is None else self.on_trial(trial, self.best, replayed)
+        self.bar.show(trial, self.best, self._elapsed(), self.forwards, replayed, also)
 
     def _announce(self) -> None:
         if self.on_best is not None and self.best is not None and self.best is not self.announced:

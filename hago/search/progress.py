@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -33,16 +34,26 @@ class Progress:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._bar.close()
 
-    def show(self, trial: Trial, best: Trial | None, seconds: float, forwards: float, replayed: bool) -> None:
+    def show(
+        self,
+        trial: Trial,
+        best: Trial | None,
+        seconds: float,
+        forwards: float,
+        replayed: bool,
+        also: Mapping[str, str] | None = None,
+    ) -> None:
         """Add a trial.
 
         Args:
             best: the best trial so far that may be returned.
             seconds, forwards: spent so far.
             replayed: it was read from the log.
+            also: what else to show.
         """
         self._saved += trial.same_as is not None
         shown = {"best": "none runs yet" if best is None else f"{best.score.value:.6g}", "saved": self._saved}
+        shown.update(also or {})
         if self._budget.seconds is not None:
             shown["left"] = f"{max(0.0, self._budget.seconds - seconds):.0f}s"
         if self._budget.forwards is not None:

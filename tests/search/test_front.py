@@ -1,0 +1,60 @@
+"""The front: what no other point beats, whatever the order in which points come."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from hago.search.front import Front
+from hago.search.searcher import Score
+from hago.search.trial import Trial
+
+
+def trial(index: int, value: float, cost: float, **changes: object) -> Trial:
+    score = Score(value, {"sqnr": value}, costs={"cycles": cost})
+    return Trial(index, {"a:0": index}, replace(score, **changes))
+
+
+def brute(trials: list[Trial]) -> set[tuple[float, float]]:
+    pairs = {(t.results["sqnr"], t.score.costs["cycles"]) for t in trials if t.score.accepted}
+    return {(v, c) for v, c in pairs if not any((w >= v and d <= c) and (w, d) != (v, c) for w, d in pairs)}
+
+
+def test_it_is_the_front_of_all_that_was_seen() -> None:
+    for seed in range(50):
+        draw, front, seen = random.Random(seed), Front("sqnr", "cycles"), []
+        for i in range(30):
+            refused = {"overflows": {"n": 1} if draw.random() < 0.2 else {}, "shortfall": draw.choice([0, 0, 1])}
+            seen.append(trial(i, draw.randrange(8), draw.randrange(8), **refused))
+            before = [t.index for t in front.trials]
+            assert front.take(seen[-1]) == ([t.index for t in front.trials] != before)
+            found = [(front.value_of(t), front.cost_of(t)) for t in front.trials]
+            assert set(found) == brute(seen) and found == sorted(found) and len(front) == len(found)
+
+
+def test_the_first_of_equals_stays_and_repeats_do_not_count() -> None:
+    front = Front("sqnr", "cycles")
+    assert front.take(trial(0, 1.0, 1.0)) and not front.take(trial(1, 1.0, 1.0))
+    assert not front.take(replace(trial(2, 9.0, 0.0), same_as=0))
+    assert [t.index for t in front.trials] == [0]
+
+
+def test_a_trial_without_the_figures_is_left_out() -> None:
+    front = Front("kl", "cycles")
+    assert not front.take(trial(0, 1.0, 1.0)) and not Front("sqnr", "energy").take(trial(0, 1.0, 1.0))
+
+
+def test_the_file_holds_every_point(tmp_path: Path) -> None:
+    front = Front("sqnr", "cycles")
+    for t in (trial(0, 3.0, 9.0), trial(1, 1.0, 2.0)):
+        front.take(t)
+        front.save(tmp_path / "front.json", {"seed": 0})
+    found = json.loads((tmp_path / "front.json").read_text())
+    assert [(p["trial"], p["value"], p["cost"], p["bits"]) for p in found["points"]] == [
+        (1, 1.0, 2.0, {"a:0": 1}),
+        (0, 3.0, 9.0, {"a:0": 0}),
+    ]
+    assert (found["measure"], found["cost"], found["version"], found["made_by"]) == ("sqnr", "cycles", 1, {"seed": 0})
+    assert [p.name for p in tmp_path.iterdir()] == ["front.json"]

@@ -1,0 +1,89 @@
+"""What a search leaves on disk and shows after every trial."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from building import residual_block, seeded
+
+from hago.prepare import as_strategy
+from hago.search.front import Front
+from hago.search.log import read_log
+from hago.search.trial import best_trial
+from hago.searching import SearchOptions, find
+
+DATA = [(seeded(4, 3, 8, 8), torch.arange(4) % 5)]
+
+
+class Looking:
+    """A searcher that looks, before every trial, at what the last one left."""
+
+    def __init__(self, inner, folder: Path) -> None:
+        self.inner, self.folder, self.looks = inner, folder, 0
+
+    name = property(lambda self: self.inner.name)
+    options = property(lambda self: self.inner.options)
+    why = property(lambda self: self.inner.why)
+
+    def ask(self):
+        if (self.folder / "log").exists() and (trials := read_log(self.folder / "log").trials):
+            best, front = best_trial(trials), Front("sqnr", "weight_bytes")
+            assert best is not None
+            assert as_strategy(self.folder / "best.json").bits == best.bits
+            for trial in trials:
+                front.take(trial)
+            points = json.loads((self.folder / "front.json").read_text())["points"]
+            assert [p["trial"] for p in points] == [t.index for t in front.trials]
+            self.looks += 1
+        return self.inner.ask()
+
+    def tell(self, bits, score) -> None:
+        self.inner.tell(bits, score)
+
+
+def options_of(folder: Path, **given) -> SearchOptions:
+    paths = {"log": folder / "log", "save": folder / "best.json", "front": folder / "front.json"}
+    return SearchOptions(**{"estimator": "max_range", "progress": False, **paths, **given})
+
+
+def test_the_best_and_the_front_are_on_disk_after_every_trial(tmp_path: Path) -> None:
+    from hago.search.searchers import make_searcher
+
+    made = []
+
+    def searcher(space, start, seed):
+        made.append(Looking(make_searcher("greedy", space, start, seed), tmp_path))
+        return made[0]
+
+    find(residual_block(), "int16_accumulator", DATA, options_of(tmp_path, searcher=searcher, budget=12))
+    assert made[0].looks >= 11
+
+
+def test_a_finished_log_gives_its_files_again(tmp_path: Path) -> None:
+    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget=5))
+    before = {n: (tmp_path / n).read_bytes() for n in ("best.json", "front.json")}
+    for name in before:
+        (tmp_path / name).unlink()
+    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget=5))
+    assert {n: (tmp_path / n).read_bytes() for n in before} == before
+
+
+def test_the_bar_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+
+    class Bar:
+        def __init__(self, **_) -> None: ...
+        def set_postfix(self, figures, refresh) -> None:
+            shown.append(dict(figures))
+
+        def update(self, _) -> None: ...
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("hago.search.progress.tqdm", Bar)
+    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget="8 trials, 1h"))
+    last = shown[-1]
+    assert set(last) == {"best", "saved", "weight_bytes", "front", "cached", "forwards", "left"}
+    assert last["forwards"].endswith(" of 8") and last["cached"].endswith(" %") and int(last["front"]) >= 1
