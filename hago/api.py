@@ -34,6 +34,7 @@ from hago.prepare import (
 )
 from hago.qat.policies import topology_of
 from hago.quantizer import Quantizer
+from hago.racing import Race
 from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Score, Searcher
@@ -70,6 +71,7 @@ def search_quantize_strategy(
     executor: Executor | str | None = None,
     cache_bytes: int | None = None,
     front: str | PathLike[str] | None = None,
+    race: bool | float | Race = False,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -105,6 +107,9 @@ def search_quantize_strategy(
             machine would swap.
         front: a path that always holds the points that none beats in both the objective and a cost: the first
             that the goal names, else weight_bytes.
+        race: give a point up once its samples say that it is worse than the best so far. A number is the
+            probability at most with which one that is not is given up, 0.01 for True; see `hago.racing`. The
+            best is always measured on all samples.
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
@@ -121,7 +126,7 @@ def search_quantize_strategy(
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
             {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
-            executor, cache_bytes, front,
+            executor, cache_bytes, front, race,
         ),
     )  # fmt: skip
     return found.strategy, found.score

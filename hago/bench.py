@@ -6,7 +6,7 @@ what it builds from that: a Resolver and an Evaluator with their memories.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from hago.objective import OBJECTIVES, Objective
 from hago.ops import OPS
 from hago.ops._rule import OpRule
 from hago.prepare import Estimated, Prepared
+from hago.racer import Racer
+from hago.racing import Race, shuffled
 from hago.resolve import Resolver
 from hago.search.searcher import Score
 from hago.space import Bits, Space
@@ -41,8 +43,8 @@ class Work:
         hardware: its document.
         added: rules of ops that hago does not have.
         data: what makes the same Batches again.
-        objective, also: see Evaluator.
-        cache_bytes: see Evaluator.
+        objective, also, cache_bytes: see Evaluator.
+        race, seed: see make_bench.
     """
 
     graph: Graph
@@ -56,8 +58,10 @@ class Work:
     calibration: Calibration
     estimator: Estimator
     objective: Named
+    race: Race | None
     also: tuple[Named, ...]
     cache_bytes: int | None
+    seed: int
 
     def bench(self) -> Bench:
         """A new Bench.
@@ -83,7 +87,7 @@ class Work:
         resolver = Resolver(graph, hardware, self.topology, self.space, thresholds, ops)
         also = [_objective(o) for o in self.also]
         objective = _objective(self.objective)
-        return Bench(resolver, Evaluator(graph, batches, objective, ops, also, self.cache_bytes))
+        return make_bench(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +96,52 @@ class Bench:
 
     resolver: Resolver
     evaluator: Evaluator
+    racer: Racer | None = None
 
-    def score(self, bits: Bits) -> Score:
+    def score(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The Score of a point.
+
+        Args:
+            rival: in a race, the best point so far.
 
         Raises:
             InfeasibleBits: no signature holds the bits.
         """
-        return self.evaluator.score(self.resolver(bits), bits)
+        plan = self.resolver(bits)
+        if self.racer is None:
+            return self.evaluator.score(plan, bits)
+        return self.racer.score(plan, bits, None if rival is None else self.resolver(rival))
+
+
+def make_bench(
+    resolver: Resolver,
+    batches: Batches,
+    objective: Objective,
+    also: Sequence[Objective] = (),
+    cache_bytes: int | None = None,
+    race: Race | None = None,
+    seed: int = 0,
+) -> Bench:
+    """A new Bench; see Evaluator.
+
+    Args:
+        race: how points are raced, or None.
+        seed: of the order of samples in a race.
+    """
+    graph = resolver.graph
+    if race is not None:
+        batches = shuffled(batches, seed, race.first, graph.inputs)
+    evaluator = Evaluator(graph, batches, objective, resolver.ops, also, cache_bytes)
+    return Bench(resolver, evaluator, None if race is None else Racer(evaluator, race))
 
 
 def work_of(
-    prepared: Prepared, objective: Objective, also: Iterable[Objective] = (), cache_bytes: int | None = None
+    prepared: Prepared,
+    objective: Objective,
+    also: Iterable[Objective] = (),
+    cache_bytes: int | None = None,
+    race: Race | None = None,
+    seed: int = 0,
 ) -> Work:
     """The Work of a search."""
     hardware: Hardware = prepared.hardware
@@ -121,6 +159,8 @@ def work_of(
         objective=_named(objective),
         also=tuple(_named(o) for o in also),
         cache_bytes=cache_bytes,
+        race=race,
+        seed=seed,
     )
 
 

@@ -10,7 +10,7 @@ from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_export import FORMATS
 from hago.cli_stored import run_options
 from hago.cli_texts import EXAMPLES, TOP, USAGE
-from hago.cli_values import byte_count, fixed, numbers, shape, size
+from hago.cli_values import byte_count, fixed, numbers, shape, share, size
 from hago.cost import METRICS
 from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
@@ -173,6 +173,15 @@ def _search(commands: Any) -> None:
     group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
     group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
     group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
+    group.add_argument(
+        "--race",
+        type=share,
+        nargs="?",
+        const=0.01,
+        metavar="ALPHA",
+        help="give a point up once its samples say that it is worse than the best so far; a point that is not is "
+        "given up with probability ALPHA at most (%(const)s where only --race is given)",
+    )
     group.add_argument(
         "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
     )

@@ -68,6 +68,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             executor=args.executor,
             cache_bytes=args.cache,
             front=front,
+            race=args.race if args.race is not None else False,
         ),
     )
     return _outcome(args, voices, found, log, saved)
@@ -120,7 +121,8 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
 def _figures(results: Mapping[str, Any]) -> str:
     accuracy, interval, agreement, sqnr = figure_cells(results)
     known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
-    others = [f"{name} {value:.6g}" for name, value in results.items() if name not in known]
+    figures = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
+    others = [f"{name} {value:.6g}" for name, value in figures.items()]
     right = [f"accuracy {accuracy} ({interval} with 95 % confidence)"] if "sim_acc" in results else []
     return ", ".join([*others, *right, f"agreement {agreement}", f"SQNR {sqnr} dB", f"{results['samples']} samples"])
 

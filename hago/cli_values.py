@@ -39,6 +39,15 @@ def byte_count(text: str) -> int:
     return int(float(found[1]) * 1024 ** " kmg".index(found[2].lower() or " "))
 
 
+def share(text: str) -> float:
+    """A number between 0 and 1."""
+    try:
+        found = float(text)
+    except ValueError:
+        fail(f"got {text!r}, expected a number between 0 and 1")
+    return found if 0.0 < found < 1.0 else fail(f"got {text!r}, expected a number between 0 and 1")
+
+
 def shape(text: str) -> tuple[tuple[int, ...], str]:
     """The shape of one sample, and its dtype."""
     sizes, _, dtype = text.partition(":")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -99,6 +99,10 @@ class Measured:
     peaks: Peaks
 
 
+#: (contributions so far, what was seen of accumulators) -> whether that is enough.
+Enough = Callable[[Mapping[str, Tensor], Peaks], bool]
+
+
 class Evaluator:
     """Scores points on one data set.
 
@@ -141,24 +145,35 @@ class Evaluator:
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}
 
-    def measure(self, plan: Plan) -> Measured:
-        """Simulate a Plan over all batches."""
+    def measure(self, plan: Plan, enough: Enough | None = None) -> Measured:
+        """Simulate a Plan over all batches, or until it is enough.
+
+        Args:
+            enough: called after every batch with what was found so far; True ends the measurement.
+        """
+        begun = time.perf_counter()
         peaks = Peaks(plan)
         simulator = Simulator(plan, self.carriers, watch=peaks)
         numbers = range(len(self._reference))
         starts = (partial(simulator.begin, batch.inputs) for batch in self.batches)
         ends = self.reuse.run(simulator.steps(), self.graph.outputs, numbers, starts, peaks)
-        contributions = self.contributions(map(simulator.end, ends))
+        contributions: dict[str, Tensor] = {}
+        for found in self._each(map(simulator.end, ends)):
+            contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in found.items()}
+            if enough is not None and enough(contributions, peaks):
+                break
         peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
+        self._seconds += time.perf_counter() - begun
         return Measured(contributions, peaks)
 
     def contributions(self, outputs: Any) -> dict[str, Tensor]:
         """Per-sample contributions of a model's outputs, batch by batch."""
-        found: dict[str, list[Tensor]] = {n: [] for n in self._measures}
+        parts = list(self._each(outputs))
+        return {n: torch.cat([part[n] for part in parts]) for n in self._measures}
+
+    def _each(self, outputs: Any) -> Iterator[dict[str, Tensor]]:
         for batch, reference, out in zip(self.batches, self._reference, outputs, strict=True):
-            for name, measure in self._measures.items():
-                found[name].append(measure.per_sample(reference, out, batch.labels))
-        return {n: torch.cat(parts) for n, parts in found.items()}
+            yield {n: measure.per_sample(reference, out, batch.labels) for n, measure in self._measures.items()}
 
     def float_contributions(self) -> dict[str, Tensor]:
         """The float model's own contributions: its accuracy, above all."""
@@ -166,12 +181,13 @@ class Evaluator:
 
     def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
         """JSON values: each measure, `sim_acc` for accuracy, with its 95 % interval."""
-        found: dict[str, Any] = {"samples": self.batches.samples}
+        samples = len(contributions[self.objective.name])
+        found: dict[str, Any] = {"samples": samples}
         for name, measure in self._measures.items():
             value = measure.finish(contributions[name].mean(0))
             if name == "accuracy":
                 found["sim_acc"] = value
-                found["sim_acc_interval"] = list(wilson_interval(value * self.batches.samples, self.batches.samples))
+                found["sim_acc_interval"] = list(wilson_interval(value * samples, samples))
             else:
                 found[name] = value
         return found
@@ -183,13 +199,24 @@ class Evaluator:
 
     def score(self, plan: Plan, bits: Bits) -> Score:
         """The Score of a Plan."""
-        begun = time.perf_counter()
-        measured = self.measure(plan)
-        self._seconds += time.perf_counter() - begun
+        return self.concluded(plan, bits, self.measure(plan))
+
+    def concluded(self, plan: Plan, bits: Bits, measured: Measured) -> Score:
+        """The Score of a Plan that was measured on all batches."""
         value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
-        score = Score(
+        score = self.described(plan, bits, measured, value, self.summary(measured.contributions))
+        if self._best is None or score.rank > self._best.rank:
+            # Searches look around the best point, so its values are worth more than others.
+            self._best = score
+            self.reuse.prefer_latest()
+        return score
+
+    @staticmethod
+    def described(plan: Plan, bits: Bits, measured: Measured, value: float, results: Mapping[str, Any]) -> Score:
+        """A Score with all that the Plan and what was seen of its accumulators say."""
+        return Score(
             value=value,
-            results=self.summary(measured.contributions),
+            results=results,
             overflows=measured.peaks.overflows,
             excess_bits=measured.peaks.excess_bits,
             unproved=sum(not n.proved for n in plan.nodes.values()),
@@ -197,11 +224,6 @@ class Evaluator:
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
         )
-        if self._best is None or score.rank > self._best.rank:
-            # Searches look around the best point, so its values are worth more than others.
-            self._best = score
-            self.reuse.prefer_latest()
-        return score
 
 
 def thresholds_sha256(plan: Plan) -> str:

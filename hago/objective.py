@@ -33,12 +33,15 @@ class Objective:
         per_sample: what each sample contributes, (batch, k) float64.
         finish: the mean contribution (k,) to the value; larger is better.
         needs_labels: whether labels are read.
+        loss: from contributions, each sample's loss: 0 or more, and its mean orders models as `finish` does,
+            the least first; None where there is no such thing.
     """
 
     name: str
     per_sample: PerSample
     finish: Callable[[Tensor], float]
     needs_labels: bool = False
+    loss: Callable[[Tensor], Tensor] | None = None
 
 
 def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
@@ -118,15 +121,24 @@ def _negative(total: Tensor) -> float:
     return -float(total[0])
 
 
+def _last(contributions: Tensor) -> Tensor:
+    # what rounding leaves below 0 is 0
+    return contributions[:, -1].clamp_min(0.0)
+
+
+def _missing(contributions: Tensor) -> Tensor:
+    return (1.0 - contributions[:, 0]).clamp_min(0.0)
+
+
 OBJECTIVES: Final[Mapping[str, Objective]] = {
     o.name: o
     for o in (
-        Objective("sqnr", _signal_and_noise, lambda t: decibels(float(t[0]), float(t[1]))),
-        Objective("kl", _kl, _negative),
-        Objective("mse", _mse, _negative),
-        Objective("cosine", _cosine, _mean),
-        Objective("agreement", _agreement, _mean),
-        Objective("accuracy", _accuracy, _mean, needs_labels=True),
+        Objective("sqnr", _signal_and_noise, lambda t: decibels(float(t[0]), float(t[1])), loss=_last),
+        Objective("kl", _kl, _negative, loss=_last),
+        Objective("mse", _mse, _negative, loss=_last),
+        Objective("cosine", _cosine, _mean, loss=_missing),
+        Objective("agreement", _agreement, _mean, loss=_missing),
+        Objective("accuracy", _accuracy, _mean, needs_labels=True, loss=_missing),
     )
 }
 
@@ -193,3 +205,26 @@ def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[floa
         return mean, -math.inf, math.inf
     half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(d.std()) / math.sqrt(d.numel())
     return mean, mean - half, mean + half
+
+
+def jackknife_interval(
+    contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """The confidence interval of a value that is a smooth function of mean contributions.
+
+    Args:
+        contributions: (samples, k).
+
+    References:
+        Tukey, "Bias and confidence in not quite large samples", 1958; Efron and Stein, "The jackknife
+        estimate of variance", 1981.
+    """
+    c = contributions.to(torch.float64)
+    n = len(c)
+    value = finish(c.mean(0))
+    if n < 2:
+        return -math.inf, math.inf
+    left = torch.tensor([finish(row) for row in (c.sum(0) - c) / (n - 1)], dtype=torch.float64)
+    error = math.sqrt((n - 1) / n * float((left - left.mean()).square().sum()))
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    return value - half, value + half

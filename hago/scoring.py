@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hago.bench import Bench, work_of
+from hago.bench import make_bench, work_of
 from hago.costing import plan_cost
-from hago.evaluate import Evaluator
+from hago.errors import HagoError
 from hago.executors import Hands
 from hago.goal import Goal
 from hago.prepare import Prepared
+from hago.racing import Race
 from hago.search.log import Notice, log_notice
 from hago.search.scorer import Pending, Submit
 from hago.search.searcher import Score
@@ -22,17 +23,29 @@ class Scoring:
 
     Args:
         cache_bytes: see Evaluator; of each process.
+        race, seed: see make_bench.
+
+    Raises:
+        HagoError: a race without losses by sample, or for a cost.
     """
 
-    def __init__(self, goal: Goal, prepared: Prepared, cache_bytes: int | None = None) -> None:
-        self.goal, self.prepared, self.cache_bytes = goal, prepared, cache_bytes
-        ops = prepared.hardware.known_ops
-        evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, ops, goal.measures, cache_bytes)
-        self.bench = Bench(prepared.resolver, evaluator)
+    def __init__(
+        self,
+        goal: Goal,
+        prepared: Prepared,
+        cache_bytes: int | None = None,
+        race: Race | None = None,
+        seed: int = 0,
+    ) -> None:
+        if race is not None and goal.minimize is not None:
+            raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
+        self.goal, self.prepared, self.race = goal, prepared, race
+        self._more = (cache_bytes, race, seed)
+        self.bench = make_bench(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
 
-    def __call__(self, bits: Bits) -> Score:
+    def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""
-        return self.judged(bits, self.bench.score(bits))
+        return self.judged(bits, self.bench.score(bits, rival))
 
     def judged(self, bits: Bits, score: Score) -> Score:
         """A measured score as the goal has it."""
@@ -42,9 +55,9 @@ class Scoring:
         """What scores points on an executor; None without one."""
         if hands is None:
             return None
-        work = work_of(self.prepared, self.goal.objective, self.goal.measures, self.cache_bytes)
+        work = work_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
         workers = Workers(hands, work, self.bench.score, notice)
-        return lambda bits: _Judged(self, bits, workers(bits))
+        return lambda bits, rival=None: _Judged(self, bits, workers(bits, rival))
 
 
 @dataclass(frozen=True, slots=True)

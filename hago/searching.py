@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,11 +17,14 @@ from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
 from hago.evaluate import Evaluator, safe_start
 from hago.executors import open_executor
+from hago.frontend.data import Batches
 from hago.goal import Goal, make_goal
 from hago.guidance import DEFAULT_COST, make_guide
 from hago.hardware_document import hardware_hash
-from hago.objective import ObjectiveLike
+from hago.objective import Objective, ObjectiveLike, jackknife_interval
+from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
+from hago.racing import Race
 from hago.scoring import Scoring
 from hago.search.driver import SearchResult, search
 from hago.search.header import Header, make_header
@@ -31,6 +34,9 @@ from hago.search.trial import Trial
 from hago.space import Bits
 from hago.strategy import HardwareId, Strategy
 from hago.waste import tidied
+
+#: Searchers to which points that are worse than the best matter, too.
+FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class SearchOptions:
     executor: Executor | str | None = None
     cache_bytes: int | None = None
     front: str | PathLike[str] | None = None
+    race: bool | float | Race = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     costs = costs_in_use(options.searcher, goal)
     prepared = tidied(prepared, costs)
     objective = goal.objective
-    scored = Scoring(goal, prepared, options.cache_bytes)
+    scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     check_reachable(goal, prepared, start, scored)
     searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
@@ -96,6 +103,9 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
     if goal.to_json():
         how["goal"] = goal.to_json()
+    if scored.race is not None:
+        check_racing(searcher)
+        how["race"] = asdict(scored.race)
 
     def strategy_of(trial: Trial) -> Strategy:
         said = how | {"results": dict(trial.score.results), "costs": dict(trial.score.costs)}
@@ -122,6 +132,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
             plan_key=lambda bits: prepared.resolver(bits).key,
             allow_overflow=options.allow_overflow,
             submit=scored.submit(hands),
+            race=scored.race is not None,
         )
     anytime.finish()
     if result.score.shortfall:
@@ -129,8 +140,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     strategy = strategy_of(result.best)
     if options.held_out is not None:
         plan, batches = planned(prepared.graph, prepared.hardware, strategy, options.held_out)
-        judged = Evaluator(plan.graph, batches, objective, plan.ops).score(plan, strategy.bits)
-        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": dict(judged.results)})
+        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": confirmed(plan, batches, objective)})
         if options.save is not None:
             strategy.save(Path(options.save))
     results = result.score.results
@@ -210,6 +220,38 @@ def _searcher(searcher: Any, prepared: Prepared, goal: Goal, costs: Sequence[str
     )
 
 
+def confirmed(plan: Plan, batches: Batches, objective: Objective) -> dict[str, Any]:
+    """What a Plan does on data that it was not searched on, with the objective's 95 % interval."""
+    evaluator = Evaluator(plan.graph, batches, objective, plan.ops, cache_bytes=0)
+    contributions = evaluator.measure(plan).contributions
+    interval = jackknife_interval(contributions[objective.name], objective.finish)
+    return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}
+
+
+def as_race(given: bool | float | Race) -> Race | None:
+    """The race that a user means: none, the default one, or one with an error level."""
+    if isinstance(given, Race):
+        return given
+    if isinstance(given, bool):
+        return Race() if given else None
+    if not isinstance(given, float):
+        raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
+    return Race(given)
+
+
+def check_racing(searcher: Searcher) -> None:
+    """Refuse searchers that need every point's whole score.
+
+    Raises:
+        HagoError: the searcher looks for a front.
+    """
+    if searcher.name in FRONTS:
+        raise HagoError(
+            f"searcher {searcher.name!r} looks for a front, on which points that are worse than the best belong, too; "
+            "do not race"
+        )
+
+
 def made_by(
     prepared: Prepared, objective: str, seed: int, keep_float: Sequence[str], fix_bits: Mapping[str, int] | None
 ) -> dict[str, Any]:
@@ -225,7 +267,7 @@ def made_by(
 
 
 def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in ("searcher", "goal")}
+    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race")}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     return make_header(
         prepared.space,
@@ -233,6 +275,6 @@ def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> H
         model_hash=prepared.graph.model_hash,
         hardware=hardware,
         threads=torch.get_num_threads(),
-        settings=how.get("goal", {}),
+        settings={**how.get("goal", {}), **({"race": how["race"]} if "race" in how else {})},
         **said,
     )

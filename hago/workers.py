@@ -57,7 +57,7 @@ class _Benches(threading.local):
 _BENCHES: Final = _Benches()
 
 
-def score_remotely(ticket: Ticket, bits: Bits, work: Work | None) -> Score | None:
+def score_remotely(ticket: Ticket, bits: Bits, work: Work | None, rival: Bits | None = None) -> Score | None:
     """In a worker: the score of a point, or None where `work` is needed and was not sent.
 
     Raises:
@@ -73,7 +73,7 @@ def score_remotely(ticket: Ticket, bits: Bits, work: Work | None) -> Score | Non
             torch.set_num_threads(ticket.made_by["threads"])
         bench = work.bench()
         _BENCHES.kept.put(ticket.search, bench)
-    return bench.score(bits)
+    return bench.score(bits, rival)
 
 
 def check_same(ticket: Ticket, mine: Mapping[str, Any]) -> None:
@@ -101,18 +101,20 @@ class Workers:
         notice: is told of workers that died.
     """
 
-    def __init__(self, hands: Hands, work: Work, local: Callable[[Bits], Score], notice: Notice) -> None:
+    def __init__(self, hands: Hands, work: Work, local: Callable[[Bits, Bits | None], Score], notice: Notice) -> None:
         self._hands, self._work, self._local, self._notice = hands, work, local, notice
         self._executor: Executor | None = hands.executor
         self._unserved = hands.count
         made_by = versions(torch.get_num_threads())
         self._ticket = Ticket(uuid.uuid4().hex, made_by)
 
-    def __call__(self, bits: Bits) -> Pending:
+    def __call__(self, bits: Bits, rival: Bits | None = None) -> Pending:
         """Start to score a point."""
-        return Pending(self, bits)
+        return Pending(self, bits, rival)
 
-    def submit(self, bits: Bits, with_work: bool = False) -> tuple[Executor | None, Future[Score | None] | None]:
+    def submit(
+        self, bits: Bits, rival: Bits | None, with_work: bool = False
+    ) -> tuple[Executor | None, Future[Score | None] | None]:
         """Hand a point on; (None, None) where no executor is left."""
         # As many points as there are workers bring the work along; a worker that gets none asks.
         carries = with_work or self._unserved > 0
@@ -121,7 +123,7 @@ class Workers:
             executor = self._executor
             try:
                 work = self._work if carries else None
-                return executor, executor.submit(score_remotely, self._ticket, dict(bits), work)
+                return executor, executor.submit(score_remotely, self._ticket, dict(bits), work, rival)
             except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
                 self.broke(executor, error)
         return None, None
@@ -139,17 +141,17 @@ class Workers:
             self._executor = None
             self._notice(f"the executor broke ({_said(error)}); the search goes on in this process")
 
-    def score_here(self, bits: Bits) -> Score:
+    def score_here(self, bits: Bits, rival: Bits | None) -> Score:
         """The score of a point, without a worker."""
-        return self._local(bits)
+        return self._local(bits, rival)
 
 
 class Pending:
     """A point that is being scored."""
 
-    def __init__(self, workers: Workers, bits: Bits) -> None:
-        self._workers, self._bits = workers, bits
-        self._executor, self._future = workers.submit(bits)
+    def __init__(self, workers: Workers, bits: Bits, rival: Bits | None) -> None:
+        self._workers, self._point = workers, (bits, rival)
+        self._executor, self._future = workers.submit(bits, rival)
 
     def result(self) -> Score:
         """The score, when it is there.
@@ -160,7 +162,7 @@ class Pending:
         deaths = 0
         while True:
             if self._future is None:
-                return self._workers.score_here(self._bits)
+                return self._workers.score_here(*self._point)
             try:
                 score = self._future.result()
                 if score is not None:
@@ -173,7 +175,7 @@ class Pending:
                     self._workers.broke(self._executor, error)
                 if deaths == TRIES:
                     raise _fatal(error) from error
-            self._executor, self._future = self._workers.submit(self._bits, with_work=True)
+            self._executor, self._future = self._workers.submit(*self._point, with_work=True)
 
     def cancel(self) -> None:
         """Give the point up, where it has not begun."""

@@ -111,6 +111,11 @@ class Batches:
             )
 
     @property
+    def kept(self) -> list[Batch] | None:
+        """The batches, where all of them are kept in memory."""
+        return self._cache
+
+    @property
     def source(self) -> Iterable[Any]:
         """What makes the same Batches again: the batches where they are kept in memory."""
         return self._source if self._cache is None else self._cache

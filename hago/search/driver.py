@@ -74,6 +74,7 @@ def search(
     allow_overflow: bool = False,
     executor: Executor | None = None,
     submit: Submit | None = None,
+    race: bool = False,
     notice: Notice = log_notice,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
@@ -95,6 +96,8 @@ def search(
         allow_overflow: return a point that overflowed on the calibration data if none did not.
         executor: evaluates the points that the searcher asks together; the log stays the same.
         submit: does the same in its own way, and is taken instead where it is given.
+        race: hand `evaluate` the bits of the best trial so far, too, or None where none runs; a point that is
+            worse may then be given up early. Not where the searcher has a tolerance.
         notice: is told what the user should know: a torn line that was dropped, other versions.
         clock: seconds, for the budget.
 
@@ -115,7 +118,7 @@ def search(
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
-        scorer = stack.enter_context(Scorer(evaluate, plan_key, submit or _submit_to(executor, evaluate)))
+        scorer = stack.enter_context(Scorer(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
         told = (on_best, on_trial)
         run = _Run(space, searcher, scorer, file, model_hash, logged, limit, bar, *told, allow_overflow, clock)
         reason = run.go()
@@ -123,7 +126,7 @@ def search(
 
 
 def _submit_to(executor: Executor | None, evaluate: Evaluate) -> Submit | None:
-    return None if executor is None else lambda bits: executor.submit(evaluate, bits)
+    return None if executor is None else lambda *asked: executor.submit(evaluate, *asked)
 
 
 def _now() -> str:
@@ -168,6 +171,8 @@ class _Run:
             why = self.searcher.why if isinstance(self.searcher, Explains) else ""
             for bits in points:
                 self.space.check(bits)
+            # Of all points asked now, so that it does not matter which of them is scored first.
+            self.scorer.rival = self._rival()
             self._prefetch(points)
             for bits in points:
                 replaying = len(self.trials) < len(self.logged)
@@ -182,6 +187,10 @@ class _Run:
         if len(self.trials) < len(self.logged):
             raise self._stranger(f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}")
         return "finished"
+
+    def _rival(self) -> Bits | None:
+        strict = not self.searcher.options.get("tolerance", 0.0)
+        return self.best.bits if strict and self.best is not None and self.best.score.accepted else None
 
     def _elapsed(self) -> float:
         earlier = self.logged[-1].elapsed if self.logged else 0.0

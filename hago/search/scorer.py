@@ -12,7 +12,8 @@ from hago.search.searcher import Score, point_key
 from hago.search.trial import Trial
 from hago.space import Bits
 
-Evaluate: TypeAlias = Callable[[Bits], Score]
+#: Of a point; in a race, of a point and its rival, which is None where there is none.
+Evaluate: TypeAlias = Callable[..., Score]
 
 
 class Pending(Protocol):
@@ -27,8 +28,8 @@ class Pending(Protocol):
         ...
 
 
-#: Starts to score a point elsewhere.
-Submit: TypeAlias = Callable[[Bits], Pending]
+#: Starts to score a point elsewhere; takes what Evaluate takes.
+Submit: TypeAlias = Callable[..., Pending]
 
 
 class Scorer:
@@ -39,9 +40,21 @@ class Scorer:
         evaluate: scores a point; may raise InfeasibleBits.
         plan_key: equal for equal Plans; without it, points are told apart by their bits.
         submit: scores points that are prefetched, elsewhere.
+        race: whether points are scored against a rival.
+
+    Attributes:
+        rival: of the points that are asked now.
     """
 
-    def __init__(self, evaluate: Evaluate, plan_key: Callable[[Bits], str] | None, submit: Submit | None) -> None:
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        plan_key: Callable[[Bits], str] | None,
+        submit: Submit | None,
+        race: bool = False,
+    ) -> None:
+        self.rival: Bits | None = None
+        self._race = race
         self._evaluate = evaluate
         self._plan_key = plan_key
         self._submit = submit
@@ -62,7 +75,7 @@ class Scorer:
         for bits in points:
             key, refusal = self._key(bits)
             if not refusal and key not in self._first and key not in self._running:
-                self._running[key] = self._submit(bits)
+                self._running[key] = self._submit(*self._asked(bits))
 
     def score(self, bits: Bits) -> tuple[Score, int | None]:
         """The score of `bits`, and the index of the trial that had the same Plan, if one did."""
@@ -74,7 +87,7 @@ class Scorer:
             if refusal:
                 raise InfeasibleBits(refusal)
             running = self._running.pop(key, None)
-            score = self._evaluate(bits) if running is None else running.result()
+            score = self._evaluate(*self._asked(bits)) if running is None else running.result()
         except InfeasibleBits as error:
             score = Score(-math.inf, infeasible=str(error) or "no signature holds these bits", forwards=0.0)
         return _tidy(score, key if self._plan_key else score.plan_key or key), None
@@ -88,6 +101,9 @@ class Scorer:
         key = trial.score.plan_key if self._plan_key else point_key(bits)
         first = self._first.setdefault(key, trial)
         return None if first is trial else first.index
+
+    def _asked(self, bits: Bits) -> tuple[Bits | None, ...]:
+        return (bits, self.rival) if self._race else (bits,)
 
     def _key(self, bits: Bits) -> tuple[str, str]:
         """What tells Plans apart, and why there is no Plan where there is none."""

@@ -30,6 +30,9 @@ class Score:
         costs: what the Plan takes, by name; empty where nobody counted.
         shortfall: by how much it misses limits that were set, each as a part of the limit, summed.
         tie: compared where values and proofs are equal; larger is better.
+        dropped: of a point that was given up after some of the samples, as it was worse than the best so far:
+            {"samples", "of", "because", "rival"}. Its value is an estimate below the rival's, what overflowed
+            is what was seen by then, and it is never taken for the best. Empty where all samples were measured.
     """
 
     value: float
@@ -45,6 +48,7 @@ class Score:
     costs: Mapping[str, float] = field(default_factory=dict)
     shortfall: float = 0.0
     tie: float = 0.0
+    dropped: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> bool:
@@ -60,8 +64,8 @@ class Score:
 
     @property
     def accepted(self) -> bool:
-        """Whether the hardware can run it and it keeps every limit."""
-        return self.runs and not self.shortfall
+        """Whether the hardware can run it, it keeps every limit, and it was measured on all samples."""
+        return self.runs and not self.shortfall and not self.dropped
 
     def standing(self, floor: float) -> tuple[Any, ...]:
         """Like `rank`, but all values of at least `floor` count as equal until proofs and bits are

@@ -15,7 +15,7 @@ VERSION: Final = 1
 #: Fields of Score that stand under "score" as they are.
 _PLAIN: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
 #: The same, left out where they say nothing.
-_OPTIONAL: Final = ("costs", "shortfall", "tie")
+_OPTIONAL: Final = ("costs", "shortfall", "tie", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class Trial:
                 costs={k: float(v) for k, v in score.get("costs", {}).items()},
                 shortfall=float(score.get("shortfall", 0.0)),
                 tie=float(score.get("tie", 0.0)),
+                dropped=score.get("dropped", {}),
             ),
             same_as=None if record["same_as"] is None else int(record["same_as"]),
             why=record["why"],
@@ -121,6 +122,7 @@ def best_trial(trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: 
     Returns:
         The trial, or None where no trial can be taken.
     """
-    taken = [t for t in trials if t.score.runs or (allow_overflow and not t.score.infeasible)]
+    whole = [t for t in trials if not t.score.dropped]
+    taken = [t for t in whole if t.score.runs or (allow_overflow and not t.score.infeasible)]
     floor = max((t.score.value for t in taken if t.score.accepted), default=math.inf) - tolerance
     return max(taken, key=lambda t: t.score.standing(floor), default=None)
