@@ -7,23 +7,24 @@ simulated values, so that a point costs only what its changed edges can reach.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from hago.engine.executor import Executor
+from hago.engine.pack import Packs
 from hago.errors import DataError, InfeasibleBits
 from hago.execute import run_real
 from hago.frontend.data import Batches
-from hago.graph import Graph, Node
-from hago.numerics import extremes
+from hago.graph import Graph
 from hago.objective import OBJECTIVES, Objective, check_rows, wilson_interval
 from hago.ops import OPS, Ops
+from hago.peaks import Peaks, Seen
 from hago.plan import NodePlan, Plan
 from hago.resolve import Resolver
 from hago.reuse import Reuse
@@ -34,64 +35,6 @@ from hago.value_cache import ValueCache
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Accumulators of one node in one pass.
-
-    Args:
-        accumulators: how many.
-        overflows: how many of them leave their register.
-        peak: the largest, as a part of what the register holds.
-    """
-
-    accumulators: int = 0
-    overflows: int = 0
-    peak: float = 0.0
-
-
-@dataclass(slots=True)
-class Peaks:
-    """What was seen of accumulators that could overflow; a `watch` for the simulator. Those of nodes
-    that are proved not to are not counted."""
-
-    plan: Plan
-    overflows: dict[str, int] = field(default_factory=dict)
-    peaks: dict[str, float] = field(default_factory=dict)
-    accumulators: dict[str, int] = field(default_factory=dict)
-    latest: Seen = field(default_factory=Seen)
-
-    def __call__(self, node: Node, c: Tensor, lost: Tensor | None = None) -> None:
-        """Count accumulators outside their register, and those of which pairs of products lost something."""
-        plan = self.plan.nodes[node.name]
-        if not plan.proved:
-            self.latest = _seen(plan, c, lost)
-            self.add(node.name, self.latest)
-
-    def add(self, name: str, seen: Seen) -> None:
-        """Take note of a pass through a node."""
-        self.accumulators[name] = self.accumulators.get(name, 0) + seen.accumulators
-        self.peaks[name] = max(self.peaks.get(name, 0.0), seen.peak)
-        if seen.overflows:
-            self.overflows[name] = self.overflows.get(name, 0) + seen.overflows
-
-    @property
-    def excess_bits(self) -> dict[str, int]:
-        """By node, how many bits too few the register has for what was seen."""
-        return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
-
-
-def _seen(plan: NodePlan, c: Tensor, lost: Tensor | None) -> Seen:
-    if not c.numel():
-        return Seen()
-    dtype = plan.desc.register.dtype
-    low, high = extremes(c)
-    peak = max(high / dtype.max, low / min(dtype.min, -1))
-    if plan.pairs is not None and lost is not None and bool(lost.any()):
-        return Seen(c.numel(), int((lost != 0).sum()), max(peak, plan.pairs.over))
-    outside = int(((c < dtype.min) | (c > dtype.max)).sum()) if peak > 1.0 else 0
-    return Seen(c.numel(), outside, peak)
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """Contributions of every sample to every objective, and what overflowed."""
 
@@ -99,6 +42,7 @@ class Measured:
     peaks: Peaks
 
 
+EvaluationEngine = Literal["auto", "float"]
 #: (contributions so far, what was seen of accumulators) -> whether that is enough.
 Enough = Callable[[Mapping[str, Tensor], Peaks], bool]
 
@@ -112,6 +56,9 @@ class Evaluator:
         objective: what the score's value is; the label-free measures and, with labels, accuracy
             are reported beside it.
         also: further measures to report.
+        engine: `auto` takes the fastest kernels that are exact on this machine where every accumulator is
+            proved to hold, and float carriers, which show what overflows, elsewhere; `float` takes the
+            latter everywhere. Both give the same outputs.
         cache_bytes: how much of earlier simulations is kept, 0 for nothing; None for a quarter of the
             free memory. What is kept changes no score.
 
@@ -127,12 +74,13 @@ class Evaluator:
         ops: Ops = OPS,
         also: Sequence[Objective] = (),
         cache_bytes: int | None = None,
+        engine: EvaluationEngine = "auto",
     ) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
         for measure in (objective, *also):
             if measure.needs_labels and not batches.labelled:
                 raise DataError(f"objective {measure.name!r} needs labels; pass (inputs, labels) batches")
-        self.carriers = Carriers()
+        self.carriers, self.packs, self.engine = Carriers(), Packs(), engine
         self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
         begun = time.perf_counter()
@@ -153,18 +101,23 @@ class Evaluator:
         """
         begun = time.perf_counter()
         peaks = Peaks(plan)
-        simulator = Simulator(plan, self.carriers, watch=peaks)
+        model = self._model(plan, peaks)
         numbers = range(len(self._reference))
-        starts = (partial(simulator.begin, batch.inputs) for batch in self.batches)
-        ends = self.reuse.run(simulator.steps(), self.graph.outputs, numbers, starts, peaks)
+        starts = (partial(model.begin, batch.inputs) for batch in self.batches)
+        ends = self.reuse.run(model.steps(), model.ends, numbers, starts, peaks)
         contributions: dict[str, Tensor] = {}
-        for found in self._each(map(simulator.end, ends)):
+        for found in self._each(map(model.end, ends)):
             contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in found.items()}
             if enough is not None and enough(contributions, peaks):
                 break
         peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
         self._seconds += time.perf_counter() - begun
         return Measured(contributions, peaks)
+
+    def _model(self, plan: Plan, peaks: Peaks) -> Simulator | Executor:
+        if self.engine == "auto" and all(node.proved for node in plan.nodes.values()):
+            return Executor(plan, self.packs)
+        return Simulator(plan, self.carriers, watch=peaks)
 
     def contributions(self, outputs: Any) -> dict[str, Tensor]:
         """Per-sample contributions of a model's outputs, batch by batch."""

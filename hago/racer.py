@@ -10,8 +10,9 @@ from typing import Final
 from torch import Tensor
 
 from hago.errors import HagoError
-from hago.evaluate import Evaluator, Measured, Peaks
+from hago.evaluate import Evaluator, Measured
 from hago.lru import LRU
+from hago.peaks import Peaks
 from hago.plan import Plan
 from hago.racing import Race, looks
 from hago.search.searcher import Score

@@ -105,6 +105,11 @@ class Simulator(nn.Module):
         steps = self.steps()
         return steps, last_uses(steps, self.plan.graph.outputs)
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The values that `end` reads."""
+        return self.plan.graph.outputs
+
     def begin(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
         """The values that the steps start from: flat inputs and constants."""
         graph = self.plan.graph

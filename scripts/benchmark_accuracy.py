@@ -27,8 +27,8 @@ from torch import Tensor
 
 from hago import Graph, create_quantizer, from_torch, quantize, search_quantize_strategy
 from hago.errors import HagoError
-from hago.evaluate import Peaks
 from hago.objective import decibels, paired_interval, wilson_interval
+from hago.peaks import Peaks
 from hago.plan import Plan
 from hago.prepare import prepare
 from hago.realization import IntegerModel

@@ -10,12 +10,13 @@ from ops.laws import accumulators
 from plans import fixed_resolver, resolver_of
 
 from hago.errors import DataError, InfeasibleBits
-from hago.evaluate import Evaluator, Peaks, first_safe, safe_start
+from hago.evaluate import Evaluator, first_safe, safe_start
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import load_hardware
 from hago.objective import objective
+from hago.peaks import Peaks
 from hago.prepare import Prepared, prepare
 from hago.simulator import Simulator
 

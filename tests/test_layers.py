@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
         "strategy bounds pairs plan stored_values plan_document stored node_builder operands resolve space",
-        "fusion simulator realization engine exactness calibrate objective cost costing cost_range gradients",
+        "fusion peaks simulator realization engine exactness calibrate objective cost costing cost_range gradients",
         "search debug export qat",
         "bench executors workers scoring guidance waste anytime racer racing "
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "

@@ -12,12 +12,13 @@ from chips import CHIPS
 from plans import points
 from random_graphs import random_graph, random_inputs
 
-from hago.evaluate import Evaluator, Peaks
+from hago.evaluate import EvaluationEngine, Evaluator
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph
 from hago.hardware_file import available_hardware, load_hardware
 from hago.objective import objective
+from hago.peaks import Peaks
 from hago.prepare import Prepared, prepare
 from hago.simulator import Simulator
 from hago.space import Bits
@@ -37,9 +38,11 @@ def prepared_at(seed: int) -> Prepared:
     return prepare(graph, HARDWARE[rng.choice(sorted(HARDWARE))], data, estimator=estimator)
 
 
-def evaluator_of(prepared: Prepared, cache_bytes: int | None) -> Evaluator:
+def evaluator_of(prepared: Prepared, cache_bytes: int | None = None, engine: EvaluationEngine = "float") -> Evaluator:
     ops = prepared.hardware.known_ops
-    return Evaluator(prepared.graph, prepared.batches, objective("sqnr"), ops, cache_bytes=cache_bytes)
+    return Evaluator(
+        prepared.graph, prepared.batches, objective("sqnr"), ops, cache_bytes=cache_bytes, engine=engine
+    )
 
 
 def walk(prepared: Prepared, seed: int, length: int) -> list[Bits]:
@@ -56,15 +59,18 @@ def walk(prepared: Prepared, seed: int, length: int) -> list[Bits]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_cache_changes_no_score(seed: int) -> None:
-    """Any network on any hardware, any walk, any bound of memory: equal in every figure and overflow."""
+    """Any network on any hardware, any walk, any bound of memory, either engine: equal in every figure and overflow."""
     prepared = prepared_at(seed)
     capacity = random.Random(seed).choice([None, 1 << 24, 20_000, 3_000, 500])
-    sizes = {"with": capacity, "without": 0}
-    names = {n: evaluator_of(prepared, cache_bytes) for n, cache_bytes in sizes.items()}
+    names = {
+        "fast": evaluator_of(prepared, capacity, "auto"),
+        "with": evaluator_of(prepared, capacity),
+        "without": evaluator_of(prepared, 0),
+    }
     for bits in walk(prepared, seed, 10):
         plan = prepared.resolver(bits)
         scores = {name: evaluator.score(plan, bits) for name, evaluator in names.items()}
-        assert repr(scores["with"]) == repr(scores["without"])
+        assert repr(scores["fast"]) == repr(scores["with"]) == repr(scores["without"])
     assert len(names["without"].reuse.cache) == 0
 
 
@@ -90,7 +96,7 @@ def test_only_what_a_change_reaches_runs_again() -> None:
     for i in range(6):
         x = b.conv2d(x, seeded(3, 3, 1, 1, seed=i), name=f"conv{i}")
     prepared = prepare(b.graph(), "x86_vnni", [seeded(4, 3, 8, 8), seeded(2, 3, 8, 8, seed=1)])
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"))
+    evaluator = evaluator_of(prepared)
     bits = prepared.space.widest()
     spent = evaluator.reuse.spent
 
@@ -119,7 +125,7 @@ def test_a_sweep_needs_no_more_memory_than_a_cut() -> None:
         x = b.conv2d(x, seeded(4, 4, 1, 1, seed=i), name=f"conv{i}")
     prepared = prepare(b.graph(), "x86_vnni", [seeded(2, 4, 8, 8, seed=s) for s in range(3)])
     value = 4 * 2 * 4 * 8 * 8  # an accumulator in float32; the integers of an edge take a quarter of it
-    evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), cache_bytes=3 * 3 * value)
+    evaluator = evaluator_of(prepared, 3 * 3 * value)
     bits = prepared.space.widest()
     evaluator.score(prepared.resolver(bits), bits)
     before = evaluator.reuse.spent.ran
