@@ -14,6 +14,7 @@ from hago.search.default import DefaultOptions, default
 from hago.search.exhaustive import ExhaustiveOptions, exhaustive
 from hago.search.greedy import GreedyOptions, greedy
 from hago.search.guide import Guide
+from hago.search.optuna_search import OptunaOptions, gp, nsga2, tpe
 from hago.search.pareto import ParetoOptions, pareto
 from hago.search.random_search import RandomOptions, random_search
 from hago.search.searcher import Searcher
@@ -46,6 +47,9 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
         "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True),
         "pareto": SearcherEntry(pareto, ParetoOptions, guided=True),
+        "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
+        "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True),
+        "gp": SearcherEntry(gp, OptunaOptions, guided=True),
     }
 )
 

@@ -26,6 +26,9 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"batch": 4},
     "sensitivity": {"moves": 12, "batch": 3},
     "pareto": {"points": 8, "batch": 3},
+    "tpe": {"trials": 10, "startup": 4, "warm": 3, "batch": 2},
+    "nsga2": {"trials": 10, "startup": 4, "warm": 3},
+    "gp": {"trials": 6, "warm": 2},
 }
 
 

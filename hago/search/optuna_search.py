@@ -1,0 +1,241 @@
+"""Optuna's samplers behind ask and tell: TPE, NSGA-II and a Gaussian process, in memory or on a storage.
+
+In memory a search is as reproducible as any other. On a storage (SQLite, PostgreSQL, a journal file)
+many machines may work on one study, and what one is told depends on the others; then the storage is
+what is continued, and each search needs a log of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hago.errors import HagoError
+from hago.search.guide import Guide, plain_guide
+from hago.search.knapsack import Knapsack
+from hago.search.repair import feeds_of
+from hago.search.searcher import Score, Searcher, point_key
+from hago.search.sensitivity_search import Explored
+from hago.search.walk import Feeds, Seen, Steps, Walk, generator
+from hago.space import Bits, Space
+
+#: So many proposals in a row that were all seen before end the search.
+_REPEATS: Final = 50
+_CONSTRAINTS: Final = "hago_constraints"
+#: Makes a sampler from (seed, startup, constraints).
+Make = Callable[[int, int, Callable[[Any], Sequence[float]]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptunaOptions:
+    """Options of all searchers that Optuna samples for.
+
+    Args:
+        trials: after how many it ends, the start included.
+        startup: so many are drawn at random before the sampler's model is used; the population of
+            NSGA-II.
+        warm: so many points along the front that is expected are tried first.
+        batch: how many points are asked at once, for evaluation side by side.
+        storage: where the study is kept: sqlite:///FILE, postgresql://..., journal:FILE; empty for memory.
+        study: its name there; empty for one made of the space.
+    """
+
+    trials: int = 200
+    startup: int = 10
+    warm: int = 8
+    batch: int = 1
+    storage: str = ""
+    study: str = ""
+
+    def __post_init__(self) -> None:
+        if min(self.trials, self.batch) < 1 or self.startup < 2 or self.warm < 0:
+            raise HagoError(
+                f"optuna search of {self.trials} trials, {self.batch} at once, {self.startup} at first, {self.warm} "
+                "warm; expected 1 or more trials at once, 2 or more at first, 0 or more warm"
+            )
+
+
+def _tpe(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) -> Any:
+    import optuna
+
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constraints_func=constraints)
+
+
+def _nsga2(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) -> Any:
+    import optuna
+
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=startup, constraints_func=constraints)
+
+
+def _gp(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) -> Any:
+    import optuna
+
+    return optuna.samplers.GPSampler(
+        seed=seed, n_startup_trials=startup, deterministic_objective=True, constraints_func=constraints
+    )
+
+
+def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Searcher]:
+    def searcher(
+        space: Space,
+        start: Bits,
+        seed: int,
+        options: OptunaOptions,
+        feeds: Feeds | None = None,
+        guide: Guide | None = None,
+    ) -> Searcher:
+        chosen = plain_guide(space) if guide is None else guide
+        owner = _Study(name, make, both, space, seed, options, chosen)
+        return Walk(name, options, _steps(owner, start, feeds or feeds_of(space)))
+
+    searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
+    return searcher
+
+
+#: References: Bergstra et al., NeurIPS 2011 (TPE); Deb et al., IEEE Trans. Evol. Comp. 6, 2002 (NSGA-II);
+#: Akiba et al., Optuna, KDD 2019.
+tpe: Final = _searcher("tpe", _tpe)
+nsga2: Final = _searcher("nsga2", _nsga2, both=True)
+gp: Final = _searcher("gp", _gp)
+
+
+@dataclass(slots=True)
+class _Study:
+    """What makes the study, once it is needed, and talks to it.
+
+    Args:
+        both: whether the cost is an objective of its own.
+    """
+
+    name: str
+    make: Make
+    both: bool
+    space: Space
+    seed: int
+    options: OptunaOptions
+    guide: Guide
+    study: Any = None
+    distributions: Any = None
+
+    def open(self) -> None:
+        """Create or join the study.
+
+        Raises:
+            HagoError: the storage cannot be reached, or a package that it needs is missing.
+        """
+        import optuna
+
+        sizes = {k: len(g.choices) for k, g in self.space.groups.items()}
+        self.distributions = {k: optuna.distributions.IntDistribution(0, n - 1) for k, n in sizes.items()}
+        seed = int(generator(self.seed, 0).integers(1 << 31))
+        with _quiet():
+            sampler = self.make(seed, self.options.startup, lambda trial: trial.user_attrs[_CONSTRAINTS])
+            try:
+                self.study = optuna.create_study(
+                    storage=_storage(self.options.storage),
+                    sampler=sampler,
+                    study_name=self.options.study or f"hago-{self.name}-{_digest(self.space)}",
+                    directions=["maximize", "minimize"] if self.both else ["maximize"],
+                    load_if_exists=bool(self.options.storage),
+                )
+            except ImportError as error:
+                extra = "; pip install 'hago[postgres]'" if "psycopg" in str(error) else ""
+                raise HagoError(f"storage {self.options.storage!r} needs a package: {error}{extra}") from None
+            except Exception as error:  # whatever the storage's driver raises
+                raise HagoError(f"cannot open storage {self.options.storage!r}: {str(error).splitlines()[0]}") from None
+
+    def propose(self) -> tuple[Any, dict[str, int]]:
+        """A trial of the study, and its point."""
+        with _quiet():
+            trial = self.study.ask(self.distributions)
+        return trial, {k: g.choices[trial.params[k]] for k, g in self.space.groups.items()}
+
+    def enqueue(self, bits: Bits) -> None:
+        """Have a point proposed next."""
+        indices = {k: g.choices.index(bits[k]) for k, g in self.space.groups.items()}
+        with _quiet():
+            self.study.enqueue_trial(indices, skip_if_exists=True)
+
+    def tell(self, trial: Any, score: Score) -> None:
+        """The score of a trial of the study."""
+        import optuna
+
+        excess = sum(score.excess_bits.values()) or len(score.overflows)
+        with _quiet():
+            trial.set_user_attr(_CONSTRAINTS, [float(excess), min(score.shortfall, 1e30)])
+            if score.infeasible or not math.isfinite(score.value):
+                self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                return
+            values = [score.value, self.guide.cost_of(score)]
+            self.study.tell(trial, values if self.both else values[:1])
+
+
+def _digest(space: Space) -> str:
+    said = json.dumps([[g.key, list(g.choices)] for g in space.groups.values()])
+    return hashlib.sha256(said.encode()).hexdigest()[:12]
+
+
+def _storage(url: str) -> Any:
+    if not url.startswith("journal:"):
+        return url or None
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(url.removeprefix("journal:")))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna's notes on new studies and experimental parts are not for our users."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _steps(owner: _Study, start: Bits, feeds: Feeds) -> Steps[None]:
+    explored = Explored(owner.space, owner.guide, feeds)
+    owner.open()
+    for bits in (start, *_warm(explored, owner)):
+        owner.enqueue(bits)
+    left, repeats = owner.options.trials, 0
+    while left > 0 and repeats < _REPEATS:
+        # the start alone first: a batch is of points that the sampler chose knowing it
+        count = 1 if left == owner.options.trials else min(left, owner.options.batch)
+        trials = [owner.propose() for _ in range(count)]
+        new = _unseen([bits for _, bits in trials], explored.seen)
+        repeats = 0 if new else repeats + 1
+        left -= len(new)
+        yield from explored.look_at_all(list(new.values()), "start" if not explored.scored else owner.name)
+        for trial, bits in trials:
+            owner.tell(trial, explored.seen[point_key(bits)])
+
+
+def _unseen(points: Sequence[Bits], seen: Seen) -> Mapping[str, Bits]:
+    return {k: p for p in points if (k := point_key(p)) not in seen}
+
+
+def _warm(explored: Explored, owner: _Study) -> list[Mapping[str, int]]:
+    """Points of the expected front: under a limit its best first, then evenly between its ends."""
+    count = min(owner.options.warm, owner.options.trials - 1)
+    if not count:
+        return []
+    program: Knapsack = explored.program()
+    least, most = program.range
+    limit = owner.guide.limit
+    most = most if limit is None else min(most, limit)
+    limits = [most - (most - least) * i / max(1, count - 1) for i in range(count)]
+    picked = (program.solve(x * (1 + 1e-9)) for x in limits)
+    return [p.bits for p in picked if p is not None]
