@@ -100,6 +100,12 @@ class OpDesc:
         """The dtype of operand `slot`; the last listed one repeats."""
         return self.in_dtypes[min(slot, len(self.in_dtypes) - 1)]  # type: ignore[no-any-return]
 
+    @property
+    def widths(self) -> tuple[object, ...]:
+        """What signatures have in common that differ in signs only."""
+        bits = tuple(d.bits for d in self.in_dtypes)
+        return (bits, self.out_dtype.bits, self.register.dtype.bits, self.requantize_at, self.form)
+
     def bias_dtype(self, slot: int) -> DType:
         """The dtype of a bias in `slot`: the listed one, else the accumulator's."""
         return self.in_dtypes[slot] if slot < len(self.in_dtypes) else self.register.dtype
@@ -248,6 +254,8 @@ def explain_hardware(hardware: Hardware) -> HardwareTable:
     if how.form == "multiplier_shift":
         form += f" of {how.multiplier_bits} bits{' in two stages' if how.two_stage else ''}"
         form += f" found by {how.search}" if how.search != "nearest" else ""
+        form += f" rounded {how.shift_rounding}" if how.shift_rounding else ""
+        form += f", {how.wide} for wide registers" if how.wide else ""
     head = (
         f"{hardware.name}: activations {hardware.activation.scheme} {hardware.activation.granularity}, "
         f"weights {hardware.weight.scheme} {hardware.weight.granularity}, requantize {form}, "

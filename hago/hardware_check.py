@@ -152,12 +152,15 @@ def _figures(path: Path, figures: Mapping[str, Any]) -> Iterator[Finding]:
 def _requantize(document: Document) -> Iterator[Finding]:
     how = document.get("requantize", {})
     form = how.get("form")
-    for key in ("multiplier_bits", "two_stage", "search"):
+    for key in ("multiplier_bits", "two_stage", "search", "shift_rounding", "wide"):
         if key in how and form != "multiplier_shift":
             yield Finding(("requantize", key), f"belongs to the form multiplier_shift; got the form {form}")
     if how.get("two_stage") and how.get("multiplier_bits", 31) != 31:
         yield Finding(("requantize", "two_stage"), "needs multiplier_bits 31: stage one divides by 2**31")
+    yield from _known(("requantize", "shift_rounding"), how.get("shift_rounding", "floor"), ROUNDINGS, "rounding")
     yield from _known(("requantize", "search"), how.get("search", "nearest"), MULTIPLIERS, "search of a multiplier")
+    if how.get("search") == "reduced" and how.get("multiplier_bits", 31) != 15:
+        yield Finding(("requantize", "search"), "reduced has multiplier_bits 15")
     for part in ("activation", "weight"):
         scheme = document.get(part, {}).get("scheme", "hago")
         if form == "shift" and scheme in SCHEMES and scheme != "hago":

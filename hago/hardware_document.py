@@ -46,7 +46,8 @@ def to_document(hardware: Hardware) -> dict[str, Any]:
 
 def _multiplier(how: Requantize) -> dict[str, Any]:
     """What the form says of its multiplier; for other forms what differs from the default, to be refused."""
-    said = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage, "search": how.search}
+    said: dict[str, Any] = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage, "search": how.search}
+    said |= {"shift_rounding": how.shift_rounding, "wide": how.wide}
     plain = Requantize()
     always = ("multiplier_bits", "two_stage") if how.form == "multiplier_shift" else ()
     return {k: v for k, v in said.items() if k in always or v != getattr(plain, k)}
@@ -101,7 +102,8 @@ def hardware_hash(hardware: Hardware) -> str:
 
 def _unusual(how: Requantize) -> list[str]:
     """What only some hardware says: left out of the hash where it is not said, so that hashes last."""
-    return [how.search] if how.search != Requantize().search else []
+    said = {k: getattr(how, k) for k in ("search", "shift_rounding", "wide")}
+    return [f"{k}={v}" for k, v in said.items() if v != getattr(Requantize(), k)]
 
 
 def _content(desc: OpDesc) -> list[Any]:
@@ -134,6 +136,8 @@ def from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> H
             multiplier_bits=int(how.get("multiplier_bits", 31)),
             two_stage=how.get("two_stage", False),
             search=how.get("search", "nearest"),
+            shift_rounding=how.get("shift_rounding"),
+            wide=how.get("wide"),
         ),
         other_ops=document["other_ops"],
         cost=dict(document.get("cost", {})),

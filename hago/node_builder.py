@@ -97,9 +97,11 @@ class NodeBuilder:
     # ------------------------------------------------------------ signature
     def _select(self) -> OpDesc:
         descs = fitting_descs(self.owner.graph, self.node, self.owner.hardware, self.owner.ops)
-        for desc in descs:
-            if all(self.operands.holds(desc, slot) for slot in range(len(self.node.inputs))):
-                return desc
+        holding = [d for d in descs if all(self.operands.holds(d, slot) for slot in range(len(self.node.inputs)))]
+        if holding:
+            # of signatures that differ in signs only, the first whose unsigned sides meet no negative value
+            twins = [d for d in holding if d.widths == holding[0].widths]
+            return next((d for d in twins if self.operands.signs_fit(d)), holding[0])
         asked = {self.node.inputs[s]: b for s, b in enumerate(self.bits) if b is not None}
         raise InfeasibleBits(
             f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "

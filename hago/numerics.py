@@ -92,6 +92,9 @@ class Requantize:
         multiplier_bits: magnitude bits of the integer multiplier (31 in TFLite, 7 or 31 in TPU-MLIR).
         two_stage: TFLite's double rounding: a doubling high multiply, then a rounding shift.
         search: how the multiplier is found: a name in MULTIPLIERS.
+        shift_rounding: how the shift of one stage rounds, where it differs from everything else.
+        wide: `reduced`: registers of more than 32 bits take a multiplier cut to 15 bits, rounded half up
+            once (TFLite, CMSIS-NN); None: they are as others.
     """
 
     form: Form = "float32"
@@ -99,6 +102,8 @@ class Requantize:
     multiplier_bits: int = 31
     two_stage: bool = False
     search: str = "nearest"
+    shift_rounding: str | None = None
+    wide: str | None = None
 
     def __post_init__(self) -> None:
         if self.form not in get_args(Form):
@@ -110,6 +115,10 @@ class Requantize:
             )
         if not 2 <= self.multiplier_bits <= 31:
             raise HagoError(f"multiplier_bits is {self.multiplier_bits}; expected 2 to 31")
+        if self.wide not in (None, "reduced"):
+            raise HagoError(f"unknown rule for wide registers {self.wide!r}; expected 'reduced'")
+        if self.shift_rounding is not None and self.shift_rounding not in ROUNDINGS:
+            raise HagoError(f"unknown rounding {self.shift_rounding!r}." + did_you_mean(self.shift_rounding, ROUNDINGS))
         if self.search not in MULTIPLIERS:
             raise HagoError(
                 f"unknown search of a multiplier {self.search!r}; known: {', '.join(MULTIPLIERS)}."
@@ -120,6 +129,12 @@ class Requantize:
     def power_of_two(self) -> bool:
         """Whether only power-of-two ratios of scales can be expressed."""
         return self.form == "shift"
+
+    def of_register(self, dtype: DType) -> Requantize:
+        """What holds for integers that leave a register of that dtype."""
+        if self.wide is None or dtype.bits <= 32:
+            return self
+        return Requantize(self.form, self.rounding, 15, False, "reduced", "half_up")
 
     def multiplier(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
         """Integers (m, n) that stand for ratios of scales as `m * 2**-n`, in the form multiplier_shift."""
@@ -204,7 +219,7 @@ def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requa
         m, n: from `Requantize.multiplier`; broadcast against c.
     """
     if not how.two_stage:
-        return rounding_shift(c * m, n, how.rounding)
+        return rounding_shift(c * m, n, how.shift_rounding or how.rounding)
     high = doubling_high_multiply((c << (31 - n).clamp_min(0)), m)
     return rounding_shift(high, (n - 31).clamp_min(0), "half_away")
 
@@ -225,7 +240,7 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     if how.form == "multiplier_shift":
         if source.scale is target.scale:  # every multiplier of 1 gives c back
             return _clip(c.clone(), target)
-        return _multiplied_and_shifted(c, source, target, r, how)
+        return _multiplied_and_shifted(c, source, target, r, how.of_register(source.dtype))
     exact = c.dtype if c.is_floating_point() else torch.float64
     carrier = c.to(exact if how.form == "shift" else torch.float32)
     adds = how.form == "shift" and _between(-torch.log2(r), 1, _fraction_bits(carrier.dtype))
@@ -254,7 +269,7 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
         out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how)
     else:
         scale = torch.ldexp(m.to(torch.float64), -n)
-        out = _scaled(c.to(torch.float64), scale, how.rounding, _between(n, 1, 53))
+        out = _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, _between(n, 1, 53))
     return _clip(out, target).to(torch.float64 if _passes_float32(target) else c.dtype)
 
 

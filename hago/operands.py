@@ -87,6 +87,25 @@ class Operands:
             return kind in ("bias", "plain", "common") or (same and kind == "own")
         return bits <= desc.in_dtype(slot).bits
 
+    def signs_fit(self, desc: OpDesc) -> bool:
+        """Whether what a signature stores without a sign is never negative, and what follows is stored as it was."""
+        if not all(self._sign_fits(slot, desc) for slot in range(len(self.sources))):
+            return False
+        if desc.out_dtype.signed or desc.requantize_at == "edge":
+            return True
+        name = range_node(self.owner.graph, self.owner.topology, self.owner.ops, self.node.name)
+        return not self.owner.thresholds.signed(f"{self.node.name}:out", name)
+
+    def _sign_fits(self, slot: int, desc: OpDesc) -> bool:
+        source = self.sources[slot]
+        if source is not None and self.form.slot(slot) == "follow":
+            return self.passes(slot, desc)
+        if desc.in_dtype(slot).signed:
+            return True
+        if source is not None:
+            return not bool((source.qmin < source.zero_point).any())
+        return self.bits[slot] is None or not self._signed(slot)
+
     def targets(self, desc: OpDesc) -> list[QParams | None]:
         """The qparams that every operand must arrive in; None for operands that stay as they are."""
         found: list[QParams | None] = []

@@ -95,9 +95,20 @@ def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor
     return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
 
 
+def symmetric_full(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """As `symmetric`, with one integer more below: values past the lower threshold reach `-2**(bits-1)`  (S5).
+
+    References:
+        TPU-MLIR's symmetric activations; TensorRT's int8, which clips to [-128, 127].
+    """
+    scale, zero, qmin, qmax = symmetric(lo, hi, bits, dtype)
+    return (scale, zero, qmin, qmax) if _unsigned(lo, dtype) else (scale, zero, qmin - 1, qmax)
+
+
 SCHEMES: Final[Mapping[str, Scheme]] = {
     "hago": hago,
     "symmetric": symmetric,
+    "symmetric_full": symmetric_full,
     "affine": affine,
     "hago_affine": hago_affine,
 }

@@ -17,7 +17,11 @@ from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.ops import OPS
 from hago.types import INT8, INT16, INT32, UINT8
 
-NAMES = ("arm_dot", "int16_accumulator", "onnxruntime_cpu", "sample", "vta", "x86_avx2", "x86_vnni")
+NAMES = (
+    "arm_dot", "arm_neon", "cambricon_mlu", "cmsis_nn", "cmsis_nn_int16", "ethos_u", "int16_accumulator",
+    "onnxruntime_cpu", "sample", "tensorrt_gpu", "tflite", "tflite_int16", "tpu_mlir_bm1684x", "tpu_mlir_bm1684x_asym",
+    "vta", "x86_avx2", "x86_vnni",
+)  # fmt: skip
 FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
 
 

@@ -6,7 +6,7 @@ evaluated on real values and any smooth shape is exact up to its one rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ def elementwise_rule(
     attrs: Sequence[str] = (),
     options: Sequence[dict[str, Any]] = ({},),
     parse: Callable[[Call], Parsed | None] | None = None,
+    forms: Mapping[str, IntegerForm] | None = None,
 ) -> OpRule:
     """The rule of an elementwise function.
 
@@ -29,6 +30,7 @@ def elementwise_rule(
         attrs: argument names that the ATen call and `fn` share.
         options: keyword arguments of `fn`, one sample each.
         parse: where the ATen call has arguments that `fn` has not.
+        forms: other ways than a table.
     """
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
@@ -43,6 +45,7 @@ def elementwise_rule(
         parse=parse or arguments(("self",), attrs),
         compute=compute,
         integer=IntegerForm(slots=("own",), table=True),
+        forms=forms or {},
         samples=tuple(sample(o) for o in options),
         aliases=(f"nn.{name}",),
     )

@@ -16,6 +16,8 @@ from torch import Tensor
 from hago.ops._qlinear import qlinear_average
 from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import has_ref, plain
+from hago.ops._tflite import tflite_average
+from hago.ops._tpu_mlir import tpu_mlir_average
 
 _MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d}
 _AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d}
@@ -103,6 +105,18 @@ def _average_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None
     return None
 
 
+def _uncounted(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    if attrs.get("divisor_override"):
+        return f"divides by {attrs['divisor_override']}, not by the window's size"
+    if any(attrs["padding"]) and attrs["count_include_pad"]:
+        return "counts the padding, which the chip does not"
+    return None
+
+
+def _own_window(attrs: Attrs) -> Attrs:
+    return attrs
+
+
 def _window_sums(dims: int) -> Callable[..., Tensor]:
     def compute(attrs: Attrs, c: Tensor) -> Tensor:
         window = attrs if dims > 1 else _flat_as_2d(attrs)
@@ -146,7 +160,11 @@ def avg_pool_rule(dims: int) -> OpRule:
         parse=_parse(dims),
         compute=compute,
         integer=sums,
-        forms={"qlinear": qlinear_average(sums, _divisor, lambda attrs: False)},
+        forms={
+            "qlinear": qlinear_average(sums, _divisor, lambda attrs: False),
+            "tflite": tflite_average(_window_sums(dims), _uncounted),
+            "tpu_mlir": tpu_mlir_average(_own_window, _average_fits),
+        },
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),
@@ -201,9 +219,12 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         return pool(x, attrs["output_size"])
 
+    def window(attrs: Attrs) -> Attrs:
+        sides = _windows(attrs)
+        return {**attrs, "kernel_size": sides, "stride": sides, "padding": [0] * dims, "ceil_mode": False}
+
     def compute_int(attrs: Attrs, c: Tensor) -> Tensor:
-        window = _windows(attrs)
-        return sums({"kernel_size": window, "stride": window, "padding": [0] * dims, "ceil_mode": False}, c)
+        return sums(window(attrs), c)
 
     def case(size: tuple[int, ...], output: tuple[int, ...]) -> Sample:
         return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))
@@ -223,7 +244,11 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
         parse=parse,
         compute=compute,
         integer=form,
-        forms={"qlinear": qlinear_average(form, _adaptive_count, _is_global)},
+        forms={
+            "qlinear": qlinear_average(form, _adaptive_count, _is_global),
+            "tflite": tflite_average(compute_int, _adaptive_fits),
+            "tpu_mlir": tpu_mlir_average(window, _adaptive_fits),
+        },
         samples=(case(size, (1, 1)[:dims]), case(size, (4, 3)[:dims]), case(size, (3, 4)[:dims])),
         refuses=(Refusal({"output_size": [2] * (dims + 1)}, ((1, 3, *size),), "output_size"),),
         aliases=(f"nn.{name}", *aliases),

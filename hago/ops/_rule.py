@@ -219,6 +219,7 @@ class IntegerForm:
         limits: of an op that is `clamp(x, low, high)` and nothing else: both, from integer attributes;
             None stands for no limit.
         fits: None, or why this node cannot be integer.
+        stays: every output fits where the inputs do, though `bound` says something else.
         hides: what lies outside the range of the output cannot be told apart behind the op, so that
             a producer may take over that range.
         product: the op as a matrix product, where it is one.
@@ -239,6 +240,7 @@ class IntegerForm:
     weight: Weight | None = None
     limits: Callable[[Attrs], tuple[Any, Any]] | None = None
     fits: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_fits
+    stays: bool = False
     hides: bool = True
     product: MatrixProduct | None = None
     goes_with: Form | None = None
@@ -249,8 +251,8 @@ class IntegerForm:
 
     @property
     def within_hull(self) -> bool:
-        """Whether every output lies between the smallest and largest input, or is 0."""
-        return self.bound is _largest
+        """Whether every output lies between the smallest and largest input, or is 0, or fits their dtype anyway."""
+        return self.bound is _largest or self.stays
 
     def slot(self, index: int) -> Slot:
         """The kind of the `index`-th input."""

@@ -4,10 +4,12 @@ import operator
 
 from torch import Tensor
 
-from hago.ops._landing import dequantized, tpu_mlir_product
+from hago.ops._landing import dequantized
 from hago.ops._qlinear import qlinear_product
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._rules import binary, product_bound, product_scale
+from hago.ops._tflite import tflite_product
+from hago.ops._tpu_mlir import tpu_mlir_product
 
 
 def _compute(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
@@ -20,7 +22,12 @@ RULE = OpRule(
     parse=binary,
     compute=_compute,
     integer=IntegerForm(slots=("own", "own"), scale=product_scale, bound=product_bound),
-    forms={"tpu_mlir": tpu_mlir_product(), "dequantize": dequantized(_compute), "qlinear": qlinear_product()},
+    forms={
+        "tflite": tflite_product(),
+        "tpu_mlir": tpu_mlir_product(),
+        "dequantize": dequantized(_compute),
+        "qlinear": qlinear_product(),
+    },
     samples=(
         Sample(operator.mul, ((2, 3, 4, 4), (2, 3, 1, 1))),
         Sample(operator.mul, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import has_ref, plain
+from hago.ops._tflite import constant_pad
 
 
 def _parse(call: Call) -> Parsed | None:
@@ -36,6 +37,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",), fits=_fits),
+    forms={"constant": constant_pad(_compute)},
     samples=(
         Sample(lambda x: F.pad(x, (1, 2, 0, 3)), ((2, 3, 4, 5),)),
         Sample(lambda x: F.pad(x, (0, 0, 0, 0, 2, 2)), ((2, 3, 4, 5),)),

@@ -1,4 +1,4 @@
-"""prelu: `x` where positive, else `slope * x`; on integers with a single slope only."""
+"""prelu: `x` where positive, else `slope * x`; on integers as a table with a single slope, and in forms with any."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._rules import arguments
+from hago.ops._tflite import tflite_prelu
+from hago.ops._tpu_mlir import tpu_mlir_prelu
 
 
 def _compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
@@ -26,6 +28,7 @@ RULE = OpRule(
     parse=arguments(("self", "weight")),
     compute=_compute,
     integer=IntegerForm(slots=("own", "plain"), table=True, fits=_fits),
+    forms={"tflite": tflite_prelu(), "tpu_mlir": tpu_mlir_prelu()},
     samples=(
         Sample(F.prelu, ((2, 3, 4, 4), (1,)), consts=(1,)),
         Sample(F.prelu, ((2, 3, 4, 4), (3,)), consts=(1,)),

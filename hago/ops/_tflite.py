@@ -1,0 +1,217 @@
+"""TFLite's integer kernels as forms of ops; CMSIS-NN's and Ethos-U's are the same.
+
+MBQM is TFLite's `MultiplyByQuantizedMultiplier`: N4 or N5, as the hardware file says. Scales are float32
+there; where the kernel multiplies and divides them in float32 before it makes a multiplier, so do these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.numerics import Requantize, multiply_by_quantized_multiplier
+from hago.ops._landing import landing
+from hago.ops._rule import Attrs, IntegerForm, Operand, Site
+from hago.rounding import round_half_away
+
+#: Fraction bits that the operands of a sum are given: of 8 bits, and of 16.
+LEFT_SHIFT: Final = 20
+LEFT_SHIFT_16: Final = 15
+
+Multiplier = tuple[Tensor, Tensor]
+
+
+def _plain(how: Requantize) -> Requantize:
+    """The kernels of 32-bit values: a multiplier of 31 bits whatever wide registers have."""
+    return how if how.search == "nearest" else replace(how, search="nearest", multiplier_bits=31)
+
+
+def _float32_ratio(over: Tensor, *factors: Tensor) -> Tensor:
+    """The factors' product divided by `over`, every step rounded to float32."""
+    product = factors[0].to(torch.float32)
+    for factor in factors[1:]:
+        product = product * factor.to(torch.float32)
+    return (product / over.to(torch.float32)).to(torch.float64).reshape(())
+
+
+def _mbqm(c: Tensor, multiplier: Multiplier, how: Requantize) -> Tensor:
+    return multiply_by_quantized_multiplier(c, *multiplier, how)
+
+
+def _largest(factor: float, operands: Sequence[Operand]) -> Tensor:
+    """The largest first operand times a ratio of scales, and what rounding twice adds."""
+    return (operands[0].magnitude.max() * factor).ceil() + 2
+
+
+# ---------------------------------------------------------------- sums and products
+def tflite_sum(signs: Sequence[int]) -> IntegerForm:
+    """`MBQM(sum(sign * MBQM(c_i << 20, s_i / (2 * max s))), 2 * max s / 2**20 / s_out)`.
+
+    Every operand is shifted left (by 15 where it has 16 bits) and brought to twice the larger scale
+    with a multiplier of its own; the sum goes to the output's scale with a third.
+
+    References:
+        TFLite lite/kernels/add.cc and sub.cc, internal/reference/integer_ops/add.h; CMSIS-NN
+        arm_elementwise_add_s8.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        operands, how = [q for q in site.operands if q is not None], _plain(site.how)
+        left = LEFT_SHIFT if max(q.dtype.bits for q in operands) <= 8 else LEFT_SHIFT_16
+        twice = 2.0 * torch.stack([q.scale.reshape(()) for q in operands]).max()
+        return {
+            "left_shift": left,
+            "into": [how.multiplier(q.scale.reshape(()) / twice) for q in operands],
+            "out": how.multiplier(twice / float(1 << left) / site.target.scale),
+            "how": how,
+            "ratios": [float(q.scale / site.target.scale) for q in operands],
+        }
+
+    def compute(attrs: Attrs, *values: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.int64)
+        for sign, c, into in zip(signs, values, attrs["into"], strict=True):
+            total = total + sign * _mbqm(c.to(torch.int64) << attrs["left_shift"], into, attrs["how"])
+        return _mbqm(total, attrs["out"], attrs["how"]).to(values[0].dtype)
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        parts = [o.magnitude.max() * r for o, r in zip(operands, attrs["ratios"], strict=True)]
+        return torch.stack(parts).sum().ceil() + 3
+
+    return _kernel(compute, attrs_at, slots=("own",) * len(signs), bound=bound)
+
+
+def tflite_product() -> IntegerForm:
+    """`MBQM(c_0 * c_1, s_0 * s_1 / s_out)`, the ratio in float32.
+
+    References:
+        TFLite lite/kernels/mul.cc.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        ratio, how = _float32_ratio(site.target.scale, *site.scales), _plain(site.how)
+        return {"out": how.multiplier(ratio), "how": how, "ratio": float(ratio)}
+
+    def compute(attrs: Attrs, *values: Tensor) -> Tensor:
+        product = values[0].to(torch.int64) * values[1].to(torch.int64)
+        return _mbqm(product, attrs["out"], attrs["how"]).to(values[0].dtype)
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        return _largest(attrs["ratio"] * float(operands[1].magnitude.max()), operands)
+
+    return _kernel(compute, attrs_at, slots=("own", "own"), bound=bound)
+
+
+# ---------------------------------------------------------------- rectifiers
+def tflite_leaky_relu() -> IntegerForm:
+    """`MBQM(c, s_in / s_out)` where c >= 0, else `MBQM(c, s_in * slope / s_out)`; ratios in float32.
+
+    References:
+        TFLite internal/reference/leaky_relu.h; LeakyReluPrepare in lite/kernels/activations.cc.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        how, (scale,), over = _plain(site.how), site.scales, site.target.scale
+        slope = torch.tensor(attrs["negative_slope"], dtype=torch.float64)
+        kept, cut = _float32_ratio(over, scale), _float32_ratio(over, scale, slope)
+        factor = max(float(kept), abs(float(cut)))
+        return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": how, "factor": factor}
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        c = x.to(torch.int64)
+        kept, cut = (_mbqm(c, attrs[side], attrs["how"]) for side in ("kept", "cut"))
+        return torch.where(c >= 0, kept, cut).to(x.dtype)
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        return _largest(attrs["factor"], operands)
+
+    return _kernel(compute, attrs_at, slots=("own",), bound=bound)
+
+
+def tflite_prelu() -> IntegerForm:
+    """`MBQM(c, s_in / s_out)` where c >= 0, else `MBQM(c * c_slope, s_in * s_slope / s_out)`.
+
+    The slopes are quantized like weights, with one scale.
+
+    References:
+        TFLite internal/reference/prelu.h; PreluPrepare in lite/kernels/activations.cc.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        how, (scale, slopes), over = _plain(site.how), site.scales, site.target.scale
+        kept, cut = _float32_ratio(over, scale), _float32_ratio(over, scale, slopes)
+        factors = (float(kept), float(cut))
+        return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": how, "factors": factors}
+
+    def compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
+        c = x.to(torch.int64)
+        along = slope.to(torch.int64).reshape(-1, *[1] * max(x.ndim - 2, 0))
+        kept, cut = _mbqm(c, attrs["kept"], attrs["how"]), _mbqm(c * along, attrs["cut"], attrs["how"])
+        return torch.where(c >= 0, kept, cut).to(x.dtype)
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        kept, cut = attrs["factors"]
+        return _largest(max(kept, cut * float(operands[1].magnitude.max())), operands)
+
+    return _kernel(compute, attrs_at, slots=("own", "own"), bound=bound)
+
+
+# ---------------------------------------------------------------- what keeps the scale
+def tflite_average(sums: Callable[..., Tensor], fits: Callable[..., str | None]) -> IntegerForm:
+    """The sum of a window's stored integers over their count, half away from zero; padding is not counted.
+
+    Input and output share scale and zero point.
+
+    Args:
+        sums: `(attrs, c)` to the sums of the windows.
+        fits: as in IntegerForm.
+
+    References:
+        TFLite internal/reference/integer_ops/pooling.h; CMSIS-NN arm_avgpool_s8.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        source = site.operands[0]
+        assert source is not None
+        return {**attrs, "zero_point": int(source.zero_point)}
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        count = sums(attrs, torch.ones_like(x[:1, :1], dtype=torch.float64)).to(torch.int64)
+        total = sums(attrs, x).to(torch.int64) + count * attrs["zero_point"]
+        average = total.sign() * torch.div(total.abs() + count // 2, count, rounding_mode="floor")
+        centered: Tensor = average - attrs["zero_point"]
+        return centered.to(x.dtype)
+
+    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, fits=fits, hides=False)
+
+
+def constant_pad(compute: Callable[..., Tensor]) -> IntegerForm:
+    """Padding with any constant v: `round(v / s + z)`, half away from zero, saturated.
+
+    Args:
+        compute: of the rule.
+
+    References:
+        TFLite PADV2, whose constant has the input's scale; TPU-MLIR lib/Conversion/TopToTpu/BM1684X/Pad.cpp.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        source = site.operands[0]
+        assert source is not None
+        if attrs["mode"] != "constant":
+            return attrs
+        exact = attrs["value"] / source.scale + source.zero_point
+        q = int(round_half_away(exact.reshape(())).clamp(source.qmin, source.qmax))
+        return {**attrs, "value": q - int(source.zero_point)}
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        return torch.clamp_min(operands[0].magnitude.max(), abs(attrs["value"] or 0))
+
+    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, bound=bound, stays=True)
+
+
+def _kernel(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:
+    return landing(compute, attrs_at, goes_with="multiplier_shift", **rest)
