@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import hago
-from hago.hardware import Hardware, create_sample_hardware, explain_hardware
+from hago.hardware import Accumulator, Hardware, create_sample_hardware, explain_hardware
 from hago.hardware_document import hardware_hash, to_document
-from hago.hardware_file import available_hardware, load_hardware, save_hardware
+from hago.hardware_file import available_hardware, check_hardware, load_hardware, save_hardware
 from hago.ops import OPS
-from hago.types import INT8, INT16, INT32, UINT8
+from hago.types import INT8, INT16, INT32, INT64, UINT8
 
 NAMES = (
     "arm_dot", "arm_neon", "cambricon_mlu", "cmsis_nn", "cmsis_nn_int16", "ethos_u", "int16_accumulator",
@@ -34,6 +34,7 @@ def test_a_spec_is_sound(name: str, tmp_path: Path) -> None:
     chip = load_hardware(name)
     assert chip.name == name
     assert chip.origin == f"hardware_specs/{name}.json"
+    check_hardware(chip)
     assert chip.sources
     assert chip.notes
     save_hardware(chip, tmp_path / "chip.json")
@@ -67,7 +68,8 @@ def test_preferred_integers_are_not_hidden(name: str) -> None:
     for op, descs in chip.ops.items():
         integers = [d for d in descs if d.is_integer]
         for i, desc in enumerate(integers):
-            assert all(d.in_dtypes != desc.in_dtypes for d in integers[:i]), (op, desc.name)
+            takes = (desc.in_dtypes, desc.out_dtype)
+            assert all((d.in_dtypes, d.out_dtype) != takes for d in integers[:i]), (op, desc.name)
 
 
 def leaves_float(chip: Hardware) -> set[str]:
@@ -94,10 +96,10 @@ def test_ops_that_follow_take_what_reaches_them(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_hand_on_what_convolutions_take(name: str) -> None:
     chip = load_hardware(name)
-    operand = chip.integer_descs("conv2d")[0].in_dtype(0)
+    operands = {d.in_dtype(0) for d in chip.integer_descs("conv2d")}
     for op, rule in OPS.items():
         if rule.integer is not None and rule.integer.table:
-            assert all(d.out_dtype == operand for d in chip.integer_descs(op)), op
+            assert all(d.out_dtype in operands for d in chip.integer_descs(op)), op
 
 
 def test_x86_vnni() -> None:
@@ -122,6 +124,83 @@ def test_arm_dot() -> None:
     )
     assert (chip.activation.scheme, chip.weight.scheme) == ("affine", "symmetric")
     assert chip.ops["conv2d"][0].requantize_at == "output"
+
+
+def test_x86_avx2() -> None:
+    chip = load_hardware("x86_avx2")
+    for op in ("conv2d", "linear", "matmul"):
+        assert chip.integer_descs(op)[0].register == Accumulator(INT32, "saturate_pairs")
+    assert chip.integer_descs("affine")[0].register.overflow == "wrap" and not chip.integer_descs("conv_transpose2d")
+
+
+def test_arm_neon() -> None:
+    """Pairs in 16 bits hold int8 data times weights in [-127, 127], and are proved to."""
+    chip = load_hardware("arm_neon")
+    assert chip.integer_descs("conv2d")[0].register == Accumulator(INT32, "wrap_pairs")
+    assert chip.weight.scheme == "symmetric" and INT16.max >= 2 * 128 * 127
+
+
+@pytest.mark.parametrize("name", ["tflite", "cmsis_nn", "ethos_u"])
+def test_tflite_and_its_kin(name: str) -> None:
+    chip = load_hardware(name)
+    how = chip.requantize
+    assert (how.form, how.multiplier_bits, how.two_stage, how.search) == ("multiplier_shift", 31, True, "nearest")
+    assert {
+        op: chip.ops[op][0].form for op in ("add", "sub", "mul", "leaky_relu", "prelu", "avg_pool2d")
+    } == dict.fromkeys(("add", "sub", "mul", "leaky_relu", "prelu", "avg_pool2d"), "tflite")
+    conv = chip.ops["conv2d"][0]
+    assert [conv.in_dtype(i) for i in range(3)] == [INT8, INT8, INT32] and conv.out_dtype == INT8
+    assert (chip.activation.scheme, chip.weight.scheme, chip.weight.granularity) == (
+        "affine",
+        "symmetric",
+        "per_channel",
+    )
+
+
+@pytest.mark.parametrize("name", ["tflite_int16", "cmsis_nn_int16"])
+def test_sixteen_bit_activations(name: str) -> None:
+    chip = load_hardware(name)
+    conv = chip.ops["conv2d"][0]
+    assert [conv.in_dtype(i) for i in range(3)] == [INT16, INT8, INT64]
+    assert (conv.out_dtype, conv.register.dtype) == (INT16, INT64)
+    wide, narrow = chip.requantize.of_register(INT64), chip.requantize.of_register(INT32)
+    assert (wide.search, wide.multiplier_bits, wide.two_stage, wide.shift_rounding) == ("reduced", 15, False, "half_up")
+    assert narrow is chip.requantize and narrow.two_stage
+    assert chip.activation.scheme == "symmetric"
+
+
+@pytest.mark.parametrize("name, scheme", [("tpu_mlir_bm1684x", "symmetric_full"), ("tpu_mlir_bm1684x_asym", "affine")])
+def test_tpu_mlir(name: str, scheme: str) -> None:
+    chip = load_hardware(name)
+    how = chip.requantize
+    assert (how.search, how.multiplier_bits, how.shift_rounding, how.rounding) == (
+        "least_error",
+        31,
+        "half_up",
+        "half_away",
+    )
+    assert (chip.activation.scheme, chip.weight.granularity) == (scheme, "per_channel")
+    signs = [(d.in_dtype(0).signed, d.out_dtype.signed) for d in chip.integer_descs("conv2d")]
+    assert signs == [(False, False), (False, True), (True, False), (True, True)]
+    assert {op for op in ("leaky_relu", "prelu") if chip.integer_descs(op)} == (
+        {"leaky_relu", "prelu"} if scheme == "symmetric_full" else set()
+    )
+
+
+def test_tensorrt_gpu() -> None:
+    chip = load_hardware("tensorrt_gpu")
+    assert [str(d.in_dtype(1)) for d in chip.integer_descs("linear")] == ["int4", "int8"]
+    assert (chip.activation.scheme, chip.requantize.form, chip.requantize.rounding) == (
+        "symmetric_full",
+        "float32",
+        "half_even",
+    )
+
+
+def test_cambricon_mlu_shifts_and_says_what_is_not_known() -> None:
+    chip = load_hardware("cambricon_mlu")
+    assert chip.requantize.power_of_two and chip.requantize.rounding == "half_even"
+    assert any(note.startswith("Not found:") for note in chip.notes)
 
 
 def test_vta_shifts() -> None:

@@ -11,22 +11,30 @@ from building import Builder
 from chips import Chip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import fixed_resolver
+from plans import Fixed, fixed_resolver, resolver_of
 from torch import Tensor
 
 from hago.arithmetic import tflite
+from hago.arithmetic.tpu_mlir import scale_and_shift
+from hago.arithmetic.tpu_mlir_activation import leaky_relu, pad, prelu
 from hago.arithmetic.tpu_mlir_cast import UniformType
+from hago.arithmetic.tpu_mlir_conv import lower_conv, run_conv
 from hago.arithmetic.tpu_mlir_elementwise import add, add_multipliers, mul
+from hago.arithmetic.tpu_mlir_pool import avg_pool, avg_pool_asymmetric
 from hago.errors import HardwareError
 from hago.exactness import compare
 from hago.graph import Graph
 from hago.hardware import Hardware, OpDesc, TensorScheme
 from hago.hardware_file import check_hardware, load_hardware
-from hago.numerics import Requantize, dequantize, quantize
+from hago.numerics import Requantize, dequantize, multiply_by_quantized_multiplier, quantize
 from hago.ops import OPS
 from hago.plan import NodePlan
-from hago.realization import center
-from hago.types import INT8, QParams
+from hago.realization import IntegerModel, center
+from hago.resolve import Resolver
+from hago.schemes import Grid
+from hago.space import build_space
+from hago.topology import analyze
+from hago.types import INT8, INT64, QParams
 
 ends = st.floats(0.01, 50.0)
 TFLITE = Requantize("multiplier_shift", "half_away", two_stage=True)
@@ -166,3 +174,179 @@ def test_stored_and_centered_integers_are_told_apart() -> None:
     q = node.operands[0]
     assert q is not None and int(q.zero_point) != 0
     assert center(a + q.zero_point, q).equal(a) and int(out.min()) >= -128
+
+
+# ---------------------------------------------------------------- whole specs, against the engines' own arithmetic
+TFLITE_CHIP, TPU, TPU_ASYM = (load_hardware(n) for n in ("tflite", "tpu_mlir_bm1684x", "tpu_mlir_bm1684x_asym"))
+
+
+class PerChannel(Fixed):
+    """Thresholds as given, and those of constants channel by channel."""
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        if channel_axis is None or key in self.ranges:
+            return super().__call__(key, source, grid, channel_axis)
+        rows = self.consts[source].double().movedim(channel_axis, 0).flatten(1)
+        return rows.amin(1).clamp_max(0.0), rows.amax(1).clamp_min(0.0)
+
+
+def one(
+    op: str, hardware: Hardware, x: Tensor, ranges: dict[str, tuple[float, float]], *consts: Tensor, **attrs: object
+) -> tuple[NodePlan, Tensor, Tensor]:
+    """One node of one input: its plan, the stored integers that reach it, and those that it hands on."""
+    b = Builder()
+    out = b.call(op, b.input(*x.shape[1:], name="x"), *map(b.const, consts), name="node", **attrs)
+    graph = b.graph(out)
+    alone = replace(hardware, ops={op: hardware.integer_descs(op)})
+    topology = analyze(graph, alone)
+    space = build_space(graph, alone, topology)
+    plan = Resolver(graph, alone, topology, space, PerChannel(ranges, graph.consts))(space.widest())
+    assert compare(plan, [x]).same
+    node, seen = plan.nodes["node"], {}
+    IntegerModel(plan).run([x], lambda n, v: seen.__setitem__(n.name, v), lambda e, c: seen.__setitem__(str(e), c))
+    source = node.operands[0]
+    assert source is not None
+    return node, seen["node:0"] + source.zero_point, seen["node"].to(torch.int64)
+
+
+def reals(*shape: int, seed: int = 0, size: float = 3.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * size
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tflite_average_pool(seed: int) -> None:
+    """Stored integers, padding left out, half away from zero."""
+    window = {"kernel_size": [2, 3], "stride": [2, 1], "padding": [1, 1], "ceil_mode": bool(seed % 2)}
+    x = reals(2, 3, 5, 6, seed=seed)
+    node, q, out = one(
+        "avg_pool2d", TFLITE_CHIP, x, {"node:0": (-2.0, 5.0)}, **window, count_include_pad=False, divisor_override=None
+    )
+    assert node.out.key == node.operands[0].key  # type: ignore[union-attr]
+    for n, c, i, j in torch.cartesian_prod(*map(torch.arange, out.shape)).tolist():
+        rows, columns = range(2 * i - 1, 2 * i + 1), range(j - 1, j + 2)
+        found = [int(q[n, c, a, b]) for a in rows for b in columns if 0 <= a < 5 and 0 <= b < 6]
+        total, half = sum(found), len(found) // 2
+        expected = (total + half) // len(found) if total > 0 else -((-total + half) // len(found))
+        assert int(out[n, c, i, j]) == expected
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.7, 1.5, -0.25])
+def test_tflite_leaky_relu(slope: float) -> None:
+    ranges = {"node:0": (-3.0, 5.0), "node:out": (-2.0, 4.0)}
+    node, q, out = one("leaky_relu", TFLITE_CHIP, reals(2, 30), ranges, negative_slope=slope)
+    s, so = (torch.tensor(float(t.scale)) for t in (node.operands[0], node.out) if t)  # float32, as the kernel has them
+    c = q - int(node.operands[0].zero_point)  # type: ignore[union-attr]
+    kept, cut = (tflite.quantize_multiplier(float(r)) for r in (s / so, s * slope / so))
+    expected = torch.where(
+        c >= 0,
+        tflite.requantize(c, *kept, node.out.zero_point),
+        tflite.requantize(c, *cut, node.out.zero_point),
+    )
+    assert out.equal(expected)
+
+
+def test_tflite_prelu_and_mul() -> None:
+    slopes = torch.tensor([0.25, -0.1, 0.9])
+    ranges = {"node:0": (-3.0, 5.0), "node:out": (-2.0, 4.0), "node:1": (-0.9, 0.9)}
+    node, q, out = one("prelu", TFLITE_CHIP, reals(2, 3, 9), ranges, slopes)
+    s, sa, so = (torch.tensor(float(t.scale)) for t in (*node.operands, node.out) if t)
+    c, alpha = q - int(node.operands[0].zero_point), node.consts[1].to(torch.int64).reshape(3, 1)  # type: ignore[union-attr]
+    kept, cut = (tflite.quantize_multiplier(float(r)) for r in (s / so, s * sa / so))
+    negative = tflite.requantize(c * alpha, *cut, node.out.zero_point)
+    assert out.equal(torch.where(c >= 0, tflite.requantize(c, *kept, node.out.zero_point), negative))
+    node, (a, b), out = run("mul", chip("mul", "tflite"), [(-1.0, 2.0), (-3.0, 0.5), (-4.0, 4.0)])
+    s, sb, so = (torch.tensor(float(t.scale)) for t in (*node.operands, node.out) if t)
+    assert out.equal(tflite.requantize(a * b, *tflite.quantize_multiplier(float(s * sb / so)), node.out.zero_point))
+
+
+@pytest.mark.parametrize("value", [0.7, -9.0, 100.0])
+def test_padding_with_any_constant(value: float) -> None:
+    attrs = {"pad": [1, 2], "mode": "constant", "value": value}
+    for hardware in (TFLITE_CHIP, TPU, TPU_ASYM):
+        x = reals(2, 3, 5)
+        node, q, out = one("pad", hardware, x, {"node:0": (-1.0, 2.0)}, **attrs)
+        source = node.operands[0]
+        assert source is not None and node.proved
+        assert out.equal(
+            pad(q, [0, 0, 1, 0, 0, 2], value, UniformType(float(source.scale), int(source.zero_point), INT8))
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_tpu_mlir_convolution(asymmetric: bool, seed: int) -> None:
+    """Padding by the zero point, the bias with its correction, the multiplier's search, half up."""
+    hardware = TPU_ASYM if asymmetric else TPU
+    weight, bias, x = reals(4, 3, 3, 3, seed=seed, size=0.3), reals(4, seed=seed + 9), reals(2, 3, 6, 7, seed=seed)
+    ranges = {"node:0": (-4.0, 5.0), "node:out": (-3.0, 6.0)}
+    attrs = {"stride": [2, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
+    node, q, out = one("conv2d", hardware, x, ranges, weight, bias, **attrs)
+    source = node.operands[0]
+    assert source is not None and bool(source.zero_point) == asymmetric
+    lowered = lower_conv(weight, bias, uniform(source), uniform(node.out))
+    assert lowered.weight.equal(node.consts[1].to(torch.int64))
+    if not asymmetric:
+        assert lowered.bias is not None and lowered.bias.equal(node.consts[2].to(torch.int64))
+    expected = run_conv(q, lowered, uniform(source), uniform(node.out), strides=[2, 1], pads=[1, 1, 1, 1])
+    assert out.equal(expected)
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_tpu_mlir_average_pool(asymmetric: bool) -> None:
+    hardware = TPU_ASYM if asymmetric else TPU
+    window = {"kernel_size": [2, 3], "stride": [1, 2], "padding": [1, 0], "ceil_mode": False}
+    ranges = {"node:0": (-4.0, 5.0), "node:out": (-3.0, 3.0)}
+    node, q, out = one(
+        "avg_pool2d", hardware, reals(2, 3, 5, 7), ranges, **window, count_include_pad=True, divisor_override=None
+    )
+    types = [uniform(t) for t in (node.operands[0], node.out) if t]
+    engine = avg_pool_asymmetric if asymmetric else avg_pool
+    assert out.equal(engine(q, [2, 3], *types, strides=[1, 2], pads=[1, 0, 1, 0]))
+
+
+def test_tpu_mlir_rectifiers_keep_the_scale() -> None:
+    node, q, out = one("leaky_relu", TPU, reals(2, 40), {"node:0": (-3.0, 5.0)}, negative_slope=0.1)
+    assert node.out.key == node.operands[0].key and out.equal(leaky_relu(q, 0.1))  # type: ignore[union-attr]
+    slopes = torch.tensor([0.1, -0.3, 1.9])
+    node, q, out = one("prelu", TPU, reals(2, 3, 40), {"node:0": (-3.0, 5.0)}, slopes)
+    assert node.out.key == node.operands[0].key and out.equal(prelu(q, slopes))  # type: ignore[union-attr]
+    node, q, out = one("prelu", TPU, reals(2, 3, 40), {"node:0": (-3.0, 5.0)}, slopes[:1])
+    assert out.equal(prelu(q, slopes[:1])) and node.proved
+
+
+def test_tpu_mlir_stores_what_is_never_negative_without_a_sign() -> None:
+    """A relu behind a convolution is fused: the convolution's range is that of the relu, in unsigned bytes."""
+    b = Builder()
+    x = b.input(3, 6, 6, name="x")
+    rest = b.call("max_pool2d", b.call("relu", b.conv2d(x, reals(4, 3, 3, 3), name="conv"), name="relu"), name="pool",
+                  kernel_size=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1], ceil_mode=False)  # fmt: skip
+    graph = b.graph(b.conv2d(rest, reals(2, 4, 1, 1), name="last"))
+    for hardware in (TPU, TPU_ASYM):
+        resolver = resolver_of(graph, hardware, [reals(2, 3, 6, 6)])
+        plan = resolver(resolver.space.widest())
+        nodes = plan.nodes
+        assert [nodes[n].out.dtype.name for n in ("conv", "relu", "pool", "last")] == ["uint8"] * 3 + ["int8"]
+        assert nodes["conv"].out is nodes["relu"].out is nodes["pool"].out is nodes["last"].operands[0]
+        assert compare(plan, [reals(2, 3, 6, 6, seed=3)]).same
+
+
+# ---------------------------------------------------------------- multipliers
+@settings(max_examples=100, deadline=None)
+@given(st.floats(1e-9, 1e3), st.integers(-(1 << 40), 1 << 40))
+def test_wide_registers_take_the_reduced_multiplier(ratio: float, c: int) -> None:
+    m, shift = tflite.quantize_multiplier(ratio)
+    how = load_hardware("tflite_int16").requantize.of_register(INT64)
+    reduced, n = how.multiplier(torch.tensor(ratio, dtype=torch.float64))
+    value = torch.tensor(c)
+    if int(shift) > 7 or int(m) == 0 or abs(c) * ratio >= 2**31:
+        return
+    expected = tflite.multiply_by_quantized_multiplier_int64(value, m, shift)
+    assert multiply_by_quantized_multiplier(value, reduced, n, how).equal(expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(1e-9, 1e3))
+def test_least_error_is_tpu_mlirs_search(ratio: float) -> None:
+    how = TPU.requantize
+    for got, expected in zip(how.multiplier(torch.tensor(ratio)), scale_and_shift(ratio), strict=True):
+        assert got.equal(expected)
