@@ -55,8 +55,8 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool) -> Choice:
     form = plan.ops[node.op].integer
     if made.table is not None:
         try_ = _table
-    elif form is None or form.lands:
-        try_ = None  # goes to the output's scale in a way of its own
+    elif form is None or form.lands or form.attrs_at is not None:
+        try_ = None  # computes, or goes to the output's scale, in a way of its own
     if try_ is not None:
         found = "no native kernels here"
         if try_ is _mover or (conv if try_ in (_conv, _linear, _matmul) else passes):

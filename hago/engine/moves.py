@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hago.engine import native
-from hago.numerics import EXACT_FLOAT32, Requantize, clip_range, ratio
+from hago.numerics import EXACT_FLOAT32, Requantize, clip_range, ratio, ratio_of_float32
 from hago.types import QParams, SimQ
 
 #: Entries past the last channel that vectors may read.
@@ -68,10 +68,11 @@ def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -
         return "zero points per channel"
     if low < -(2**31) or high >= 2**31 or largest >= 2**31:
         return "more than 32 bits"
-    r = ratio(source, target)
+    how = how.of_register(source.dtype)
+    r = ratio_of_float32(source, target) if how.form == "onnxruntime" else ratio(source, target)
     if r.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
-    if how.form == "float32" or (how.form == "shift" and largest < EXACT_FLOAT32):
+    if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
         return _by_ratio(r, how, target, channels, float(low), float(high))
     if how.form == "shift":
         _, exponent = torch.frexp(r)
@@ -96,14 +97,14 @@ def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: f
 
 def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Moved | str:
     stages = how.form == "multiplier_shift" and how.two_stage
+    rounding = how.shift_rounding or how.rounding if how.form == "multiplier_shift" else how.rounding
     if int(n.min()) < (0 if stages else 1) or int(n.max()) > 62:
         return "a shift to the left, or past the word"
     if int(m.max()) >= 2**31 or int(m.min()) < 0:
         return "a multiplier that is negative or has more than 31 bits"
     multiplier, shift = spread(m.to(torch.int32), channels), spread(n.to(torch.int32), channels)
-    rounding = native.ROUNDINGS.index(how.rounding)
     form = native.TWO_STAGE if stages else native.MULTIPLIER
-    move = native.Move(form, rounding, 0, 0, None, multiplier.data_ptr(), shift.data_ptr(), *map(float, clip))
+    move = native.Move(form, native.ROUNDINGS.index(rounding), 0, 0, None, multiplier.data_ptr(), shift.data_ptr(), *map(float, clip))
     return Moved(move, (multiplier, shift))
 
 
