@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from hypothesis import settings
 
 pytest.register_assert_rewrite("ops.laws", "plans")
+# networks and chips made up, which scripts need too
+sys.path.append(str(Path(__file__).parent.parent / "scripts" / "made_up"))
 
 # the same cases in every run; `--hypothesis-profile=explore` draws new ones
 settings.register_profile("hago", deadline=None, derandomize=True)

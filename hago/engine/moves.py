@@ -104,7 +104,8 @@ def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: t
         return "a multiplier that is negative or has more than 31 bits"
     multiplier, shift = spread(m.to(torch.int32), channels), spread(n.to(torch.int32), channels)
     form = native.TWO_STAGE if stages else native.MULTIPLIER
-    move = native.Move(form, native.ROUNDINGS.index(rounding), 0, 0, None, multiplier.data_ptr(), shift.data_ptr(), *map(float, clip))
+    mode, pointers = native.ROUNDINGS.index(rounding), (multiplier.data_ptr(), shift.data_ptr())
+    move = native.Move(form, mode, 0, 0, None, *pointers, *map(float, clip))
     return Moved(move, (multiplier, shift))
 
 

@@ -39,7 +39,7 @@ def _float32_ratio(over: Tensor, *factors: Tensor) -> Tensor:
 
 
 def _mbqm(c: Tensor, multiplier: Multiplier, how: Requantize) -> Tensor:
-    return multiply_by_quantized_multiplier(c, *multiplier, how)
+    return multiply_by_quantized_multiplier(c, *multiplier, _plain(how))
 
 
 def _largest(factor: float, operands: Sequence[Operand]) -> Tensor:
@@ -67,7 +67,7 @@ def tflite_sum(signs: Sequence[int]) -> IntegerForm:
             "left_shift": left,
             "into": [how.multiplier(q.scale.reshape(()) / twice) for q in operands],
             "out": how.multiplier(twice / float(1 << left) / site.target.scale),
-            "how": how,
+            "how": site.how,
             "ratios": [float(q.scale / site.target.scale) for q in operands],
         }
 
@@ -93,7 +93,7 @@ def tflite_product() -> IntegerForm:
 
     def attrs_at(attrs: Attrs, site: Site) -> Attrs:
         ratio, how = _float32_ratio(site.target.scale, *site.scales), _plain(site.how)
-        return {"out": how.multiplier(ratio), "how": how, "ratio": float(ratio)}
+        return {"out": how.multiplier(ratio), "how": site.how, "ratio": float(ratio)}
 
     def compute(attrs: Attrs, *values: Tensor) -> Tensor:
         product = values[0].to(torch.int64) * values[1].to(torch.int64)
@@ -118,7 +118,7 @@ def tflite_leaky_relu() -> IntegerForm:
         slope = torch.tensor(attrs["negative_slope"], dtype=torch.float64)
         kept, cut = _float32_ratio(over, scale), _float32_ratio(over, scale, slope)
         factor = max(float(kept), abs(float(cut)))
-        return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": how, "factor": factor}
+        return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": site.how, "factor": factor}
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         c = x.to(torch.int64)
@@ -144,7 +144,7 @@ def tflite_prelu() -> IntegerForm:
         how, (scale, slopes), over = _plain(site.how), site.scales, site.target.scale
         kept, cut = _float32_ratio(over, scale), _float32_ratio(over, scale, slopes)
         factors = (float(kept), float(cut))
-        return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": how, "factors": factors}
+        return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": site.how, "factors": factors}
 
     def compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
         c = x.to(torch.int64)

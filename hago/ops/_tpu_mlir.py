@@ -145,10 +145,10 @@ def tpu_mlir_average(window: Callable[[Attrs], Attrs], fits: Callable[..., str |
     def attrs_at(attrs: Attrs, site: Site) -> Attrs:
         source, out = site.operands[0], site.target
         assert source is not None
-        return {**window(attrs), "source": _uniform(source), "target": _uniform(out), "out": out}
+        return {**window(attrs), "source": source, "out": out}
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
-        source, target = attrs["source"], attrs["target"]
+        source, target = _uniform(attrs["source"]), _uniform(attrs["out"])
         pool = avg_pool_asymmetric if source.zero_point or target.zero_point else avg_pool
         around = [p for _ in range(2) for p in attrs["padding"]]
         counted = attrs.get("count_include_pad", True)

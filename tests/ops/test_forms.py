@@ -12,6 +12,7 @@ from chips import Chip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import Fixed, fixed_resolver, resolver_of
+from random_graphs import random_graph, random_inputs
 from torch import Tensor
 
 from hago.arithmetic import tflite
@@ -29,6 +30,8 @@ from hago.hardware_file import check_hardware, load_hardware
 from hago.numerics import Requantize, dequantize, multiply_by_quantized_multiplier, quantize
 from hago.ops import OPS
 from hago.plan import NodePlan
+from hago.plan_document import from_document, to_document
+from hago.prepare import prepare
 from hago.realization import IntegerModel, center
 from hago.resolve import Resolver
 from hago.schemes import Grid
@@ -350,3 +353,22 @@ def test_least_error_is_tpu_mlirs_search(ratio: float) -> None:
     how = TPU.requantize
     for got, expected in zip(how.multiplier(torch.tensor(ratio)), scale_and_shift(ratio), strict=True):
         assert got.equal(expected)
+
+
+# ---------------------------------------------------------------- forms in files
+@pytest.mark.parametrize("name", ["tflite", "tflite_int16", "tpu_mlir_bm1684x_asym", "tensorrt_gpu", "x86_avx2"])
+def test_a_stored_plan_keeps_its_forms(name: str) -> None:
+    """What a form needs is stored with the plan, and read back with the forms of its hardware."""
+    for seed in range(60):
+        graph = random_graph(seed)
+        if {"add", "mul", "avg_pool2d"} <= {n.op for n in graph} and "opaque" not in {n.op for n in graph}:
+            break
+    data = [tuple(random_inputs(graph, 1))]
+    prepared = prepare(graph, name, data)
+    plan = prepared.resolver(prepared.space.widest())
+    document, tensors = to_document(plan)
+    assert document["own_ops"] == []
+    again = from_document(document, tensors, "here")
+    x = random_inputs(graph, 5)
+    for a, b in zip(IntegerModel(plan).run(x), IntegerModel(again).run(x), strict=True):
+        assert torch.equal(a, b)

@@ -51,7 +51,9 @@ class Chip:
     def _descs(self, form: IntegerForm) -> tuple[OpDesc, ...]:
         sums = Accumulator(dtype(self.register), self.overflow)
         narrow = OpDesc(self.operand, self.operand, min_bits=self.min_bits)
-        wide = OpDesc(self.register, self.register, sums, min_bits=self.min_bits, max_bits=23)
+        wide = OpDesc(
+            self.register, self.register, sums, min_bits=self.min_bits, max_bits=min(23, dtype(self.register).bits)
+        )
         into_sums = OpDesc(self.operand, self.register, sums, min_bits=self.min_bits)
         if form.table:
             return (OpDesc(self.operand, self.operand, requantize_at="output", min_bits=self.min_bits),)

@@ -1,0 +1,97 @@
+"""Random pieces of hardware: every kind of register, scheme, requantization and form that hago knows, by seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from chips import Chip
+
+from hago.hardware import Accumulator, Hardware, OpDesc
+from hago.numerics import Requantize
+from hago.ops import OPS
+from hago.ops._rule import IntegerForm
+from hago.rounding import ROUNDINGS
+from hago.types import INT32, dtype
+
+_FORMS: Final = ("float32", "onnxruntime", "multiplier_shift", "shift")
+
+
+def random_hardware(seed: int) -> Hardware:
+    """A chip that lists every op with an integer form; equal seeds give equal chips."""
+    rng = random.Random(seed)
+    how = _requantize(rng)
+    schemes = ("hago",) if how.power_of_two else ("hago", "symmetric", "symmetric_full", "affine", "hago_affine")
+    chip = Chip(
+        operand=rng.choice(["int8", "int8", "uint8", "int16"]),
+        register=rng.choice(["int16", "int24", "int32", "int32", "int64"]),
+        overflow=rng.choice(["wrap", "wrap", "saturate_end"]),
+        at=rng.choice(["edge", "output"]),
+        scheme=rng.choice(schemes),
+        weight_scheme=rng.choice(schemes),
+        granularity=rng.choice(["per_tensor", "per_channel"]),
+        requantize=how,
+        floats=rng.random() < 0.7,
+    )
+    if chip.register == "int16" and chip.operand == "int16":
+        chip = replace(chip, register="int32")
+    hardware = chip.hardware(name=f"random_{seed}")
+    return replace(hardware, ops={**hardware.ops, **_with_pairs(rng, hardware), **_with_forms(rng, hardware, chip)})
+
+
+def _requantize(rng: random.Random) -> Requantize:
+    form, rounding = rng.choice(_FORMS), rng.choice(sorted(ROUNDINGS))
+    if form != "multiplier_shift":
+        return Requantize(form, rounding)
+    search = rng.choice(["nearest", "nearest", "reduced", "least_error"])
+    bits = 15 if search == "reduced" else rng.choice([31, 31, 15, 7])
+    return Requantize(
+        form,
+        rounding,
+        multiplier_bits=bits,
+        two_stage=search == "nearest" and bits == 31 and rng.random() < 0.5,
+        search=search,
+        shift_rounding=rng.choice([None, "half_up", rounding]),
+        wide=rng.choice([None, "reduced"]),
+    )
+
+
+def _with_pairs(rng: random.Random, hardware: Hardware) -> Mapping[str, tuple[OpDesc, ...]]:
+    """On some chips of bytes, matrix products whose neighbours are added in 16 bits first."""
+    if rng.random() < 0.7 or hardware.ops["conv2d"][0].in_dtype(0).bits > 8:
+        return {}
+    register = Accumulator(INT32, rng.choice(["saturate_pairs", "wrap_pairs"]))
+    found = {}
+    for op, rule in OPS.items():
+        if rule.integer is not None and rule.integer.product is not None:
+            first, *rest = hardware.ops[op]
+            out = first.out_dtype if first.requantize_at == "output" else INT32
+            found[op] = (replace(first, out_dtypes=out, accumulator=register), *rest)
+    return found
+
+
+def _with_forms(rng: random.Random, hardware: Hardware, chip: Chip) -> Mapping[str, tuple[OpDesc, ...]]:
+    """Some ops in a form of theirs; a form that ends at the output's scale has bytes on both sides."""
+    found = {}
+    for op, rule in OPS.items():
+        possible = [n for n, f in rule.forms.items() if _fits(f, hardware, chip)]
+        if rule.integer is None or not possible or rng.random() < 0.4:
+            continue
+        name = rng.choice(possible)
+        at = "output" if rule.forms[name].lands else "edge"
+        if rule.forms[name] is rule.integer:
+            continue
+        sums = Accumulator(INT32) if at == "output" else None
+        desc = OpDesc(chip.operand, chip.operand, sums, at, min_bits=chip.min_bits, form=name)
+        floats = tuple(d for d in hardware.ops[op] if not d.is_integer)
+        found[op] = (desc, *floats)
+    return found
+
+
+def _fits(form: IntegerForm, hardware: Hardware, chip: Chip) -> bool:
+    symmetric = dtype(chip.operand).signed and chip.scheme not in ("affine", "hago_affine")
+    goes = form.goes_with in (None, hardware.requantize.form)
+    rectifier = form.slots[0] == "follow" and form.attrs_at is not None and not form.hides
+    return goes and not hardware.requantize.power_of_two and (symmetric or not rectifier)

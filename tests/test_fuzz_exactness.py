@@ -1,0 +1,59 @@
+"""A small run of scripts/fuzz_exactness.py, and that it would notice."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from random_hardware import random_hardware
+
+from hago.exactness import Exactness
+from hago.hardware_file import check_hardware, load_hardware, save_hardware
+
+PATH = Path(__file__).parents[1] / "scripts" / "fuzz_exactness.py"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzz_exactness", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a dataclass looks its module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+FUZZ = _load()
+
+
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_fifty_networks(first: int) -> None:
+    counts = FUZZ.Counts()
+    for seed in range(first, first + 10):
+        FUZZ.check(seed, counts)
+    assert counts.wrong == []
+    assert counts.graphs == 10 and counts.plans == 20 and counts.values > 1000
+
+
+def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(FUZZ, "compare", lambda plan, inputs: Exactness(7, {"conv": 3}))
+    monkeypatch.setattr(sys, "argv", ["fuzz_exactness.py", "--graphs", "1", "--seed", "5"])
+    assert FUZZ.main() == 1
+    said = capsys.readouterr().out
+    assert "--seed 5 --graphs 1: on " in said and "conv: 3" in said
+
+
+def test_random_hardware_is_sound(tmp_path: Path) -> None:
+    seen = set()
+    for seed in random.Random(0).sample(range(1000), 60):
+        chip = random_hardware(seed)
+        check_hardware(chip)
+        seen |= {d.form for descs in chip.ops.values() for d in descs}
+        seen |= {d.register.overflow for descs in chip.ops.values() for d in descs}
+        seen |= {chip.requantize.form, chip.requantize.search}
+    assert seen >= {"tflite", "tpu_mlir", "dequantize", "qlinear", "saturate_pairs", "onnxruntime", "least_error"}
+    save_hardware(chip, tmp_path / "chip.json")
+    assert load_hardware(tmp_path / "chip.json") == chip == random_hardware(seed)
