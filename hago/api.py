@@ -17,6 +17,7 @@ from hago.debug.inspect import GraphStatistic, inspect_plan
 from hago.engine.model import named_engine
 from hago.evaluate import Evaluator, first_safe
 from hago.frontend.torch_export import from_torch
+from hago.known import LogPath
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.ops import OPS, Ops
@@ -72,6 +73,7 @@ def search_quantize_strategy(
     cache_bytes: int | None = None,
     front: str | PathLike[str] | None = None,
     race: bool | float | Race = False,
+    reuse: LogPath | Sequence[LogPath] | None = None,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -107,6 +109,8 @@ def search_quantize_strategy(
             machine would swap.
         front: a path that always holds the points that none beats in both the objective and a cost: the first
             that the goal names, else weight_bytes.
+        reuse: logs of other searches for this model, hardware and data, by any searcher and for any goal: an
+            equal Plan that stands there is not evaluated again.
         race: give a point up once its samples say that it is worse than the best so far. A number is the
             probability at most with which one that is not is given up, 0.01 for True; see `hago.racing`. The
             best is always measured on all samples.
@@ -126,7 +130,7 @@ def search_quantize_strategy(
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
             {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
-            executor, cache_bytes, front, race,
+            executor, cache_bytes, front, race, reuse,
         ),
     )  # fmt: skip
     return found.strategy, found.score

@@ -170,6 +170,7 @@ def _search(commands: Any) -> None:
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
+    group.add_argument("--reuse", action="append", metavar="LOG", help="equal plans in this log are not tried again")
     group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
     group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
     group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")

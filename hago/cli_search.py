@@ -69,6 +69,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             cache_bytes=args.cache,
             front=front,
             race=args.race if args.race is not None else False,
+            reuse=args.reuse,
         ),
     )
     return _outcome(args, voices, found, log, saved)

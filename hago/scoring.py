@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from hago.bench import make_bench, work_of
 from hago.costing import plan_cost
 from hago.errors import HagoError
 from hago.executors import Hands
 from hago.goal import Goal
+from hago.known import Known
 from hago.prepare import Prepared
 from hago.racing import Race
 from hago.search.log import Notice, log_notice
@@ -24,6 +26,7 @@ class Scoring:
     Args:
         cache_bytes: see Evaluator; of each process.
         race, seed: see make_bench.
+        known: what earlier searches measured, by the key of the Plan; it is not measured again.
 
     Raises:
         HagoError: a race without losses by sample, or for a cost.
@@ -36,16 +39,23 @@ class Scoring:
         cache_bytes: int | None = None,
         race: Race | None = None,
         seed: int = 0,
+        known: Known = MappingProxyType({}),
     ) -> None:
         if race is not None and goal.minimize is not None:
             raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
-        self.goal, self.prepared, self.race = goal, prepared, race
+        self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
         self._more = (cache_bytes, race, seed)
         self.bench = make_bench(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""
-        return self.judged(bits, self.bench.score(bits, rival))
+        found = self._known(bits)
+        return self.judged(bits, self.bench.score(bits, rival) if found is None else found)
+
+    def _known(self, bits: Bits) -> Score | None:
+        """What an earlier search measured of an equal Plan."""
+        found = self.known.get(self.prepared.resolver(bits).key) if self.known else None
+        return None if found is None else replace(found, total_bits=sum(bits.values()))
 
     def judged(self, bits: Bits, score: Score) -> Score:
         """A measured score as the goal has it."""
@@ -57,7 +67,25 @@ class Scoring:
             return None
         work = work_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
         workers = Workers(hands, work, self.bench.score, notice)
-        return lambda bits, rival=None: _Judged(self, bits, workers(bits, rival))
+
+        def start(bits: Bits, rival: Bits | None = None) -> _Judged:
+            found = self._known(bits)
+            return _Judged(self, bits, workers(bits, rival) if found is None else _There(found))
+
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """A score that nobody needs to wait for."""
+
+    score: Score
+
+    def result(self) -> Score:
+        return self.score
+
+    def cancel(self) -> object:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from hago.frontend.data import Batches
 from hago.goal import Goal, make_goal
 from hago.guidance import DEFAULT_COST, make_guide
 from hago.hardware_document import hardware_hash
+from hago.known import LogPath, known_scores
 from hago.objective import Objective, ObjectiveLike, jackknife_interval
 from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
@@ -64,6 +65,7 @@ class SearchOptions:
     cache_bytes: int | None = None
     front: str | PathLike[str] | None = None
     race: bool | float | Race = False
+    reuse: LogPath | Sequence[LogPath] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     costs = costs_in_use(options.searcher, goal)
     prepared = tidied(prepared, costs)
     objective = goal.objective
-    scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed)
+    known = known_scores(options.reuse, prepared, goal)
+    scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     check_reachable(goal, prepared, start, scored)
     searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
