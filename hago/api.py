@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.cost import Cost
 from hago.cost_range import CostRange, cost_range
@@ -62,6 +63,8 @@ def search_quantize_strategy(
     progress: bool = True,
     keep_float: Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
+    thresholds: ThresholdsLike | None = None,
+    modes: ModesLike | None = None,
     held_out: Iterable[Any] | None = None,
     save: str | PathLike[str] | None = None,
     allow_overflow: bool = False,
@@ -95,6 +98,11 @@ def search_quantize_strategy(
         progress: show a bar on a terminal.
         keep_float: shell patterns over nodes that stay float, or a policy (`policy:dorefa`).
         fix_bits: bits by shell pattern over edges or nodes.
+        thresholds: of nodes, instead of the estimator's: the (low, high) that their integers should stand for,
+            by name, or the path of a TPU-MLIR calibration table. Nodes without one are estimated;
+            `made_by["estimated"]` of the strategy names them.
+        modes: of nodes: F32, F16 and BF16 keep one float, INT8, INT4 and W4INT8 fix the bits of what it
+            reads; by name, or the path of a TPU-MLIR quantize table.
         held_out: further batches that the best strategy is reported on.
         save: a path that always holds the best strategy so far.
         allow_overflow: return a strategy that overflowed on the data if none did not.
@@ -130,7 +138,7 @@ def search_quantize_strategy(
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
             {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
-            executor, cache_bytes, front, race, reuse,
+            executor, cache_bytes, front, race, reuse, thresholds, modes,
         ),
     )  # fmt: skip
     return found.strategy, found.score
@@ -144,19 +152,33 @@ def quantize(
     estimator: str | Estimator | None = None,
     keep_float: Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
+    thresholds: ThresholdsLike | None = None,
+    modes: ModesLike | None = None,
 ) -> Quantizer:
     """Post-training quantization without a search: the widest bits whose accumulators hold what the
     calibration data needs.
+
+    Args:
+        thresholds, modes: as in `search_quantize_strategy`.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.
         HagoError: other bad input; what and where is said.
     """
-    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    prepared = prepare(
+        model,
+        hardware,
+        dataset,
+        estimator=estimator,
+        keep_float=keep_float,
+        fix_bits=fix_bits,
+        thresholds=thresholds,
+        modes=modes,
+    )
     evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops)
     bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
     plan = prepared.resolver(bits)
-    how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
+    how = made_by(prepared, "sqnr", 0, prepared.keep_float, prepared.fix_bits) | {"results": dict(score.results)}
     return Quantizer(plan, make_strategy(prepared, plan, bits, how))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_export import FORMATS
 from hago.cli_stored import run_options
+from hago.cli_tables import table_options
 from hago.cli_texts import EXAMPLES, TOP, USAGE
 from hago.cli_values import byte_count, fixed, numbers, shape, share, size
 from hago.cost import METRICS
@@ -167,6 +168,7 @@ def _search(commands: Any) -> None:
         help=f"{', '.join(OBJECTIVES)}, or package.module:callable; default: %(default)s",
     )
     _goal(parser)
+    table_options(parser)
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
@@ -210,7 +212,9 @@ def _goal(parser: argparse.ArgumentParser) -> None:
 
 
 def _quantize(commands: Any) -> None:
-    _quantization(_add(commands, "quantize", "quantize without a search: the widest bits that do not overflow"))
+    parser = _add(commands, "quantize", "quantize without a search: the widest bits that do not overflow")
+    _quantization(parser)
+    table_options(parser)
 
 
 def _explain(commands: Any) -> None:

@@ -23,6 +23,7 @@ from hago.cli_options import (
     named,
     named_searcher,
 )
+from hago.cli_tables import table_lines, tables_of
 from hago.cost import METRICS
 from hago.debug.cost_report import amount
 from hago.hardware_file import available_hardware
@@ -70,6 +71,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             front=front,
             race=args.race if args.race is not None else False,
             reuse=args.reuse,
+            **tables_of(args),
         ),
     )
     return _outcome(args, voices, found, log, saved)
@@ -116,7 +118,8 @@ def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Pa
 def _strategy_lines(strategy: Strategy) -> list[str]:
     counts = Counter(strategy.bits.values())
     bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
-    return [f"  {_figures(strategy.made_by['results'])}", f"  bits of {len(strategy.bits)} edge groups: {bits}"]
+    figures = f"  {_figures(strategy.made_by['results'])}"
+    return [figures, f"  bits of {len(strategy.bits)} edge groups: {bits}", *table_lines(strategy)]
 
 
 def _figures(results: Mapping[str, Any]) -> str:
@@ -165,6 +168,7 @@ def quantize(args: Namespace, voices: Voices) -> Outcome:
         estimator=args.estimator,
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
+        **tables_of(args),
     )
     strategy = quantizer.strategy
     strategy.save(saved)

@@ -36,7 +36,8 @@ Ctrl-C ends the search with what it has found; the same command continues it. So
 with a larger --budget.""",
     "quantize": """
 example:
-  hago quantize zoo:net --hardware arm_dot --data calibration.npz --estimator percentile:99.9""",
+  hago quantize zoo:net --hardware arm_dot --data calibration.npz --estimator percentile:99.9
+  hago quantize zoo:net --hardware arm_dot --data calibration.npz --calibration-table net_cali_table""",
     "explain": """
 examples:
   hago explain zoo:net --hardware int16_accumulator --input-shape 3,32,32

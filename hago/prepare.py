@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.estimators import estimator as named_estimator
+from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.calibrate.thresholds import Thresholds
 from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
@@ -85,18 +86,24 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
 
 
 class Estimated:
-    """Thresholds from an estimator over calibration statistics."""
+    """Thresholds from an estimator over calibration statistics, or as they were given."""
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
         self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
+        self._given, self._consts = calibration.given, graph.consts
+
+    def _row(self, key: str, source: str) -> str | None:
+        return None if source in self._consts else self._given.named(key, source)
 
     def signed(self, key: str, source: str) -> bool:
         """Whether the node's values were ever negative."""
-        return self._thresholds.range_of(source)[0] < 0.0
+        row = self._row(key, source)
+        return self._thresholds.range_of(source)[0] < 0.0 if row is None else self._given.signed(row)
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """What the estimator says of the node."""
-        return self._thresholds(source, grid, channel_axis)
+        """What the estimator says of the node, or was given for it."""
+        row = self._row(key, source)
+        return self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
 
 
 class Stored:
@@ -147,7 +154,11 @@ def _numbers(end: Tensor) -> float | tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A graph on a piece of hardware, calibrated: what a search or a one-shot quantization starts from."""
+    """A graph on a piece of hardware, calibrated: what a search or a one-shot quantization starts from.
+
+    Args:
+        keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
+    """
 
     graph: Graph
     hardware: Hardware
@@ -157,6 +168,15 @@ class Prepared:
     calibration: Calibration
     estimator: Estimator
     resolver: Resolver
+    keep_float: tuple[str, ...] = ()
+    fix_bits: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def without_row(self) -> tuple[str, ...]:
+        """The nodes whose thresholds are estimated although ranges of others were given."""
+        given, consts = self.calibration.given, self.graph.consts
+        groups = ((k, g.source) for k, g in self.space.groups.items() if g.source not in consts)
+        return tuple(dict.fromkeys(source for key, source in groups if given.named(key, source) is None))
 
 
 def prepare(
@@ -167,6 +187,8 @@ def prepare(
     estimator: str | Estimator | None = None,
     keep_float: Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
+    thresholds: ThresholdsLike | Seed | None = None,
+    modes: ModesLike | None = None,
 ) -> Prepared:
     """Import, analyze and calibrate.
 
@@ -174,20 +196,25 @@ def prepare(
         estimator: `power2_range` by default where the hardware requires powers of two, else `mse`.
         keep_float: shell patterns over node names, or `policy:tensorflow` and `policy:dorefa`, which
             stand for the nodes that these policies keep float.
+        thresholds, modes: see `hago.search_quantize_strategy`.
 
     Raises:
-        HagoError: whatever is wrong with the model, the hardware, the data or the patterns.
+        HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph, batches = as_graph(model, dataset, ops)
-    topology = topology_of(graph, chip, keep_float, ops)
-    space = build_space(graph, chip, topology, fix_bits, ops)
+    given = make_seed(thresholds, modes, chip).at(graph)
+    kept, fixed = (*keep_float, *given.float_patterns()), fix_bits
+    topology = topology_of(graph, chip, kept, ops)
+    if given.modes:
+        fixed = {**(fix_bits or {}), **given.fixed_bits(graph, build_space(graph, chip, topology, None, ops))}
+    space = build_space(graph, chip, topology, fixed, ops)
     default = "power2_range" if chip.requantize.power_of_two else "mse"
     chosen = named_estimator(default if estimator is None else estimator)
-    calibration = collect(graph, batches, {g.source for g in space.groups.values()}, ops)
+    calibration = replace(collect(graph, batches, {g.source for g in space.groups.values()}, ops), given=given)
     resolver = Resolver(graph, chip, topology, space, Estimated(graph, calibration, chosen), ops)
-    return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver)
+    return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver, kept, dict(fixed or {}))
 
 
 def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:

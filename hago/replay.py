@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hago.calibrate.seed import Seed
 from hago.errors import LogError, StrategyMismatch
 from hago.evaluate import Evaluator
 from hago.hardware_document import hardware_hash
@@ -104,6 +105,7 @@ def replay_log(
         estimator=str(header.estimator),
         keep_float=list(header.keep_float),
         fix_bits={str(k): int(v) for k, v in header.fix_bits.items()},
+        thresholds=_given(header.settings.get("thresholds"), log),
     )
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")
@@ -123,6 +125,13 @@ def replay_log(
         now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
         found += _compare(trial.index, logged, now)
     return Replay(len(chosen), tuple(found))
+
+
+def _given(said: Any, log: str | Path) -> Seed | None:
+    try:
+        return None if said is None else Seed.from_json(said)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise LogError(f"log {log}: its settings.thresholds cannot be read ({error!r}); it was edited") from None
 
 
 def _best(trials: Iterable[Trial]) -> Trial:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from hago.anytime import Anytime
+from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
@@ -66,6 +67,8 @@ class SearchOptions:
     front: str | PathLike[str] | None = None
     race: bool | float | Race = False
     reuse: LogPath | Sequence[LogPath] | None = None
+    thresholds: ThresholdsLike | None = None
+    modes: ModesLike | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         estimator=options.estimator,
         keep_float=options.keep_float,
         fix_bits=options.fix_bits,
+        thresholds=options.thresholds,
+        modes=options.modes,
     )
     costs = costs_in_use(options.searcher, goal)
     prepared = tidied(prepared, costs)
@@ -102,7 +107,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     check_reachable(goal, prepared, start, scored)
     searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
-    how = made_by(prepared, objective.name, options.seed, options.keep_float, options.fix_bits)
+    how = made_by(prepared, objective.name, options.seed, prepared.keep_float, prepared.fix_bits)
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
     if goal.to_json():
         how["goal"] = goal.to_json()
@@ -266,18 +271,24 @@ def made_by(
         "keep_float": list(keep_float),
         "fix_bits": dict(fix_bits or {}),
         "data_hash": prepared.batches.sha256,
+        **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
     }
 
 
 def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race")}
+    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated")}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
+    given = prepared.calibration.given
     return make_header(
         prepared.space,
         searcher,
         model_hash=prepared.graph.model_hash,
         hardware=hardware,
         threads=torch.get_num_threads(),
-        settings={**how.get("goal", {}), **({"race": how["race"]} if "race" in how else {})},
+        settings={
+            **how.get("goal", {}),
+            **({"race": how["race"]} if "race" in how else {}),
+            **({"thresholds": given.to_json()} if given.gives_ranges else {}),
+        },
         **said,
     )

@@ -158,3 +158,30 @@ def test_bad_input_is_one_clear_line(run: Run, words: list[str], why: str) -> No
     said = run(*words)
     assert said.code == 2 and said.out == "" and why in said.err.splitlines()[-1]
     assert "Traceback" not in said.err
+
+
+def test_tables_written_here_seed_a_search_here(run: Run) -> None:
+    assert run("export", FILE, "--format", "tpu-mlir", "--data", DATA, "--save", "t").code == 0
+    options = [
+        "--hardware",
+        "x86_vnni",
+        "--data",
+        DATA,
+        "--calibration-table",
+        "t_cali_table",
+        "--quantize-table",
+        "t_qtable",
+    ]
+    seeded = run("quantize", MODEL, *options, "--save", "seeded.json")
+    assert seeded.code == 0 and "no row" not in seeded.out
+    old, new = (json.loads(Path(p).read_text()) for p in (STRATEGY, "seeded.json"))
+    assert new["bits"] == old["bits"]
+    for key, ends in new["thresholds"].items():
+        largest = [np.abs(np.array(pair)).max() for pair in (ends, old["thresholds"][key])]
+        assert np.isclose(*largest, rtol=1e-2), key
+    Path("part").write_text("input 1.5 -1.5 1.5\n")
+    said = run("quantize", MODEL, *options[:4], "--calibration-table", "part", "--save", "part.json")
+    assert "no row in the calibration table, so estimated: 1, " in said.out
+    Path("odd").write_text("inpot 1.5 -1.5 1.5\n")
+    said = run("quantize", MODEL, *options[:4], "--calibration-table", "odd")
+    assert said.code == 2 and "Did you mean 'input'" in said.err

@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "search debug export qat",
         "bench executors workers scoring guidance known waste anytime racer racing "
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "
-        "cli_stored running "
+        "cli_stored cli_tables running "
         "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__ cli_values "
         "finetuning training training_run",
     )

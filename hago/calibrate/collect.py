@@ -7,12 +7,13 @@ bins with its chunk of temporaries; nothing grows with the number of batches.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from hago.calibrate.observer import Observer
+from hago.calibrate.seed import Seed
 from hago.calibrate.statistics import TensorStatistics
 from hago.errors import DataError
 from hago.execute import run_real
@@ -29,10 +30,12 @@ class Calibration:
     Args:
         statistics: of every observed node.
         ranges: (minimum, maximum) of every float-valued node.
+        given: ranges that stand instead of what was seen.
     """
 
     statistics: Mapping[str, TensorStatistics]
     ranges: Mapping[str, tuple[float, float]]
+    given: Seed = field(default_factory=Seed)
 
     @property
     def peaks(self) -> dict[str, float]:

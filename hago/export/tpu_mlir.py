@@ -23,7 +23,7 @@ from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.numerics import dequantize
 from hago.plan import NodePlan, Plan
 from hago.represented import Range, represented
-from hago.schemes import Grid
+from hago.schemes import TWO_SIDED, Grid
 from hago.simulator import Simulator
 from hago.types import Edge, QParams
 
@@ -60,15 +60,15 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
     rows = {name: _widest(pairs) for name, pairs in found.wide.items()}
     _pass_on(plan, rows)
     integer = [n.name for n in plan.graph if n.name in plan.nodes]
-    for name in integer:
-        if name not in rows and name in (observed or {}):
-            rows[name] = observed[name]  # type: ignore[index]
+    seen = {n: pair for n, pair in (observed or {}).items() if n in plan.nodes and n not in rows}
+    rows |= seen
+    one_sided = plan.hardware.activation.scheme not in TWO_SIDED
     four = {name: _widest(pairs) for name, pairs in found.four.items()}
     order = [n.name for n in plan.graph if n.name in rows]
     return Tables(
         CalibrationTable(
-            {n: _row(rows[n]) for n in order},
-            {n: _row(four[n]) for n in order if n in four},
+            {n: _row(rows[n], one_sided and n not in seen) for n in order},
+            {n: _row(four[n], one_sided) for n in order if n in four},
             comments=(f"made by hago for {plan.hardware.name}", "op_name    threshold    min    max"),
         ),
         QuantizeTable(dict(_modes(plan, bits)), ("op_name   quantize_mode",)),
@@ -99,8 +99,9 @@ def observed_ranges(plan: Plan, batches: Iterable[Sequence[Tensor]]) -> dict[str
     return found
 
 
-def _row(pair: Range) -> Row:
-    return Row(max(-pair[0], pair[1], 0.0), *pair)
+def _row(pair: Range, one_sided: bool) -> Row:
+    """The threshold of a symmetric tensor is its positive end: some chips go one quantum further below."""
+    return Row(pair[1] if one_sided and pair[1] > 0 else max(-pair[0], pair[1], 0.0), *pair)
 
 
 def _widest(pairs: list[Range]) -> Range:
