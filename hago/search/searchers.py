@@ -17,6 +17,7 @@ from hago.search.guide import Guide
 from hago.search.optuna_search import OptunaOptions, gp, nsga2, tpe
 from hago.search.pareto import ParetoOptions, pareto
 from hago.search.random_search import RandomOptions, random_search
+from hago.search.rfc_greedy import RfcGreedyOptions, rfc_greedy
 from hago.search.searcher import Searcher
 from hago.search.sensitivity_search import SensitivityOptions, sensitivity
 from hago.search.walk import Feeds
@@ -50,6 +51,7 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True),
         "gp": SearcherEntry(gp, OptunaOptions, guided=True),
+        "rfc_greedy": SearcherEntry(rfc_greedy, RfcGreedyOptions),
     }
 )
 

@@ -101,7 +101,7 @@ def test_best_is_at_least_the_start(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("greedy", {}), ("annealing", {}), ("exhaustive", {}), ("random", {"trials": 48})],
+    [("greedy", {}), ("annealing", {}), ("exhaustive", {}), ("random", {"trials": 48}), ("rfc_greedy", {})],
 )
 @pytest.mark.parametrize("start", [None, START])
 @pytest.mark.parametrize("seed", [0, 5])

@@ -29,6 +29,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "tpe": {"trials": 10, "startup": 4, "warm": 3, "batch": 2},
     "nsga2": {"trials": 10, "startup": 4, "warm": 3},
     "gp": {"trials": 6, "warm": 2},
+    "rfc_greedy": {},
 }
 
 
