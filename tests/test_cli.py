@@ -447,3 +447,14 @@ def test_a_reader_that_leaves_is_no_error(hago: Hago, monkeypatch: pytest.Monkey
 def test_version(hago: Hago) -> None:
     run = hago("--version")
     assert run.code == 0 and run.out.startswith("hago ")
+
+
+def test_a_race_on_threads_leaves_its_front(hago: Hago, found: Path) -> None:
+    words = [*SEARCH, "--searcher", "random:trials=6,batch=3", "--executor", "threads:2", "--race", "0.05"]
+    run = hago(*words, "--log", "raced.jsonl", "--save", "raced.json", "--cache", "10MB")
+    assert run.code == 0 and "front     raced.front.json" in run.out
+    points = json.loads((found / "raced.front.json").read_text())["points"]
+    assert points and points == sorted(points, key=lambda p: p["cost"])
+    assert len(read_log(found / "raced.jsonl").trials) == 6
+    for wrong in (["--executor", "processes"], ["--race", "2"], ["--cache", "much"]):
+        assert hago(*SEARCH, *wrong).code == 2

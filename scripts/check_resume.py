@@ -1,0 +1,133 @@
+"""Whether a search leaves the same log whoever runs it: in one process, on workers, and through kills.
+
+    python scripts/check_resume.py --kills 20 --workers 4
+
+Every search runs in processes of its own. The killed ones are ended with SIGKILL at random moments, workers and
+all, and started again with the same words until one ends by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hago import search_quantize_strategy
+
+SEARCHES = {"greedy": "40 trials", "random:trials=60,batch=6": "60 trials", "annealing:cooling=0.9": "40 trials"}
+
+
+def main() -> int:
+    """Run every search in every way and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each search")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--hardware", default="int16_accumulator")
+    parser.add_argument("--searchers", nargs="+", default=list(SEARCHES))
+    parser.add_argument("--race", action="store_true")
+    parser.add_argument("--child", nargs=2, metavar=("LOG", "EXECUTOR"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options, *options.child)
+        return 0
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for searcher in options.searchers:
+            wrong += check(options, searcher, Path(folder))
+    return 1 if wrong else 0
+
+
+def child(options: argparse.Namespace, log: str, executor: str) -> None:
+    """One search."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(12, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    ).eval()  # fmt: skip
+    data = [torch.randn(32, 3, 24, 24) for _ in range(4)]
+    (searcher,) = options.searchers
+    search_quantize_strategy(
+        network, options.hardware, data, searcher=searcher, budget=SEARCHES.get(searcher), seed=7, log=log,
+        save=f"{log}.best", front=f"{log}.front", executor=executor or None, race=options.race, progress=False,
+    )  # fmt: skip
+
+
+def check(options: argparse.Namespace, searcher: str, folder: Path) -> int:
+    """Compare the logs of one search; how many differ."""
+    stem = searcher.partition(":")[0]
+    ways = {"alone": "", "again": "", "workers": f"processes:{options.workers}"}
+    logs = {way: folder / f"{stem}.{way}" for way in ways}
+    for way, executor in ways.items():
+        start(options, searcher, logs[way], executor).wait()
+    draw, kills = random.Random(options.seed), {}
+    for way, executor in (("killed", ""), ("killed workers", f"processes:{options.workers}")):
+        logs[way] = folder / f"{stem}.{way.replace(' ', '-')}"
+        kills[way] = kill_and_resume(options, searcher, logs[way], executor, draw)
+    expected, wrong = timeless(logs["alone"]), 0
+    for way, log in logs.items():
+        same = timeless(log) == expected and outcome(log) == outcome(logs["alone"])
+        wrong += not same
+        said = f", {kills[way]} kills" if way in kills else ""
+        verdict = "the same" if same else "DIFFERENT"
+        print(f"{searcher:28} {way:15} {len(expected) - 1} trials{said}: {verdict}", flush=True)
+    return wrong
+
+
+def start(options: argparse.Namespace, searcher: str, log: Path, executor: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, __file__, "--searchers", searcher, "--hardware", options.hardware]
+    words += ["--race"] if options.race else []
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([*words, "--child", str(log), executor], start_new_session=True, **quiet)  # type: ignore[call-overload,no-any-return]
+
+
+def kill_and_resume(
+    options: argparse.Namespace, searcher: str, log: Path, executor: str, draw: random.Random
+) -> int:
+    """Run a search through kills; how many there were."""
+    kills = 0
+    while True:
+        before = size(log)
+        running = start(options, searcher, log, executor)
+        if kills < options.kills:
+            # Not while it imports: there is nothing to lose yet. One kill in four comes before the first new line.
+            early = draw.random() < 0.25
+            deadline = time.monotonic() + draw.uniform(1.0, 6.0)
+            while running.poll() is None and (time.monotonic() < deadline if early else size(log) <= before):
+                time.sleep(0.01)
+            time.sleep(draw.expovariate(10))
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)
+                kills += 1
+        if running.wait() != -signal.SIGKILL:
+            return kills
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def timeless(log: Path) -> list[str]:
+    """The lines of a log, less the field that holds times."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [json.dumps({k: v for k, v in line.items() if k != "time"}, sort_keys=True) for line in lines]
+
+
+def outcome(log: Path) -> tuple[bytes, bytes]:
+    """The best strategy and the front."""
+    return Path(f"{log}.best").read_bytes(), Path(f"{log}.front").read_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
