@@ -138,7 +138,8 @@ def test_the_range_before_any_data_is_that_of_real_plans(resolver: Resolver) -> 
     found = cost_range(graph, chip, topology, build_space(graph, chip, topology))
     for made_up, bits in ((found.widest, resolver.space.widest()), (found.narrowest, resolver.space.narrowest())):
         real = plan_cost(resolver(bits))
-        assert made_up.nodes == real.nodes
+        # of signatures that differ in signs only, data decides
+        assert [replace(n, signature="") for n in made_up.nodes] == [replace(n, signature="") for n in real.nodes]
         # an edge between equal scales needs no requantization, which is known only with data
         assert [e.weight_bytes for e in made_up.edges] == [e.weight_bytes for e in real.edges]
         assert all(a.requantized >= b.requantized for a, b in zip(made_up.edges, real.edges, strict=True))
