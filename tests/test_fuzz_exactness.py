@@ -9,10 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from building import Builder, seeded
 from random_hardware import random_hardware
 
-from hago.exactness import Exactness
+from hago.exactness import Exactness, compare
 from hago.hardware_file import check_hardware, load_hardware, save_hardware
+from hago.prepare import prepare
 
 PATH = Path(__file__).parents[1] / "scripts" / "fuzz_exactness.py"
 
@@ -36,6 +38,19 @@ def test_fifty_networks(first: int) -> None:
         FUZZ.check(seed, counts)
     assert counts.wrong == []
     assert counts.graphs == 10 and counts.plans == 20 and counts.values > 1000
+
+
+@pytest.mark.parametrize("limits", [((-1.0, 1.0), (0.0, 6.0)), ((None, 0.75), (-0.3, None)), ((0.0, 6.0), (-1.0, 1.0))])
+def test_clamps_in_a_row(limits: tuple[tuple[float | None, float | None], ...]) -> None:
+    """What networks 577, 1029 and 1365 of the script showed: the last clamp in a row is not the only one."""
+    b = Builder()
+    x = b.conv2d(b.input(3, 6, 6, name="x"), seeded(4, 3, 3, 3), name="conv")
+    x = b.call("mul", x, x)
+    for low, high in limits:
+        x = b.call("clamp", x, min=low, max=high)
+    for name in ("x86_vnni", "vta"):
+        prepared = prepare(b.graph(x), name, [(seeded(2, 3, 6, 6) * 3,)])
+        assert compare(prepared.resolver(prepared.space.widest()), [seeded(2, 3, 6, 6) * 3]).same
 
 
 def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,8 +61,13 @@ class Tail:
     stored: list[Stored] = field(default_factory=list)
 
     def clamp(self, low: object, high: object) -> None:
-        """A clamp by centered integers (a number, one per channel, or None)."""
-        self.limits = (_limit(low, _INT32.min, self.channels), _limit(high, _INT32.max, self.channels))
+        """A clamp by centered integers (a number, one per channel, or None), after those there are already."""
+        least, most = _limit(low, _INT32.min, self.channels), _limit(high, _INT32.max, self.channels)
+        if self.limits is None:
+            self.limits = (least, most)
+        else:  # two clamps are one, whose limits are the images of the first one's
+            first, last = (torch.minimum(torch.maximum(limit, least), most) for limit in self.limits)
+            self.limits = (first, last)
 
     def clamp_stored(self, low: int | None, high: int | None) -> None:
         """A clamp of what is stored rather than of the sum."""
