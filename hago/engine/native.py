@@ -78,7 +78,7 @@ class Conv(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "is_signed")),
-        *((name, c_int32) for name in ("panel", "panels", "depth", "patched")),
+        *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip
 
@@ -104,7 +104,7 @@ def conv_of(geometry: Any, packed: Any, signed: bool, offset: Any, zeros: Any) -
     g = geometry
     return Conv(
         g.channels, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, signed,
-        packed.panel, packed.panels, packed.depth, packed.patched,
+        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip
 

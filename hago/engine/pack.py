@@ -21,6 +21,7 @@ PACKED_BYTES: Final = 1 << 29
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
 LANES: Final = 16
+AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
 Made = TypeVar("Made")
 
@@ -73,6 +74,10 @@ class Packed:
 
     Args:
         weight: int8, as native/conv.cpp reads it.
+        panel: output channels worked on at once; 0 where every channel stands by itself.
+        panels: of a group.
+        depth: bytes of a tap.
+        taps, gather: how a window is read, in the words of native/conv.cpp.
         sums: int64 (out_channels,), of the weights of each output channel.
     """
 
@@ -81,7 +86,8 @@ class Packed:
     panel: int
     panels: int
     depth: int
-    patched: bool
+    taps: int
+    gather: int
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """What sums start from: the bias less the zero point's share, modulo 2**32, in panels."""
@@ -128,14 +134,15 @@ def pack(weight: Tensor, geometry: Geometry) -> Packed:
     panel = _panel(each)
     panels = -(-each // panel)
     taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
-    patched = weight.shape[1] % 4 != 0
-    if patched:
-        taps = taps.reshape(geometry.out_channels, 1, -1)
+    gather = AT_PIXELS
+    if weight.shape[1] % 4:  # few channels: a row of the window at once, or all of it where it is no row
+        gather = IN_ROWS if geometry.groups == 1 and geometry.dilation[1] == 1 else IN_PATCH
+        taps = taps.reshape(geometry.out_channels, geometry.kernel[0] if gather == IN_ROWS else 1, -1)
     depth = -(-taps.shape[2] // 4) * 4
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=torch.int8)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
     parts = room.reshape(geometry.groups, panels, panel, taps.shape[1], depth // 4, 4)
-    return Packed(parts.permute(0, 1, 3, 4, 2, 5).contiguous(), sums, panel, panels, depth, patched)
+    return Packed(parts.permute(0, 1, 3, 4, 2, 5).contiguous(), sums, panel, panels, depth, taps.shape[1], gather)
 
 
 def _panel(channels: int) -> int:
@@ -151,4 +158,4 @@ def _pack_channels(weight: Tensor, sums: Tensor) -> Packed:
     room = torch.zeros(blocks * WIDEST, 4 * fours, dtype=torch.int8)
     room[:channels, :taps] = weight.reshape(channels, taps)
     parts = room.reshape(blocks, 4, 4, 4, fours, 4).permute(0, 4, 2, 1, 3, 5)
-    return Packed(parts.contiguous(), sums, 0, 1, 4 * fours, False)
+    return Packed(parts.contiguous(), sums, 0, 1, 4 * fours, taps, AT_PIXELS)

@@ -17,12 +17,17 @@ struct Conv {
   int32_t is_signed;     // x holds int8
   int32_t panel;         // output channels worked on at once, a multiple of 16; 0: every channel by itself
   int32_t panels;        // of a group
-  int32_t depth;         // bytes of a tap, or of a patch; a multiple of 4
-  int32_t patched;       // the taps of a pixel are copied into one patch
+  int32_t depth;         // bytes of a tap; a multiple of 4
+  int32_t taps;          // AT_PIXELS: kernel_h * kernel_w; IN_ROWS: kernel_h, each a row of pixels; IN_PATCH: 1
+  int32_t gather;
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4], or see by_channel
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) zero points, as stored
 };
+
+// How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
+// or copied together, where nothing lies side by side.
+enum Gather : int32_t { AT_PIXELS = 0, IN_ROWS = 1, IN_PATCH = 2 };
 
 struct Shape {
   int64_t images, height, width, out_height, out_width;
@@ -35,30 +40,60 @@ struct Job {
   const Shape& s;
   const Tail& t;
   const uint8_t* x;
+  const uint8_t* end;
+  std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
+
+  Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x) : c(c), s(s), t(t), x(x) {
+    end = x + s.images * s.height * s.width * c.channels;
+    const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
+    for (int k = 0; k < c.taps; ++k)
+      steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
+  }
 };
 
-// Where the window of an output pixel begins.
+// The window of an output pixel.
 struct Place {
   const uint8_t* image;
-  int64_t out_y, out_x;
+  const uint8_t* first;  // its first byte, where it lies inside
+  int64_t out_x, out_y, x, y;
+  bool inside;
 };
+
+void look(const Job& j, Place& p) {
+  const Conv& c = j.c;
+  p.y = p.out_y * c.stride_h - c.pad_h;
+  p.x = p.out_x * c.stride_w - c.pad_w;
+  p.first = p.image + (p.y * j.s.width + p.x) * c.channels;
+  p.inside = p.y >= 0 && p.x >= 0 && p.y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
+             p.x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
+  // a row is read in fours, which may pass its end by three bytes
+  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
+  if (c.gather == IN_PATCH) p.inside = false;
+}
 
 Place place_of(const Job& j, int64_t pixel) {
   const int64_t plane = j.s.out_height * j.s.out_width, in = pixel % plane;
-  return {j.x + pixel / plane * j.s.height * j.s.width * j.c.channels, in / j.s.out_width, in % j.s.out_width};
+  Place p{};
+  p.image = j.x + pixel / plane * j.s.height * j.s.width * j.c.channels;
+  p.out_y = in / j.s.out_width;
+  p.out_x = in % j.s.out_width;
+  look(j, p);
+  return p;
 }
 
 void advance(const Job& j, Place& p) {
-  if (++p.out_x < j.s.out_width) return;
-  p.out_x = 0;
-  if (++p.out_y < j.s.out_height) return;
-  p.out_y = 0;
-  p.image += j.s.height * j.s.width * j.c.channels;
+  if (++p.out_x == j.s.out_width) {
+    p.out_x = 0;
+    if (++p.out_y == j.s.out_height) {
+      p.out_y = 0;
+      p.image += j.s.height * j.s.width * j.c.channels;
+    }
+  }
+  look(j, p);
 }
 
 inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
-  const int64_t y = p.out_y * j.c.stride_h - j.c.pad_h + ky * j.c.dilation_h;
-  const int64_t x = p.out_x * j.c.stride_w - j.c.pad_w + kx * j.c.dilation_w;
+  const int64_t y = p.y + ky * j.c.dilation_h, x = p.x + kx * j.c.dilation_w;
   const bool inside = (uint64_t)y < (uint64_t)j.s.height && (uint64_t)x < (uint64_t)j.s.width;
   return inside ? p.image + (y * j.s.width + x) * j.c.channels : j.c.zeros;
 }
@@ -66,36 +101,38 @@ inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
 inline __mmask64 first_bytes(int n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 inline __mmask16 first_lanes(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
 
-// `to` has room for 64 bytes more.
-inline void copy(uint8_t* to, const uint8_t* from, int n) {
-  for (; n > 0; n -= 64, to += 64, from += 64)
-    _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(first_bytes(n), from));
-}
-
-void copy_patch(const Job& j, const Place& p, int from, uint8_t* patch) {
+// The window with its channels from `from` on, each row of taps `depth` bytes after the one before.
+void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   const int each = j.c.channels / j.c.groups;
-  const int64_t y0 = p.out_y * j.c.stride_h - j.c.pad_h, x0 = p.out_x * j.c.stride_w - j.c.pad_w;
-  const bool rows = j.c.groups == 1 && j.c.dilation_w == 1 && x0 >= 0 && x0 + j.c.kernel_w <= j.s.width;
   for (int ky = 0; ky < j.c.kernel_h; ++ky) {
-    const int64_t y = y0 + ky * j.c.dilation_h;
-    if (rows && (uint64_t)y < (uint64_t)j.s.height) {
-      copy(patch, p.image + (y * j.s.width + x0) * each, each * j.c.kernel_w);
-      patch += each * j.c.kernel_w;
-    } else {
-      for (int kx = 0; kx < j.c.kernel_w; ++kx, patch += each) copy(patch, tap(j, p, ky, kx) + from, each);
-    }
+    uint8_t* row = j.c.gather == IN_ROWS ? to + ky * j.c.depth : to + ky * j.c.kernel_w * each;
+    for (int kx = 0; kx < j.c.kernel_w; ++kx) std::memcpy(row + kx * each, tap(j, p, ky, kx) + from, each);
   }
 }
 
-// The common end: one output of bytes by a plain ratio. 16 sums of channels from `channel` on.
-inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
+// The common end: one output of bytes by a plain ratio. 16 sums of channels from `channel` on, as integers.
+inline __m512i quanta(__m512i c, const Output& o, int channel) {
   __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(o.move.ratio + channel));
   v = _mm512_max_ps(v, _mm512_set1_ps((float)o.move.low));
   v = _mm512_min_ps(v, _mm512_set1_ps((float)o.move.high));
-  const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(o.zero));
-  const __m128i stored = _mm512_cvtepi32_epi8(q);  // a masked store of this conversion is slow on some machines
+  return _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(o.zero));
+}
+
+inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
+  const __m128i stored = _mm512_cvtepi32_epi8(quanta(c, o, channel));  // masked, this is slow on some machines
   if (lanes == 0xffff) _mm_storeu_si128(reinterpret_cast<__m128i*>(o.data + at), stored);
   else _mm_mask_storeu_epi8(o.data + at, lanes, stored);
+}
+
+// 64 sums at once. Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
+inline void quick_64(__m512i a, __m512i b, __m512i c, __m512i d, const Output& o, int channel, int64_t at) {
+  const __m512i low = _mm512_set1_epi32(0xff);
+  const __m512i ab = _mm512_packus_epi32(_mm512_and_si512(quanta(a, o, channel), low),
+                                         _mm512_and_si512(quanta(b, o, channel + 16), low));
+  const __m512i cd = _mm512_packus_epi32(_mm512_and_si512(quanta(c, o, channel + 32), low),
+                                         _mm512_and_si512(quanta(d, o, channel + 48), low));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(o.data + at, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
 }
 
 bool is_quick(const Tail& t) {
@@ -109,6 +146,9 @@ inline void end_row(const Job& j, int32_t* sums, int width, int column, int64_t 
   if (!fast) return finish(sums, width, column, row, j.t, column);
   const Output& o = j.t.output[0];
   const int64_t at = row * o.stride + column;
+  if (Z == 4 && width == 64)
+    return quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
+                    _mm512_load_si512(sums + 48), o, column, at);
 #pragma GCC unroll 4
   for (int z = 0; z < Z; ++z)
     quick(_mm512_load_si512(sums + 16 * z), o, column + 16 * z, at + 16 * z, first_lanes(width - 16 * z));
@@ -139,18 +179,28 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
   const Conv& c = j.c;
   const int each_out = c.out_channels / c.groups, width = std::min(c.panel, each_out - panel * c.panel);
   const int column = group * each_out + panel * c.panel, from = group * (c.channels / c.groups);
-  const int taps = c.patched ? 1 : c.kernel_h * c.kernel_w, room = c.depth + 64;
+  const int taps = c.taps, room = taps * c.depth + 4;
   const int8_t* weight = c.weight + (int64_t)(group * c.panels + panel) * taps * c.depth * 16 * Z;
   const int32_t* offset = c.offset + (group * c.panels + panel) * c.panel;
   const bool fast = is_quick(j.t);
-  std::vector<uint8_t> patches(c.patched ? R * room : 0);
+  const int64_t* steps = j.steps.data();
+  std::vector<uint8_t> copies(c.gather == AT_PIXELS ? 0 : R * room);
+  const bool pointwise = c.gather == AT_PIXELS && taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w &&
+                         c.stride_w == 1;
   alignas(64) int32_t sums[16 * Z * R];
   Place next = place_of(j, begin), place[R];
   for (int64_t first = begin; first < end; first += R) {
     const int count = (int)std::min<int64_t>(R, end - first);
-    for (int r = 0; r < R; ++r) {
-      place[r] = r < count ? next : place[0];  // rows past the end are computed and dropped
-      if (r < count) advance(j, next);
+    const uint8_t* at[R];
+    bool all_inside = true;
+    if (pointwise) {
+      for (int r = 0; r < R; ++r) at[r] = j.x + (first + (r < count ? r : 0)) * c.channels + from;
+    } else {
+      for (int r = 0; r < R; ++r) {
+        place[r] = r < count ? next : place[0];  // rows past the end are computed and dropped
+        all_inside = all_inside && place[r].inside;
+        if (r < count) advance(j, next);
+      }
     }
     __m512i acc[R][Z];
 #pragma GCC unroll 4
@@ -159,20 +209,27 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) acc[r][z] = start;
     }
-    const uint8_t* at[R];
-    if (c.patched) {
-      for (int r = 0; r < R; ++r) {
-        at[r] = patches.data() + r * room;
-        copy_patch(j, place[r], from, patches.data() + r * room);
-      }
+    if (pointwise) {
       accumulate<R, Z, SIGNED>(acc, at, weight, c.depth);
-    } else {
+    } else if (all_inside) {
       const int8_t* w = weight;
-      for (int ky = 0; ky < c.kernel_h; ++ky)
-        for (int kx = 0; kx < c.kernel_w; ++kx, w += c.depth * 16 * Z) {
-          for (int r = 0; r < R; ++r) at[r] = tap(j, place[r], ky, kx) + from;
-          accumulate<R, Z, SIGNED>(acc, at, w, c.depth);
+      for (int k = 0; k < taps; ++k, w += c.depth * 16 * Z) {
+        for (int r = 0; r < R; ++r) at[r] = place[r].first + steps[k] + from;
+        accumulate<R, Z, SIGNED>(acc, at, w, c.depth);
+      }
+    } else {
+      if (c.gather != AT_PIXELS)
+        for (int r = 0; r < R; ++r)
+          if (!place[r].inside) copy_window(j, place[r], from, copies.data() + r * room);
+      const int8_t* w = weight;
+      for (int k = 0; k < taps; ++k, w += c.depth * 16 * Z) {
+        for (int r = 0; r < R; ++r) {
+          if (place[r].inside) at[r] = place[r].first + j.steps[k] + from;
+          else if (c.gather == AT_PIXELS) at[r] = tap(j, place[r], k / c.kernel_w, k % c.kernel_w) + from;
+          else at[r] = copies.data() + r * room + k * c.depth;
         }
+        accumulate<R, Z, SIGNED>(acc, at, w, c.depth);
+      }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -188,15 +245,15 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
 template <bool SIGNED>
 void by_channel(const Job& j, int64_t begin, int64_t end) {
   const Conv& c = j.c;
-  const int taps = c.kernel_h * c.kernel_w, fours = (taps + 3) / 4;
+  const int taps = c.taps, fours = (taps + 3) / 4;
   const bool fast = is_quick(j.t);
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   std::vector<const uint8_t*> at(4 * fours, c.zeros);
   alignas(64) int32_t sums[64];
   Place place = place_of(j, begin);
   for (int64_t pixel = begin; pixel < end; ++pixel, advance(j, place)) {
-    for (int ky = 0, k = 0; ky < c.kernel_h; ++ky)
-      for (int kx = 0; kx < c.kernel_w; ++kx, ++k) at[k] = tap(j, place, ky, kx);
+    for (int k = 0; k < taps; ++k)
+      at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
     for (int block = 0; block < c.channels; block += 64) {
       const int width = std::min(64, c.channels - block);
       const __mmask64 bytes = first_bytes(width);
@@ -222,12 +279,19 @@ void by_channel(const Job& j, int64_t begin, int64_t end) {
       const __m512i in_order[4] = {_mm512_shuffle_i32x4(p, q, 0x88), _mm512_shuffle_i32x4(p, q, 0xdd),
                                    _mm512_shuffle_i32x4(u, v, 0x88), _mm512_shuffle_i32x4(u, v, 0xdd)};
       const Output& o = j.t.output[0];
+      __m512i sum[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        sum[i] = _mm512_add_epi32(in_order[i], _mm512_loadu_si512(c.offset + block + 16 * i));
+      if (fast && width == 64) {
+        quick_64(sum[0], sum[1], sum[2], sum[3], o, block, pixel * o.stride + block);
+        continue;
+      }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        const __m512i sum = _mm512_add_epi32(in_order[i], _mm512_loadu_si512(c.offset + block + 16 * i));
         const __mmask16 lanes = first_lanes(width - 16 * i);
-        if (fast) quick(sum, o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
-        else _mm512_store_si512(sums + 16 * i, sum);
+        if (fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
+        if (!fast) _mm512_store_si512(sums + 16 * i, sum[i]);
       }
       if (!fast) finish(sums, width, block, pixel, j.t, block);
     }
@@ -261,7 +325,7 @@ void panel_of(const Job& j, int group, int panel, int64_t begin, int64_t end) {
 extern "C" int hago_has_conv() { return 1; }
 
 extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail, const uint8_t* x, int threads) {
-  const Job j{*conv, *shape, *tail, x};
+  const Job j(*conv, *shape, *tail, x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
   // blocks whose windows stay in the cache while all panels pass over them; few pixels are shared out by panels
   const int64_t block = std::max<int64_t>(1, std::min<int64_t>(168, (pixels + threads - 1) / threads));
