@@ -258,6 +258,7 @@ def _on_record(commands: Any, name: str, text: str) -> None:
     _data(parser)
     if name == "realize":
         parser.add_argument("--save", metavar="FILE", help="the integer model, for 'hago run' and other processes")
+        parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
     if name == "inspect":
         parser.add_argument("--csv", metavar="FILE", help="write the table there too")
         parser.add_argument("--values", action="store_true", help="show ranges, means and deviations as well")

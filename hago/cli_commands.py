@@ -29,6 +29,7 @@ from hago.cli_stored import run, with_stored
 from hago.debug.cost_report import cost_text, range_text
 from hago.debug.text import table
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
+from hago.engine.executor import Executor
 from hago.errors import HagoError, HardwareError
 from hago.frontend.data import Batches
 from hago.hardware import Hardware, explain_hardware
@@ -84,6 +85,9 @@ def simulate(args: Namespace, voices: Voices) -> Outcome:
 def realize(args: Namespace, voices: Voices) -> Outcome:
     """Float against simulated against integer; the integer model is stored where they agree."""
     strategy, plan, outcome = _judge(args, integer=True)
+    if args.explain:
+        found = Executor(plan).explain()
+        outcome = Outcome(f"{outcome.text}\n\n{found}", {**outcome.json, "kernels": found.to_json()}, outcome.code)
     if args.save is None or outcome.code != OK:
         return outcome
     return with_stored(outcome, args.save, plan, strategy)

@@ -55,6 +55,7 @@ example:
 example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
   hago realize zoo:net strategies/net-vta.json --data test.npz --save net.safetensors
+  hago realize zoo:net strategies/net-x86_vnni.json --data test.npz --explain
 
 Exit code 1 says that a value differs; that would be a defect of hago.""",
     "cost": """

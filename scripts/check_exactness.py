@@ -2,7 +2,7 @@
 
 For every network and hardware: the widest point, the narrowest and random ones, each with float
 scales (estimator mse) and with power-of-two scales (power2_range); every node, edge and output is
-compared. Exits with 1 if anything differs.
+compared, and the outputs of the fast engine. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations

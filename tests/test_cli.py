@@ -329,6 +329,13 @@ def test_explain_from_data_is_explain_from_shapes(hago: Hago) -> None:
     assert not rows["4"]["integer"] and rows["0"]["edges"][0]["choices"] == [6]
 
 
+def test_realize_explains_its_kernels(hago: Hago) -> None:
+    said = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
+    assert said["head"] and sum(said["kernels"].values()) == len(said["rows"]) > 0
+    shown = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain").out
+    assert all(row["node"] in shown and row["why"] in shown for row in said["rows"])
+
+
 def test_simulate_and_realize_agree(hago: Hago) -> None:
     simulated = hago("simulate", MODEL, STRATEGY, "--data", DATA, "--json").json
     realized = hago("realize", MODEL, STRATEGY, "--data", DATA, "--json").json

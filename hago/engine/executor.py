@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from hago.engine.wiring import wire
 from hago.graph import CONST, INPUT
 from hago.plan import Plan
 from hago.steps import Step, last_uses, run_steps
+
+#: Bytes of the largest value of the samples that are run at once.
+CACHED_BYTES: Final = 8 << 20
 
 
 class Executor:
@@ -35,9 +38,19 @@ class Executor:
         self.ends = tuple(lowering.outputs)
         self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
         self._done = last_uses(self._steps, self.ends)
+        # a batch is cut where its samples do not meet, so that values stay in the processor's cache
+        self.at_once = max(1, CACHED_BYTES // max(1, lowering.sample_bytes)) if lowering.by_sample else None
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The outputs of flat inputs, those of the integer model bit for bit."""
+        size = len(inputs[0]) if inputs and inputs[0].ndim else 0
+        if self.at_once is None or size <= self.at_once or any(len(x) != size for x in inputs):
+            return self._run(inputs)
+        parts = -(-size // self.at_once)
+        found = [self._run(part) for part in zip(*(x.tensor_split(parts) for x in inputs), strict=True)]
+        return [torch.cat(each) for each in zip(*found, strict=True)]
+
+    def _run(self, inputs: Sequence[Tensor]) -> list[Any]:
         values = self.begin(inputs)
         with torch.no_grad():
             run_steps(self._steps, values, self.ends, done=self._done)

@@ -6,6 +6,7 @@ kernel does not store are passes of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,6 +62,7 @@ class Lowering:
         self.chains = Chains(self.wants, self.made)
         self.steps: list[Step] = []
         self.ran: list[Ran] = []
+        self.sample_bytes = 0
         self._done: set[str] = set()
 
     def lower(self) -> list[Step]:
@@ -128,6 +130,7 @@ class Lowering:
         self.steps.append(Step(tuple(inputs), tuple(outputs), run, digest, (None,) * len(outputs)))
         self.ran.append(Ran(tuple(nodes), kernel, why))
         self.made.update(outputs)
+        self.sample_bytes = max([self.sample_bytes, *(self._bytes(nodes[-1], name) for name in outputs)])
         self._done.update(nodes)
         self._convert(nodes[-1])
 
@@ -139,6 +142,33 @@ class Lowering:
         """What tells the forms of a value apart."""
         simq, made = self.wants.forms(root).get(name), self.plan.nodes.get(root)
         return simq.key if simq is not None else None if made is None else made.out.key
+
+    def _bytes(self, root: str, name: str) -> int:
+        """What a value takes at batch 1."""
+        simq, made = self.wants.forms(root).get(name), self.plan.nodes.get(root)
+        qparams = simq.target if simq is not None else None if made is None else made.out
+        each = 4 if qparams is None else qparams.dtype.torch.itemsize
+        return each * math.prod(self.graph[root].shape or ())
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether every sample of a batch is computed by itself, whatever else is in the batch."""
+        nodes = [n for n in self.graph if n.op not in (INPUT, CONST) and n.name not in self.wiring.skipped]
+        ends = [n.shape for n in (self.graph[name] for name in (*self.graph.inputs, *self.graph.outputs))]
+        return (
+            bool(nodes) and all(s is not None and s[:1] == (1,) for s in ends) and all(map(self._keeps_samples, nodes))
+        )
+
+    def _keeps_samples(self, node: Node) -> bool:
+        kind, attrs = self.choices[node.name].kind, node.attrs
+        if node.shape is None or node.shape[:1] != (1,) or kind in ("float", "reference"):
+            return False
+        if kind != "move":
+            return node.op != "matmul" or len(node.shape) == len(self.graph[node.inputs[0]].shape or ())
+        first = {"reshape": "shape", "permute": "axes"}.get(node.op)
+        if first is not None:
+            return bool(attrs[first][0] == (-1 if node.op == "reshape" else 0))
+        return node.op in ("concat", "slice") and attrs["axis"] % len(node.shape) > 0
 
     def _convert(self, root: str) -> None:
         """Passes for the forms of a value that its kernel did not store."""

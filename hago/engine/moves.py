@@ -91,7 +91,7 @@ def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: f
     entries = spread(made, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
     plain = how.rounding == "half_even" and not wide
-    move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high)
+    move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high)
     return Moved(move, (entries,))
 
 
@@ -114,6 +114,7 @@ def narrowed(moved: Moved, low: int | None, high: int | None) -> Moved:
     move = native.Move.from_buffer_copy(moved.move)
     move.low = move.low if low is None else min(max(move.low, low), move.high)
     move.high = move.high if high is None else max(min(move.high, high), move.low)
+    move.least, move.most = move.low, move.high
     return Moved(move, moved.kept)
 
 

@@ -169,3 +169,29 @@ def test_the_report_names_every_node_once() -> None:
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(HagoError, match="unknown engine 'referense'"):
         named_engine("referense")
+
+
+# ---------------------------------------------------------------- batches
+def test_a_batch_is_cut_where_samples_do_not_meet() -> None:
+    graph, x = residual_block(), seeded(2, 3, 8, 8)
+    executor = Executor(plan_of(graph, HARDWARE["x86_vnni"], [x]))
+    whole = seeded(7, 3, 8, 8, seed=3)
+    (expected,) = executor.run([whole])
+    if not kernels().conv.exact:
+        pytest.skip(kernels().conv.why)
+    assert executor.at_once is not None
+    for executor.at_once in (1, 2, 3, 7):
+        assert executor.run([whole])[0].equal(expected)
+
+
+def test_a_batch_whose_samples_meet_is_not_cut() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
+    b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 0], kwargs={})
+    assert Executor(plan_of(b.graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 4, 4)])).at_once is None
+    c = Builder()
+    conv = c.conv2d(c.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
+    c.call("permute", conv, axes=[1, 0, 2, 3])
+    plan = plan_of(c.graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 4, 4)])
+    assert Executor(plan).at_once is None
+    check(plan, [seeded(5, 3, 4, 4)])

@@ -5,11 +5,11 @@
 #include "rows.h"
 
 #ifdef __AVX512VNNI__
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
+
+#include "vectors.h"
 
 struct Conv {
   int32_t channels, out_channels, groups;
@@ -41,9 +41,11 @@ struct Job {
   const Tail& t;
   const uint8_t* x;
   const uint8_t* end;
+  const bool fast, plain;
   std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
 
-  Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x) : c(c), s(s), t(t), x(x) {
+  Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
+      : c(c), s(s), t(t), x(x), fast(is_quick(t)), plain(is_plain(t)) {
     end = x + s.images * s.height * s.width * c.channels;
     const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
     for (int k = 0; k < c.taps; ++k)
@@ -98,9 +100,6 @@ inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
   return inside ? p.image + (y * j.s.width + x) * j.c.channels : j.c.zeros;
 }
 
-inline __mmask64 first_bytes(int n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
-inline __mmask16 first_lanes(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
-
 // The window with its channels from `from` on, each row of taps `depth` bytes after the one before.
 void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   const int each = j.c.channels / j.c.groups;
@@ -110,40 +109,14 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   }
 }
 
-// The common end: one output of bytes by a plain ratio. 16 sums of channels from `channel` on, as integers.
-inline __m512i quanta(__m512i c, const Output& o, int channel) {
-  __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(o.move.ratio + channel));
-  v = _mm512_max_ps(v, _mm512_set1_ps((float)o.move.low));
-  v = _mm512_min_ps(v, _mm512_set1_ps((float)o.move.high));
-  return _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(o.zero));
-}
-
-inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
-  const __m128i stored = _mm512_cvtepi32_epi8(quanta(c, o, channel));  // masked, this is slow on some machines
-  if (lanes == 0xffff) _mm_storeu_si128(reinterpret_cast<__m128i*>(o.data + at), stored);
-  else _mm_mask_storeu_epi8(o.data + at, lanes, stored);
-}
-
-// 64 sums at once. Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
-inline void quick_64(__m512i a, __m512i b, __m512i c, __m512i d, const Output& o, int channel, int64_t at) {
-  const __m512i low = _mm512_set1_epi32(0xff);
-  const __m512i ab = _mm512_packus_epi32(_mm512_and_si512(quanta(a, o, channel), low),
-                                         _mm512_and_si512(quanta(b, o, channel + 16), low));
-  const __m512i cd = _mm512_packus_epi32(_mm512_and_si512(quanta(c, o, channel + 32), low),
-                                         _mm512_and_si512(quanta(d, o, channel + 48), low));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(o.data + at, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
-}
-
-bool is_quick(const Tail& t) {
-  const Output& o = t.output[0];
-  return !t.wrap_bits && !t.saturates && !t.adds && !t.clamps && t.outputs == 1 && o.move.form == RATIO &&
-         o.move.plain && o.type <= I8;
+void finish_any(const Job& j, int32_t* sums, int width, int column, int64_t row) {
+  if (j.plain) finish_vectors(sums, width, column, row, j.t, column);
+  else finish(sums, width, column, row, j.t, column);
 }
 
 template <int Z>
-inline void end_row(const Job& j, int32_t* sums, int width, int column, int64_t row, bool fast) {
-  if (!fast) return finish(sums, width, column, row, j.t, column);
+inline void end_row(const Job& j, int32_t* sums, int width, int column, int64_t row) {
+  if (!j.fast) return finish_any(j, sums, width, column, row);
   const Output& o = j.t.output[0];
   const int64_t at = row * o.stride + column;
   if (Z == 4 && width == 64)
@@ -182,7 +155,6 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
   const int taps = c.taps, room = taps * c.depth + 4;
   const int8_t* weight = c.weight + (int64_t)(group * c.panels + panel) * taps * c.depth * 16 * Z;
   const int32_t* offset = c.offset + (group * c.panels + panel) * c.panel;
-  const bool fast = is_quick(j.t);
   const int64_t* steps = j.steps.data();
   std::vector<uint8_t> copies(c.gather == AT_PIXELS ? 0 : R * room);
   const bool pointwise = c.gather == AT_PIXELS && taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w &&
@@ -235,7 +207,7 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) _mm512_store_si512(sums + 16 * (r * Z + z), acc[r][z]);
-    for (int r = 0; r < count; ++r) end_row<Z>(j, sums + 16 * Z * r, width, column, first + r, fast);
+    for (int r = 0; r < count; ++r) end_row<Z>(j, sums + 16 * Z * r, width, column, first + r);
   }
 }
 
@@ -246,7 +218,6 @@ template <bool SIGNED>
 void by_channel(const Job& j, int64_t begin, int64_t end) {
   const Conv& c = j.c;
   const int taps = c.taps, fours = (taps + 3) / 4;
-  const bool fast = is_quick(j.t);
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   std::vector<const uint8_t*> at(4 * fours, c.zeros);
   alignas(64) int32_t sums[64];
@@ -283,17 +254,17 @@ void by_channel(const Job& j, int64_t begin, int64_t end) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i)
         sum[i] = _mm512_add_epi32(in_order[i], _mm512_loadu_si512(c.offset + block + 16 * i));
-      if (fast && width == 64) {
+      if (j.fast && width == 64) {
         quick_64(sum[0], sum[1], sum[2], sum[3], o, block, pixel * o.stride + block);
         continue;
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const __mmask16 lanes = first_lanes(width - 16 * i);
-        if (fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
-        if (!fast) _mm512_store_si512(sums + 16 * i, sum[i]);
+        if (j.fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
+        if (!j.fast) _mm512_store_si512(sums + 16 * i, sum[i]);
       }
-      if (!fast) finish(sums, width, block, pixel, j.t, block);
+      if (!j.fast) finish_any(j, sums, width, block, pixel);
     }
   }
 }

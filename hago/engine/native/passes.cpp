@@ -4,6 +4,9 @@
 #include <cstring>
 
 #include "rows.h"
+#ifdef __AVX512VNNI__
+#include "vectors.h"
+#endif
 
 namespace {
 
@@ -84,6 +87,13 @@ void max_pool(const Window& w, const T* x, T* out, int threads) {
   }
 }
 
+void finish_row(int32_t* c, int n, int channel, const Tail& tail, int64_t at) {
+#ifdef __AVX512VNNI__
+  if (is_plain(tail)) return finish_vectors(c, n, channel, 0, tail, at);
+#endif
+  finish(c, n, channel, 0, tail, at);
+}
+
 }  // namespace
 
 // Everything that `finish` does, on a stored value: `period` channels repeat, and the arrays are so long.
@@ -96,7 +106,7 @@ extern "C" void hago_rows(const Tail* tail, const char* x, int type, int zero, i
     for (int64_t at = piece; at < end;) {
       const int64_t channel = at % period, n = std::min({(int64_t)ROW, period - channel, end - at});
       load(x, type, zero, at, c, (int)n);
-      finish(c, (int)n, (int)channel, 0, *tail, at);
+      finish_row(c, (int)n, (int)channel, *tail, at);
       at += n;
     }
   }

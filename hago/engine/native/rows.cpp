@@ -27,7 +27,7 @@ void by_ratio(const int32_t* __restrict c, int32_t* __restrict out, int n, const
     }
     return;
   }
-  const float low = (float)m.low, high = (float)m.high;
+  const float low = m.least, high = m.most;
   for (int i = 0; i < n; ++i) {
     float v = rounded<ROUNDING>((float)c[i] * ratio[i]);
     v = v < low ? low : v;

@@ -1,0 +1,29 @@
+"""A setting of the C library's allocator that large tensors gain from; offered, never made by itself.
+
+glibc gives large buffers back to the system as soon as they are freed, so that every pass pays for fresh pages.
+Kept instead, they are there for the next pass. The setting holds for the whole process and keeps its memory at
+the highest mark, so it is for whoever owns the process to choose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+#: Of mallopt(3): how many buffers may be mapped from the system, and how much may lie free at the top.
+_M_MMAP_MAX: Final = -4
+_M_TRIM_THRESHOLD: Final = -1
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep memory that it frees.
+
+    Returns:
+        Whether the C library has the setting; glibc does.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,0 +1,33 @@
+"""The allocator's setting is made when asked for, and its absence is no error."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+
+from hago.engine import allocator
+
+
+class Setting:
+    """A mallopt that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def __call__(self, name: int, value: int) -> int:
+        self.told.append((name, value))
+        return 1
+
+
+def test_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=setting))
+    assert allocator.keep_freed_memory()
+    assert setting.told == [(-4, 0), (-1, 2**31 - 1)]
+
+
+def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert not allocator.keep_freed_memory()
