@@ -14,9 +14,12 @@ from typing import Any, Final
 
 from hago import api
 from hago.arithmetic.tpu_mlir_tables import format_calibration_table, format_quantize_table
-from hago.cli_options import Outcome, Voices, default_path, hardware_of, load_batches, make_folder_of
+from hago.cli_options import NO, OK, Outcome, Voices, default_path, hardware_of, load_batches, make_folder_of
 from hago.cli_stored import stored_quantizer
 from hago.errors import HagoError
+from hago.export.onnx_check import check_onnx
+from hago.export.onnx_engines import ENGINES
+from hago.export.onnx_export import FORMS
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
 from hago.frontend.data import Batches
 from hago.json_text import replace_file
@@ -123,6 +126,31 @@ def _cautions(tables: Tables) -> list[str]:
     return found
 
 
+# ---------------------------------------------------------------- onnx
+def _onnx_options(group: Any) -> None:
+    group.add_argument("--form", choices=tuple(FORMS), default="qdq", help="default: %(default)s")
+    group.add_argument("--check", action="store_true", help="run the file on --data and compare every node")
+    group.add_argument("--engine", choices=tuple(ENGINES), default="onnxruntime", help="default: %(default)s")
+
+
+def _onnx(asked: Export) -> Outcome:
+    """Write the file; with `--check`, run it and compare with the integer model."""
+    args, path = asked.args, asked.path.with_name(f"{asked.path.name.removesuffix('.onnx')}.onnx")
+    if args.check and asked.batches is None:
+        raise HagoError("--check runs the file on data; give --data")
+    made = asked.quantizer.export_onnx(path, args.form)
+    opsets = {o.domain or "onnx": o.version for o in made.model.opset_import}
+    values: dict[str, Any] = {"path": str(path), "form": args.form, "opsets": opsets}
+    said = ", ".join(f"{domain} {opset}" for domain, opset in opsets.items())
+    text = f"onnx  {path}  ({args.form} form, opset {said}, {len(made.model.graph.node)} nodes)"
+    if not args.check:
+        return Outcome(text, values)
+    batches = (b.inputs for b in asked.batches or ())
+    found = check_onnx(made, asked.quantizer.plan, batches, ENGINES[args.engine], args.engine)
+    return Outcome(f"{text}\n{found}", values | {"check": found.to_json()}, OK if found.tolerable else NO)
+
+
 FORMATS: Final[Mapping[str, Format]] = {
+    "onnx": Format("a model for ONNX Runtime and others", _onnx, _onnx_options),
     "tpu-mlir": Format("a calibration table and a quantize table", _tpu_mlir),
 }

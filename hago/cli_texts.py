@@ -78,8 +78,12 @@ examples:
 
 Exit code 1 says that a figure differs in its last bit or more.""",
     "export": """
-example:
-  hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz""",
+examples:
+  hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
+  hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
+
+With --check, exit code 1 says that the engine's integers are not ours: a difference of more than one quantum,
+or of more than one value in 10,000 of a node.""",
     "hardware": """
 examples:
   hago hardware list

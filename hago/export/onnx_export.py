@@ -12,12 +12,13 @@ from hago.errors import HagoError, did_you_mean
 from hago.export.onnx_file import OnnxFile, Walk
 from hago.export.onnx_limits import check_plan
 from hago.export.onnx_qdq import emit_qdq
+from hago.export.onnx_qoperator import emit_qoperator
 from hago.export.onnx_values import Value
 from hago.export.onnx_writer import load_onnx
 from hago.graph import Node
 from hago.plan import NodePlan, Plan
 
-FORMS: Final[Mapping[str, Callable[[Walk, Node, NodePlan], Value]]] = {"qdq": emit_qdq}
+FORMS: Final[Mapping[str, Callable[[Walk, Node, NodePlan], Value]]] = {"qdq": emit_qdq, "qoperator": emit_qoperator}
 
 
 def make_onnx(plan: Plan, form: str = "qdq") -> OnnxFile:

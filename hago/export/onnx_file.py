@@ -12,7 +12,7 @@ from typing import Any
 
 from hago.errors import UnsupportedOp
 from hago.export.onnx_real import emit_real
-from hago.export.onnx_values import Scales, Value
+from hago.export.onnx_values import Scales, Value, quantizes_to
 from hago.export.onnx_writer import Writer
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan import NodePlan, Plan
@@ -95,28 +95,28 @@ class Walk:
         assert q is not None
         return self.scales.constant(str(edge), integers, q, shape, packed)
 
-    def operand(self, edge: Edge, carried: bool = False) -> Value:
+    def operand(self, edge: Edge) -> Value:
         """What an integer node reads on an edge that is no constant: after its SimQ, made once for all edges
         that ask for the same."""
-        found = self._operand(edge, carried)
+        found = self._operand(edge)
         self.operands[edge] = found
         return found
 
-    def _operand(self, edge: Edge, carried: bool) -> Value:
+    def _operand(self, edge: Edge) -> Value:
         source, simq = self.graph.source(edge), self.plan.edges[edge]
         if simq is None or simq.target is None:
             return self.values[source]
         key = (source, simq.target.key)
         if key not in self._arrived:
-            self._arrived[key] = self._moved(source, simq, str(edge), carried)
+            self._arrived[key] = self._moved(source, simq, str(edge))
         return self._arrived[key]
 
-    def _moved(self, source: str, simq: SimQ, out: str, carried: bool) -> Value:
+    def _moved(self, source: str, simq: SimQ, out: str) -> Value:
         assert simq.target is not None
         value = self.values[source]
         if simq.source is None or value.held == "real":
             return self.scales.quantize(self.real(source), simq.target, self.rank(source), out)
-        return self.scales.requantize(value, simq, out, carried)
+        return self.scales.requantize(value, simq, out, carried=not quantizes_to(simq.target.dtype))
 
     def dequantized(self, edge: Edge) -> str:
         """The real value of what arrives on an edge of an integer node."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from hago.crossing import varies_along
 from hago.errors import HagoError
+from hago.export.onnx_carried import IN_INT32
 from hago.export.onnx_real import check_real
 from hago.export.onnx_values import ROUNDED, quantizes_to
 from hago.graph import CONST, INPUT, OUTPUT, Node
@@ -16,8 +17,13 @@ from hago.types import INT32, Edge, SimQ
 
 #: The forms of an op that ONNX operators have.
 FORMS: Final = ("common_scale", "dequantize", "qlinear")
-#: Ops whose sums ONNX makes in int32; others carry theirs in float32.
-SUMS_IN_INT32: Final = ("conv1d", "conv2d", "conv3d", "linear", "matmul", "affine")
+
+_ENDS: Final = {
+    "wrap": "wraps",
+    "saturate_end": "saturates",
+    "saturate_pairs": "saturates in pairs",
+    "wrap_pairs": "wraps in pairs",
+}
 
 
 def check_plan(plan: Plan, form: str) -> None:
@@ -57,7 +63,7 @@ def _node(plan: Plan, node: Node, made: NodePlan, form: str) -> Iterator[str]:
     if not made.proved and (register.overflow != "wrap" or register.dtype != INT32):
         yield (
             f"node {node.name!r}: sums may leave the register, up to {max(made.bound, made.raw_bound):.0f} in "
-            f"{register.dtype} that {register.overflow}s; ONNX sums in int32 that wraps. Take fewer bits"
+            f"{register.dtype}, which {_ENDS[register.overflow]}; ONNX sums in int32 that wraps. Take fewer bits"
         )
     elif register.dtype.bits > 32 and max(made.bound, made.raw_bound) > INT32.max:
         yield f"node {node.name!r}: sums reach {made.bound:.0f}; ONNX sums in int32. Take fewer bits"
@@ -73,7 +79,8 @@ def _beyond_float32(plan: Plan, node: Node, made: NodePlan) -> bool:
     if made.bound < EXACT_FLOAT32:
         return False
     shifts = plan.hardware.requantize.form == "shift"
-    return shifts or not (made.within_hull or node.op in SUMS_IN_INT32)
+    in_integers = node.op in IN_INT32 or node.op in ("mean", "sum") or "avg_pool" in node.op
+    return shifts or not (made.within_hull or in_integers)
 
 
 def _edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:

@@ -6,6 +6,8 @@ between a convolution and the one QuantizeLinear behind it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hago.export.onnx_file import Walk
 from hago.export.onnx_real import emit_real
 from hago.export.onnx_values import Value, quantizes_to
@@ -18,7 +20,8 @@ def emit_qdq(walk: Walk, node: Node, made: NodePlan) -> Value:
     """One integer node."""
     if passes_through(walk, node, made):
         source = walk.values[node.inputs[0]]
-        return Value(source.name, source.held, made.out if source.held == "stored" else None)
+        if source.held == "stored":
+            return replace(source, qparams=made.out, label=f"{node.name}:q")
     if node.op == "linear" and walk.rank(node.inputs[0]) > 2 and walk.operand(node.edges[0]).held == "stored":
         return _rows(walk, node, made)
     name = node.name if is_wide(made) else f"{node.name}:real"

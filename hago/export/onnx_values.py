@@ -7,7 +7,7 @@ of `hago.numerics`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -38,11 +38,20 @@ class Value:
         name: of the tensor.
         held: as real numbers, stored integers or carried (centered, float32) integers.
         qparams: what the integers mean; None for real values.
+        label: what the scale and zero point are called after, where another tensor's integers are read at
+            another scale.
     """
 
     name: str
     held: Literal["real", "stored", "carried"]
     qparams: QParams | None = None
+    label: str = ""
+
+    @property
+    def dtype(self) -> DType:
+        """Of the integers."""
+        assert self.qparams is not None
+        return self.qparams.dtype
 
 
 def stored_dtype(dtype: DType) -> str:
@@ -112,7 +121,9 @@ class Scales:
             scale = self.w.constant(f"{out}:scale", q.scale.to(torch.float32))
             return self.w.op("Mul", [value.name, scale], out)
         axis = axis_of(q, rank)
-        return self.w.op("DequantizeLinear", [value.name, *self.parameters(value.name, q)], out, axis=axis)
+        return self.w.op(
+            "DequantizeLinear", [value.name, *self.parameters(value.label or value.name, q)], out, axis=axis
+        )
 
     def quantize(self, real: str, q: QParams, rank: int, out: str) -> Value:
         """Stored integers of real values  (N1)."""
@@ -162,10 +173,10 @@ class Scales:
         return self._store(carried.name, carried.qparams, out)
 
     # ------------------------------------------------------------ the one rounding of each
-    def _clipped(self, x: str, q: QParams, rank: int, out: str) -> Value:
+    def _clipped(self, x: str, q: QParams, rank: int, out: str, label: str = "") -> Value:
         """QuantizeLinear, and a Clip where fewer integers are allowed than the dtype has."""
         narrow = (q.qmin, q.qmax) != (np.iinfo(numpy_dtype(q.dtype)).min, np.iinfo(numpy_dtype(q.dtype)).max)
-        parameters = self.parameters(out, q)
+        parameters = self.parameters(label or out, q)
         if not narrow:
             self.w.op("QuantizeLinear", [x, *parameters], out, axis=axis_of(q, rank))
         elif numpy_dtype(q.dtype).itemsize == 1:
@@ -183,7 +194,7 @@ class Scales:
         """Round, clip, add the zero point, cast."""
         if self.how.rounding == "half_even" and self.how.form != "shift" and quantizes_to(q.dtype):
             one = QParams(torch.ones((), dtype=torch.float64), q.zero_point, q.qmin, q.qmax, q.dtype)
-            return Value(self._clipped(x, one, 0, out).name, "stored", q)
+            return replace(self._clipped(x, one, 0, out, f"{out}:unit"), qparams=q)
         c = self._limited(self._rounded(x, out), q, out)
         zero = self.w.constant(f"{out}:zero64", q.zero_point.to(torch.float64))
         shifted = self.w.step("Add", [c, zero], out)
