@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from hago import api
+from hago.cli_compare import compare
 from hago.cli_export import export
 from hago.cli_options import (
     NO,
@@ -199,6 +200,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "run": run,
     "cost": cost,
     "sensitivity": sensitivity,
+    "compare": compare,
     "inspect": inspect,
     "replay": replay,
     "export": export,

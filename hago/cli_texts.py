@@ -77,6 +77,12 @@ examples:
   hago replay zoo:net strategies/net-vta.json --data calibration.npz
 
 Exit code 1 says that a figure differs in its last bit or more.""",
+    "compare": """
+examples:
+  hago compare zoo:net strategies/net-onnxruntime_cpu.json --data test.npz --samples 64
+  hago compare zoo:net strategies/net-x86_vnni.json --data test.npz --realizations fast,onnxruntime --json
+
+Exit code 1 says that the simulator or the fast engine differs from the reference; that would be a defect of hago.""",
     "export": """
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
@@ -108,6 +114,7 @@ USAGE: Final = {
     "realize": ON_STRATEGY,
     "run": "FILE --data DATA",
     "inspect": ON_STRATEGY,
+    "compare": ON_STRATEGY,
     "export": "(MODEL STRATEGY | FILE) --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
 }

@@ -67,17 +67,31 @@ def onnxruntime_missing() -> str:
 
 
 def onnxruntime_outputs(asset: Asset) -> Tensor:
-    """The test outputs of `quantize_static`: QDQ, MinMax, uint8 activations, int8 weights per channel.
+    """The test outputs of `quantize_static`, see `static_file`, of the network as torch exports it."""
+    from onnxruntime import InferenceSession, SessionOptions
+
+    names = [f"input_{i}" for i in range(len(asset.calibration[0]))]
+    with tempfile.TemporaryDirectory() as folder:
+        real = Path(folder) / "float.onnx"
+        _export(asset.module, tuple(t[:2] for t in asset.calibration[0]), names, str(real))
+        path = static_file(real, names, asset.calibration)
+        options = SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        feeds = ({n: t.numpy() for n, t in zip(names, batch, strict=True)} for batch in asset.test)
+        return torch.cat([torch.from_numpy(session.run(None, feed)[0]) for feed in feeds])
+
+
+def static_file(real: Path, names: Sequence[str], calibration: Sequence[Samples]) -> str:
+    """What ONNX Runtime's `quantize_static` makes of a float file: QDQ, MinMax, uint8 activations, int8 weights
+    per channel; the file stands beside it.
 
     Of a language model the matrix products alone are quantized: with all ops, the mask's -10,000 is
     in the range of what goes into the softmax, and nothing is left of the scores.
     """
-    from onnxruntime import InferenceSession, SessionOptions
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    calibration, test = asset.calibration, asset.test
-    names = [f"input_{i}" for i in range(len(calibration[0]))]
     whole = calibration[0][0].is_floating_point()
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -91,25 +105,19 @@ def onnxruntime_outputs(asset: Asset) -> Tensor:
             batch = next(self._left, None)
             return None if batch is None else {n: t.numpy() for n, t in zip(names, batch, strict=True)}
 
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [str(Path(folder) / f"{part}.onnx") for part in ("float", "prepared", "integer")]
-        _export(asset.module, tuple(t[:2] for t in calibration[0]), names, paths[0])
-        quant_pre_process(paths[0], paths[1], skip_symbolic_shape=True)
-        quantize_static(
-            paths[1],
-            paths[2],
-            Reader(),
-            op_types_to_quantize=None if whole else ["MatMul", "Gemm"],
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
-        options = SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        session = InferenceSession(paths[2], options, providers=["CPUExecutionProvider"])
-        found = [session.run(None, {n: t.numpy() for n, t in zip(names, batch, strict=True)})[0] for batch in test]
-    return torch.cat([torch.from_numpy(part) for part in found])
+    prepared, integer = (str(real.with_name(f"{part}.onnx")) for part in ("prepared", "integer"))
+    quant_pre_process(str(real), prepared, skip_symbolic_shape=True)
+    quantize_static(
+        prepared,
+        integer,
+        Reader(),
+        op_types_to_quantize=None if whole else ["MatMul", "Gemm"],
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    return integer
 
 
 def _export(module: nn.Module, example: Samples, names: list[str], path: str) -> None:

@@ -120,6 +120,7 @@ EVERY = {
     "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
     "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
     "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
+    "compare": ["compare", MODEL, STRATEGY, "--data", DATA, "--realizations", "fast,simulated,float"],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
     "run": ["run", "net.safetensors", "--data", DATA],

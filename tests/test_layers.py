@@ -27,9 +27,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "strategy bounds pairs plan stored_values plan_document stored node_builder operands resolve space",
         "fusion peaks simulator realization engine exactness calibrate objective cost costing cost_range gradients",
         "search debug export qat",
-        "bench executors workers scoring guidance known waste anytime racer racing "
+        "bench comparison executors workers scoring guidance known waste anytime racer racing "
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "
-        "cli_stored cli_tables running "
+        "cli_compare cli_stored cli_tables running "
         "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__ cli_values "
         "finetuning training training_run",
     )

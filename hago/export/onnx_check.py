@@ -17,7 +17,7 @@ from torch import Tensor
 from hago.export.onnx_engines import Run, onnxruntime
 from hago.export.onnx_file import OnnxFile
 from hago.export.onnx_parts import Part, Parts
-from hago.export.onnx_values import Value, numpy_dtype
+from hago.export.onnx_values import Value, kind_of_value, numpy_dtype
 from hago.graph import Node
 from hago.plan import Plan
 from hago.realization import IntegerModel
@@ -51,6 +51,10 @@ class PlaceCheck:
     def tolerable(self) -> bool:
         """Whether the difference is at most one quantum, seldom."""
         return not self.integer or (self.largest <= 1 and self.differing <= max(1.0, TOLERATED * self.compared))
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
 
     def __add__(self, other: PlaceCheck) -> PlaceCheck:
         compared, differing = self.compared + other.compared, self.differing + other.differing
@@ -95,8 +99,8 @@ class OnnxCheck:
             "tolerable": self.tolerable,
             "compared": self.compared,
             "differing": self.differing,
-            "places": [asdict(p) for p in self.places],
-            "outputs": [asdict(p) for p in self.outputs],
+            "places": [p.to_json() for p in self.places],
+            "outputs": [p.to_json() for p in self.outputs],
         }
 
     def __str__(self) -> str:
@@ -141,7 +145,7 @@ class _Checker:
         self.places: dict[str, PlaceCheck] = {}
         self.outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
-        kinds = {name: _kind(v) for name, (_, v) in self.named.items()}
+        kinds = {name: kind_of_value(v) for name, (_, v) in self.named.items()}
         kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
         self.parts = Parts(made.model, kinds)
         self.sessions: dict[str, tuple[Part, Run]] = {}
@@ -197,14 +201,14 @@ class _Checker:
         part, run = self.sessions[tensor]
         theirs = run({name: known[name] for name in part.inputs})[tensor]
         node = self.plan.graph[place.partition(":")[0]]
-        _count(self.places, place, node.op, known[tensor], theirs, value.held != "real")
+        count_differences(self.places, place, node.op, known[tensor], theirs, value.held != "real")
 
     def _outputs(self, ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
         for name, mine, other in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
             made = self.plan.nodes.get(name)
             scale = 1.0 if made is None else made.out.scale.to(torch.float32).numpy()
             op = self.plan.graph[name].op
-            _count(self.outputs, name, op, mine.numpy() / scale, other / scale, made is not None)
+            count_differences(self.outputs, name, op, mine.numpy() / scale, other / scale, made is not None)
 
 
 def _as_held(centered: Tensor, value: Value) -> Tensor:
@@ -216,14 +220,14 @@ def _as_held(centered: Tensor, value: Value) -> Tensor:
     return torch.from_numpy(stored.numpy().astype(numpy_dtype(value.qparams.dtype)))
 
 
-def _kind(value: Value) -> int:
-    from_onnx = {"INT8": 3, "UINT8": 2, "INT16": 5, "UINT16": 4, "INT32": 6, "INT64": 7}
-    if value.held != "stored" or value.qparams is None:
-        return 1
-    return from_onnx[str(numpy_dtype(value.qparams.dtype)).upper()]
+def count_differences(
+    into: dict[str, PlaceCheck], place: str, op: str, ours: Array, theirs: Array, integer: bool
+) -> None:
+    """Add a comparison of two arrays to what was counted at a place.
 
-
-def _count(into: dict[str, PlaceCheck], place: str, op: str, ours: Array, theirs: Array, integer: bool) -> None:
+    Args:
+        integer: whether both hold quanta, of which less than one half is no difference.
+    """
     with np.errstate(invalid="ignore"):
         difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
     difference = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, difference)

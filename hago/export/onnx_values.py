@@ -19,8 +19,8 @@ from hago.export.onnx_writer import NARROW_AND_WIDE_OPSET, Writer
 from hago.numerics import Requantize, ratio, ratio_of_float32
 from hago.types import DType, QParams, SimQ
 
-#: The ONNX types that QuantizeLinear writes, by ours; 4 bits and 16 bits need opset 21.
-QUANTIZED: Final = {"int8": "INT8", "uint8": "UINT8", "int16": "INT16", "uint16": "UINT16"}
+#: onnx.TensorProto's numbers.
+_KINDS: Final = {"FLOAT": 1, "UINT8": 2, "INT8": 3, "UINT16": 4, "INT16": 5, "INT32": 6, "INT64": 7}
 #: How each rounding is said on float64: nodes in order; x is the value, h one half.
 ROUNDED: Final = {
     "half_even": ("Round",),
@@ -71,6 +71,13 @@ def quantizes_to(dtype: DType) -> bool:
 def numpy_dtype(dtype: DType) -> Any:
     """The numpy type of stored integers."""
     return np.dtype(stored_dtype(dtype).lower())
+
+
+def kind_of_value(value: Value) -> int:
+    """The ONNX element type of its tensor."""
+    if value.held != "stored":
+        return _KINDS["FLOAT"]
+    return _KINDS[stored_dtype(value.dtype)]
 
 
 def axis_of(qparams: QParams, rank: int) -> int | None:

@@ -1,0 +1,215 @@
+"""The exported ONNX files of the measured networks: are the integers ours, and how fast are they?
+
+Equality: each node of the file is fed the integers of our integer model, with power-of-two and with float scales.
+Speed: the file in ONNX Runtime, beside what its own `quantize_static` makes of the same float file, and beside that
+float file, in interleaved rounds; a ratio is the median of the ratios of the rounds. OpenVINO runs the same file
+where it is installed. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from _assets import NAMES, Asset, Samples, load
+from _peers import static_file
+
+from hago.comparison import Against, compare_plan
+from hago.errors import HagoError
+from hago.export.onnx_check import OnnxCheck, check_onnx
+from hago.export.onnx_engines import ENGINES, Run, onnxruntime
+from hago.export.onnx_export import make_onnx, write_onnx
+from hago.export.onnx_writer import load_onnx
+from hago.frontend.data import Batches
+from hago.plan import Plan
+from hago.prepare import prepare
+
+BEGIN: Final = "<!-- engines:begin -->"
+END: Final = "<!-- engines:end -->"
+SCALES: Final = {"power of two": "power2_range", "float": "mse"}
+TITLES: Final = (
+    "network",
+    "scales",
+    "integers compared",
+    "differ in ONNX Runtime",
+    "differ in OpenVINO",
+    "fast engine's outputs",
+    "time / `quantize_static`",
+    "time / float ONNX",
+)
+
+
+def main() -> None:
+    """Measure, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", required=True, help="folder with loaders.py")
+    parser.add_argument("--networks", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--hardware", default="onnxruntime_cpu")
+    parser.add_argument("--form", default="qdq")
+    parser.add_argument("--calibration", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=32, help="compared node by node")
+    parser.add_argument("--batch", type=int, default=32, help="of the timed runs")
+    parser.add_argument("--rounds", type=int, default=21, help="timed; 0: no timing")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu", action="store_true", help="processor time, not wall time: for a busy machine")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--readme", type=Path, help="write the table between its marks")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    results = [row for name in options.networks for row in network(name, options)]
+    text = "\n".join(["| " + " | ".join(TITLES) + " |", "|---" * len(TITLES) + "|", *map(line, results)])
+    print(text)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2), "utf-8")
+    if options.readme is not None:
+        before, _, rest = options.readme.read_text("utf-8").partition(BEGIN)
+        options.readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", "utf-8")
+
+
+def network(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one network."""
+    asset = load(options.assets, name, options.calibration, options.samples)
+    rows = []
+    for scales, estimator in SCALES.items():
+        prepared = prepare(asset.module, options.hardware, asset.calibration, estimator=estimator)
+        plan = prepared.resolver(prepared.space.widest())
+        row: dict[str, Any] = {"network": name, "scales": scales, "hardware": options.hardware}
+        try:
+            row |= equality(plan, asset, options) | speed(plan, asset, options)
+        except HagoError as error:
+            row["refused"] = str(error)
+        rows.append(row)
+        print(line(row), flush=True)
+    return rows
+
+
+# ---------------------------------------------------------------- equality
+def equality(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str, Any]:
+    """What differs: per engine, and the outputs of our fast engine."""
+    made = make_onnx(plan, options.form)
+    batches = [tuple(t[: options.samples] for t in asset.test[0])]
+    found: dict[str, Any] = {}
+    for engine, run in ENGINES.items():
+        try:
+            check = check_onnx(made, plan, batches, run, engine)
+        except HagoError as error:
+            found[engine] = {"skipped": str(error)}
+            continue
+        found[engine] = {**summary(check), "places": differing(check)}
+    (fast,) = compare_plan(plan, Batches(batches, plan.graph.inputs), ["fast"]).against
+    found["fast"] = {"outputs": sum(p.compared for p in fast.outputs), "differing": wrong(fast)}
+    return found
+
+
+def summary(check: OnnxCheck) -> dict[str, Any]:
+    """Counts, and whether they are within one quantum on one value in 10,000."""
+    return {
+        "compared": check.compared,
+        "differing": check.differing,
+        "largest": max((p.largest for p in check.places if p.integer), default=0.0),
+        "tolerable": check.tolerable,
+        "outputs_differing": sum(p.differing for p in check.outputs),
+    }
+
+
+def differing(check: OnnxCheck) -> list[dict[str, Any]]:
+    """The nodes that differ."""
+    return [p.to_json() for p in check.places if p.integer and p.differing]
+
+
+def wrong(found: Against) -> int:
+    """Differing outputs."""
+    return sum(p.differing for p in found.outputs)
+
+
+# ---------------------------------------------------------------- speed
+def speed(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a batch: the file, ONNX Runtime's own, and the float file."""
+    if not options.rounds:
+        return {}
+    batch = repeated(asset.test[0], options.batch)
+    names = plan.graph.inputs
+    with tempfile.TemporaryDirectory() as folder:
+        real = make_onnx(float_plan(plan))
+        write_onnx(real, Path(folder) / "float.onnx")
+        static = load_onnx().load(static_file(Path(folder) / "float.onnx", names, asset.calibration))
+        models = {"ours": make_onnx(plan, options.form).model, "static": static, "float": real.model}
+        parts = {name: bound(onnxruntime(model, options.threads), names, batch) for name, model in models.items()}
+        seconds = interleaved(parts, options.rounds, time.process_time if options.cpu else time.perf_counter)
+    medians = {name: statistics.median(spent) for name, spent in seconds.items()}
+    ratios = {f"ours/{name}": ratio(seconds["ours"], seconds[name]) for name in ("static", "float")}
+    return {"seconds": medians, "ratios": ratios, "batch": options.batch, "threads": options.threads}
+
+
+def float_plan(plan: Plan) -> Plan:
+    """The same graph with nothing quantized: what both files are made of, batch norms folded."""
+    return replace(plan, nodes={}, edges=dict.fromkeys(plan.graph.edges))
+
+
+def repeated(batch: Samples, size: int) -> Samples:
+    """Exactly `size` samples."""
+    return tuple(t.repeat(-(-size // len(t)), *[1] * (t.ndim - 1))[:size].contiguous() for t in batch)
+
+
+def bound(run: Run, names: Sequence[str], batch: Samples) -> Callable[[], Any]:
+    """A run of a file on fixed inputs."""
+    feed = {name: t.numpy() for name, t in zip(names, batch, strict=True)}
+    return lambda: run(feed)
+
+
+def interleaved(
+    parts: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds of every part in every round, after two that are not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    for number in range(rounds + 2):
+        for name, part in parts.items():
+            started = clock()
+            part()
+            if number > 1:
+                seconds[name].append(clock() - started)
+    return seconds
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+# ---------------------------------------------------------------- the table
+def line(row: Mapping[str, Any]) -> str:
+    """One row in Markdown."""
+    if "refused" in row:
+        why = " ".join(row["refused"].split())
+        return f"| {row['network']} | {row['scales']} | refused: {why} |" + " |" * (len(TITLES) - 3)
+    ratios = row.get("ratios", {})
+    cells = [
+        row["network"],
+        row["scales"],
+        f"{row['onnxruntime'].get('compared', 0):,}",
+        engine_cell(row["onnxruntime"]),
+        engine_cell(row["openvino"]),
+        f"{row['fast']['outputs'] - row['fast']['differing']:,} of {row['fast']['outputs']:,} equal",
+        *(f"{ratios[key]:.3f}" if key in ratios else "" for key in ("ours/static", "ours/float")),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def engine_cell(found: Mapping[str, Any]) -> str:
+    """How many integers differ, and by how much."""
+    if "skipped" in found:
+        return "not run"
+    by = f", by at most {found['largest']:.0f}" if found["differing"] else ""
+    return f"{found['differing']:,}{by}"
+
+
+if __name__ == "__main__":
+    main()

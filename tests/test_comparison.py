@@ -1,0 +1,82 @@
+"""Realizations side by side: what must be equal is, what is not is found and placed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from networks import Small, images, randomized
+
+import hago
+from hago import comparison
+from hago.comparison import REALIZATIONS, Realize, compare_plan, compare_realizations
+from hago.errors import HagoError
+from hago.frontend.data import Batches
+from hago.json_text import json_values
+from hago.plan import Plan
+
+DATA = [images(6, 1, 8, 8), images(3, 1, 8, 8, seed=1)]
+
+
+def quantized(chip: str) -> hago.Quantizer:
+    return hago.quantize(randomized(Small()), chip, DATA)
+
+
+@pytest.mark.parametrize("chip", ["onnxruntime_cpu", "x86_vnni"])
+def test_realizations_of_ours_and_onnxruntime_are_equal(chip: str) -> None:
+    pytest.importorskip("onnxruntime")
+    made = quantized(chip)
+    names = ("fast", "simulated", "onnxruntime", "float")
+    found = compare_realizations(randomized(Small()), chip, made.strategy, DATA, names)
+    assert [a.name for a in found.against] == list(names) and found.samples == 9
+    fast, simulated, engine, real = found.against
+    assert not fast.places and fast.outputs[0].compared == 27 and fast.outputs[0].differing == 0
+    for same in (simulated, engine):
+        assert {p.place for p in same.integers} == set(made.plan.nodes)
+        assert sum(p.compared for p in same.integers) > 1000
+        assert all(p.differing == 0 for p in (*same.places, *same.outputs))
+    assert sum(p.differing for p in real.integers) > 0
+    assert "0 quanta" in str(found) and json.dumps(json_values(found.to_json(), "comparison"))
+
+
+def test_a_difference_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A realization that adds three quanta in one node."""
+
+    def wrong(plan: Plan) -> Realize:
+        run = REALIZATIONS["reference"](plan)
+
+        def off(inputs: object) -> object:
+            values, outputs = run(inputs)  # type: ignore[arg-type]
+            values["body"] = values["body"].clone()
+            values["body"][0, 0, 0, 0] += 3
+            return values, outputs
+
+        return off  # type: ignore[return-value]
+
+    monkeypatch.setattr(comparison, "REALIZATIONS", {**REALIZATIONS, "wrong": wrong})
+    plan = quantized("x86_vnni").plan
+    (found,) = compare_plan(plan, Batches(DATA, plan.graph.inputs), ["wrong"]).against
+    assert {p.place: (p.differing, p.largest) for p in found.places if p.differing} == {"body": (2, 3.0)}
+
+
+def test_what_cannot_run_is_skipped_with_the_reason() -> None:
+    pytest.importorskip("onnx")
+    found = compare_realizations(randomized(Small()), "arm_dot", quantized("arm_dot").strategy, DATA, ["onnxruntime"])
+    assert "by an integer and a shift" in found.against[0].skipped
+    assert "onnxruntime skipped: " in str(found)
+
+
+def test_unknown_names() -> None:
+    strategy = quantized("x86_vnni").strategy
+    with pytest.raises(HagoError, match=r"unknown realization 'onnxrt'.*Did you mean 'onnxruntime'"):
+        compare_realizations(randomized(Small()), "x86_vnni", strategy, DATA, ["onnxrt"])
+    with pytest.raises(HagoError, match="unknown realization 'best'"):
+        compare_realizations(randomized(Small()), "x86_vnni", strategy, DATA, ["fast"], base="best")
+
+
+def test_values_of_a_batch_are_those_of_the_plan() -> None:
+    plan = quantized("x86_vnni").plan
+    values, outputs = REALIZATIONS["simulated"](plan)([DATA[0]])
+    assert set(plan.nodes) <= set(values) and outputs[0].shape == (6, 3)
+    assert all(torch.equal(values[n], values[n].round()) for n in plan.nodes)
