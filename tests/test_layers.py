@@ -20,8 +20,8 @@ ROOT = Path(hago.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(f"hago.{name}" for name in names.split())
     for names in (
-        "errors version lru memory types rounding multipliers numerics schemes represented json_text packing "
-        "tensor_file nesting",
+        "errors version lru memory types rounding multipliers requantization numerics schemes represented json_text "
+        "packing tensor_file nesting",
         "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
         "strategy bounds pairs plan stored_values plan_document stored node_builder operands resolve space",

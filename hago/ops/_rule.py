@@ -140,9 +140,8 @@ class MatrixProduct:
     """An op as a product of matrices, for chips that cut sums of a few products.
 
     Args:
-        rows: `(attrs, x, w, x_zero, w_zero)` to stored integers of shapes (..., M, K) and (..., K, N), from
-            centered ones; K in the order in which chips multiply, neighbours in pairs. A place that
-            nothing is multiplied for holds 0.
+        rows: `(attrs, x, w, x_zero, w_zero)`, centered, to stored integers (..., M, K) and (..., K, N);
+            K in the order in which chips multiply. A place that nothing is multiplied for holds 0.
         restored: `(attrs, product, x, w)` to the shape of the op's output.
     """
 
@@ -172,7 +171,7 @@ class Site:
     @property
     def target(self) -> QParams:
         """The output's qparams, of a form that lands there."""
-        assert self.out is not None
+        assert self.out
         return self.out
 
 
@@ -206,10 +205,10 @@ class IntegerForm:
             rule's own `compute`.
         attrs: attributes in integer units (clamp limits, pad values).
         attrs_at: the same for a form that must know more than scales; then `attrs` is not asked.
-        lands: `compute` goes to the output's scale by itself, so the output stage only clips.
+        lands: `compute` goes to the output's scale by itself; the output stage only clips.
         bound: the largest |output|, per channel where it is known. The default says more: every
-            output lies within the hull of the inputs and 0 (max pooling, reshape, relu), so it fits
-            wherever they do. An op of which only the magnitude is known gives a bound of its own.
+            output lies within the hull of the inputs and 0 (max pooling, reshape, relu), and fits
+            where they do. An op of which only the magnitude is known gives its own.
         split: input tuples, each a part of the sum over K, whose outputs add up to the whole;
             lets float32 carry sums beyond 2**24.
         crosses: see Crosses.
@@ -220,8 +219,7 @@ class IntegerForm:
             None stands for no limit.
         fits: None, or why this node cannot be integer.
         stays: every output fits where the inputs do, though `bound` says something else.
-        hides: what lies outside the range of the output cannot be told apart behind the op, so that
-            a producer may take over that range.
+        hides: what lies outside the output's range cannot be told apart behind the op; a producer may take it.
         product: the op as a matrix product, where it is one.
         goes_with: the requantize form that the hardware must have, of a form that uses it.
     """
@@ -247,7 +245,7 @@ class IntegerForm:
 
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
         """The attributes in integer units."""
-        return self.attrs(attrs, site.scales) if self.attrs_at is None else self.attrs_at(attrs, site)
+        return self.attrs_at(attrs, site) if self.attrs_at else self.attrs(attrs, site.scales)
 
     @property
     def within_hull(self) -> bool:
@@ -274,8 +272,7 @@ class OpRule:
         compute: `(attrs, *tensors) -> tensor` on real values; also runs on meta tensors, which is
             how shapes are inferred.
         integer: the integer side, or None for an op that is float everywhere.
-        forms: other integer sides by name, which hardware files may ask for; among them `integer` itself
-            where it has a name.
+        forms: integer sides by name, which hardware files may ask for; `integer` itself too if it has one.
         macs: multiply-accumulates at batch 1.
         samples: calls that the law suite tests this file with.
         refuses: attributes that must raise, naming the attribute.
