@@ -77,6 +77,7 @@ def search_quantize_strategy(
     front: str | PathLike[str] | None = None,
     race: bool | float | Race = False,
     reuse: LogPath | Sequence[LogPath] | None = None,
+    search_topology: bool | None = None,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -119,6 +120,8 @@ def search_quantize_strategy(
             that the goal names, else weight_bytes.
         reuse: logs of other searches for this model, hardware and data, by any searcher and for any goal: an
             equal Plan that stands there is not evaluated again.
+        search_topology: whether nodes that the hardware takes in integers and in float may be either; by
+            default where a cost is in use that knows what float takes: bops, cycles, latency or energy.
         race: give a point up once its samples say that it is worse than the best so far. A number is the
             probability at most with which one that is not is given up, 0.01 for True; see `hago.racing`. The
             best is always measured on all samples.
@@ -138,7 +141,7 @@ def search_quantize_strategy(
         SearchOptions(
             searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
             {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
-            executor, cache_bytes, front, race, reuse, thresholds, modes,
+            executor, cache_bytes, front, race, reuse, thresholds, modes, search_topology,
         ),
     )  # fmt: skip
     return found.strategy, found.score

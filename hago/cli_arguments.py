@@ -9,17 +9,15 @@ from typing import Any, NoReturn
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_compare import compare_options
 from hago.cli_export import FORMATS
+from hago.cli_search_options import add_search_options
 from hago.cli_stored import run_options
 from hago.cli_tables import table_options
 from hago.cli_texts import EXAMPLES, TOP, USAGE
-from hago.cli_values import byte_count, fixed, numbers, shape, share, size
-from hago.cost import METRICS
+from hago.cli_values import fixed, numbers, shape, size
 from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
 from hago.errors import HagoError
 from hago.hardware_file import available_hardware
-from hago.objective import OBJECTIVES
-from hago.search.searchers import SEARCHERS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -156,61 +154,7 @@ def _chip(parser: argparse.ArgumentParser, required: bool, default: str = "") ->
 def _search(commands: Any) -> None:
     parser = _add(commands, "search", "search for the best strategy of a model on hardware")
     _quantization(parser)
-    group = parser.add_argument_group("search")
-    group.add_argument(
-        "--searcher",
-        default="greedy",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help=f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
-    )
-    group.add_argument(
-        "--objective",
-        default="sqnr",
-        metavar="NAME",
-        help=f"{', '.join(OBJECTIVES)}, or package.module:callable; default: %(default)s",
-    )
-    _goal(parser)
-    table_options(parser)
-    group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
-    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
-    group.add_argument("--reuse", action="append", metavar="LOG", help="equal plans in this log are not tried again")
-    group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
-    group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
-    group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
-    group.add_argument(
-        "--race",
-        type=share,
-        nargs="?",
-        const=0.01,
-        metavar="ALPHA",
-        help="give a point up once its samples say that it is worse than the best so far; a point that is not is "
-        "given up with probability ALPHA at most (%(const)s where only --race is given)",
-    )
-    group.add_argument(
-        "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
-    )
-    group.add_argument(
-        "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
-    )
-    group.add_argument(
-        "--cache",
-        type=byte_count,
-        metavar="SIZE",
-        help="of what each process keeps of earlier trials, e.g. 2GB; default: a quarter of the free memory",
-    )
-
-
-def _goal(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("goal")
-    group.add_argument("--maximize", metavar="NAME", help="the same as --objective")
-    group.add_argument("--minimize", metavar="COST", help=f"make a cost least instead: {', '.join(METRICS)}")
-    for option, figure, example in (
-        ("--keep", "measure", "'agreement >= 99 %%'"),
-        ("--budget-cost", "cost", "'weight_bytes <= 4 MB'"),
-    ):
-        text = f"a limit on a {figure}, e.g. {example}; may be repeated"
-        group.add_argument(option, action="append", metavar="LIMIT", help=text)
+    add_search_options(parser)
 
 
 def _quantize(commands: Any) -> None:

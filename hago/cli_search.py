@@ -71,6 +71,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             front=front,
             race=args.race if args.race is not None else False,
             reuse=args.reuse,
+            search_topology=args.search_topology,
             **tables_of(args),
         ),
     )

@@ -89,5 +89,5 @@ def cost_range(
 
 
 def level(space: Space, rung: int) -> dict[str, int]:
-    """Every group at its `rung`-th choice, or at its last where it has fewer."""
-    return {key: g.choices[min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}
+    """Every group at its `rung`-th choice, or at its last where it has fewer; all nodes integer."""
+    return {key: g.choices[0 if g.is_kind else min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}

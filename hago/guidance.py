@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from hago.cost import EdgeCost, NodeCost
@@ -21,7 +22,7 @@ from hago.prepare import Prepared
 from hago.search.guide import Guide, Term
 from hago.search.searcher import Score
 from hago.sensitivity import Sensitivity, measure_sensitivity
-from hago.space import Bits
+from hago.space import FLOAT, INTEGER, Bits, kind_key
 from hago.types import Edge
 from hago.waste import classes
 
@@ -47,7 +48,19 @@ def make_guide(prepared: Prepared, goal: Goal, start: Bits, seed: int = 0, metri
         limit=min(limits, default=None),
         minimize=bool(metric) and goal.minimize == metric,
         measured=_measured(found),
+        gates=gates(prepared),
     )
+
+
+def gates(prepared: Prepared) -> dict[str, tuple[str, ...]]:
+    """By the group that may turn a node float, the groups on its in-edges and at its output."""
+    groups = prepared.space.groups
+    found = {}
+    for key, group in groups.items():
+        if group.is_kind:
+            own = [*(str(e) for e in prepared.graph[group.source].edges), f"{group.source}:out"]
+            found[key] = tuple(k for k in own if k in groups)
+    return found
 
 
 def _measured(sensitivity: Sensitivity) -> Callable[[Score], float] | None:
@@ -72,7 +85,8 @@ def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], fl
         return _operations(prepared)
     if metric == "":
         groups = prepared.space.groups
-        return [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in groups.items()], 0.0
+        counted = {key: g for key, g in groups.items() if not g.is_kind}
+        return [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
     return _rows(prepared, metric, start)
 
 
@@ -92,10 +106,21 @@ def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
     terms = []
     for key, group in groups.items():
         if key in rows[0] and rows[0][key].kind == "weight":
-            terms.append(Term((key,), {(b,): size(rows[r][key]) for r, b in enumerate(group.choices)}))
+            table: dict[tuple[int, ...], float] = {(b,): size(rows[r][key]) for r, b in enumerate(group.choices)}
+            whole = size(replace(rows[0][key], bits=32, weight_bytes=4 * rows[0][key].elements))
+            terms.append(_with_kind(prepared, key.rpartition(":")[0], Term((key,), table), whole))
     chosen = {t.keys[0] for t in terms}
     rest = math.fsum(size(e) for key, e in rows[0].items() if key not in chosen)
     return terms, rest
+
+
+def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float) -> Term:
+    """The term where its node may be float, and then costs this whatever the bits are."""
+    key = kind_key(node)
+    if key not in prepared.space.groups:
+        return term
+    table = {(*row, INTEGER): value for row, value in term.table.items()}
+    return Term((*term.keys, key), table | {(*row, FLOAT): in_float for row in term.table})
 
 
 # ---------------------------------------------------------------- operations
@@ -119,7 +144,8 @@ def _operations(prepared: Prepared) -> tuple[list[Term], float]:
                 bits[str(e)] if k is None else chosen[k] for e, k in zip(edges, keys, strict=True)
             )
         if own:
-            terms.append(Term(tuple(own), {r: float(v) for r, v in table.items()}))
+            term = Term(tuple(own), {r: float(v) for r, v in table.items()})
+            terms.append(_with_kind(prepared, node.node, term, 1024.0 * node.macs))
         else:
             rest += table[()]
     return terms, rest
@@ -146,11 +172,19 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
     groups = prepared.space.groups
     before = _local(prepared, metric, start)
     terms, rest = [], math.fsum(before.values())
+    whole = rest
     for node in before:
         keys = [k for k in _groups_at(prepared, node) if len(classes(prepared, groups[k])) > 1]
-        if keys:
-            terms.append(_term(prepared, metric, start, node, keys))
-            rest -= before[node]
+        kind = kind_key(node)
+        if not keys and kind not in groups:
+            continue
+        term = _term(prepared, metric, start, node, keys)
+        rest -= before[node]
+        if kind in groups:
+            # with what its neighbours pay for the crossings
+            there = math.fsum(_local(prepared, metric, {**start, kind: FLOAT}).values())
+            term = _with_kind(prepared, node, term, before[node] + there - whole)
+        terms.append(term)
     return terms, rest
 
 

@@ -22,7 +22,7 @@ from hago.calibrate.thresholds import Thresholds
 from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
+from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import load_hardware
@@ -32,9 +32,9 @@ from hago.plan import Plan
 from hago.qat.policies import topology_of
 from hago.resolve import Resolver
 from hago.schemes import Grid
-from hago.space import Space, build_space
+from hago.space import Space, build_space, with_kinds
 from hago.strategy import Conditions, HardwareId, Strategy
-from hago.topology import Topology
+from hago.topology import Topology, escape
 
 ModelLike = nn.Module | ExportedProgram | Graph
 HardwareLike = Hardware | str | PathLike[str]
@@ -189,6 +189,7 @@ def prepare(
     fix_bits: Mapping[str, int] | None = None,
     thresholds: ThresholdsLike | Seed | None = None,
     modes: ModesLike | None = None,
+    kinds: bool = False,
 ) -> Prepared:
     """Import, analyze and calibrate.
 
@@ -197,6 +198,7 @@ def prepare(
         keep_float: shell patterns over node names, or `policy:tensorflow` and `policy:dorefa`, which
             stand for the nodes that these policies keep float.
         thresholds, modes: see `hago.search_quantize_strategy`.
+        kinds: whether the space chooses between integer and float, too.
 
     Raises:
         HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.
@@ -212,7 +214,12 @@ def prepare(
     space = build_space(graph, chip, topology, fixed, ops)
     default = "power2_range" if chip.requantize.power_of_two else "mse"
     chosen = named_estimator(default if estimator is None else estimator)
-    calibration = replace(collect(graph, batches, {g.source for g in space.groups.values()}, ops), given=given)
+    observed = {g.source for g in space.groups.values()}
+    if kinds:
+        # another topology quantizes other edges
+        space = with_kinds(space, chip, topology, graph)
+        observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
+    calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = Resolver(graph, chip, topology, space, Estimated(graph, calibration, chosen), ops)
     return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver, kept, dict(fixed or {}))
 
@@ -302,11 +309,15 @@ def conditions(topology: Topology) -> Conditions:
 
 def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_by: Mapping[str, Any]) -> Strategy:
     """A Strategy from a Plan and its bits."""
+    resolver, own = prepared.resolver.settled(bits)
+    floats = sorted(prepared.space.floats(bits))
+    if floats:
+        made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(escape, floats)]}
     return Strategy(
         model_hash=prepared.graph.model_hash,
         hardware=HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware)),
-        topology=conditions(prepared.topology),
-        bits=dict(bits),
+        topology=conditions(resolver.topology),
+        bits=own,
         thresholds=store_thresholds(plan),
         made_by={**made_by, "inputs": inputs_of(prepared.graph)},
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hago.bounds import largest_centered
-from hago.graph import OUTPUT, Graph, Node
+from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware
 from hago.lru import LRU
 from hago.node_builder import NodeBuilder
@@ -22,12 +22,16 @@ from hago.numerics import quantize
 from hago.operands import ThresholdSource
 from hago.ops import OPS, Ops
 from hago.plan import NodePlan, Plan
-from hago.space import Bits, Space
-from hago.topology import Topology
+from hago.space import Bits, Group, Space, build_space
+from hago.topology import Topology, analyze, escape
 from hago.types import Edge, QParams, SimQ
 
 MEMORY: Final = 1 << 16
 CONST_BYTES: Final = 1 << 30
+
+
+#: Topologies whose space is kept.
+TOPOLOGIES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,23 @@ class _Value:
     magnitude: float
 
 
+class _Memory:
+    """What Resolvers of one graph remember together, bounded."""
+
+    def __init__(self) -> None:
+        self.plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(MEMORY)
+        self.consts: LRU[tuple[Any, ...], Tensor] = LRU(CONST_BYTES, lambda t: t.numel() * t.element_size())
+        self.interned: dict[tuple[object, ...], QParams] = {}
+        self.values: dict[tuple[int, float], _Value] = {}
+        self.real = _Value(None, 0.0)
+
+
 class Resolver:
     """Makes Plans for one graph on one piece of hardware.
 
     Args:
         thresholds: where thresholds come from.
+        elder: a Resolver of another topology of the same, whose memory is shared.
     """
 
     def __init__(
@@ -53,15 +69,35 @@ class Resolver:
         space: Space,
         thresholds: ThresholdSource,
         ops: Ops = OPS,
+        elder: Resolver | None = None,
     ) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
         self.space, self.thresholds, self.ops = space, thresholds, hardware.computes(ops)
         self.group_of = {e: g.key for g in space.groups.values() for e in g.edges}
-        self._plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(MEMORY)
-        self._consts: LRU[tuple[Any, ...], Tensor] = LRU(CONST_BYTES, lambda t: t.numel() * t.element_size())
-        self._interned: dict[tuple[object, ...], QParams] = {}
-        self._values: dict[tuple[int, float], _Value] = {}
-        self._real = _Value(None, 0.0)
+        self._variants: LRU[frozenset[str], Resolver] = LRU(TOPOLOGIES)
+        self._memory: _Memory = _Memory() if elder is None else elder._memory
+
+    def settled(self, bits: Bits) -> tuple[Resolver, dict[str, int]]:
+        """The Resolver of the topology that a point chooses, and the point's bits in its space.
+
+        An edge that is quantized there only takes its most bits.
+        """
+        kinds = {key for key, g in self.space.groups.items() if g.is_kind}
+        if not kinds:
+            return self, dict(bits)
+        floats = self.space.floats(bits)
+        found = self._variants.get(floats)
+        if found is None:
+            found = self._variant(floats)
+            self._variants.put(floats, found)
+        return found, {key: _nearest(g, bits.get(key)) for key, g in found.space.groups.items()}
+
+    def _variant(self, floats: frozenset[str]) -> Resolver:
+        base, graph, ops = self.topology, self.graph, self.ops
+        kept = [n.name for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
+        topology = analyze(graph, self.hardware, [escape(n) for n in (*kept, *sorted(floats))], ops) if floats else base
+        space = build_space(graph, self.hardware, topology, None, ops)
+        return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, elder=self)
 
     def __call__(self, bits: Bits) -> Plan:
         """The Plan of a point.
@@ -70,12 +106,15 @@ class Resolver:
             InfeasibleBits: no signature of a node holds the bits of its operands.
         """
         self.space.check(bits)
+        chosen, own = self.settled(bits)
+        if chosen is not self:
+            return chosen(own)
         values: dict[str, _Value] = {}
         nodes: dict[str, NodePlan] = {}
         edges: dict[Edge, SimQ | None] = {}
         for node in self.graph:
             if not self.topology.nodes[node.name]:
-                values[node.name] = self._real
+                values[node.name] = self._memory.real
                 for edge in node.edges:
                     edges[edge] = self._to_real(values[self.graph.source(edge)])
                 continue
@@ -94,14 +133,16 @@ class Resolver:
     def _node(self, node: Node, bits: Bits, sources: list[_Value]) -> tuple[NodePlan, _Value]:
         chosen = [self._bits(e, bits) for e in node.edges]
         out_bits = bits.get(f"{node.name}:out")
-        key = (node.name, *chosen, out_bits, *map(id, sources))
-        found = self._plans.get(key)
+        # what an output's threshold covers depends on which of its readers are integer
+        out = self.space.groups.get(f"{node.name}:out")
+        key = (node.name, *chosen, out_bits, out and out.source, *map(id, sources))
+        found = self._memory.plans.get(key)
         if found is None:
             qparams = [s.qparams for s in sources]
             magnitudes = [s.magnitude for s in sources]
             plan = NodeBuilder(self, node, chosen, out_bits, qparams, magnitudes).build()
             found = (plan, self._value(plan))
-            self._plans.put(key, found)
+            self._memory.plans.put(key, found)
         return found
 
     def _bits(self, edge: Edge, bits: Bits) -> int | None:
@@ -113,20 +154,26 @@ class Resolver:
         emits = plan.out_simq is None and plan.table is None
         magnitude = min(clip, plan.bound) if emits and plan.proved else clip
         key = (id(plan.out), magnitude)
-        return self._values.setdefault(key, _Value(plan.out, magnitude))
+        return self._memory.values.setdefault(key, _Value(plan.out, magnitude))
 
     def intern(self, qparams: QParams) -> QParams:
         """The one object for equal qparams, so that identity means equality."""
-        return self._interned.setdefault(qparams.key, qparams)
+        return self._memory.interned.setdefault(qparams.key, qparams)
 
     def const(self, name: str, target: QParams) -> Tensor:
         """A constant's centered integers, in the smallest torch integer type that holds them."""
         key = (name, id(target))
-        found = self._consts.get(key)
+        found = self._memory.consts.get(key)
         if found is None:
             exact = quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
             small = float(exact.abs().max()) if exact.numel() else 0.0
             storage = torch.int8 if small < 128 else torch.int16 if small < 32768 else torch.int64
             found = exact.to(storage)
-            self._consts.put(key, found)
+            self._memory.consts.put(key, found)
         return found
+
+
+def _nearest(group: Group, bits: int | None) -> int:
+    """The choice that bits from a wider space mean; the most where they say nothing."""
+    fitting = [b for b in group.choices if bits is not None and b <= bits]
+    return max(fitting, default=group.choices[0] if bits is None else group.choices[-1])

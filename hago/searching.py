@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
@@ -14,7 +14,6 @@ import torch
 from hago.anytime import Anytime
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
-from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
 from hago.evaluate import Evaluator, safe_start
 from hago.executors import open_executor
@@ -27,10 +26,11 @@ from hago.objective import Objective, ObjectiveLike, jackknife_interval
 from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
 from hago.racing import Race
+from hago.reachable import check_reachable, nearest
 from hago.scoring import Scoring
 from hago.search.driver import SearchResult, search
 from hago.search.header import Header, make_header
-from hago.search.searcher import Score, Searcher
+from hago.search.searcher import Searcher
 from hago.search.searchers import SEARCHERS, make_searcher, parse_searcher
 from hago.search.trial import Trial
 from hago.space import Bits
@@ -39,6 +39,10 @@ from hago.waste import tidied
 
 #: Searchers to which points that are worse than the best matter, too.
 FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
+
+
+#: Costs that know what it takes to compute in float.
+FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class SearchOptions:
     reuse: LogPath | Sequence[LogPath] | None = None
     thresholds: ThresholdsLike | None = None
     modes: ModesLike | None = None
+    search_topology: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Found:
 def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
     """Search; see `hago.search_quantize_strategy`."""
     goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
+    costs = costs_in_use(options.searcher, goal)
+    kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
     prepared = prepare(
         model,
         hardware,
@@ -98,8 +105,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         fix_bits=options.fix_bits,
         thresholds=options.thresholds,
         modes=options.modes,
+        kinds=kinds,
     )
-    costs = costs_in_use(options.searcher, goal)
     prepared = tidied(prepared, costs)
     objective = goal.objective
     known = known_scores(options.reuse, prepared, goal)
@@ -111,6 +118,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
     if goal.to_json():
         how["goal"] = goal.to_json()
+    if kinds:
+        how["topology"] = "searched"
     if scored.race is not None:
         check_racing(searcher)
         how["race"] = asdict(scored.race)
@@ -144,7 +153,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         )
     anytime.finish()
     if result.score.shortfall:
-        raise InfeasibleBits(_nearest(goal, result))
+        raise InfeasibleBits(nearest(goal, result))
     strategy = strategy_of(result.best)
     if options.held_out is not None:
         plan, batches = planned(prepared.graph, prepared.hardware, strategy, options.held_out)
@@ -153,53 +162,6 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
             strategy.save(Path(options.save))
     results = result.score.results
     return Found(strategy, float(results.get("sim_acc", results.get(objective.name, result.score.value))), result)
-
-
-def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callable[[Bits], Score]) -> None:
-    """Refuse limits that no point can keep, before any search.
-
-    A cost is least at the fewest bits or at the start; a measure is best at the start, which has the
-    most bits that do not overflow.
-
-    Raises:
-        InfeasibleBits: which limit, and the nearest value that can be reached.
-        HagoError: the hardware gives no figures for a cost.
-    """
-    if not goal.costs and not goal.limits:
-        return
-    ends = [plan_cost(prepared.resolver(bits)) for bits in (prepared.space.narrowest(), start)]
-    goal.check(ends[0])
-    for limit in (x for x in goal.limits if x.is_cost):
-        nearest = min(cost[limit.figure] for cost in ends)
-        if limit.shortfall(nearest):
-            raise InfeasibleBits(
-                f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
-                f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
-            )
-    measures = [x for x in goal.limits if not x.is_cost]
-    first = scored(start) if measures else None
-    for limit in measures:
-        if first is None or first.overflows:
-            continue  # a search repairs it; what it reaches then is not known yet
-        reached = float(first.results[limit.figure])
-        if limit.shortfall(reached):
-            raise InfeasibleBits(
-                f"{limit.text!r} cannot be met: at the most bits that do not overflow {limit.figure} is {reached:.6g}, "
-                "the nearest that can be reached; ask for less, keep sensitive nodes float (keep_float), or try "
-                "another estimator"
-            )
-
-
-def _nearest(goal: Goal, result: SearchResult) -> str:
-    best = result.best
-    figures = {**best.score.results, **best.score.costs}
-    missed = "; ".join(
-        f"{x.text!r} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
-    )
-    return (
-        f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "
-        "Ask for less, or give the search more trials"
-    )
 
 
 def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
@@ -276,7 +238,7 @@ def made_by(
 
 
 def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated")}
+    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated", "topology")}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     given = prepared.calibration.given
     return make_header(
@@ -287,7 +249,7 @@ def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> H
         threads=torch.get_num_threads(),
         settings={
             **how.get("goal", {}),
-            **({"race": how["race"]} if "race" in how else {}),
+            **{k: how[k] for k in ("race", "topology") if k in how},
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
         },
         **said,

@@ -105,7 +105,8 @@ def measure_sensitivity(prepared: Prepared, objective: Objective, seed: int = 0)
     ranges = prepared.calibration.ranges
     seen = gradients(prepared.graph, prepared.batches, ranges, probe, found.errors, ops, seed)
     unit = seen.signal if measure == "squared error" else float(seen.samples)
-    losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in prepared.space.groups.items()}
+    groups = {key: group for key, group in prepared.space.groups.items() if not group.is_kind}
+    losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in groups.items()}
     return Sensitivity(objective.name, measure, seen.samples, losses, tuple(found.unreached))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,6 +26,16 @@ from hago.topology import Topology, check_patterns, fitting_descs, matches
 from hago.types import DType, Edge
 
 Bits = Mapping[str, int]
+
+#: The two choices of a node that may run either way, as "bits" of its group `node:kind`. Integers come first.
+INTEGER: Final = 2
+FLOAT: Final = 1
+_KIND: Final = "kind"
+
+
+def kind_key(node: str) -> str:
+    """The group by which a node is integer or float."""
+    return f"{node}:{_KIND}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,11 @@ class Group:
     edges: tuple[Edge, ...]
     choices: tuple[int, ...]
 
+    @property
+    def is_kind(self) -> bool:
+        """Whether it chooses between integer and float, and no bits."""
+        return self.key.endswith(f":{_KIND}")
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -61,8 +77,12 @@ class Space:
         return {key: g.choices[0] for key, g in self.groups.items()}
 
     def narrowest(self) -> dict[str, int]:
-        """Every group at its fewest bits."""
-        return {key: g.choices[-1] for key, g in self.groups.items()}
+        """Every group at its fewest bits; no node turns float for it."""
+        return {key: g.choices[0 if g.is_kind else -1] for key, g in self.groups.items()}
+
+    def floats(self, bits: Bits) -> frozenset[str]:
+        """The nodes that a point turns float."""
+        return frozenset(g.source for key, g in self.groups.items() if g.is_kind and bits[key] == FLOAT)
 
     def check(self, bits: Bits) -> None:
         """Refuse bits that are not a point of this space.
@@ -104,6 +124,18 @@ def build_space(
     if fix_bits is not None and not isinstance(fix_bits, Mapping):
         raise HagoError(f"fix_bits is a {type(fix_bits).__name__}; expected bits by pattern, e.g. {{'layer1.*': 8}}")
     return _Builder(graph, hardware, topology, dict(fix_bits or {}), ops).build()
+
+
+def with_kinds(space: Space, hardware: Hardware, topology: Topology, graph: Graph) -> Space:
+    """The space with a choice between integer and float for every integer node that the hardware takes in
+    float too and that quantizes something itself; others follow their producers."""
+    groups = dict(space.groups)
+    for node in graph:
+        own = [*(str(e) for e in node.edges), f"{node.name}:out"]
+        if topology.nodes[node.name] and hardware.float_descs(node.op) and any(k in space.groups for k in own):
+            key = kind_key(node.name)
+            groups[key] = Group(key, node.name, (), (INTEGER, FLOAT))
+    return Space(groups)
 
 
 class _Builder:

@@ -7,6 +7,7 @@ its inputs comes from an integer node, or the hardware has no float signature fo
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,6 +40,11 @@ class Topology:
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether any shell pattern matches (`"layer1.*"`, say)."""
     return any(fnmatchcase(name, p) for p in patterns)
+
+
+def escape(name: str) -> str:
+    """The pattern that matches one name only."""
+    return glob.escape(name)
 
 
 def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> None:

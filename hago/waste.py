@@ -68,7 +68,7 @@ def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
 
 def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
     is_const = all(prepared.graph[prepared.graph.source(e)].op == CONST for e in group.edges) and bool(group.edges)
-    if OF_ALL & set(costs) or (is_const and OF_CONSTANTS & set(costs)):
+    if group.is_kind or OF_ALL & set(costs) or (is_const and OF_CONSTANTS & set(costs)):
         return group
     if any(not plan.nodes[name].proved for name in _fed(plan, group)):
         return group

@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "search debug export qat",
         "bench comparison executors workers scoring guidance known waste anytime racer racing "
         "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "
-        "cli_compare cli_stored cli_tables running "
+        "cli_compare cli_stored cli_tables cli_search_options reachable running "
         "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__ cli_values "
         "finetuning training training_run",
     )

@@ -14,6 +14,8 @@ from hago.space import Bits
 
 #: How strongly factors are held at their common value, in evaluations of which one group is all the loss.
 _PRIOR: Final = 1.0
+#: Expected losses that are further off than this from what was measured teach nothing.
+_LEAST: Final = 1e-3
 #: Factors stay within this many times up or down.
 _MOST: Final = 8.0
 
@@ -29,8 +31,11 @@ def factors(guide: Guide, scored: Sequence[tuple[Bits, Score]]) -> dict[str, flo
     rows = []
     for bits, score in scored:
         loss = math.nan if guide.measured is None or not score.runs else guide.measured(score)
-        if math.isfinite(loss) and loss > 0.0:
-            rows.append([guide.losses[k][bits[k]] / loss for k in keys])
+        parts = guide.parts(bits)
+        expected = math.fsum(parts.values())
+        # where nothing is lost, or next to nothing, there is nothing to learn
+        if math.isfinite(loss) and loss > 0.0 and _LEAST < expected / loss < 1 / _LEAST:
+            rows.append([parts[k] / loss for k in keys])
     if not rows or not keys:
         return {}
     matrix = np.array(rows)

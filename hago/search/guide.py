@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hago.search.searcher import Score
-from hago.space import Bits, Space
+from hago.space import FLOAT, Bits, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Guide:
         limit: what the cost may be at most.
         minimize: whether the cost is what the search makes least.
         measured: the loss that a score tells of, in the unit of `losses`; None where it tells none.
+        gates: by the group that may turn a node float, the groups whose losses are then gone.
     """
 
     metric: str
@@ -51,10 +52,16 @@ class Guide:
     limit: float | None = None
     minimize: bool = False
     measured: Callable[[Score], float] | None = None
+    gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def parts(self, bits: Bits) -> dict[str, float]:
+        """The expected loss of a point by group."""
+        gone = {k for gate, keys in self.gates.items() if bits[gate] == FLOAT for k in keys}
+        return {k: 0.0 if k in gone else by[bits[k]] for k, by in self.losses.items()}
 
     def loss(self, bits: Bits) -> float:
         """The expected loss of a point."""
-        return math.fsum(self.losses[k][b] for k, b in bits.items() if k in self.losses)
+        return math.fsum(self.parts(bits).values())
 
     def cost(self, bits: Bits) -> float:
         """The expected cost of a point."""

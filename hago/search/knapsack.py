@@ -22,7 +22,7 @@ from scipy.sparse import coo_matrix
 
 from hago.search.guide import Guide, Term
 from hago.search.quiet import quiet_stdout
-from hago.space import Space
+from hago.space import FLOAT, Space
 
 Vector: TypeAlias = NDArray[np.float64]
 
@@ -65,6 +65,7 @@ class Knapsack:
         self._columns: list[int] = []
         self._values: list[float] = []
         self._sides: list[float] = []
+        self._at_most: list[tuple[list[tuple[int, float]], float]] = []
         for key, listed in self.choices.items():
             self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
         parts = [np.zeros(self.size)]
@@ -74,7 +75,9 @@ class Knapsack:
                 continue
             for bits in self.choices[term.keys[0]]:
                 parts[0][self.index[term.keys[0], bits]] += term.table[(bits,)]
-        self.cost = np.concatenate(parts)
+        gated = [(gate, key) for gate, keys in guide.gates.items() for key in keys]
+        self.gated = [self._gated(gate, key) for gate, key in gated]
+        self.cost = np.concatenate([*parts, np.zeros(self.size - sum(map(len, parts)))])
 
     def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
         row = len(self._sides)
@@ -83,6 +86,21 @@ class Knapsack:
             self._columns.append(column)
             self._values.append(value)
         self._sides.append(side)
+
+    def _gated(self, gate: str, key: str) -> tuple[str, dict[int, int]]:
+        """Variables that say that a group has these bits and its node is integer: their losses count.
+
+        They are at least the choice less the gate, and losses push them down to that.
+        """
+        found = {}
+        for bits in self.choices[key]:
+            found[bits] = self.size
+            self.size += 1
+            entries = [(self.index[key, bits], 1.0), (found[bits], -1.0)]
+            if (gate, FLOAT) in self.index:
+                entries.append((self.index[gate, FLOAT], -1.0))
+            self._at_most.append((entries, 0.0))
+        return key, found
 
     def _joint(self, term: Term) -> Vector:
         """Variables for the rows of a term over several groups; their costs."""
@@ -105,8 +123,10 @@ class Knapsack:
     def solve(self, limit: float | None) -> Picked | None:
         """The point of least expected loss whose expected cost is at most `limit`; None where no point is."""
         losses = np.zeros(self.size)
+        held = dict(self.gated)
         for (key, bits), column in self.index.items():
-            losses[column] = self.guide.losses[key][bits]
+            if key in self.guide.losses:
+                losses[held[key][bits] if key in held else column] = self.guide.losses[key][bits]
         largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
         wanted = losses / largest * _SCALE + self.cost / dearest * _TIE
         found = self._solve(wanted, None if limit is None else limit - self.guide.constant)
@@ -125,6 +145,12 @@ class Knapsack:
                 for bits in self.choices[key]:
                     row[0, self.index[key, bits]] += bits
             constraints.append(LinearConstraint(row, -np.inf, room.bits))
+        if self._at_most:
+            rows = [r for r, (entries, _) in enumerate(self._at_most) for _ in entries]
+            columns = [c for entries, _ in self._at_most for c, _ in entries]
+            values = [v for entries, _ in self._at_most for _, v in entries]
+            below = coo_matrix((values, (rows, columns)), shape=(len(self._at_most), self.size))
+            constraints.append(LinearConstraint(below, -np.inf, [side for _, side in self._at_most]))
         integral = np.zeros(self.size)
         integral[: len(self.index)] = 1
         with quiet_stdout():

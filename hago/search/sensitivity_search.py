@@ -227,27 +227,31 @@ class _Move:
 
 def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
     """Single steps and swaps that may improve a point, the most promising first."""
-    space, cost = explored.space, guide.cost(bits)
+    space, cost, here = explored.space, guide.cost(bits), guide.parts(bits)
 
     def move(there: Bits) -> _Move:
         changed = {k: b for k, b in there.items() if b != bits[k]}
-        changes = [guide.losses[k][b] - guide.losses[k][bits[k]] for k, b in changed.items() if k in guide.losses]
+        changes = [x - here[k] for k, x in guide.parts(there).items() if x != here[k]]
         return _Move(changed, math.fsum(changes), guide.cost(there) - cost, math.fsum(map(abs, changes)))
 
     downs, ups = ([move(p) for k in space.groups if (p := shifted(space, bits, k, s)) != bits] for s in (1, -1))
-    downs.sort(key=lambda m: m.at_best)
-    ups.sort(key=lambda m: m.at_best)
+    # bits of a node that is float say nothing
+    downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=lambda m: m.at_best) for ms in (downs, ups))
     pairs = itertools.product(ups[:_PAIRED], downs[:_PAIRED])
     swaps = [_both(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
-    found = [*downs, *ups, *swaps, *(move(p) for p in swapped(space, explored.known_feeds, bits))]
+    traded = (move(p) for p in swapped(space, explored.known_feeds, bits))
+    found = [*downs, *ups, *swaps, *(m for m in traded if m.churn or m.cost)]
     # expected costs may be a little off: they are trusted in differences
     spare = math.inf if guide.limit is None else guide.limit - guide.cost_of(score)
-    if guide.minimize:
-        found = [m for m in found if m.cost < 0]
     rooms = explored.rooms
     kept = [m for m in found if m.cost <= spare and _fits(rooms, bits, m)]
-    order = (lambda m: m.at_best / -m.cost) if guide.minimize else (lambda m: m.at_best)
-    for chosen in sorted(kept, key=order):
+    if guide.minimize:
+        # what neighbours save by both being float is not in the expected costs, so every flip is tried, last
+        flips = [m for m in kept if m.cost >= 0 and len(m.bits) == 1 and guide.gates.keys() & m.bits.keys()]
+        kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: m.at_best / -m.cost), *flips]
+    else:
+        kept.sort(key=lambda m: m.at_best)
+    for chosen in kept:
         yield {**bits, **chosen.bits}
 
 
