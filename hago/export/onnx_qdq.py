@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hago.export.onnx_file import Walk
 from hago.export.onnx_real import emit_real
-from hago.export.onnx_values import Value, quantizes_to
+from hago.export.onnx_values import Value, numpy_dtype, quantizes_to
 from hago.graph import Node
 from hago.plan import NodePlan
 from hago.types import Edge, QParams
@@ -24,6 +24,9 @@ def emit_qdq(walk: Walk, node: Node, made: NodePlan) -> Value:
             return replace(source, qparams=made.out, label=f"{node.name}:q")
     if node.op == "linear" and walk.rank(node.inputs[0]) > 2 and walk.operand(node.edges[0]).held == "stored":
         return _rows(walk, node, made)
+    if clips_stored(walk, node, made):
+        clip_stored(walk, node, made, walk.operand(node.edges[0]), f"{node.name}:q")
+        return Value(f"{node.name}:q", "stored", made.out)
     name = node.name if is_wide(made) else f"{node.name}:real"
     real = [_real_operand(walk, node, made, e) for e in node.edges]
     _emit(walk, node, made, real, name)
@@ -49,6 +52,26 @@ def passes_through(walk: Walk, node: Node, made: NodePlan) -> bool:
     low, high = form.limits(made.attrs)
     zero = q.zero_point
     return (low is None or bool((q.qmin - zero >= low).all())) and (high is None or bool((q.qmax - zero <= high).all()))
+
+
+def clips_stored(walk: Walk, node: Node, made: NodePlan) -> bool:
+    """Whether the node is a clamp of stored bytes, which Clip does without leaving them."""
+    form, q = walk.plan.ops[node.op].integer, made.operands[0]
+    if form is None or form.limits is None or q is None or made.out_simq is not None or q.dtype != made.out.dtype:
+        return False
+    value = walk.operand(node.edges[0])
+    return value.held == "stored" and numpy_dtype(q.dtype).itemsize == 1
+
+
+def clip_stored(walk: Walk, node: Node, made: NodePlan, x: Value, out: str) -> None:
+    """A relu or clamp on stored bytes."""
+    form = walk.plan.ops[node.op].integer
+    assert form is not None and form.limits is not None
+    q, kind = made.out, numpy_dtype(made.out.dtype)
+    zero = int(q.zero_point)
+    ends = zip(form.limits(made.attrs), (q.qmin, q.qmax), strict=True)
+    limits = [own if end is None else min(max(int(end) + zero, q.qmin), q.qmax) for end, own in ends]
+    walk.w.op("Clip", [x.name, *(walk.w.number(v, out, str(kind)) for v in limits)], out)
 
 
 def _real_operand(walk: Walk, node: Node, made: NodePlan, edge: Edge) -> str:

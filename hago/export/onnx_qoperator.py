@@ -15,7 +15,7 @@ import torch
 
 from hago.export.onnx_carried import emit_carried
 from hago.export.onnx_file import Walk
-from hago.export.onnx_qdq import passes_through
+from hago.export.onnx_qdq import clip_stored, passes_through
 from hago.export.onnx_real import emit_real, pad_sizes, pads
 from hago.export.onnx_values import Value, numpy_dtype
 from hago.export.onnx_writer import MICROSOFT
@@ -207,13 +207,7 @@ def _moved(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> 
 
 
 def _clip(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    form = walk.plan.ops[node.op].integer
-    assert form is not None and form.limits is not None
-    q, kind = made.out, numpy_dtype(made.out.dtype)
-    zero = int(q.zero_point)
-    ends = zip(form.limits(made.attrs), (q.qmin, q.qmax), strict=True)
-    limits = [own if end is None else min(max(int(end) + zero, q.qmin), q.qmax) for end, own in ends]
-    walk.w.op("Clip", [x[0].name, *(walk.w.number(v, out, str(kind)) for v in limits)], out)
+    clip_stored(walk, node, made, x[0], out)
 
 
 def _pad(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
