@@ -143,9 +143,7 @@ def test_it_can_be_copied_sent_and_compiled() -> None:
     assert pickle.loads(pickle.dumps(again))(x).equal(expected)
     with ThreadPoolExecutor(4) as threads:
         assert all(out.equal(expected) for out in threads.map(lambda _: again(x), range(16)))
-    for backend in ("eager", "aot_eager"):
-        torch._dynamo.reset()
-        assert torch.compile(again, backend=backend)(x).equal(expected)
+    assert torch.compile(again, backend="aot_eager")(x).equal(expected)
 
 
 def test_whoever_looks_sees_every_node() -> None:
