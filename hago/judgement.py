@@ -160,7 +160,8 @@ def judge(
 def judge_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Judgement:
     """Judge a Plan on data; see `judge`."""
     graph = plan.graph
-    evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops)
+    # `simulated` is what the simulator says, not the integer engine that stands in for it in searches
+    evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops, engine="float")
     measured = evaluator.measure(plan)
     figures: dict[Model, Mapping[str, Any]] = {
         "float": evaluator.summary(evaluator.float_contributions()),
