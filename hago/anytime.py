@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hago.debug.cost_report import amount
+from hago.known import figure_of
 from hago.scoring import Scoring
 from hago.search.front import Front
 from hago.search.trial import Trial
@@ -23,11 +24,13 @@ class Anytime:
         path: of the front's file, or None.
         made_by: what the file says of how it was found.
         here: whether points are scored in this process, so that it knows what they cost.
+        costs: those in use; the front is over the first.
     """
 
-    def __init__(self, scoring: Scoring, path: Path | None, made_by: Mapping[str, Any], here: bool) -> None:
-        costs = scoring.goal.costs
-        self.front = Front(scoring.goal.objective.name, costs[0] if costs else FRONT_COST)
+    def __init__(
+        self, scoring: Scoring, path: Path | None, made_by: Mapping[str, Any], here: bool, costs: Sequence[str] = ()
+    ) -> None:
+        self.front = Front(figure_of(scoring.goal.objective.name), costs[0] if costs else FRONT_COST)
         self._scoring, self._path, self._made_by, self._here = scoring, path, made_by, here
         self._evaluated = 0
         self._written = False

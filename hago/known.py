@@ -59,14 +59,14 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
             )
     if goal.objective.name not in OBJECTIVES:
         raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")
-    needed = {_figure(o.name) for o in (goal.objective, *goal.measures)}
+    needed = {figure_of(o.name) for o in (goal.objective, *goal.measures)}
     for trial in log.trials:
         score = trial.score
         if trial.same_as is None and not score.infeasible and not score.dropped and needed <= score.results.keys():
-            value = float(score.results[_figure(goal.objective.name)])
+            value = float(score.results[figure_of(goal.objective.name)])
             yield replace(score, value=value, forwards=0.0, shortfall=0.0, tie=0.0, costs={})
 
 
-def _figure(measure: str) -> str:
+def figure_of(measure: str) -> str:
     """A measure as results name it."""
     return "sim_acc" if measure == "accuracy" else measure

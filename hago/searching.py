@@ -134,7 +134,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
 
     with open_executor(options.executor) as hands:
         front = None if options.front is None else Path(options.front)
-        anytime = Anytime(scored, front, how, hands is None)
+        anytime = Anytime(scored, front, how, hands is None, costs)
         result = search(
             prepared.space,
             searcher,

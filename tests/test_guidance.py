@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +116,18 @@ def test_a_front_over_a_cost() -> None:
     found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
     sizes = [t.score.costs["bops"] for t in found.result.trials]
     assert max(sizes) > 3 * min(sizes) and len(set(sizes)) >= 8
+
+
+def test_the_front_on_disk_is_over_the_cost_of_the_search(tmp_path: Path) -> None:
+    options = {"progress": False, "front": tmp_path / "front.json", "objective": "accuracy"}
+    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=6,rounds=1,cost=bops", **options))
+    front = json.loads((tmp_path / "front.json").read_text())
+    assert front["cost"] == "bops" and front["points"]
+    assert max(p["value"] for p in front["points"]) == max(t.results["sim_acc"] for t in found.result.trials)
+
+
+def test_the_same_front_again() -> None:
+    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
     again = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
     assert [t.bits for t in again.result.trials] == [t.bits for t in found.result.trials]
 
