@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        again = f"; continue with:\n  {command_line(*words)}" if words[:1] == ["search"] else ""
+        again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
         print(f"\nhago: interrupted{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_compare import compare_options
 from hago.cli_export import FORMATS
 from hago.cli_search_options import add_search_options
+from hago.cli_finetune import add_options as finetune_options
 from hago.cli_stored import run_options
 from hago.cli_tables import table_options
 from hago.cli_texts import EXAMPLES, TOP, USAGE
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("realize", "build the integer model and check that it equals its simulation bit for bit"),
         ("inspect", "what happens in every layer: float against simulated against integer, and whose fault it is"),
         ("compare", "realizations of a strategy on the same data, node by node: our engines, ONNX engines, float"),
+        ("finetune", "train a strategy further on data, without labels; continued where it was killed"),
         ("replay", "do a search or a strategy again and compare every figure"),
     ):
         _on_record(commands, name, text)
@@ -207,6 +209,8 @@ def _on_record(commands: Any, name: str, text: str) -> None:
         parser.add_argument("--explain", action="store_true", help="show which kernel runs each node here, and why")
     if name == "compare":
         compare_options(parser)
+    if name == "finetune":
+        finetune_options(parser)
     if name == "inspect":
         parser.add_argument("--csv", metavar="FILE", help="write the table there too")
         parser.add_argument("--values", action="store_true", help="show ranges, means and deviations as well")

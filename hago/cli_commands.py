@@ -12,6 +12,7 @@ import torch
 from hago import api
 from hago.cli_compare import compare
 from hago.cli_export import export
+from hago.cli_finetune import run_finetune
 from hago.cli_options import (
     NO,
     OK,
@@ -203,6 +204,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "compare": compare,
     "inspect": inspect,
     "replay": replay,
+    "finetune": run_finetune,
     "export": export,
     "hardware": hardware,
     "demo": demo,

@@ -48,6 +48,12 @@ example:
   hago sensitivity zoo:net --hardware vta --data calibration.npz --save sensitivity.json
 
 The most sensitive edges come first. A search can be guided by this: --searcher sensitivity""",
+    "finetune": """
+example:
+  hago finetune zoo:net strategies/net-vta.json --data calibration.npz --budget 5m --held-out test.npz
+
+The float model's outputs are what is trained for, so data needs no labels. Killed at any moment, the same
+command continues from its checkpoint.""",
     "simulate": """
 example:
   hago simulate zoo:net strategies/net-vta.json --data test.npz""",
@@ -115,6 +121,7 @@ USAGE: Final = {
     "run": "FILE --data DATA",
     "inspect": ON_STRATEGY,
     "compare": ON_STRATEGY,
+    "finetune": ON_STRATEGY,
     "export": "(MODEL STRATEGY | FILE) --format NAME",
     "replay": "MODEL LOG|STRATEGY --data DATA",
 }

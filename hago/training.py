@@ -32,6 +32,7 @@ from hago.prepare import (
     stored_resolver,
 )
 from hago.qat._checks import check_choice
+from hago.qat.dorefa_training import set_activation
 from hago.qat.model import QatModel
 from hago.qat.norms import FoldedNorm, Norms, sites
 from hago.qat.policies import PREFIX
@@ -76,7 +77,7 @@ def prepare_qat(
         hardware: a Hardware, a name in hardware_specs, or a path.
         strategy: bits and thresholds to start from; made from `dataset` where not given.
         dataset: calibration batches; only read where there is no strategy.
-        scheme: hago, lsq, nudged, tensorflow, oneflow or pytorch, or a TrainingScheme: how ranges move
+        scheme: hago, lsq, nudged, tensorflow, oneflow, pytorch or dorefa, or a TrainingScheme: how ranges move
             and gradients pass.
         policy: hardware, tensorflow or dorefa: which nodes stay float besides those that have to; see
             docs/quantizers.md.
@@ -158,7 +159,8 @@ def make_trainable(
     folded = {name for norm in (norms or {}).values() for name in norm.site.folded}
     trainable = [name for name in consts if name not in fixed and name not in folded]
     ranges = _Builder(plan, scheme).ranges()
-    return QatModel(plan, resolver.topology, resolver.space, strategy, ranges, trainable, scheme.slope, norms, schedule)
+    how = (strategy, ranges, trainable, scheme.slope, norms, schedule, scheme.dorefa)
+    return QatModel(plan, resolver.topology, resolver.space, *how)
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:
@@ -257,7 +259,7 @@ class _Builder:
         features = 1
         for size in shape if const else shape[1:]:
             features *= size
-        return Range(
+        made = Range(
             f"edge {key}",
             low,
             high,
@@ -267,3 +269,6 @@ class _Builder:
             levels=max(abs(target.qmin), abs(target.qmax)),
             average=None if how.average is None else how.average(low.numel()),
         )
+        if self.scheme.dorefa is not None and not const and not made.signed and target.dtype.bits <= 16:
+            set_activation(made, target, grid)
+        return made

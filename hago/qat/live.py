@@ -78,6 +78,7 @@ class LivePass:
         self.hardware: Hardware = plan.hardware
         self.topology, self.ops = training.topology, plan.ops
         self.thresholds: ThresholdSource = RangeThresholds(training.ranges)
+        self.gradients: Callable[[Tensor], Tensor] | None = None
         self.qparams: dict[str, QParams | None] = {}
         self._moved: dict[tuple[str, int], Tensor] = {}
         self._made: dict[tuple[int, int, str, bool], QParams] = {}
@@ -167,6 +168,8 @@ class LivePass:
             f"{node.name}:register", tuple(targets), lambda: self._register(node, plan, targets, None)
         )
         c = self.ops[node.op].compute_int(attrs, *operands)
+        if self.gradients is not None and form.seed:
+            c = self.gradients(c)
         if not plan.proved:
             c = straight_through(c, plan.held(c.detach(), _lost(plan, targets, operands)).to(c.dtype))
         return self._leave(node, plan, register, c)

@@ -21,6 +21,7 @@ from hago.frontend.fold import CHANNEL_AXIS
 from hago.fusion import fuse_clamps
 from hago.graph import OUTPUT, Graph
 from hago.plan import Plan
+from hago.qat.dorefa_training import DoReFa, dorefa_weights
 from hago.qat.live import LivePass, Training
 from hago.qat.moves import Slope
 from hago.qat.norms import FoldedNorm
@@ -48,6 +49,7 @@ class QatModel(nn.Module):
         norms: by layer, batch norms that are trained through the batch's statistics; what they fold
             into is theirs and not trainable otherwise.
         schedule: of quantization and of freezing batch norms, by training passes counted from 1.
+        dorefa: quantize weights and gradients as DoReFa-Net does.
 
     State:
         step: how many passes were made in training.
@@ -67,6 +69,7 @@ class QatModel(nn.Module):
         slope: Slope,
         norms: Mapping[str, FoldedNorm] | None = None,
         schedule: Schedule | None = None,
+        dorefa: DoReFa | None = None,
     ) -> None:
         super().__init__()
         self.norms = nn.ModuleDict({name.replace(".", "/"): norm for name, norm in (norms or {}).items()})
@@ -83,6 +86,9 @@ class QatModel(nn.Module):
         self.space, self.strategy, self.quantizing = space, strategy, True
         groups = {e: g.key for g in space.groups.values() for e in g.edges}
         self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _cut(plan), slope)
+        self.dorefa = dorefa
+        bits = {e: strategy.bits[key] for e, key in groups.items()}
+        self._squashed = {} if dorefa is None else dorefa_weights(plan, bits, ranges, list(self.names), dorefa)
         self._done = last_readers(plan.graph)
         self._frozen: tuple[dict[str, Tensor], Plan, Simulator] | None = None
 
@@ -99,6 +105,8 @@ class QatModel(nn.Module):
             folded: also those that batch norms are folded into; else they are the ones of the start.
         """
         live: dict[str, Tensor] = {name: self.weights.get_parameter(kept) for name, kept in self.names.items()}
+        for name, squash in self._squashed.items() if self.quantizing else ():
+            live[name] = squash(live[name])
         for norm in self._live_norms().values() if folded else ():
             live.update(zip(norm.site.folded, norm.folded(), strict=True))
         return {**self.graph.consts, **live}
@@ -181,6 +189,7 @@ class QatModel(nn.Module):
             if norms
             else LivePass(self.training_plan, observing=True)
         )
+        step.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
         laid = [channels_last(x) for x in inputs]
         outputs = run(self.graph, laid, step, consts=self.consts(folded=frozen), done=self._done)
         return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
@@ -192,11 +201,12 @@ class QatModel(nn.Module):
     # ------------------------------------------------------------ freezing
     def frozen(self) -> tuple[Plan, Simulator]:
         """The Plan of the present weights and thresholds, and its simulator; made anew where they changed."""
+        with torch.no_grad():
+            consts = {name: t.detach() for name, t in self.consts().items()}
         state = self.state_dict()
         if self._frozen is None or not _equal(self._frozen[0], state):
             kept = {name: t.detach().clone() for name, t in state.items()}
-            with torch.no_grad():
-                consts = {name: t.detach().clone().contiguous() for name, t in self.consts().items()}
+            consts = {name: t.clone(memory_format=torch.contiguous_format) for name, t in consts.items()}
             for name in consts:
                 if self.graph.consts[name].is_floating_point():
                     check_finite(name, consts[name])

@@ -57,6 +57,8 @@ class NormedPass(LivePass):
             return super()._compute(node, plan, targets, operands)
         register, attrs = self._register(node, plan, targets, None)
         c = self.ops[node.op].compute_int(attrs, *operands[:2])
+        if self.gradients is not None:
+            c = self.gradients(c)
         shape = [1, -1, *[1] * (c.ndim - 2)]
         # in quanta of the accumulator, though no longer whole ones
         shift = (folded.shift.reshape(shape) / register.scale).to(c.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
+from hago.qat.dorefa_training import DoReFa
 from hago.qat.moves import Slope
 from hago.qat.norms import Norms
 from hago.qat.oneflow import MovingAverageMinMaxObserver
@@ -96,6 +97,7 @@ class TrainingScheme:
         slope: how gradients pass.
         norms: what batch norms do: `frozen` folds them before training, and what is trained is the
             folded weight; the others train through the batch's statistics, see FoldedNorm.
+        dorefa: quantize weights, activations and gradients as DoReFa-Net does.
 
     References:
         docs/quantizers.md; each system's own module.
@@ -106,6 +108,7 @@ class TrainingScheme:
     weight: Ranges = field(default_factory=Ranges)
     slope: Slope = field(default_factory=Slope)
     norms: Norms = "frozen"
+    dorefa: DoReFa | None = None
 
 
 _LAST: Final = Ranges(average=last)
@@ -119,6 +122,7 @@ SCHEMES: Final[Mapping[str, TrainingScheme]] = {
         TrainingScheme("tensorflow", Ranges(average=ZeroDebiased), _LAST, norms="tensorflow"),
         TrainingScheme("oneflow", Ranges(average=Restarting), _LAST, Slope(masked=False), "oneflow"),
         TrainingScheme("pytorch", Ranges(average=Drifting), _LAST),
+        TrainingScheme("dorefa", dorefa=DoReFa()),
     )
 }
 

@@ -56,7 +56,12 @@ def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
     """In training the forward pass is the simulation, before a step and after one; so is the integer model."""
     rng = random.Random(seed)
     scheme = rng.choice(sorted(SCHEMES))
-    trained, inputs = in_training(seed, rng.choice(sorted(HARDWARE)), scheme)
+    name = rng.choice(sorted(HARDWARE))
+    try:
+        trained, inputs = in_training(seed, name, scheme)
+    except HagoError as error:
+        assert "cannot hold DoReFa's weights" in str(error) or "DoReFa's grid needs one number" in str(error)
+        trained, inputs = in_training(seed, name, "hago")
     for _ in range(2):
         trained.train()(*inputs)  # ranges take in the inputs
         trained.observe(False)
@@ -83,7 +88,7 @@ def test_training_without_quantization_is_float_training(seed: int) -> None:
 
 
 # ---------------------------------------------------------------- gradients
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"dorefa"}))  # which squashes its weights
 def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) -> None:
     model, data = randomized(Small()), [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
     trained = prepare_qat(model, "x86_vnni", dataset=data, scheme=scheme, estimator="max_range").train()

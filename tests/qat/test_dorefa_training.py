@@ -1,0 +1,124 @@
+"""DoReFa-Net's quantizers in training: the integers that are shipped are its levels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from chips import CHIPS
+from torch import Tensor, nn
+
+from hago.errors import HagoError
+from hago.hardware import TensorScheme
+from hago.hardware_file import load_hardware
+from hago.qat.dorefa import quantize_weight
+from hago.qat.dorefa_training import DoReFa
+from hago.qat.model import QatModel
+from hago.qat.scheme import SCHEMES
+from hago.training import from_qat, prepare_qat
+
+HARDWARE = {
+    "x86_vnni": load_hardware("x86_vnni"),
+    "symmetric": CHIPS["symmetric"].hardware(),
+    "unsigned": CHIPS["unsigned_symmetric"].hardware(),
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.b(torch.relu(self.a(x))))
+        return self.c(x.mean((2, 3)))
+
+
+def data() -> Tensor:
+    return torch.rand(16, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def prepared(hardware: str, bits: int, **options: object) -> QatModel:
+    fixed = {f"{n}:1": bits for n in "abc"}
+    scheme = replace(SCHEMES["dorefa"], dorefa=DoReFa(**options))  # type: ignore[arg-type]
+    chip = HARDWARE[hardware]
+    low = {op: tuple(replace(d, min_bits=2) for d in descs) for op, descs in chip.ops.items()}
+    return prepare_qat(Net().eval(), replace(chip, ops=low), dataset=[data()], scheme=scheme, fix_bits=fixed).train()
+
+
+@pytest.mark.parametrize("variant", ["tensorpack", "zzzxxxttt"])
+@pytest.mark.parametrize("hardware", sorted(HARDWARE))
+@pytest.mark.parametrize("bits", [2, 3, 5, 8])
+def test_the_integers_shipped_are_dorefas_levels(hardware: str, bits: int, variant: str) -> None:
+    """Odd numbers up to 2**k - 1 that stand for `quantize_weight`, after training too."""
+    trained = prepared(hardware, bits, variant=variant)
+    for _ in range(2):
+        trained(data()).square().mean().backward()
+        torch.optim.SGD(trained.parameters(), 0.05).step()
+        trained.zero_grad()
+    found = trained(data())
+    quantizer = from_qat(trained)
+    assert torch.equal(found, trained.eval()(data()))
+    assert torch.equal(found, quantizer.simulate()(data())) and torch.equal(found, quantizer.quantize()(data()))
+    k = bits - 1
+    for name in "abc":
+        plan = quantizer.plan.nodes[name]
+        integers, qparams = plan.consts[1], plan.operands[1]
+        assert qparams is not None
+        expected = quantize_weight(trained.weights.get_parameter(f"{name}/weight").detach(), k, variant)
+        assert integers.abs().max() <= (1 << k) - 1 and bool((integers % 2 == 1).all())
+        assert torch.allclose(integers * qparams.scale, expected.double(), rtol=1e-6)
+
+
+def test_activations_are_clipped_to_one() -> None:
+    trained = prepared("unsigned", 5)
+    plan = from_qat(trained).plan
+    for edge in ("b:0", "c:0"):
+        operand = plan.nodes[edge[0]].operands[0]
+        assert operand is not None and operand.qmin == 0
+        assert float(operand.qmax * operand.scale) == pytest.approx(1.0)
+
+
+def test_gradients_of_few_bits_are_noisy_and_unbiased() -> None:
+    exact, noisy = prepared("x86_vnni", 5), prepared("x86_vnni", 5, gradient_bits=3)
+    (expected,) = _gradients(exact, 1)
+    found = torch.stack(_gradients(noisy, 200))
+    assert not torch.equal(found[0], found[1])
+    error = (found.mean(0) - expected).abs().max()
+    assert error < 0.25 * (found - expected).abs().amax() and error < 0.2 * expected.abs().max()
+
+
+def _gradients(trained: QatModel, count: int) -> list[Tensor]:
+    found = []
+    for _ in range(count):
+        trained.zero_grad()
+        trained(data()).square().sum().backward()
+        grad = trained.weights.get_parameter("c/weight").grad
+        assert grad is not None
+        found.append(grad.clone())
+    return found
+
+
+# ---------------------------------------------------------------- bad input
+def test_weights_of_zeros_are_refused_by_name() -> None:
+    trained = prepared("x86_vnni", 5)
+    with torch.no_grad():
+        trained.weights.get_parameter("b/weight").zero_()
+    with pytest.raises(HagoError, match=r"weight 'b.weight': all weights are 0"):
+        trained(data())
+    kept = prepared("x86_vnni", 5, zeros="zero")
+    with torch.no_grad():
+        kept.weights.get_parameter("b/weight").zero_()
+    assert kept(data()).isfinite().all()
+
+
+@pytest.mark.parametrize("scheme, granularity", [("affine", "per_tensor")])
+def test_hardware_that_cannot_hold_the_grid_is_refused(scheme: str, granularity: str) -> None:
+    model = Net().eval()
+    with pytest.raises(HagoError, match=r"vta cannot hold DoReFa's weights"):
+        prepare_qat(model, "vta", dataset=[data()], scheme="dorefa")
+    chip = replace(HARDWARE["symmetric"], weight=TensorScheme(scheme, granularity))  # type: ignore[arg-type]
+    with pytest.raises(HagoError, match=r"cannot hold DoReFa's weights"):
+        prepare_qat(model, chip, dataset=[data()], scheme="dorefa")

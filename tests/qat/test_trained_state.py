@@ -1,0 +1,94 @@
+"""The trained weights back in the user's own module, and the command line that writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import ResNet, Small, randomized
+from torch import Tensor, nn
+
+import hago
+from hago.cli import main
+from hago.errors import HagoError
+from hago.trained_state import trained_state
+from hago.training import from_qat, prepare_qat
+
+
+class Odd(nn.Module):
+    """A batch norm before any layer, one after an add, and one after a layer with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.conv, self.bn = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.last = nn.BatchNorm2d(3, eps=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x + self.bn(self.conv(x)))
+
+
+def trained(model: nn.Module, data: Tensor) -> Any:
+    made = prepare_qat(model, "x86_vnni", dataset=[data]).train()
+    made(data).square().mean().backward()
+    torch.optim.SGD(made.parameters(), 0.02).step()
+    return made
+
+
+@pytest.mark.parametrize("model", [Odd(), ResNet((4, 8), 1)])
+def test_the_users_module_holds_what_was_trained(model: nn.Module) -> None:
+    model = randomized(model)
+    data = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    made = trained(model, data)
+    quantizer = from_qat(made)
+    state = trained_state(model, quantizer.plan.graph)
+    assert state.keys() == model.state_dict().keys()
+    model.load_state_dict(state)
+    again = hago.create_quantizer(model, "x86_vnni", quantizer.strategy)
+    assert torch.equal(again.quantize()(data), made.eval()(data))
+
+
+class Shared(nn.Module):
+    """One convolution, used twice, with a batch norm of its own each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.one, self.two = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.conv(self.one(self.conv(x))))
+
+
+def test_weights_that_were_shared_and_are_no_more_are_refused() -> None:
+    model, data = randomized(Shared()), torch.randn(4, 3, 8, 8)
+    with pytest.raises(HagoError, match=r"cannot hold the trained weights"):
+        trained_state(model, from_qat(trained(model, data)).plan.graph)
+
+
+def small() -> nn.Module:
+    return randomized(Small())
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Quantize, finetune, continue, and check with the weights that it wrote."""
+    pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    np.savez("data.npz", np.random.default_rng(0).standard_normal((64, 1, 8, 8), dtype=np.float32))
+    model, shared = "test_trained_state:small", ["--data", "data.npz", "--json"]
+    low = [f"--fix-bits={n}:{s}=4" for n in ("stem.0", "body", "fc") for s in (0, 1)]
+    assert main(["quantize", model, "--hardware", "x86_vnni", "--save", "s.json", *low, *shared]) == 0
+    capsys.readouterr()
+    command = ["finetune", model, "s.json", "--steps", "6", "--lr", "0.005", *shared]
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(command) == 0  # finds its checkpoint, finished
+    assert json.loads(capsys.readouterr().out)["after"] == first["after"]
+    assert Path(first["log"]).read_text().count("\n") == 3
+    assert main(["realize", model, first["strategy"], "--weights", first["weights"], *shared]) == 0
+    assert json.loads(capsys.readouterr().out)["same"]
+    assert main(["realize", model, first["strategy"], *shared]) == (2 if first["kept"] else 0)
