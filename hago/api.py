@@ -17,6 +17,7 @@ from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
 from hago.engine.model import named_engine
 from hago.evaluate import Evaluator, first_safe
+from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.known import LogPath
 from hago.objective import ObjectiveLike
@@ -29,6 +30,7 @@ from hago.prepare import (
     as_hardware,
     as_strategy,
     import_for,
+    input_names,
     make_strategy,
     plan_of,
     planned,
@@ -40,6 +42,7 @@ from hago.racing import Race
 from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Score, Searcher
+from hago.search_training import trained_after
 from hago.searching import SearchOptions, find, made_by
 from hago.sensitivity import Sensitivity
 from hago.sensitivity import measure_sensitivity as sensitivity_of
@@ -78,6 +81,7 @@ def search_quantize_strategy(
     race: bool | float | Race = False,
     reuse: LogPath | Sequence[LogPath] | None = None,
     search_topology: bool | None = None,
+    finetune: Mapping[str, Any] | None = None,
 ) -> tuple[Strategy, float]:
     """Search for the best strategy.
 
@@ -126,14 +130,18 @@ def search_quantize_strategy(
             probability at most with which one that is not is given up, 0.01 for True; see `hago.racing`. The
             best is always measured on all samples.
 
+        finetune: train the best strategy further: options of `hago.finetune`, and `save_weights`, a path for the
+            trained weights, which the strategy is then for; see `hago.search_training`.
+
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
-        objective's value.
+        objective's value (of a trained one: the SQNR).
 
     Raises:
         InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
         HagoError: bad input, or no point that the hardware can run; what and where is said.
     """
+    dataset = dataset if finetune is None else Batches(dataset, input_names(model))
     found = find(
         model,
         hardware,
@@ -144,6 +152,8 @@ def search_quantize_strategy(
             executor, cache_bytes, front, race, reuse, thresholds, modes, search_topology,
         ),
     )  # fmt: skip
+    if isinstance(dataset, Batches) and finetune is not None:
+        return trained_after(model, hardware, dataset, (found.strategy, found.score), finetune, save)
     return found.strategy, found.score
 
 

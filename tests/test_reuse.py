@@ -40,9 +40,7 @@ def prepared_at(seed: int) -> Prepared:
 
 def evaluator_of(prepared: Prepared, cache_bytes: int | None = None, engine: EvaluationEngine = "float") -> Evaluator:
     ops = prepared.hardware.known_ops
-    return Evaluator(
-        prepared.graph, prepared.batches, objective("sqnr"), ops, cache_bytes=cache_bytes, engine=engine
-    )
+    return Evaluator(prepared.graph, prepared.batches, objective("sqnr"), ops, cache_bytes=cache_bytes, engine=engine)
 
 
 def walk(prepared: Prepared, seed: int, length: int) -> list[Bits]:

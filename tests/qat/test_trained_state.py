@@ -92,3 +92,23 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert main(["realize", model, first["strategy"], "--weights", first["weights"], *shared]) == 0
     assert json.loads(capsys.readouterr().out)["same"]
     assert main(["realize", model, first["strategy"], *shared]) == (2 if first["kept"] else 0)
+
+
+def test_a_search_ends_with_training(tmp_path: Path) -> None:
+    """The strategy returned is for the weights that were written, and no worse than what was found."""
+    pytest.importorskip("safetensors")
+    from hago.model_source import read_weights
+
+    data = [torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+    fixed = {f"{n}:{s}": 4 for n in ("stem.0", "body", "fc") for s in (0, 1)}
+    options: dict[str, Any] = {"searcher": "default", "fix_bits": fixed, "progress": False}
+    _, before = hago.search_quantize_strategy(small(), "x86_vnni", data, **options)
+    path, saved = tmp_path / "w.safetensors", tmp_path / "s.json"
+    tuning = {"steps": 40, "batch_size": 16, "range_lr": 0.0, "save_weights": path}
+    strategy, after = hago.search_quantize_strategy(small(), "x86_vnni", data, **options, finetune=tuning, save=saved)
+    assert after > before
+    model = small()
+    model.load_state_dict(read_weights(path))
+    assert hago.create_quantizer(model, "x86_vnni", saved).strategy == strategy
+    with pytest.raises(HagoError, match="finetune must say where they go"):
+        hago.search_quantize_strategy(small(), "x86_vnni", data, **options, finetune={"steps": 1})
