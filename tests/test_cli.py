@@ -123,6 +123,7 @@ EVERY = {
     "compare": ["compare", MODEL, STRATEGY, "--data", DATA, "--realizations", "fast,simulated,float"],
     "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
     "replay": ["replay", MODEL, LOG, "--data", DATA],
+    "finetune": ["finetune", MODEL, STRATEGY, "--data", DATA, "--steps", "2"],
     "run": ["run", "net.safetensors", "--data", DATA],
     "export": ["export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA],
     "hardware list": ["hardware", "list"],

@@ -6,11 +6,12 @@ import copy
 import random
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chips import CHIPS
+from chips import CHIPS, Chip
 from networks import Small, randomized
 from plans import points
 from random_graphs import random_graph, random_inputs
@@ -21,6 +22,7 @@ from hago.errors import HagoError
 from hago.exactness import differing
 from hago.execute import run_real
 from hago.hardware_file import available_hardware, load_hardware
+from hago.numerics import Requantize
 from hago.prepare import make_strategy, prepare
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
@@ -90,7 +92,10 @@ def test_training_without_quantization_is_float_training(seed: int) -> None:
 # ---------------------------------------------------------------- gradients
 @pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"dorefa"}))  # which squashes its weights
 def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) -> None:
-    model, data = randomized(Small()), [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+    model, data = (
+        randomized(Small()),
+        [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))],
+    )
     trained = prepare_qat(model, "x86_vnni", dataset=data, scheme=scheme, estimator="max_range").train()
     found = {}
     for quantizing in (False, True):
@@ -110,7 +115,10 @@ def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) ->
 
 def test_learned_thresholds_grow_where_they_clip() -> None:
     """A threshold a tenth of the range, trained to give the float model's outputs, grows."""
-    model, data = randomized(Small()), [torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
+    model, data = (
+        randomized(Small()),
+        [torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(1))],
+    )
     strategy = hago.quantize(model, "x86_vnni", data, estimator="max_range").strategy
     low, high = strategy.thresholds["body:0"]
     small = {**strategy.thresholds, "body:0": (low * 0.1, high * 0.1)}
@@ -186,6 +194,43 @@ def test_bfloat16_autocast_trains() -> None:
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
     assert equal(trained.eval()(data[0]), from_qat(trained).quantize()(data[0]))
+
+
+# ---------------------------------------------------------------- distributed
+def test_distributed_data_parallel_trains_as_one(tmp_path: Path) -> None:
+    """One process in a gloo group: the gradients are those without it, and what is inside is shipped."""
+    distributed = torch.distributed
+    if not distributed.is_available() or distributed.is_initialized():
+        pytest.skip("needs a process group of its own")
+    model, data = randomized(Small()), data_of()
+    strategy = hago.quantize(model, "x86_vnni", data).strategy
+    alone, inner = (prepare_qat(model, "x86_vnni", strategy, scheme="lsq").train() for _ in range(2))
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        together = nn.parallel.DistributedDataParallel(inner)
+        for made in (alone, together):
+            made(data[0]).square().mean().backward()
+            torch.optim.SGD(made.parameters(), 0.01).step()
+    finally:
+        distributed.destroy_process_group()
+    assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), inner.parameters(), strict=True))
+    assert equal(from_qat(together).quantize()(data[0]), alone.eval()(data[0]))
+
+
+@pytest.mark.parametrize("form", ["tflite", "dequantize"])
+def test_ops_that_go_to_the_output_by_themselves(form: str) -> None:
+    """Forms of add: their own integers forward, the real op's gradient backward."""
+    how = {
+        "tflite": Requantize("multiplier_shift", "half_away", two_stage=True),
+        "dequantize": Requantize("float32"),
+    }
+    chip = Chip(at="output", scheme="affine", requantize=how[form]).hardware()
+    chip = replace(chip, ops={**chip.ops, "add": (replace(chip.ops["add"][0], form=form),)})
+    trained = prepare_qat(randomized(Small()), chip, dataset=data_of(), scheme="lsq").train()
+    found = trained(data_of()[0])
+    assert equal(found, trained.eval()(data_of()[0]))
+    trained.train()(data_of()[0]).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained.weights.parameters())
 
 
 # ---------------------------------------------------------------- bad input
