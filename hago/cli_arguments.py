@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from hago.calibrate.estimators import ESTIMATORS
 from hago.cli_compare import compare_options
 from hago.cli_export import FORMATS
-from hago.cli_search_options import add_search_options
 from hago.cli_finetune import add_options as finetune_options
+from hago.cli_search_options import add_search_options
 from hago.cli_stored import run_options
 from hago.cli_tables import table_options
 from hago.cli_texts import EXAMPLES, TOP, USAGE

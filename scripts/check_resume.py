@@ -92,9 +92,7 @@ def start(options: argparse.Namespace, searcher: str, log: Path, executor: str) 
     return subprocess.Popen([*words, "--child", str(log), executor], start_new_session=True, **quiet)  # type: ignore[call-overload,no-any-return]
 
 
-def kill_and_resume(
-    options: argparse.Namespace, searcher: str, log: Path, executor: str, draw: random.Random
-) -> int:
+def kill_and_resume(options: argparse.Namespace, searcher: str, log: Path, executor: str, draw: random.Random) -> int:
     """Run a search through kills; how many there were."""
     kills = 0
     while True:
