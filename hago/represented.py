@@ -59,9 +59,9 @@ def thresholds_for(lo: float, hi: float, grid: Grid, slack: float = 0.0) -> Rang
         seen = represented(lo, hi, grid)
         width = seen[1] - seen[0]
         return (lo, lo + (hi - lo) * ((hi - lo) / width)) if width > 0 else (lo, hi)
-    top = max(-lo, hi) if grid.signed else hi
-    if grid.power_of_two:
-        top = max(top - slack, 0.0)
-    unit = represented(-1.0 if grid.signed else 0.0, 1.0, grid)[1]
-    top /= unit
+    slack = slack if grid.power_of_two else 0.0
+    below, above = represented(-1.0 if grid.signed else 0.0, 1.0, grid)
+    top = max(hi - slack, 0.0) / above
+    if grid.signed:
+        top = max(top, max(-lo - slack, 0.0) / -below)
     return (-top if grid.signed else 0.0), top

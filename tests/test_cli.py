@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -283,6 +284,15 @@ def timeless(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in path.read_text().splitlines()]
 
 
+@pytest.fixture
+def listens() -> Iterator[None]:
+    """SIGINT interrupts, also where a shell started the tests in the background and had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens")
 def test_an_interrupted_search_says_how_to_continue_and_does(hago: Hago, found: Path) -> None:
     whole = [*SEARCH, "--objective", "cli_zoo:distance", "--log", "whole.jsonl", "--save", "w.json"]
     assert hago(*whole, "--budget", "12 trials").code == 0

@@ -66,7 +66,7 @@ def headroom(grid: Grid) -> float:
     lo = torch.full((1,), -1.0 if grid.signed else 0.0, dtype=torch.float64)
     hi = torch.ones_like(lo)
     scale, _, steps = levels(grid, lo, hi)
-    return float((hi - lo) / (scale * steps))
+    return max(1.0, float((hi - lo) / (scale * steps)))  # a lopsided grid may reach further on one side
 
 
 def around_zero(
