@@ -5,12 +5,7 @@ Importing it changes nothing and prints nothing.
 
 from hago.api import (
     create_quantizer,
-    estimate_cost,
-    evaluate_strategy,
-    explain,
-    inspect_graph_statistic,
     load_integer_model,
-    measure_sensitivity,
     quantize,
     replay,
     search_quantize_strategy,
@@ -23,6 +18,13 @@ from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.numerics import simulated_quantize
 from hago.quantizer import Quantizer
+from hago.reports import (
+    estimate_cost,
+    evaluate_strategy,
+    explain,
+    inspect_graph_statistic,
+    measure_sensitivity,
+)
 from hago.strategy import Strategy
 from hago.training import from_qat, prepare_qat
 from hago.version import VERSION

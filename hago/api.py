@@ -10,15 +10,9 @@ from typing import Any
 
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
-from hago.cost import Cost
-from hago.cost_range import CostRange, cost_range
-from hago.costing import plan_cost
-from hago.debug.explain import Explanation, explain_topology
-from hago.debug.inspect import GraphStatistic, inspect_plan
 from hago.engine.model import named_engine
 from hago.evaluate import Evaluator, first_safe
 from hago.frontend.data import Batches
-from hago.frontend.torch_export import from_torch
 from hago.known import LogPath
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
@@ -33,20 +27,15 @@ from hago.prepare import (
     input_names,
     make_strategy,
     plan_of,
-    planned,
     prepare,
 )
-from hago.qat.policies import topology_of
 from hago.quantizer import Quantizer
 from hago.racing import Race
 from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
-from hago.search.searcher import Score, Searcher
+from hago.search.searcher import Searcher
 from hago.search_training import trained_after
 from hago.searching import SearchOptions, find, made_by
-from hago.sensitivity import Sensitivity
-from hago.sensitivity import measure_sensitivity as sensitivity_of
-from hago.space import build_space
 from hago.stored import load_plan
 from hago.strategy import Strategy
 
@@ -225,113 +214,6 @@ def load_integer_model(path: str | PathLike[str], ops: Ops = OPS, engine: str = 
         ModelFileError: unreadable, cut, changed, not ours, or of operators that `ops` lacks.
     """
     return named_engine(engine)(*load_plan(path, ops))
-
-
-def evaluate_strategy(
-    model: ModelLike,
-    hardware: HardwareLike,
-    strategy: StrategyLike,
-    dataset: Iterable[Any],
-    objective: ObjectiveLike = "sqnr",
-) -> Score:
-    """How a strategy does on a data set."""
-    chosen = as_strategy(strategy)
-    plan, batches = planned(model, hardware, chosen, dataset)
-    return Evaluator(plan.graph, batches, named_objective(objective), plan.ops).score(plan, chosen.bits)
-
-
-def explain(
-    model: ModelLike,
-    hardware: HardwareLike,
-    example_inputs: Sequence[Any] = (),
-    *,
-    keep_float: Sequence[str] = (),
-    fix_bits: Mapping[str, int] | None = None,
-) -> Explanation:
-    """What will be integer, what stays float and why, before any search.
-
-    Args:
-        example_inputs: one batch, to export an nn.Module with.
-    """
-    chip = as_hardware(hardware)
-    ops = chip.known_ops
-    graph = from_torch(model, example_inputs, ops=ops)
-    topology = topology_of(graph, chip, keep_float, ops)
-    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
-
-
-def estimate_cost(
-    model: ModelLike,
-    hardware: HardwareLike,
-    strategy: StrategyLike,
-    example_inputs: Sequence[Any] = (),
-    *,
-    batch: int = 1,
-) -> Cost:
-    """What a strategy takes on the hardware: bytes, operations, and cycles and energy as far as the
-    hardware's description gives figures for them; `.missing` says what it does not give.
-
-    Args:
-        example_inputs: see create_quantizer.
-        batch: samples in one run.
-
-    Raises:
-        StrategyMismatch: the strategy was made for another model or hardware.
-    """
-    return plan_cost(create_quantizer(model, hardware, strategy, example_inputs).plan, batch)
-
-
-def measure_sensitivity(
-    model: ModelLike,
-    hardware: HardwareLike,
-    dataset: Iterable[Any],
-    *,
-    objective: ObjectiveLike = "sqnr",
-    estimator: str | Estimator | None = None,
-    keep_float: Sequence[str] = (),
-    fix_bits: Mapping[str, int] | None = None,
-    seed: int = 0,
-) -> Sensitivity:
-    """The expected loss of every choice of bits on every edge, from one forward and one backward pass
-    over the data: what a search of bits is guided by.
-
-    Args:
-        objective: what is lost: accuracy reads labels, kl and agreement compare class probabilities,
-            everything else the outputs themselves.
-        seed: of the random signs.
-
-    Returns:
-        A table: print it, or take `.losses`, `.save(path)`, `.to_json()`.
-    """
-    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
-    return sensitivity_of(prepared, named_objective(objective), seed)
-
-
-def explain_cost(
-    model: ModelLike,
-    hardware: HardwareLike,
-    example_inputs: Sequence[Any] = (),
-    *,
-    keep_float: Sequence[str] = (),
-    fix_bits: Mapping[str, int] | None = None,
-) -> CostRange:
-    """What the model takes at its most bits, at its fewest, and in float, before any search."""
-    chip = as_hardware(hardware)
-    ops = chip.known_ops
-    graph = from_torch(model, example_inputs, ops=ops)
-    topology = topology_of(graph, chip, keep_float, ops)
-    return cost_range(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
-
-
-def inspect_graph_statistic(
-    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
-) -> GraphStatistic:
-    """Node by node, float against simulated against integer, and the cause of every error.
-
-    Returns:
-        A table: print it, or take `.to_json()`, `.to_csv()`, `.first_wrong`.
-    """
-    return inspect_plan(*planned(model, hardware, strategy, dataset))
 
 
 def replay(

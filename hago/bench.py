@@ -21,12 +21,13 @@ from hago.hardware_document import from_document, to_document
 from hago.objective import OBJECTIVES, Objective
 from hago.ops import OPS
 from hago.ops._rule import OpRule
-from hago.prepare import Estimated, Prepared
+from hago.prepare import Prepared
 from hago.racer import Racer
 from hago.racing import Race, shuffled
 from hago.resolve import Resolver
 from hago.search.searcher import Score
 from hago.space import Bits, Space
+from hago.threshold_sources import Estimated
 from hago.topology import Topology
 
 #: An objective by its name, where hago knows it, or itself.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from hago import api
+from hago import api, reports
 from hago.cli_compare import compare
 from hago.cli_export import export
 from hago.cli_finetune import run_finetune
@@ -56,10 +56,10 @@ def explain(args: Namespace, voices: Voices) -> Outcome:
         first = next(iter(load_batches(args)), None)
         inputs = Batches([] if first is None else [first], input_names(model)).example
     chip, bits = load_chip(args, args.hardware), fixed_bits(args)
-    found = api.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    found = reports.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     if not args.cost:
         return Outcome(str(found), found.to_json())
-    costs = api.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    costs = reports.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     return Outcome(f"{found}\n\n{range_text(costs)}", {**found.to_json(), "cost": costs.to_json()})
 
 
@@ -99,13 +99,13 @@ def cost(args: Namespace, voices: Voices) -> Outcome:
     """What a strategy takes, node by node."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    found = api.estimate_cost(model, hardware, strategy, batch=args.batch)
+    found = reports.estimate_cost(model, hardware, strategy, batch=args.batch)
     return Outcome(cost_text(found), found.to_json())
 
 
 def sensitivity(args: Namespace, voices: Voices) -> Outcome:
     """The expected loss of every choice."""
-    found = api.measure_sensitivity(
+    found = reports.measure_sensitivity(
         load_model(args.model, args.weights),
         load_chip(args, args.hardware),
         load_batches(args),
@@ -125,7 +125,7 @@ def inspect(args: Namespace, voices: Voices) -> Outcome:
     """Every layer, in a table."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    found = api.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    found = reports.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
     if args.csv is not None:
         try:
             make_folder_of(Path(args.csv)).write_text(found.to_csv(), "utf-8")

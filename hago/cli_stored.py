@@ -11,11 +11,11 @@ from hago.cli_options import NO, OK, Outcome, Voices, load_batches, load_ops, ma
 from hago.engine.model import ENGINES
 from hago.hardware_document import hardware_hash
 from hago.plan import Plan
-from hago.prepare import store_thresholds
 from hago.quantizer import Quantizer
 from hago.running import run_model, save_outputs
 from hago.stored import Provenance, StoredSize, float_bytes, load_plan, save_plan
 from hago.strategy import Conditions, HardwareId, Strategy
+from hago.threshold_sources import store_thresholds
 
 
 def run_options(parser: Any) -> None:

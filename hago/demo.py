@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hago.api import explain, inspect_graph_statistic, search_quantize_strategy
+from hago.api import search_quantize_strategy
 from hago.debug.text import table
 from hago.errors import HagoError
 from hago.evaluate import Evaluator
@@ -28,6 +28,7 @@ from hago.hardware_file import load_hardware
 from hago.judgement import Judgement, figure_cells, judge
 from hago.objective import objective
 from hago.prepare import prepare
+from hago.reports import explain, inspect_graph_statistic
 from hago.search.log import read_log
 
 #: What the search is shown on: one chip where 8 bits are easy, and one where sums overflow.

@@ -18,7 +18,6 @@ from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.estimators import estimator as named_estimator
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
-from hago.calibrate.thresholds import Thresholds
 from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
@@ -31,9 +30,9 @@ from hago.ops import OPS, Ops
 from hago.plan import Plan
 from hago.qat.policies import topology_of
 from hago.resolve import Resolver
-from hago.schemes import Grid
 from hago.space import Space, build_space, with_kinds
 from hago.strategy import Conditions, HardwareId, Strategy
+from hago.threshold_sources import Estimated, Stored, store_thresholds
 from hago.topology import Topology, escape
 
 ModelLike = nn.Module | ExportedProgram | Graph
@@ -83,73 +82,6 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
     parameters = inspect.signature(model.forward).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
     return names or ("input",)
-
-
-class Estimated:
-    """Thresholds from an estimator over calibration statistics, or as they were given."""
-
-    def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
-        self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
-        self._given, self._consts = calibration.given, graph.consts
-
-    def _row(self, key: str, source: str) -> str | None:
-        return None if source in self._consts else self._given.named(key, source)
-
-    def signed(self, key: str, source: str) -> bool:
-        """Whether the node's values were ever negative."""
-        row = self._row(key, source)
-        return self._thresholds.range_of(source)[0] < 0.0 if row is None else self._given.signed(row)
-
-    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """What the estimator says of the node, or was given for it."""
-        row = self._row(key, source)
-        return self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
-
-
-class Stored:
-    """Thresholds as a strategy stores them.
-
-    Raises:
-        StrategyMismatch: a key that the strategy does not hold, or other channels than the model's.
-    """
-
-    def __init__(self, graph: Graph, strategy: Strategy) -> None:
-        self._graph = graph
-        self._pairs = {k: (_tensor(lo), _tensor(hi)) for k, (lo, hi) in strategy.thresholds.items()}
-
-    def signed(self, key: str, source: str) -> bool:
-        """Whether the stored range goes below 0."""
-        return bool((self._pair(key)[0] < 0).any())
-
-    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """The stored pair."""
-        lo, hi = self._pair(key)
-        channels = 1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]
-        if lo.numel() != channels:
-            raise StrategyMismatch(
-                f"the strategy holds thresholds of {lo.numel()} channels for edge {key!r}; this model on this hardware "
-                f"has {channels} there: it was edited, or made for another model"
-            )
-        return lo, hi
-
-    def _pair(self, key: str) -> tuple[Tensor, Tensor]:
-        if key not in self._pairs:
-            raise StrategyMismatch(f"the strategy holds no threshold for edge {key!r}; it was made for another model")
-        return self._pairs[key]
-
-
-def _tensor(end: float | tuple[float, ...]) -> Tensor:
-    return torch.tensor(end if isinstance(end, tuple) else [end], dtype=torch.float64)
-
-
-def store_thresholds(plan: Plan) -> dict[str, tuple[float | tuple[float, ...], float | tuple[float, ...]]]:
-    """A Plan's thresholds as a strategy stores them."""
-    return {k: (_numbers(lo), _numbers(hi)) for k, (lo, hi) in plan.thresholds.items()}
-
-
-def _numbers(end: Tensor) -> float | tuple[float, ...]:
-    values = [float(v) for v in end.flatten()]
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from hago.prepare import (
     make_strategy,
     plan_of,
     prepare,
-    store_thresholds,
     stored_resolver,
 )
 from hago.qat._checks import check_choice
@@ -43,6 +42,7 @@ from hago.quantizer import Quantizer
 from hago.schemes import TWO_SIDED
 from hago.searching import made_by
 from hago.strategy import Strategy
+from hago.threshold_sources import store_thresholds
 from hago.types import QParams
 
 #: Ranges of more integers than these are not learned: their steps are too fine to matter.

@@ -15,10 +15,10 @@ from hago.frontend.data import Batches
 from hago.graph import CONST, Graph
 from hago.hardware import Hardware
 from hago.ops import OPS, Ops
-from hago.prepare import Estimated
 from hago.resolve import Resolver
 from hago.schemes import Grid
 from hago.space import Space, build_space
+from hago.threshold_sources import Estimated
 from hago.topology import analyze
 
 

@@ -27,9 +27,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "strategy bounds pairs plan stored_values plan_document stored node_builder operands resolve space",
         "fusion peaks simulator realization engine exactness calibrate objective cost costing cost_range gradients",
         "search debug export qat",
-        "bench comparison executors workers scoring guidance known waste anytime racer racing "
-        "evaluate goal prepare quantizer replay searching judgement api demo model_source data_source sensitivity "
-        "cli_compare cli_stored cli_tables cli_search_options reachable running "
+        "threshold_sources bench comparison executors workers scoring guidance known waste anytime racer racing "
+        "evaluate goal prepare quantizer replay searching judgement api reports demo model_source data_source "
+        "sensitivity cli_compare cli_stored cli_tables cli_search_options reachable running "
         "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__ cli_values "
         "cli_finetune finetuning search_training trained_state training training_run",
     )

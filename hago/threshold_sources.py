@@ -1,0 +1,82 @@
+"""Where thresholds come from: an estimator over what was seen, ranges that were given, or a strategy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hago.calibrate.collect import Calibration
+from hago.calibrate.statistics import Estimator
+from hago.calibrate.thresholds import Thresholds
+from hago.errors import StrategyMismatch
+from hago.graph import Graph
+from hago.plan import Plan
+from hago.schemes import Grid
+from hago.strategy import Strategy
+
+
+class Estimated:
+    """Thresholds from an estimator over calibration statistics, or as they were given."""
+
+    def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
+        self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
+        self._given, self._consts = calibration.given, graph.consts
+
+    def _row(self, key: str, source: str) -> str | None:
+        return None if source in self._consts else self._given.named(key, source)
+
+    def signed(self, key: str, source: str) -> bool:
+        """Whether the node's values were ever negative."""
+        row = self._row(key, source)
+        return self._thresholds.range_of(source)[0] < 0.0 if row is None else self._given.signed(row)
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """What the estimator says of the node, or was given for it."""
+        row = self._row(key, source)
+        return self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
+
+
+class Stored:
+    """Thresholds as a strategy stores them.
+
+    Raises:
+        StrategyMismatch: a key that the strategy does not hold, or other channels than the model's.
+    """
+
+    def __init__(self, graph: Graph, strategy: Strategy) -> None:
+        self._graph = graph
+        self._pairs = {k: (_tensor(lo), _tensor(hi)) for k, (lo, hi) in strategy.thresholds.items()}
+
+    def signed(self, key: str, source: str) -> bool:
+        """Whether the stored range goes below 0."""
+        return bool((self._pair(key)[0] < 0).any())
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """The stored pair."""
+        lo, hi = self._pair(key)
+        channels = 1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]
+        if lo.numel() != channels:
+            raise StrategyMismatch(
+                f"the strategy holds thresholds of {lo.numel()} channels for edge {key!r}; this model on this hardware "
+                f"has {channels} there: it was edited, or made for another model"
+            )
+        return lo, hi
+
+    def _pair(self, key: str) -> tuple[Tensor, Tensor]:
+        if key not in self._pairs:
+            raise StrategyMismatch(f"the strategy holds no threshold for edge {key!r}; it was made for another model")
+        return self._pairs[key]
+
+
+def _tensor(end: float | tuple[float, ...]) -> Tensor:
+    return torch.tensor(end if isinstance(end, tuple) else [end], dtype=torch.float64)
+
+
+def store_thresholds(plan: Plan) -> dict[str, tuple[float | tuple[float, ...], float | tuple[float, ...]]]:
+    """A Plan's thresholds as a strategy stores them."""
+    return {k: (_numbers(lo), _numbers(hi)) for k, (lo, hi) in plan.thresholds.items()}
+
+
+def _numbers(end: Tensor) -> float | tuple[float, ...]:
+    values = [float(v) for v in end.flatten()]
+    return values[0] if len(values) == 1 else tuple(values)
