@@ -6,7 +6,7 @@ greedy search from a cold cache, divided by its distinct Plans. Baselines: the R
 passes on every edge, nothing kept) and the RFC's greedy (every choice of every edge in turn). Medians are over
 --pairs interleaved measurements; nothing is asserted.
 
-    python scripts/benchmark_search.py --assets ../shared/assets
+    python scripts/benchmark_search.py --assets DIR
     python scripts/benchmark_search.py --only trial,workers --images 32 --size 64 --trials 40 --pairs 5
 """
 

@@ -1,6 +1,6 @@
 """Time of a training step: hago against float training and torch.ao.quantization.prepare_qat_fx.
 
-    python scripts/benchmark_training.py --assets ../shared/assets --net cifar_resnet20 --threads 2
+    python scripts/benchmark_training.py --assets DIR --net cifar_resnet20 --threads 2
 
 Same network, images, loss and optimizer in one run, steps interleaved; medians of CPU time (or wall time
 with --wall, on an idle machine). The float model trains with its batch norms; prepare_qat_fx takes torch's

@@ -1,6 +1,6 @@
 """Fine-tuning on calibration images alone, without labels: what it recovers of what quantization lost.
 
-    python scripts/train_cifar.py --assets ../shared/assets --net cifar_resnet20 --bits 4 --budget 5m --seeds 3
+    python scripts/train_cifar.py --assets DIR --net cifar_resnet20 --bits 4 --budget 5m --seeds 3
 
 Every conv and linear operand (weights and activations, first and last layer included) gets `--bits`; the
 strategy is the post-training one on the same calibration images, and training continues it. Tested on
