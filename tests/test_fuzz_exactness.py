@@ -53,6 +53,13 @@ def test_clamps_in_a_row(limits: tuple[tuple[float | None, float | None], ...]) 
         assert compare(prepared.resolver(prepared.space.widest()), [seeded(2, 3, 6, 6) * 3]).same
 
 
+def test_a_sum_of_types_that_kernels_do_not_store() -> None:
+    """Network 3103 of the script: a real operand quantized to a type that the pass over rows cannot read."""
+    counts = FUZZ.Counts()
+    FUZZ.check(3103, counts)
+    assert counts.graphs == 1 and counts.wrong == []
+
+
 def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(FUZZ, "compare", lambda plan, inputs: Exactness(7, {"conv": 3}))
     monkeypatch.setattr(sys, "argv", ["fuzz_exactness.py", "--graphs", "1", "--seed", "5"])

@@ -129,10 +129,11 @@ def _operand_moves(plan: Plan, made: NodePlan, slot: int) -> str:
     """Why the kernel cannot requantize an operand of an add, or nothing."""
     simq, target = made.simqs[slot], made.operands[slot]
     source = target if simq is None else simq.source
+    stored = target if source is None else source
+    if target is None or stored is None or stored_type(stored) is None:
+        return f"an operand of {stored and stored.dtype}"
     if source is None:
         return ""  # quantized before
-    if stored_type(source) is None or target is None:
-        return f"an operand of {source.dtype}"
     found = move_of(simq, plan.hardware.requantize, max(1, source.scale.numel()), largest_of(source))
     return found if isinstance(found, str) else ""
 
