@@ -143,7 +143,8 @@ class Hardware:
         name: of the hardware.
         activation, weight: schemes of data and of constant weights.
         requantize: how integers move between scales.
-        other_ops: what an unlisted op means: `float32` runs it in float, `reject` refuses it.
+        other_ops: what an unlisted op means, or a node that no listed signature fits (a clamp at
+            1e-12, say): `float32` runs it in float, `reject` refuses it.
         cost: figures of the whole chip, e.g. {"clock_hz": 1e9, "bytes_per_cycle": 8}.
         sources: where the facts come from.
         notes: what could not be found in a source.
@@ -201,11 +202,16 @@ class Hardware:
         """The integer signatures of `op`, preferred first."""
         return tuple(d for d in self.ops.get(op, ()) if d.is_integer)
 
-    def float_descs(self, op: str) -> tuple[OpDesc, ...]:
-        """The float signatures of `op`; an unlisted op has one where `other_ops` is float32."""
-        if op not in self.ops and self.other_ops == "float32":
-            return (OpDesc("float32", "float32", name="other_ops"),)
-        return tuple(d for d in self.ops.get(op, ()) if not d.is_integer)
+    def float_descs(self, op: str, fits: bool = True) -> tuple[OpDesc, ...]:
+        """The float signatures of `op`.
+
+        Where it has none, `other_ops: float32` is one for an op that is not listed, and for a node
+        that the listed signatures do not fit (`fits=False`).
+        """
+        listed = tuple(d for d in self.ops.get(op, ()) if not d.is_integer)
+        if listed or self.other_ops != "float32" or (fits and op in self.ops):
+            return listed
+        return (OpDesc("float32", "float32", name="other_ops"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,15 +122,16 @@ def _decide(
     keep_float: Sequence[str],
     ops: Ops,
 ) -> tuple[bool, str]:
-    has_float = bool(hardware.float_descs(node.op))
     why_not = misfit(graph, node, hardware, ops)
+    has_float = bool(hardware.float_descs(node.op, fits=why_not is None))
+    remedy = "List a signature for it, or other_ops: float32"
     if why_not is None and matches(node.name, keep_float):
-        why_not = "kept float by the user"
+        why_not, remedy = "kept float by the user", "List a float signature for it, or let it be integer"
     if why_not is not None:
         if not has_float:
             raise UnsupportedOp(
                 f"node {node.name!r} ({node.op}) cannot run on {hardware.name}: {why_not}, and the "
-                f"hardware takes no float {node.op}. List a signature for it, or other_ops: float32"
+                f"hardware takes no float {node.op}. {remedy}"
             )
         return False, why_not
     rule = ops[node.op]

@@ -76,6 +76,20 @@ def test_an_unlisted_op_is_float_or_refused() -> None:
     assert all(word in str(caught.value) for word in ("'pool'", "adaptive_avg_pool2d", "toy", "other_ops: float32"))
 
 
+def test_a_node_that_no_listed_signature_fits_is_one_of_the_other_ops() -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
+    b.call("clamp", conv, min=0.5, max=1.0, name="clamp")
+    graph, only_integer = b.graph(), replace(TOY, ops={**TOY.ops, "clamp": [OpDesc("int32", "int32")]})
+    topology = analyze(graph, only_integer)
+    assert topology.nodes["conv"] and not topology.nodes["clamp"]
+    assert "leaves out 0" in topology.reasons["clamp"]
+    with pytest.raises(UnsupportedOp, match="'clamp'.*leaves out 0.*other_ops: float32"):
+        analyze(graph, replace(only_integer, other_ops="reject"))
+    with pytest.raises(UnsupportedOp, match="'conv'.*kept float by the user.*List a float signature"):
+        analyze(graph, only_integer, keep_float=["conv"])
+
+
 def test_attributes_that_do_not_fit() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")

@@ -194,7 +194,8 @@ def _crossing(graph: Graph, topology: Topology, edge: Edge) -> Crossing:
 
 def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, space: Space, ops: Ops) -> NodeChoice:
     integer = topology.nodes[node.name]
-    descs = fitting_descs(graph, node, hardware, ops) if integer else hardware.float_descs(node.op)
+    fitting = fitting_descs(graph, node, hardware, ops)
+    descs = fitting if integer else hardware.float_descs(node.op, fits=bool(fitting))
     edges = _edges(graph, node, space, ops) if integer else ()
     safe, always = None, False
     if integer:
