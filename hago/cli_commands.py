@@ -34,8 +34,9 @@ from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
 from hago.engine.executor import Executor
 from hago.errors import HagoError, HardwareError
 from hago.frontend.data import Batches
-from hago.hardware import Hardware, explain_hardware
+from hago.hardware import Hardware
 from hago.hardware_file import available_hardware, load_hardware
+from hago.hardware_table import explain_hardware
 from hago.judgement import judge_plan
 from hago.model_source import load_model
 from hago.plan import Plan

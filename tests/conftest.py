@@ -11,8 +11,9 @@ import torch
 from hypothesis import settings
 
 pytest.register_assert_rewrite("ops.laws", "plans")
-# networks and chips made up, which scripts need too
-sys.path.append(str(Path(__file__).parent.parent / "scripts" / "made_up"))
+# the scripts, of which tests run small parts, and the networks and chips made up that both need
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+sys.path += [str(SCRIPTS), str(SCRIPTS / "made_up")]
 
 # the same cases in every run; `--hypothesis-profile=explore` draws new ones
 settings.register_profile("hago", deadline=None, derandomize=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import fuzz_exactness
 import pytest
 from building import Builder, seeded
 from random_hardware import random_hardware
@@ -16,26 +15,12 @@ from hago.exactness import Exactness, compare
 from hago.hardware_file import check_hardware, load_hardware, save_hardware
 from hago.prepare import prepare
 
-PATH = Path(__file__).parents[1] / "scripts" / "fuzz_exactness.py"
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz_exactness", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up by name
-    spec.loader.exec_module(module)
-    return module
-
-
-FUZZ = _load()
-
 
 @pytest.mark.parametrize("first", range(0, 50, 10))
 def test_fifty_networks(first: int) -> None:
-    counts = FUZZ.Counts()
+    counts = fuzz_exactness.Counts()
     for seed in range(first, first + 10):
-        FUZZ.check(seed, counts)
+        fuzz_exactness.check(seed, counts)
     assert counts.wrong == []
     assert counts.graphs == 10 and counts.plans == 20 and counts.values > 1000
 
@@ -55,15 +40,15 @@ def test_clamps_in_a_row(limits: tuple[tuple[float | None, float | None], ...]) 
 
 def test_a_sum_of_types_that_kernels_do_not_store() -> None:
     """Network 3103 of the script: a real operand quantized to a type that the pass over rows cannot read."""
-    counts = FUZZ.Counts()
-    FUZZ.check(3103, counts)
+    counts = fuzz_exactness.Counts()
+    fuzz_exactness.check(3103, counts)
     assert counts.graphs == 1 and counts.wrong == []
 
 
 def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(FUZZ, "compare", lambda plan, inputs: Exactness(7, {"conv": 3}))
+    monkeypatch.setattr(fuzz_exactness, "compare", lambda plan, inputs: Exactness(7, {"conv": 3}))
     monkeypatch.setattr(sys, "argv", ["fuzz_exactness.py", "--graphs", "1", "--seed", "5"])
-    assert FUZZ.main() == 1
+    assert fuzz_exactness.main() == 1
     said = capsys.readouterr().out
     assert "--seed 5 --graphs 1: on " in said and "conv: 3" in said
 

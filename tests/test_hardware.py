@@ -15,10 +15,10 @@ from hago.hardware import (
     OpDesc,
     TensorScheme,
     create_sample_hardware,
-    explain_hardware,
 )
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import check_hardware
+from hago.hardware_table import explain_hardware
 from hago.numerics import Requantize
 from hago.types import INT8, INT16, INT32
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import hago
-from hago.hardware import Accumulator, Hardware, create_sample_hardware, explain_hardware
+from hago.hardware import Accumulator, Hardware, create_sample_hardware
 from hago.hardware_document import hardware_hash, to_document
 from hago.hardware_file import available_hardware, check_hardware, load_hardware, save_hardware
+from hago.hardware_table import explain_hardware
 from hago.ops import OPS
 from hago.types import INT8, INT16, INT32, INT64, UINT8
 

@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors version lru memory types rounding multipliers requantization numerics schemes represented json_text "
         "packing tensor_file nesting",
-        "graph ops hardware hardware_check hardware_document hardware_file arithmetic",
+        "graph ops hardware hardware_check hardware_document hardware_file hardware_table arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
         "strategy bounds pairs plan stored_values plan_document stored node_builder operands resolve space",
         "fusion peaks simulator realization engine exactness calibrate objective cost costing cost_range gradients",

@@ -9,13 +9,10 @@ from types import ModuleType
 import pytest
 import torch
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script() -> ModuleType:
     pytest.importorskip("sklearn")
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     import train_digits
 
     return train_digits
