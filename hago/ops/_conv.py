@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, Weight
-from hago.ops._rules import arguments, mac_bound
+from hago.ops._rules import arguments, mac_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _WEIGHT = Weight(slot=1, axis=0)
@@ -39,14 +39,6 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
         return found.reshape(-1, *[1] * dims)
 
     return bound
-
-
-def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
-    """Chunks of input channels; the bias goes with the first."""
-    if attrs["groups"] != 1 or inputs[1].shape[1] < parts:
-        return [tuple(inputs)]
-    chunks = list(zip(inputs[0].chunk(parts, 1), inputs[1].chunk(parts, 1), strict=True))
-    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
 
 
 def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
@@ -99,7 +91,7 @@ def conv_rule(dims: int) -> OpRule:
             slots=("own", "own", "bias"),
             scale=_scale(dims),
             bound=_bound(dims),
-            split=_split,
+            split=split_k(1, 1),
             seed=True,
             weight=_WEIGHT,
             product=MatrixProduct(_rows, _restored),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
-from hago.ops._rules import arguments, bias_bound
+from hago.ops._rules import arguments, bias_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
 _ATTRS = ("stride", "padding", "output_padding", "groups", "dilation")
@@ -59,14 +59,6 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
     return bound
 
 
-def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
-    """Chunks of input channels; the bias goes with the first."""
-    if attrs["groups"] != 1 or inputs[1].shape[0] < parts:
-        return [tuple(inputs)]
-    chunks = list(zip(inputs[0].chunk(parts, 1), inputs[1].chunk(parts, 0), strict=True))
-    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
-
-
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(shapes[0]) * math.prod(shapes[1][1:])
 
@@ -83,7 +75,7 @@ def conv_transpose_rule(dims: int) -> OpRule:
             slots=("own", "own", "bias"),
             scale=_scale(dims),
             bound=_bound(dims),
-            split=_split,
+            split=split_k(1, 0),
             seed=True,
             weight=Weight(slot=1, axis=1),
         ),

@@ -128,3 +128,16 @@ def mac_bound(operands: Sequence[Operand], weight: Weight, depth: int) -> Tensor
     if len(operands) > 2:
         bound = bound + bias_bound(operands[2]).flatten()
     return bound
+
+
+# ---------------------------------------------------------------- sums
+def split_k(x_axis: int, w_axis: int) -> Callable[[Attrs, Sequence[Tensor], int], list[tuple[Tensor, ...]]]:
+    """The `split` of an op that sums over these axes of x and w; the bias goes with the first part."""
+
+    def split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
+        if attrs.get("groups", 1) != 1 or inputs[1].shape[w_axis] < parts:
+            return [tuple(inputs)]
+        chunks = list(zip(inputs[0].chunk(parts, x_axis), inputs[1].chunk(parts, w_axis), strict=True))
+        return [(*chunks[0], *inputs[2:]), *chunks[1:]]
+
+    return split

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, Weight
-from hago.ops._rules import arguments, mac_bound
+from hago.ops._rules import arguments, mac_bound, split_k
 
 _WEIGHT = Weight(slot=1, axis=0)
 
@@ -23,14 +23,6 @@ def _scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
 
 def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return mac_bound(operands, _WEIGHT, operands[1].shape[1])
-
-
-def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
-    """Chunks of K; the bias goes with the first."""
-    if inputs[1].shape[1] < parts:
-        return [tuple(inputs)]
-    chunks = list(zip(inputs[0].chunk(parts, -1), inputs[1].chunk(parts, 1), strict=True))
-    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
 
 
 def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
@@ -54,7 +46,7 @@ RULE = OpRule(
         slots=("own", "own", "bias"),
         scale=_scale,
         bound=_bound,
-        split=_split,
+        split=split_k(-1, 1),
         seed=True,
         weight=_WEIGHT,
         product=MatrixProduct(_rows, _restored),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hago.ops._rule import Attrs, Call, IntegerForm, MatrixProduct, Operand, OpRule, Parsed, Refusal, Sample, Weight
-from hago.ops._rules import bias_bound, product_scale
+from hago.ops._rules import bias_bound, product_scale, split_k
 
 
 def _parse(call: Call) -> Parsed | None:
@@ -36,14 +36,6 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return bound if len(operands) == 2 else bound + bias_bound(operands[2])
 
 
-def _split(attrs: Attrs, inputs: Sequence[Tensor], parts: int) -> list[tuple[Tensor, ...]]:
-    """Chunks of K; the bias goes with the first."""
-    if inputs[0].shape[-1] < parts:
-        return [tuple(inputs)]
-    chunks = list(zip(inputs[0].chunk(parts, -1), inputs[1].chunk(parts, -2), strict=True))
-    return [(*chunks[0], *inputs[2:]), *chunks[1:]]
-
-
 def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
     return x + x_zero, w + w_zero
 
@@ -65,7 +57,7 @@ RULE = OpRule(
         slots=("own", "own", "bias"),
         scale=product_scale,
         bound=_bound,
-        split=_split,
+        split=split_k(-1, -2),
         seed=True,
         weight=Weight(slot=1, axis=-1),
         product=MatrixProduct(_rows, _restored),
