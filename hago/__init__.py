@@ -16,6 +16,7 @@ from hago.frontend.torch_export import from_torch
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
+from hago.measuring import measure_hardware
 from hago.numerics import simulated_quantize
 from hago.quantizer import Quantizer
 from hago.reports import (
@@ -51,6 +52,7 @@ __all__ = [
     "inspect_graph_statistic",
     "load_hardware",
     "load_integer_model",
+    "measure_hardware",
     "measure_sensitivity",
     "prepare_qat",
     "quantize",

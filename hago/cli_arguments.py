@@ -250,6 +250,10 @@ def _hardware(commands: Any) -> None:
         parser = _add(actions, name, what)
         parser.add_argument("hardware", metavar="NAME|FILE")
         _ops(parser)
+    parser = _add(actions, "measure", "a copy of a CPU's hardware file with the costs of this machine")
+    parser.add_argument("hardware", metavar="NAME|FILE")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the measured copy (.json)")
+    _ops(parser)
 
 
 def _demo(commands: Any) -> None:

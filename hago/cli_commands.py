@@ -35,9 +35,10 @@ from hago.engine.executor import Executor
 from hago.errors import HagoError, HardwareError
 from hago.frontend.data import Batches
 from hago.hardware import Hardware
-from hago.hardware_file import available_hardware, load_hardware
+from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.hardware_table import explain_hardware
 from hago.judgement import judge_plan
+from hago.measuring import measure_hardware
 from hago.model_source import load_model
 from hago.plan import Plan
 from hago.prepare import input_names, planned
@@ -148,12 +149,14 @@ def replay(args: Namespace, voices: Voices) -> Outcome:
 
 # ---------------------------------------------------------------- hardware and demo
 def hardware(args: Namespace, voices: Voices) -> Outcome:
-    """List, show or check hardware."""
+    """List, show, check or measure hardware."""
     if args.action == "list":
         return _list(tuple(map(load_hardware, available_hardware())))
     if args.action == "show":
         shown = explain_hardware(load_chip(args, args.hardware))
         return Outcome(str(shown), shown.to_json())
+    if args.action == "measure":
+        return _measure(args, voices)
     if args.hardware not in available_hardware() and not Path(args.hardware).is_file():
         raise HardwareError(f"there is no hardware file {args.hardware!r}")
     try:
@@ -179,6 +182,19 @@ def _list(known: tuple[Hardware, ...]) -> Outcome:
         for h in known
     ]
     return Outcome("\n".join(table(titles, rows)), [dict(zip(titles, row, strict=True)) for row in rows])
+
+
+def _measure(args: Namespace, voices: Voices) -> Outcome:
+    """A measured copy, beside what it was made of."""
+    chip, saved = load_chip(args, args.hardware), Path(args.output)
+    if saved.suffix != ".json":
+        raise HagoError(f"--output {args.output}: hardware is read from files that end in .json")
+    if Path(args.hardware).exists() and saved.exists() and saved.samefile(args.hardware):
+        raise HagoError(f"--output {args.output} is the file that is measured; the copy needs another name")
+    voices.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
+    found = measure_hardware(chip)
+    save_hardware(found.hardware, make_folder_of(saved))
+    return Outcome(f"{found}\nhardware  {saved}", {**found.to_json(), "hardware": str(saved)})
 
 
 def demo(args: Namespace, voices: Voices) -> Outcome:

@@ -101,6 +101,7 @@ examples:
   hago hardware list
   hago hardware show x86_vnni
   hago hardware check my_chip.json
+  hago hardware measure x86_vnni --output this_machine.json
 
 Exit code 1 says that a file is wrong; every mistake is listed with its place.""",
     "demo": """

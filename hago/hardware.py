@@ -148,6 +148,7 @@ class Hardware:
         cost: figures of the whole chip, e.g. {"clock_hz": 1e9, "bytes_per_cycle": 8}.
         sources: where the facts come from.
         notes: what could not be found in a source.
+        processor: of a CPU that hago runs on, its family: `x86`, `arm`, or `cpu` for any; else empty.
         origin: the file that it was read from; empty where it was built in Python.
     """
 
@@ -160,6 +161,7 @@ class Hardware:
     cost: Mapping[str, float] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    processor: str = ""
     origin: str = field(default="", compare=False)
     known_ops: Ops = field(default_factory=lambda: OPS, repr=False, compare=False)
 

@@ -30,6 +30,7 @@ def to_document(hardware: Hardware) -> dict[str, Any]:
         "$schema": _SCHEMA,
         "version": VERSION,
         "name": hardware.name,
+        "processor": hardware.processor,
         "sources": list(hardware.sources),
         "notes": list(hardware.notes),
         "activation": _scheme(hardware.activation),
@@ -82,7 +83,7 @@ def _name(signatures: dict[str, dict[str, Any]], desc: OpDesc) -> str:
 def hardware_hash(hardware: Hardware) -> str:
     """sha256 (hex) of what the hardware is and can do.
 
-    Order of keys, spelling of op names, names of signatures, sources, notes and the file it came
+    Order of keys, spelling of op names, names of signatures, sources, notes, processor and the file it came
     from do not count; preference does.
     """
     how = hardware.requantize
@@ -143,6 +144,7 @@ def from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> H
         cost=dict(document.get("cost", {})),
         sources=tuple(document.get("sources", ())),
         notes=tuple(document.get("notes", ())),
+        processor=document.get("processor", ""),
         origin=origin,
         known_ops=known_ops,
     )
