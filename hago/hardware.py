@@ -30,6 +30,19 @@ class Accumulator:
     overflow: Overflow = "wrap"
 
 
+@dataclass(frozen=True, slots=True)
+class FixedOut:
+    """The qparams of an output that an engine does not take from calibration.
+
+    Args:
+        scale: exact in float32.
+        zero_point: within the out dtype.
+    """
+
+    scale: float
+    zero_point: int = 0
+
+
 def _dtypes(names: str | DType | Sequence[str | DType]) -> tuple[DType, ...]:
     listed = [names] if isinstance(names, (str, DType)) else list(names)
     return tuple(d if isinstance(d, DType) else dtype(d) for d in listed)
@@ -50,10 +63,12 @@ class OpDesc:
             whatever they are called.
         min_bits, max_bits: what a search may choose for an operand.
         form: the way the op is computed where chips differ.
+        fixed_out: scale and zero point of the output, where the hardware has them once and for all.
         cost: e.g. {"macs_per_cycle": 64}.
 
     Raises:
-        HardwareError: no dtypes, or an accumulator that is no integer for integer operands.
+        HardwareError: no dtypes, an accumulator that is no integer for integer operands, or a fixed output
+            of a node that emits its accumulator.
     """
 
     in_dtypes: Any
@@ -64,6 +79,7 @@ class OpDesc:
     min_bits: int = 4
     max_bits: int = 64
     form: str | None = None
+    fixed_out: FixedOut | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,6 +97,10 @@ class OpDesc:
             raise HardwareError(
                 f"signature {self.name!r} mixes integer and float dtypes: "
                 f"{', '.join(map(str, self.in_dtypes))} -> {self.out_dtype}; give two signatures"
+            )
+        if self.fixed_out is not None and not (self.is_integer and self.requantize_at == "output"):
+            raise HardwareError(
+                f"signature {self.name!r} fixes its output; expected integers requantized at the output"
             )
 
     @property

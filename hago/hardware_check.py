@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +22,7 @@ from hago.multipliers import MULTIPLIERS
 from hago.ops import Ops, aliases
 from hago.ops._rule import IntegerForm
 from hago.rounding import ROUNDINGS
-from hago.schemes import SCHEMES
+from hago.schemes import SCHEMES, SMALLEST_SCALE
 from hago.types import DTYPES, DType
 
 Path = tuple[str | int, ...]
@@ -29,7 +30,7 @@ Document = Mapping[str, Any]
 
 DEFAULT_MIN_BITS: Final = 4
 #: What only integers have.
-_INTEGER_KEYS: Final = ("accumulator", "requantize_at", "min_bits", "max_bits")
+_INTEGER_KEYS: Final = ("accumulator", "requantize_at", "min_bits", "max_bits", "fixed_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,7 @@ def _integer_signature(
     elif body.get("requantize_at", "edge") == "edge" and out != register:
         text = f"got {_show(out.name)}; expected {register}, since the node emits its accumulator"
         yield Finding((*path, "out"), f"{text} (or state requantize_at: output)")
+    yield from _fixed_out((*path, "fixed_out"), body, out)
     low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", 64)
     if low > high:
         yield Finding((*path, "max_bits"), f"got {high}; expected at least min_bits, {low}")
@@ -209,6 +211,20 @@ def _integer_signature(
         yield Finding((*path, "min_bits"), f"{text}, the bits of an operand")
     if "max_bits" in body and high > widest:
         yield Finding((*path, "max_bits"), f"got {high}; expected at most {widest}, as no operand holds more")
+
+
+def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:
+    fixed = body.get("fixed_out")
+    if fixed is None:
+        return
+    scale, zero = float(fixed["scale"]), fixed["zero_point"]
+    if body.get("requantize_at") != "output":
+        yield Finding(path, "the node emits its accumulator; expected requantize_at: output")
+    if struct.unpack("f", struct.pack("f", scale))[0] != scale or scale < SMALLEST_SCALE:
+        text = f"got {fixed['scale']}; expected a number that float32 holds exactly, at least {SMALLEST_SCALE:g}"
+        yield Finding((*path, "scale"), text)
+    if not out.min <= zero <= out.max:
+        yield Finding((*path, "zero_point"), f"got {zero}; expected an integer of {out}, {out.min} to {out.max}")
 
 
 # ---------------------------------------------------------------- ops and what they refer to
@@ -252,13 +268,13 @@ def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Doc
     rule, out, named = known_ops[op], DTYPES.get(signature["out"]), signature.get("form")
     if out is None or not out.is_int:
         return
-    if rule.integer is None:
+    if rule.integer is None and not rule.forms:
         yield Finding(path, f"hago has no integer form of {op}; expected a float signature")
-    elif named is not None and named not in rule.forms:
+    elif named not in rule.forms and (named is not None or rule.integer is None):
         known = f"it has {_any_of(rule.forms) or 'one, without a name'}"
-        yield Finding(path, f"{op} has no form {_show(named)}; {known}.{did_you_mean(named, rule.forms)}")
-    else:
-        yield from _form_takes(path, op, signature, rule.forms.get(named or "", rule.integer), how)
+        yield Finding(path, f"{op} has no form {_show(named)}; {known}.{did_you_mean(named or '', rule.forms)}")
+    elif (form := rule.integer if named is None else rule.forms[named]) is not None:
+        yield from _form_takes(path, op, signature, form, how)
 
 
 def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:

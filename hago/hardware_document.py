@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme
 from hago.numerics import Requantize
 from hago.ops import Ops
 from hago.types import dtype
@@ -18,7 +18,7 @@ from hago.types import dtype
 VERSION: Final = 1
 _SCHEMA: Final = "../hago/schemas/hardware.schema.json"
 #: Keys of a signature that are no cost figures.
-_SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form")
+_SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out")
 
 
 def to_document(hardware: Hardware) -> dict[str, Any]:
@@ -66,6 +66,8 @@ def _signature(desc: OpDesc) -> dict[str, Any]:
     for key in ("requantize_at", "min_bits", "max_bits", "form"):
         if getattr(desc, key) != getattr(plain, key):
             body[key] = getattr(desc, key)
+    if desc.fixed_out is not None:
+        body["fixed_out"] = {"scale": desc.fixed_out.scale, "zero_point": desc.fixed_out.zero_point}
     return body | dict(desc.cost)
 
 
@@ -108,10 +110,11 @@ def _unusual(how: Requantize) -> list[str]:
 
 
 def _content(desc: OpDesc) -> list[Any]:
+    fixed = desc.fixed_out
     return [
         [d.name for d in desc.in_dtypes],
         [desc.out_dtype.name, desc.register.dtype.name, desc.register.overflow, desc.requantize_at],
-        [desc.min_bits, desc.max_bits, desc.form],
+        [desc.min_bits, desc.max_bits, desc.form, *([] if fixed is None else [float(fixed.scale), fixed.zero_point])],
         {k: float(v) for k, v in desc.cost.items()},
     ]
 
@@ -151,7 +154,7 @@ def from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> H
 
 
 def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
-    register = body.get("accumulator")
+    register, fixed = body.get("accumulator"), body.get("fixed_out")
     limits = {k: int(body[k]) for k in ("min_bits", "max_bits") if k in body}
     return OpDesc(
         in_dtypes=body["in"],
@@ -160,6 +163,7 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
         requantize_at=body.get("requantize_at", "edge"),
         name=name,
         form=body.get("form"),
+        fixed_out=fixed and FixedOut(float(fixed["scale"]), int(fixed["zero_point"])),
         cost={k: v for k, v in body.items() if k not in _SIGNATURE_KEYS},
         **limits,
     )

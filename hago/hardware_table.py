@@ -73,7 +73,12 @@ def _explain(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
         result=str(desc.out_dtype),
         register=str(desc.register.dtype) if integer else "-",
         overflow=desc.register.overflow if integer else "-",
-        requantize=f"{form} at {desc.requantize_at}" if integer else "-",
+        requantize=(f"{form} at {desc.requantize_at}{_fixed(desc)}") if integer else "-",
         form=desc.form or "-",
         source=f"{origin}: {desc.name}" if desc.name else origin,
     )
+
+
+def _fixed(desc: OpDesc) -> str:
+    fixed = desc.fixed_out
+    return "" if fixed is None else f", fixed to {fixed.scale:g} {fixed.zero_point:+d}"

@@ -115,6 +115,9 @@ class NodeBuilder:
     # ------------------------------------------------------------ output
     def _requantized(self) -> QParams | None:
         """The output's own qparams; None where the node emits its accumulator."""
+        fixed = self.operands.fixed(self.desc)
+        if fixed is not None:
+            return fixed
         if self.desc.requantize_at == "edge" or (self.out_bits is None and not self.form.table):
             return None
         assert self.out_bits is not None

@@ -91,7 +91,7 @@ class Operands:
         """Whether what a signature stores without a sign is never negative, and what follows is stored as it was."""
         if not all(self._sign_fits(slot, desc) for slot in range(len(self.sources))):
             return False
-        if desc.out_dtype.signed or desc.requantize_at == "edge":
+        if desc.out_dtype.signed or desc.requantize_at == "edge" or desc.fixed_out is not None:
             return True
         name = range_node(self.owner.graph, self.owner.topology, self.owner.ops, self.node.name)
         return not self.owner.thresholds.signed(f"{self.node.name}:out", name)
@@ -135,6 +135,14 @@ class Operands:
             # the op only moves values about, so they keep their zero point
             return self.owner.intern(replace(first, scale=scale))
         return self.whole(scale, dtype)
+
+    def fixed(self, desc: OpDesc) -> QParams | None:
+        """The qparams of an output that the hardware fixes."""
+        if desc.fixed_out is None:
+            return None
+        scale = torch.tensor(desc.fixed_out.scale, dtype=torch.float64)
+        zero, dtype = torch.tensor(desc.fixed_out.zero_point), desc.out_dtype
+        return self.owner.intern(QParams(scale, zero, dtype.min, dtype.max, dtype))
 
     def output(self, bits: int, desc: OpDesc) -> QParams:
         """The qparams that the node requantizes to, where its signature says so."""

@@ -176,7 +176,8 @@ class _Builder:
         self.emits[node.name] = frozenset(emitted)
         if descs[0].requantize_at == "output":
             self.requantized.add(node.name)
-            self._add_output(node, descs)
+            if any(d.fixed_out is None for d in descs):
+                self._add_output(node, descs)
         elif follows and node.inputs[0] in self.requantized:
             self.requantized.add(node.name)
 

@@ -38,7 +38,7 @@ def emit_qoperator(walk: Walk, node: Node, made: NodePlan) -> Value:
     emit = _operator(walk, node, made, operands)
     if emit is not None:
         return _narrowed(walk, node, made, lambda out: emit(walk, node, made, operands, out))
-    if node.op in JOINED and _all_bytes(operands, made):
+    if made.desc.form == "dequantize" or (node.op in JOINED and _all_bytes(operands, made)):
         real = [walk.dequantized(e) if e.slot not in made.consts else _real(walk, node, e) for e in node.edges]
         emit_real(walk.w, node, real, f"{node.name}:real")
         return walk.stored(f"{node.name}:real", made.out, node)
@@ -62,7 +62,7 @@ def _real(walk: Walk, node: Node, edge: Edge) -> str:
     return walk.scales.dequantize(value, walk.rank(node.inputs[edge.slot]), f"{value.name}:real")
 
 
-#: What is computed on real values in the form `dequantize`.
+#: What engines compute on real values, in whatever form.
 JOINED: Final = ("sub", "stack", "neg")
 
 

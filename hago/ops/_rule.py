@@ -2,7 +2,7 @@
 
 A rule is plain functions in a record. A misspelt field fails at import; nothing registers itself;
 `hago.ops.OPS` is built by reading the folder. `IntegerForm` holds all that the integer world needs;
-an op without one (softmax, layer_norm) is float everywhere.
+an op without one (layer_norm) is float everywhere.
 
 Reading order for a new op: `parse` (how torch spells it), `compute` (what it does to real values),
 `integer` (how scales travel, what it does to centered integers, how large they can get), `forms` (the
@@ -273,6 +273,7 @@ class OpRule:
             how shapes are inferred.
         integer: the integer side, or None for an op that is float everywhere.
         forms: integer sides by name, which hardware files may ask for; `integer` itself too if it has one.
+            An op may have forms and no `integer`: it is float unless a file names one.
         macs: multiply-accumulates at batch 1.
         samples: calls that the law suite tests this file with.
         refuses: attributes that must raise, naming the attribute.

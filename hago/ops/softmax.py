@@ -1,9 +1,10 @@
-"""softmax: `exp(x)` normalised along an axis; float everywhere."""
+"""softmax: `exp(x)` normalised along an axis; float, but for engines that requantize its result."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hago.ops._landing import dequantized
 from hago.ops._rule import Attrs, Call, OpRule, Parsed, Sample
 
 
@@ -22,6 +23,7 @@ RULE = OpRule(
     aten=("aten.softmax.int", "aten._softmax.default"),
     parse=_parse,
     compute=_compute,
+    forms={"dequantize": dequantized(_compute)},
     samples=(
         Sample(lambda x: F.softmax(x, -1), ((2, 3, 4),)),
         Sample(lambda x: F.softmax(x, 1), ((2, 3, 4),)),

@@ -201,7 +201,7 @@ class LivePass:
         key = f"{node.name}:out"
         found = self.training.ranges.get(key)
         if found is None:
-            return None
+            return self._operands(node).fixed(plan.desc)
         if self.observing and found.observes:
             found.observe(*extremes(value, register, found, None))
         bits = self.training.bits[key]

@@ -78,7 +78,13 @@ def checked(plan: Plan, inputs: list[Tensor], form: str) -> OnnxCheck:
 
 
 #: What each form can say of which hardware.
-SAID = [("onnxruntime_cpu", "qdq"), ("onnxruntime_cpu", "qoperator"), ("x86_vnni", "qoperator"), ("vta", "qoperator")]
+SAID = [
+    ("onnxruntime_cpu", "qdq"),
+    ("onnxruntime_cpu", "qoperator"),
+    ("x86_vnni", "qoperator"),
+    ("vta", "qoperator"),
+    ("tensorrt_gpu", "qoperator"),
+]
 
 
 @pytest.mark.parametrize(("chip", "form"), SAID)
