@@ -1,7 +1,8 @@
 """Every operator hago knows: one file each, found by reading this folder.
 
 Nothing registers itself. `OPS` is a read-only mapping that functions take as a parameter
-(`ops=OPS`), so a user adds an op as `{**OPS, "my_op": RULE}` without touching globals.
+(`ops=OPS`), so a user adds an op as `{**OPS, "my_op": RULE}` without touching globals. What such a
+rule is made of stands here too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,31 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from hago.ops._rule import OpRule
+from hago.ops._rule import Call, IntegerForm, Operand, OpRule, Parsed, Ref, Refusal, Sample, Weight
+from hago.ops._rules import arguments, binary, joined, magnitude_bound, product_bound, product_scale, sum_bound
+
+__all__ = [
+    "OPS",
+    "Call",
+    "IntegerForm",
+    "OpRule",
+    "Operand",
+    "Ops",
+    "Parsed",
+    "Ref",
+    "Refusal",
+    "Sample",
+    "Weight",
+    "aliases",
+    "arguments",
+    "binary",
+    "joined",
+    "magnitude_bound",
+    "parsers",
+    "product_bound",
+    "product_scale",
+    "sum_bound",
+]
 
 Ops = Mapping[str, OpRule]
 
