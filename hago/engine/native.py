@@ -5,7 +5,7 @@ The library is built on first use into a folder of the user's (`HAGO_CACHE`, els
 a temporary name and renamed, so processes that build it at the same time do not disturb each other. Where
 it cannot be built, `library()` says why and other kernels are used: results are the same.
 
-The structures mirror native/rows.h, native/conv.cpp and native/passes.cpp field by field.
+The structures mirror native/rows.h, native/conv.h and native/passes.cpp field by field.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def build() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            sources = [str(SOURCES / name) for name in ("rows.cpp", "conv.cpp", "passes.cpp")]
+            sources = sorted(map(str, SOURCES.glob("*.cpp")))
             command = [compiler, *OPTIONS, *sources, "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
             made.replace(target)

@@ -73,11 +73,11 @@ class Packed:
     """Packed weights.
 
     Args:
-        weight: int8, as native/conv.cpp reads it.
+        weight: int8, as native/conv.h says.
         panel: output channels worked on at once; 0 where every channel stands by itself.
         panels: of a group.
         depth: bytes of a tap.
-        taps, gather: how a window is read, in the words of native/conv.cpp.
+        taps, gather: how a window is read, in the words of native/conv.h.
         sums: int64 (out_channels,), of the weights of each output channel.
     """
 

@@ -2,103 +2,12 @@
 //
 // The dot product of four unsigned by four signed bytes (VPDPBUSD) does not saturate, so a sum is exact modulo
 // 2**32 in any order. int8 activations are read as uint8 with 128 added, which the offset takes out again.
-#include "rows.h"
+#include <cstdint>
 
 #ifdef __AVX512VNNI__
-#include <algorithm>
-#include <cstring>
-#include <vector>
-
-#include "vectors.h"
-
-struct Conv {
-  int32_t channels, out_channels, groups;
-  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int32_t is_signed;     // x holds int8
-  int32_t panel;         // output channels worked on at once, a multiple of 16; 0: every channel by itself
-  int32_t panels;        // of a group
-  int32_t depth;         // bytes of a tap; a multiple of 4
-  int32_t taps;          // AT_PIXELS: kernel_h * kernel_w; IN_ROWS: kernel_h, each a row of pixels; IN_PATCH: 1
-  int32_t gather;
-  const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4], or see by_channel
-  const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
-  const uint8_t* zeros;  // `channels` (and 64 more) zero points, as stored
-};
-
-// How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
-// or copied together, where nothing lies side by side.
-enum Gather : int32_t { AT_PIXELS = 0, IN_ROWS = 1, IN_PATCH = 2 };
-
-struct Shape {
-  int64_t images, height, width, out_height, out_width;
-};
+#include "conv.h"
 
 namespace {
-
-struct Job {
-  const Conv& c;
-  const Shape& s;
-  const Tail& t;
-  const uint8_t* x;
-  const uint8_t* end;
-  const bool fast, plain;
-  std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
-
-  Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
-      : c(c), s(s), t(t), x(x), fast(is_quick(t)), plain(is_plain(t)) {
-    end = x + s.images * s.height * s.width * c.channels;
-    const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
-    for (int k = 0; k < c.taps; ++k)
-      steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
-  }
-};
-
-// The window of an output pixel.
-struct Place {
-  const uint8_t* image;
-  const uint8_t* first;  // its first byte, where it lies inside
-  int64_t out_x, out_y, x, y;
-  bool inside;
-};
-
-void look(const Job& j, Place& p) {
-  const Conv& c = j.c;
-  p.y = p.out_y * c.stride_h - c.pad_h;
-  p.x = p.out_x * c.stride_w - c.pad_w;
-  p.first = p.image + (p.y * j.s.width + p.x) * c.channels;
-  p.inside = p.y >= 0 && p.x >= 0 && p.y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
-             p.x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
-  // a row is read in fours, which may pass its end by three bytes
-  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
-  if (c.gather == IN_PATCH) p.inside = false;
-}
-
-Place place_of(const Job& j, int64_t pixel) {
-  const int64_t plane = j.s.out_height * j.s.out_width, in = pixel % plane;
-  Place p{};
-  p.image = j.x + pixel / plane * j.s.height * j.s.width * j.c.channels;
-  p.out_y = in / j.s.out_width;
-  p.out_x = in % j.s.out_width;
-  look(j, p);
-  return p;
-}
-
-void advance(const Job& j, Place& p) {
-  if (++p.out_x == j.s.out_width) {
-    p.out_x = 0;
-    if (++p.out_y == j.s.out_height) {
-      p.out_y = 0;
-      p.image += j.s.height * j.s.width * j.c.channels;
-    }
-  }
-  look(j, p);
-}
-
-inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
-  const int64_t y = p.y + ky * j.c.dilation_h, x = p.x + kx * j.c.dilation_w;
-  const bool inside = (uint64_t)y < (uint64_t)j.s.height && (uint64_t)x < (uint64_t)j.s.width;
-  return inside ? p.image + (y * j.s.width + x) * j.c.channels : j.c.zeros;
-}
 
 // The window with its channels from `from` on, each row of taps `depth` bytes after the one before.
 void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
@@ -109,22 +18,38 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   }
 }
 
-void finish_any(const Job& j, int32_t* sums, int width, int column, int64_t row) {
-  if (j.plain) finish_vectors(sums, width, column, row, j.t, column);
-  else finish(sums, width, column, row, j.t, column);
+constexpr int BYTES[] = {1, 1, 2, 4, 4};
+
+// Has what a tile will read and write brought near while its sums are made.
+void fetch(const Job& j, const Tile& tile) {
+  const auto rows = [&](const char* data, int type, int64_t stride, auto each) {
+    for (int r = 0; r < tile.rows; ++r) {
+      const char* from = data + ((tile.row + r) * stride + tile.column) * BYTES[type];
+      for (int at = 0; at < tile.width * BYTES[type]; at += 64) each(from + at);
+    }
+  };
+  const Tail& t = j.t;
+  if (t.adds) rows(t.addend.data, t.addend.type, t.addend.stride, [](const char* p) { __builtin_prefetch(p, 0); });
+  for (int k = 0; k < t.outputs; ++k)
+    rows(t.output[k].data, t.output[k].type, t.output[k].stride, [](const char* p) { __builtin_prefetch(p, 1); });
 }
 
 template <int Z>
-inline void end_row(const Job& j, int32_t* sums, int width, int column, int64_t row) {
-  if (!j.fast) return finish_any(j, sums, width, column, row);
+inline void end_tile(const Job& j, const Tile& tile) {
+  if (!j.fast) return finish_any(j, tile);
   const Output& o = j.t.output[0];
-  const int64_t at = row * o.stride + column;
-  if (Z == 4 && width == 64)
-    return quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
-                    _mm512_load_si512(sums + 48), o, column, at);
+  for (int r = 0; r < tile.rows; ++r) {
+    const int32_t* sums = tile.sums + r * tile.pitch;
+    const int64_t at = (tile.row + r) * o.stride + tile.column;
+    if (Z == 4 && tile.width == 64) {
+      quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
+               _mm512_load_si512(sums + 48), o, tile.channel, at);
+      continue;
+    }
 #pragma GCC unroll 4
-  for (int z = 0; z < Z; ++z)
-    quick(_mm512_load_si512(sums + 16 * z), o, column + 16 * z, at + 16 * z, first_lanes(width - 16 * z));
+    for (int z = 0; z < Z; ++z)
+      quick(_mm512_load_si512(sums + 16 * z), o, tile.channel + 16 * z, at + 16 * z, first_lanes(tile.width - 16 * z));
+  }
 }
 
 template <int R, int Z, bool SIGNED>
@@ -174,6 +99,8 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
         if (r < count) advance(j, next);
       }
     }
+    const Tile tile{sums, count, 16 * Z, width, column, first, column};
+    if (!j.fast) fetch(j, tile);
     __m512i acc[R][Z];
 #pragma GCC unroll 4
     for (int z = 0; z < Z; ++z) {
@@ -207,65 +134,7 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) _mm512_store_si512(sums + 16 * (r * Z + z), acc[r][z]);
-    for (int r = 0; r < count; ++r) end_row<Z>(j, sums + 16 * Z * r, width, column, first + r);
-  }
-}
-
-// Every channel by itself (depthwise), 64 channels at a time. The bytes of four taps are interleaved, so that
-// one dot product adds four taps of 16 channels.
-// weight: [block of 64 channels][four taps][4][16 channels, in the order the interleaving leaves][4]
-template <bool SIGNED>
-void by_channel(const Job& j, int64_t begin, int64_t end) {
-  const Conv& c = j.c;
-  const int taps = c.taps, fours = (taps + 3) / 4;
-  const __m512i flip = _mm512_set1_epi8((char)0x80);
-  std::vector<const uint8_t*> at(4 * fours, c.zeros);
-  alignas(64) int32_t sums[64];
-  Place place = place_of(j, begin);
-  for (int64_t pixel = begin; pixel < end; ++pixel, advance(j, place)) {
-    for (int k = 0; k < taps; ++k)
-      at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
-    for (int block = 0; block < c.channels; block += 64) {
-      const int width = std::min(64, c.channels - block);
-      const __mmask64 bytes = first_bytes(width);
-      const int8_t* w = c.weight + (int64_t)block / 64 * fours * 256;
-      __m512i acc[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-      for (int k = 0; k < 4 * fours; k += 4, w += 256) {
-        __m512i t[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          t[i] = _mm512_maskz_loadu_epi8(bytes, at[k + i] + block);
-          if (SIGNED) t[i] = _mm512_xor_si512(t[i], flip);
-        }
-        const __m512i a = _mm512_unpacklo_epi8(t[0], t[1]), b = _mm512_unpackhi_epi8(t[0], t[1]);
-        const __m512i d = _mm512_unpacklo_epi8(t[2], t[3]), e = _mm512_unpackhi_epi8(t[2], t[3]);
-        acc[0] = _mm512_dpbusd_epi32(acc[0], _mm512_unpacklo_epi16(a, d), _mm512_loadu_si512(w));
-        acc[1] = _mm512_dpbusd_epi32(acc[1], _mm512_unpackhi_epi16(a, d), _mm512_loadu_si512(w + 64));
-        acc[2] = _mm512_dpbusd_epi32(acc[2], _mm512_unpacklo_epi16(b, e), _mm512_loadu_si512(w + 128));
-        acc[3] = _mm512_dpbusd_epi32(acc[3], _mm512_unpackhi_epi16(b, e), _mm512_loadu_si512(w + 192));
-      }
-      // acc[i] has channels 16 l + 4 i ... + 3 in its l-th quarter: a transposition puts them in order
-      const __m512i p = _mm512_shuffle_i32x4(acc[0], acc[1], 0x44), q = _mm512_shuffle_i32x4(acc[2], acc[3], 0x44);
-      const __m512i u = _mm512_shuffle_i32x4(acc[0], acc[1], 0xee), v = _mm512_shuffle_i32x4(acc[2], acc[3], 0xee);
-      const __m512i in_order[4] = {_mm512_shuffle_i32x4(p, q, 0x88), _mm512_shuffle_i32x4(p, q, 0xdd),
-                                   _mm512_shuffle_i32x4(u, v, 0x88), _mm512_shuffle_i32x4(u, v, 0xdd)};
-      const Output& o = j.t.output[0];
-      __m512i sum[4];
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-        sum[i] = _mm512_add_epi32(in_order[i], _mm512_loadu_si512(c.offset + block + 16 * i));
-      if (j.fast && width == 64) {
-        quick_64(sum[0], sum[1], sum[2], sum[3], o, block, pixel * o.stride + block);
-        continue;
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const __mmask16 lanes = first_lanes(width - 16 * i);
-        if (j.fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
-        if (!j.fast) _mm512_store_si512(sums + 16 * i, sum[i]);
-      }
-      if (!j.fast) finish_any(j, sums, width, block, pixel);
-    }
+    end_tile<Z>(j, tile);
   }
 }
 
@@ -307,8 +176,7 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
   for (int64_t unit = 0; unit < blocks * shares; ++unit) {
     const int64_t begin = unit / shares * block, end = std::min(pixels, begin + block);
     if (!conv->panel) {
-      if (conv->is_signed) by_channel<true>(j, begin, end);
-      else by_channel<false>(j, begin, end);
+      by_channel(j, begin, end);
       continue;
     }
     const int first = (int)(unit % shares) * share;

@@ -4,18 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-namespace {
+#include "rounding.h"
 
-template <int ROUNDING>
-inline float rounded(float x) {
-  float r = __builtin_rintf(x);
-  if (ROUNDING == HALF_UP) r += (x - r == 0.5f) ? 1.0f : 0.0f;
-  if (ROUNDING == HALF_DOWN) r -= (r - x == 0.5f) ? 1.0f : 0.0f;
-  if (ROUNDING == HALF_AWAY) r = __builtin_fabsf(x - r) == 0.5f ? x + __builtin_copysignf(0.5f, x) : r;
-  if (ROUNDING == TOWARD_ZERO) r = __builtin_truncf(x);
-  if (ROUNDING == FLOOR) r = __builtin_floorf(x);
-  return r;
-}
+namespace {
 
 template <int ROUNDING>
 void by_ratio(const int32_t* __restrict c, int32_t* __restrict out, int n, const Move& m, int channel) {

@@ -11,6 +11,7 @@ enum Rounding : int32_t { HALF_EVEN = 0, HALF_UP = 1, HALF_AWAY = 2, HALF_DOWN =
 
 // The longest row that is worked on at once; arrays per channel are at least so long, or a row is.
 constexpr int ROW = 512;
+constexpr int64_t PIECE = 64 * ROW;  // of a pass, what one thread takes at a time
 
 // From one scale to another, then clipped to centered integers.
 struct Move {

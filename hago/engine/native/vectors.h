@@ -1,4 +1,4 @@
-// What `finish` does, 16 sums at a time in registers, for tails whose moves are all plain (see rows.h).
+// What `finish` does, 16 sums at a time, for tails whose moves are all plain (see rows.h).
 #pragma once
 #include <immintrin.h>
 
@@ -9,7 +9,7 @@ inline __mmask16 first_lanes(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u
 
 inline bool is_plain(const Move& m) { return m.form == AS_IS || (m.form == RATIO && m.plain); }
 
-// Whether `finish_vectors` can stand for `finish`.
+// Whether `finish_tile` can stand for `finish`.
 inline bool is_plain(const Tail& t) {
   bool plain = !t.wrap_bits && !t.saturates;
   if (t.adds) plain = plain && is_plain(t.addend.own) && is_plain(t.addend.other);
@@ -24,74 +24,148 @@ inline bool is_quick(const Tail& t) {
   return is_plain(t) && !t.adds && !t.clamps && t.outputs == 1 && o.move.form == RATIO && o.type <= I8;
 }
 
-inline __m512i moved(__m512i c, const Move& m, int channel) {
-  if (m.form == AS_IS) return c;
-  __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(m.ratio + channel));
-  v = _mm512_max_ps(v, _mm512_set1_ps(m.least));
-  v = _mm512_min_ps(v, _mm512_set1_ps(m.most));
-  return _mm512_cvtps_epi32(v);
-}
+// ---------------------------------------------------------------- 16 values from and to memory
+// All 16, or the first ones: masked stores are slow on some machines, and so are conversions in one instruction
+// with a store.
+struct All {};
 
-inline __m512i load_16(const char* from, int32_t type, int32_t zero, int64_t at, __mmask16 lanes) {
-  __m512i c;
-  switch (type) {
-    case U8: c = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, from + at)); break;
-    case I8: c = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, from + at)); break;
-    case I16: c = _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(lanes, from + 2 * at)); break;
-    default: c = _mm512_maskz_loadu_epi32(lanes, from + 4 * at);
+inline __m512i load_16(const uint8_t* at, All) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)); }
+inline __m512i load_16(const int8_t* at, All) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)); }
+inline __m512i load_16(const int16_t* at, All) {
+  return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)at));
+}
+inline __m512i load_16(const int32_t* at, All) { return _mm512_loadu_si512(at); }
+inline __m512i load_16(const uint8_t* at, __mmask16 m) { return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(m, at)); }
+inline __m512i load_16(const int8_t* at, __mmask16 m) { return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(m, at)); }
+inline __m512i load_16(const int16_t* at, __mmask16 m) {
+  return _mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(m, at));
+}
+inline __m512i load_16(const int32_t* at, __mmask16 m) { return _mm512_maskz_loadu_epi32(m, at); }
+
+inline void store_16(uint8_t* at, __m512i q, All) { _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8(q)); }
+inline void store_16(int16_t* at, __m512i q, All) { _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16(q)); }
+inline void store_16(int32_t* at, __m512i q, All) { _mm512_storeu_si512(at, q); }
+inline void store_16(float* at, __m512 v, All) { _mm512_storeu_ps(at, v); }
+inline void store_16(uint8_t* at, __m512i q, __mmask16 m) { _mm_mask_storeu_epi8(at, m, _mm512_cvtepi32_epi8(q)); }
+inline void store_16(int16_t* at, __m512i q, __mmask16 m) {
+  _mm256_mask_storeu_epi16(at, m, _mm512_cvtepi32_epi16(q));
+}
+inline void store_16(int32_t* at, __m512i q, __mmask16 m) { _mm512_mask_storeu_epi32(at, m, q); }
+inline void store_16(float* at, __m512 v, __mmask16 m) { _mm512_mask_storeu_ps(at, m, v); }
+
+// ---------------------------------------------------------------- moves
+// A plain Move in registers.
+struct Plain {
+  const float* ratios;
+  __m512 least, most;
+  bool as_is;
+
+  explicit Plain(const Move& m)
+      : ratios(m.ratio), least(_mm512_set1_ps(m.least)), most(_mm512_set1_ps(m.most)), as_is(m.form == AS_IS) {}
+
+  __m512i operator()(__m512i c, int channel) const {
+    if (as_is) return c;
+    const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(ratios + channel));
+    return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, least), most));
   }
-  return _mm512_sub_epi32(c, _mm512_set1_epi32(zero));
-}
+};
 
-// Conversions with a masked store in one instruction are slow on some machines, so they are two.
-inline void store_16(__m512i q, char* to, int32_t type, int64_t at, __mmask16 lanes) {
-  switch (type) {
-    case U8:
-    case I8: return _mm_mask_storeu_epi8(to + at, lanes, _mm512_cvtepi32_epi8(q));
-    case I16: return _mm256_mask_storeu_epi16(to + 2 * at, lanes, _mm512_cvtepi32_epi16(q));
-    default: return _mm512_mask_storeu_epi32(to + 4 * at, lanes, q);
+// ---------------------------------------------------------------- tiles
+// Rows of sums, `pitch` from one to the next; the first is row `row` of what is stored, from `column` on.
+struct Tile {
+  int32_t* sums;
+  int rows, pitch, width, channel;
+  int64_t row, column;
+};
+
+// Calls `each(sums, row, column, lanes)` in the order of memory.
+template <typename Each>
+inline void by_rows(const Tile& t, Each each) {
+  for (int r = 0; r < t.rows; ++r) {
+    int32_t* sums = t.sums + r * t.pitch;
+    int i = 0;
+    for (; i + 16 <= t.width; i += 16) each(sums + i, t.row + r, i, All{});
+    if (i < t.width) each(sums + i, t.row + r, i, first_lanes(t.width - i));
   }
 }
 
-inline void finish_vectors(const int32_t* sums, int n, int channel, int64_t row, const Tail& t, int64_t column) {
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 lanes = first_lanes(n - i);
-    const int at = channel + i;
-    __m512i c = _mm512_loadu_si512(sums + i);
-    if (t.adds) {
-      const Addend& a = t.addend;
-      const __m512i other = load_16(a.data, a.type, a.zero, row * a.stride + column + i, lanes);
-      c = _mm512_add_epi32(moved(c, a.own, at), moved(other, a.other, at));
+template <typename T>
+void add_tile(const Tile& t, const Addend& a) {
+  const Plain own(a.own), other(a.other);
+  const __m512i zero = _mm512_set1_epi32(a.zero);
+  const int64_t stride = a.stride;
+  const T* data = reinterpret_cast<const T*>(a.data) + t.column;
+  by_rows(t, [&](int32_t* sums, int64_t row, int i, auto lanes) {
+    const __m512i there = _mm512_sub_epi32(load_16(data + row * stride + i, lanes), zero);
+    const __m512i c = own(_mm512_loadu_si512(sums), t.channel + i);
+    _mm512_storeu_si512(sums, _mm512_add_epi32(c, other(there, t.channel + i)));
+  });
+}
+
+inline void clamp_tile(const Tile& t, const int32_t* low, const int32_t* high) {
+  by_rows(t, [&](int32_t* sums, int64_t, int i, auto) {
+    const __m512i c = _mm512_max_epi32(_mm512_loadu_si512(sums), _mm512_loadu_si512(low + t.channel + i));
+    _mm512_storeu_si512(sums, _mm512_min_epi32(c, _mm512_loadu_si512(high + t.channel + i)));
+  });
+}
+
+inline void real_tile(const Tile& t, const Output& o) {
+  float* data = reinterpret_cast<float*>(o.data) + t.column;
+  const float* ratio = o.move.ratio + t.channel;
+  const int64_t stride = o.stride;
+  by_rows(t, [&](const int32_t* sums, int64_t row, int i, auto lanes) {
+    const __m512 c = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums));
+    store_16(data + row * stride + i, _mm512_mul_ps(c, _mm512_loadu_ps(ratio + i)), lanes);
+  });
+}
+
+template <typename T>
+void store_tile(const Tile& t, const Output& o) {
+  const Plain move(o.move);
+  const __m512i zero = _mm512_set1_epi32(o.zero);
+  const int64_t stride = o.stride;
+  T* data = reinterpret_cast<T*>(o.data) + t.column;
+  by_rows(t, [&](const int32_t* sums, int64_t row, int i, auto lanes) {
+    const __m512i q = move(_mm512_loadu_si512(sums), t.channel + i);
+    store_16(data + row * stride + i, _mm512_add_epi32(q, zero), lanes);
+  });
+}
+
+// Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
+inline void finish_tile(const Tile& tile, const Tail& t) {
+  if (t.adds) {
+    switch (t.addend.type) {
+      case U8: add_tile<uint8_t>(tile, t.addend); break;
+      case I8: add_tile<int8_t>(tile, t.addend); break;
+      case I16: add_tile<int16_t>(tile, t.addend); break;
+      default: add_tile<int32_t>(tile, t.addend);
     }
-    if (t.clamps) {
-      c = _mm512_max_epi32(c, _mm512_loadu_si512(t.clamp_low + at));
-      c = _mm512_min_epi32(c, _mm512_loadu_si512(t.clamp_high + at));
-    }
-    for (int k = 0; k < t.outputs; ++k) {
-      const Output& o = t.output[k];
-      const int64_t to = row * o.stride + column + i;
-      if (o.move.form == TO_REAL) {
-        const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(o.move.ratio + at));
-        _mm512_mask_storeu_ps(o.data + 4 * to, lanes, real);
-      } else {
-        store_16(_mm512_add_epi32(moved(c, o.move, at), _mm512_set1_epi32(o.zero)), o.data, o.type, to, lanes);
-      }
-    }
+  }
+  if (t.clamps) clamp_tile(tile, t.clamp_low, t.clamp_high);
+  for (int k = 0; k < t.outputs; ++k) {
+    const Output& o = t.output[k];
+    if (o.move.form == TO_REAL) real_tile(tile, o);
+    else if (o.type <= I8) store_tile<uint8_t>(tile, o);
+    else if (o.type == I16) store_tile<int16_t>(tile, o);
+    else store_tile<int32_t>(tile, o);
   }
 }
 
+// ---------------------------------------------------------------- bytes straight from registers
 // 16 sums to bytes, as integers.
 inline __m512i quanta(__m512i c, const Output& o, int channel) {
-  return _mm512_add_epi32(moved(c, o.move, channel), _mm512_set1_epi32(o.zero));
+  __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(o.move.ratio + channel));
+  v = _mm512_min_ps(_mm512_max_ps(v, _mm512_set1_ps(o.move.least)), _mm512_set1_ps(o.move.most));
+  return _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(o.zero));
 }
 
 inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
-  const __m128i stored = _mm512_cvtepi32_epi8(quanta(c, o, channel));
-  if (lanes == 0xffff) _mm_storeu_si128(reinterpret_cast<__m128i*>(o.data + at), stored);
-  else _mm_mask_storeu_epi8(o.data + at, lanes, stored);
+  uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + at;
+  if (lanes == 0xffff) store_16(to, quanta(c, o, channel), All{});
+  else store_16(to, quanta(c, o, channel), lanes);
 }
 
-// 64 sums at once. Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
+// 64 sums at once.
 inline void quick_64(__m512i a, __m512i b, __m512i c, __m512i d, const Output& o, int channel, int64_t at) {
   const __m512i low = _mm512_set1_epi32(0xff);
   const __m512i ab = _mm512_packus_epi32(_mm512_and_si512(quanta(a, o, channel), low),

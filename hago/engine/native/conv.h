@@ -1,0 +1,103 @@
+// A convolution as its kernels see it: what there is to do, and the windows of output pixels.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "vectors.h"
+
+struct Conv {
+  int32_t channels, out_channels, groups;
+  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int32_t is_signed;     // x holds int8
+  int32_t panel;         // output channels worked on at once, a multiple of 16; 0: every channel by itself
+  int32_t panels;        // of a group
+  int32_t depth;         // bytes of a tap; a multiple of 4
+  int32_t taps;          // AT_PIXELS: kernel_h * kernel_w; IN_ROWS: kernel_h, each a row of pixels; IN_PATCH: 1
+  int32_t gather;
+  const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4], or see by_channel
+  const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
+  const uint8_t* zeros;  // `channels` (and 64 more) zero points, as stored
+};
+
+// How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;
+// or copied together, where nothing lies side by side.
+enum Gather : int32_t { AT_PIXELS = 0, IN_ROWS = 1, IN_PATCH = 2 };
+
+struct Shape {
+  int64_t images, height, width, out_height, out_width;
+};
+
+struct Job {
+  const Conv& c;
+  const Shape& s;
+  const Tail& t;
+  const uint8_t* x;
+  const uint8_t* end;
+  const bool fast, plain;
+  std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
+
+  Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
+      : c(c), s(s), t(t), x(x), fast(is_quick(t)), plain(is_plain(t)) {
+    end = x + s.images * s.height * s.width * c.channels;
+    const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
+    for (int k = 0; k < c.taps; ++k)
+      steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
+  }
+};
+
+// The window of an output pixel.
+struct Place {
+  const uint8_t* image;
+  const uint8_t* first;  // its first byte, where it lies inside
+  int64_t out_x, out_y, x, y;
+  bool inside;
+};
+
+inline void look(const Job& j, Place& p) {
+  const Conv& c = j.c;
+  p.y = p.out_y * c.stride_h - c.pad_h;
+  p.x = p.out_x * c.stride_w - c.pad_w;
+  p.first = p.image + (p.y * j.s.width + p.x) * c.channels;
+  p.inside = p.y >= 0 && p.x >= 0 && p.y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
+             p.x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
+  // a row is read in fours, which may pass its end by three bytes
+  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
+  if (c.gather == IN_PATCH) p.inside = false;
+}
+
+inline Place place_of(const Job& j, int64_t pixel) {
+  const int64_t plane = j.s.out_height * j.s.out_width, in = pixel % plane;
+  Place p{};
+  p.image = j.x + pixel / plane * j.s.height * j.s.width * j.c.channels;
+  p.out_y = in / j.s.out_width;
+  p.out_x = in % j.s.out_width;
+  look(j, p);
+  return p;
+}
+
+inline void advance(const Job& j, Place& p) {
+  if (++p.out_x == j.s.out_width) {
+    p.out_x = 0;
+    if (++p.out_y == j.s.out_height) {
+      p.out_y = 0;
+      p.image += j.s.height * j.s.width * j.c.channels;
+    }
+  }
+  look(j, p);
+}
+
+inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
+  const int64_t y = p.y + ky * j.c.dilation_h, x = p.x + kx * j.c.dilation_w;
+  const bool inside = (uint64_t)y < (uint64_t)j.s.height && (uint64_t)x < (uint64_t)j.s.width;
+  return inside ? p.image + (y * j.s.width + x) * j.c.channels : j.c.zeros;
+}
+
+inline void finish_any(const Job& j, const Tile& tile) {
+  if (j.plain) return finish_tile(tile, j.t);
+  for (int r = 0; r < tile.rows; ++r)
+    finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.row + r, j.t, tile.column);
+}
+
+// The output pixels [begin, end), every channel by itself.
+void by_channel(const Job& job, int64_t begin, int64_t end);

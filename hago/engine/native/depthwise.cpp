@@ -1,0 +1,71 @@
+// Convolutions of every channel by itself (depthwise), 64 channels at a time.
+#ifdef __AVX512VNNI__
+#include "conv.h"
+
+namespace {
+
+// The bytes of four taps are interleaved, so that
+// one dot product adds four taps of 16 channels.
+// weight: [block of 64 channels][four taps][4][16 channels, in the order the interleaving leaves][4]
+template <bool SIGNED>
+void channels(const Job& j, int64_t begin, int64_t end) {
+  const Conv& c = j.c;
+  const int taps = c.taps, fours = (taps + 3) / 4;
+  const __m512i flip = _mm512_set1_epi8((char)0x80);
+  std::vector<const uint8_t*> at(4 * fours, c.zeros);
+  alignas(64) int32_t sums[64];
+  Place place = place_of(j, begin);
+  for (int64_t pixel = begin; pixel < end; ++pixel, advance(j, place)) {
+    for (int k = 0; k < taps; ++k)
+      at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
+    for (int block = 0; block < c.channels; block += 64) {
+      const int width = std::min(64, c.channels - block);
+      const __mmask64 bytes = first_bytes(width);
+      const int8_t* w = c.weight + (int64_t)block / 64 * fours * 256;
+      __m512i acc[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+      for (int k = 0; k < 4 * fours; k += 4, w += 256) {
+        __m512i t[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          t[i] = _mm512_maskz_loadu_epi8(bytes, at[k + i] + block);
+          if (SIGNED) t[i] = _mm512_xor_si512(t[i], flip);
+        }
+        const __m512i a = _mm512_unpacklo_epi8(t[0], t[1]), b = _mm512_unpackhi_epi8(t[0], t[1]);
+        const __m512i d = _mm512_unpacklo_epi8(t[2], t[3]), e = _mm512_unpackhi_epi8(t[2], t[3]);
+        acc[0] = _mm512_dpbusd_epi32(acc[0], _mm512_unpacklo_epi16(a, d), _mm512_loadu_si512(w));
+        acc[1] = _mm512_dpbusd_epi32(acc[1], _mm512_unpackhi_epi16(a, d), _mm512_loadu_si512(w + 64));
+        acc[2] = _mm512_dpbusd_epi32(acc[2], _mm512_unpacklo_epi16(b, e), _mm512_loadu_si512(w + 128));
+        acc[3] = _mm512_dpbusd_epi32(acc[3], _mm512_unpackhi_epi16(b, e), _mm512_loadu_si512(w + 192));
+      }
+      // acc[i] has channels 16 l + 4 i ... + 3 in its l-th quarter: a transposition puts them in order
+      const __m512i p = _mm512_shuffle_i32x4(acc[0], acc[1], 0x44), q = _mm512_shuffle_i32x4(acc[2], acc[3], 0x44);
+      const __m512i u = _mm512_shuffle_i32x4(acc[0], acc[1], 0xee), v = _mm512_shuffle_i32x4(acc[2], acc[3], 0xee);
+      const __m512i in_order[4] = {_mm512_shuffle_i32x4(p, q, 0x88), _mm512_shuffle_i32x4(p, q, 0xdd),
+                                   _mm512_shuffle_i32x4(u, v, 0x88), _mm512_shuffle_i32x4(u, v, 0xdd)};
+      const Output& o = j.t.output[0];
+      __m512i sum[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        sum[i] = _mm512_add_epi32(in_order[i], _mm512_loadu_si512(c.offset + block + 16 * i));
+      if (j.fast && width == 64) {
+        quick_64(sum[0], sum[1], sum[2], sum[3], o, block, pixel * o.stride + block);
+        continue;
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __mmask16 lanes = first_lanes(width - 16 * i);
+        if (j.fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
+        if (!j.fast) _mm512_store_si512(sums + 16 * i, sum[i]);
+      }
+      if (!j.fast) finish_any(j, {sums, 1, 64, width, block, pixel, block});
+    }
+  }
+}
+
+}  // namespace
+
+void by_channel(const Job& j, int64_t begin, int64_t end) {
+  if (j.c.is_signed) channels<true>(j, begin, end);
+  else channels<false>(j, begin, end);
+}
+#endif

@@ -1,0 +1,52 @@
+// Real values to stored integers.
+#include <algorithm>
+#include <cstdint>
+
+#include "rounding.h"
+
+namespace {
+
+struct Grid {
+  float scale, low, high;
+  int32_t rounding, type, zero;
+};
+
+template <int ROUNDING, typename T>
+void quantize_run(const float* x, int64_t step, T* out, int64_t out_step, int64_t n, const Grid& g) {
+  for (int64_t i = 0; i < n; ++i) {
+    float v = rounded<ROUNDING>(x[i * step] / g.scale);
+    v = v < g.low ? g.low : v;
+    v = v > g.high ? g.high : v;
+    out[i * out_step] = (T)((int32_t)v + g.zero);
+  }
+}
+
+template <int ROUNDING>
+void quantize_as(const float* x, int64_t step, char* out, int64_t at, int64_t out_step, int64_t n, const Grid& g) {
+  if (g.type == U8) return quantize_run<ROUNDING>(x, step, (uint8_t*)out + at, out_step, n, g);
+  if (g.type == I8) return quantize_run<ROUNDING>(x, step, (int8_t*)out + at, out_step, n, g);
+  if (g.type == I16) return quantize_run<ROUNDING>(x, step, (int16_t*)out + at, out_step, n, g);
+  quantize_run<ROUNDING>(x, step, (int32_t*)out + at, out_step, n, g);
+}
+
+using Quantizer = void (*)(const float*, int64_t, char*, int64_t, int64_t, int64_t, const Grid&);
+constexpr Quantizer QUANTIZE[] = {quantize_as<HALF_EVEN>, quantize_as<HALF_UP>,     quantize_as<HALF_AWAY>,
+                                  quantize_as<HALF_DOWN>, quantize_as<TOWARD_ZERO>, quantize_as<FLOOR>};
+
+}  // namespace
+
+// Real values to stored integers: N1 of docs/numerics.md. `out` has its channels innermost.
+extern "C" void hago_quantize(const float* x, int64_t images, int64_t channels, int64_t pixels, int64_t by_image,
+                              int64_t by_channel, int64_t by_pixel, char* out, float scale, float low, float high,
+                              int rounding, int type, int zero, int threads) {
+  const Grid g{scale, low, high, rounding, type, zero};
+  const int64_t pieces = (pixels + PIECE - 1) / PIECE;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t job = 0; job < images * pieces; ++job) {
+    const int64_t image = job / pieces, first = job % pieces * PIECE, n = std::min(PIECE, pixels - first);
+    const float* from = x + image * by_image + first * by_pixel;
+    const int64_t to = (image * pixels + first) * channels;
+    for (int64_t c = 0; c < channels; ++c)
+      QUANTIZE[rounding](from + c * by_channel, by_pixel, out, to + c, channels, n, g);
+  }
+}
