@@ -82,7 +82,8 @@ def search_quantize_strategy(
             (guided by one pass over the data; docs/design.md), each with options
             where wanted ("greedy:tolerance=0.1"), or an object
             with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
-        estimator: of thresholds, e.g. "mse" or "percentile:99.9".
+        estimator: of thresholds, e.g. "mse" or "percentile:99.9"; "dorefa" and "dorefa_relative" also put weights on
+            DoReFa-Net's levels, see docs/training.md.
         objective: what is maximised: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
             function of (reference outputs, outputs, labels).
         budget: "200 trials", "10m", "50 forwards", a number of trials, or None for as long as the
@@ -141,8 +142,11 @@ def search_quantize_strategy(
             executor, cache_bytes, front, race, reuse, thresholds, modes, search_topology,
         ),
     )  # fmt: skip
-    if isinstance(dataset, Batches) and finetune is not None:
-        return trained_after(model, hardware, dataset, (found.strategy, found.score), finetune, save)
+    interrupted = found.result.stopped_because == "interrupted"
+    if isinstance(dataset, Batches) and finetune is not None and not interrupted:
+        best, measure = (found.strategy, found.score), objective if maximize is None else maximize
+        tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
+        return tuned.strategy, tuned.score
     return found.strategy, found.score
 
 

@@ -27,7 +27,7 @@ from hago.racing import Race, shuffled
 from hago.resolve import Resolver
 from hago.search.searcher import Score
 from hago.space import Bits, Space
-from hago.threshold_sources import Estimated
+from hago.threshold_sources import estimated_resolver
 from hago.topology import Topology
 
 #: An objective by its name, where hago knows it, or itself.
@@ -84,8 +84,8 @@ class Work:
                 f"the data of this search has hash {self.data_hash[:12]}, here it is {batches.sha256[:12]}; "
                 "a data set that is read again must give the same values everywhere"
             )
-        thresholds = Estimated(graph, self.calibration, self.estimator)
-        resolver = Resolver(graph, hardware, self.topology, self.space, thresholds, ops)
+        how = (self.calibration, self.estimator)
+        resolver = estimated_resolver(graph, hardware, self.topology, self.space, *how, ops)
         also = [_objective(o) for o in self.also]
         objective = _objective(self.objective)
         return make_bench(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed)

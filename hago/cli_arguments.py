@@ -19,6 +19,7 @@ from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
 from hago.errors import HagoError
 from hago.hardware_file import available_hardware
+from hago.qat.dorefa_grid import DOREFAS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,7 +113,8 @@ def _quantization(
     group.add_argument(
         "--estimator",
         metavar="NAME[:OPTIONS]",
-        help=f"of thresholds: {', '.join(ESTIMATORS)}; default: mse, or power2_range where the hardware only shifts",
+        help=f"of thresholds: {', '.join(ESTIMATORS)}; default: mse, or power2_range where the hardware only shifts; "
+        f"{' and '.join(DOREFAS)} also put weights on DoReFa-Net's levels",
     )
     _patterns(group)
     group.add_argument("--save", metavar="FILE", help=saves)

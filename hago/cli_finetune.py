@@ -115,7 +115,7 @@ def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights:
     how = "the trained strategy" if found.kept else "training did not help on the samples kept aside; as it was"
     lines = [
         f"trained {found.steps} steps in {found.seconds:.1f} s: {how}",
-        *(f"{when:<7} {_figures(results)}" for when, results in (("before", found.before), ("after", found.after))),
+        *(f"{when:<7} {figures(results)}" for when, results in (("before", found.before), ("after", found.after))),
         f"log       {log}",
         f"strategy  {saved}",
     ]
@@ -136,7 +136,8 @@ def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights:
     return Outcome("\n".join(lines), values, OK)
 
 
-def _figures(results: Any) -> str:
+def figures(results: Any) -> str:
+    """Measures in words."""
     accuracy, interval, agreement, sqnr = figure_cells(results)
     right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in results else ""
     return f"{right}agreement {agreement}, SQNR {sqnr} dB, {results['samples']} samples"

@@ -24,6 +24,7 @@ from hago.cli_options import (
     named_searcher,
 )
 from hago.cli_tables import table_lines, tables_of
+from hago.cli_tuning import strategy_of, tune, tuned_lines, tuned_values, tuning_options, weights_of
 from hago.cost import METRICS
 from hago.debug.cost_report import amount
 from hago.hardware_file import available_hardware
@@ -31,6 +32,7 @@ from hago.judgement import figure_cells
 from hago.model_source import load_model
 from hago.search.log import read_log
 from hago.search.trial import Trial
+from hago.search_training import Tuned
 from hago.searching import Found, SearchOptions, find
 from hago.strategy import Strategy
 
@@ -38,6 +40,7 @@ from hago.strategy import Strategy
 def search(args: Namespace, voices: Voices) -> Outcome:
     """Search, say what was found and how to go on."""
     hardware = load_chip(args, args.hardware)
+    tuning_options(args.finetune or "")
     model, data = load_model(args.model, args.weights), load_batches(args)
     held_out = None if args.held_out is None else load_batches(args, args.held_out)
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
@@ -75,31 +78,35 @@ def search(args: Namespace, voices: Voices) -> Outcome:
             **tables_of(args),
         ),
     )
-    return _outcome(args, voices, found, log, saved)
+    done = args.finetune is not None and found.result.stopped_because != "interrupted"
+    tuned = tune(args, voices, model, hardware, data, found, saved) if done else None
+    return _outcome(args, voices, found, log, saved, tuned)
 
 
-def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Path) -> Outcome:
-    strategy, trials, best = found.strategy, found.result.trials, found.result.best
+def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Path, tuned: Tuned | None) -> Outcome:
+    strategy, trials, best = strategy_of(found, tuned), found.result.trials, found.result.best
     interrupted = found.result.stopped_because == "interrupted"
     held_out = strategy.made_by.get("held_out")
     repeats = sum(t.same_as is not None for t in trials)
     lines = [
         f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in "
         f"{trials[-1].elapsed:.1f} s; the best is trial {best.index}",
-        *_strategy_lines(strategy),
+        *_strategy_lines(found.strategy),
         f"  {_costs(best)}",
         f"  {_overflow(best)}",
+        *([] if tuned is None else tuned_lines(tuned, saved)),
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {args.front or saved.with_suffix('.front.json')}",
         *([f"continue  {command_line(*voices.words)}"] if interrupted else []),
-        f"check it  {_next(args, saved)}",
+        f"check it  {_next(args, saved, weights_of(saved) if tuned and tuned.better else None)}",
     ]
     values = {
         "model": args.model,
         "hardware": strategy.hardware.name,
-        "score": found.score,
+        "score": found.score if tuned is None else tuned.score,
+        "finetuned": None if tuned is None else tuned_values(tuned, saved),
         "results": dict(strategy.made_by["results"]),
         "held_out": held_out,
         "bits": dict(strategy.bits),
@@ -145,10 +152,11 @@ def _overflow(best: Trial) -> str:
     return "no overflow seen; " + (f"{unproved} nodes have no proof of that" if unproved else "proved at every node")
 
 
-def _next(args: Namespace, strategy: Path) -> str:
+def _next(args: Namespace, strategy: Path, weights: Path | None = None) -> str:
     """The command that checks a strategy."""
     words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
-    words += ["--weights", args.weights] if args.weights else []
+    weights = weights or args.weights
+    words += ["--weights", str(weights)] if weights else []
     words += ["--hardware", args.hardware] if args.hardware not in available_hardware() else []
     words += ["--ops", args.ops] if args.ops else []
     words += ["--samples", str(args.samples)] if args.samples else []

@@ -53,6 +53,14 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
     )
     group.add_argument(
+        "--finetune",
+        nargs="?",
+        const="",
+        metavar="NAME=VALUE,...",
+        help="train what was found as the last stage, and keep it where it is better, e.g. 'budget=5m' or "
+        "'scheme=dorefa_relative,steps=400'; the trained weights go beside --save",
+    )
+    group.add_argument(
         "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
     )
     group.add_argument(

@@ -31,6 +31,7 @@ examples:
   hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
   hago search zoo:net --hardware vta --data calibration.npz --minimize weight_bytes --keep 'agreement >= 99 %'
   hago search zoo:net --hardware vta --data calibration.npz --maximize sqnr --budget-cost 'weight_bytes <= 4 MB'
+  hago search zoo:net --hardware x86_vnni --data calibration.npz --finetune budget=5m
 
 Ctrl-C ends the search with what it has found; the same command continues it. So does the same command
 with a larger --budget.""",

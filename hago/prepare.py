@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.calibrate.collect import Calibration, collect
-from hago.calibrate.estimators import estimator as named_estimator
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
@@ -28,11 +27,12 @@ from hago.hardware_file import load_hardware
 from hago.nesting import check_nesting
 from hago.ops import OPS, Ops
 from hago.plan import Plan
+from hago.qat.dorefa_thresholds import DoReFaWeights, dorefa_made, estimator_of
 from hago.qat.policies import topology_of
 from hago.resolve import Resolver
 from hago.space import Space, build_space, with_kinds
 from hago.strategy import Conditions, HardwareId, Strategy
-from hago.threshold_sources import Estimated, Stored, store_thresholds
+from hago.threshold_sources import Stored, estimated_resolver, store_thresholds
 from hago.topology import Topology, escape
 
 ModelLike = nn.Module | ExportedProgram | Graph
@@ -145,14 +145,14 @@ def prepare(
         fixed = {**(fix_bits or {}), **given.fixed_bits(graph, build_space(graph, chip, topology, None, ops))}
     space = build_space(graph, chip, topology, fixed, ops)
     default = "power2_range" if chip.requantize.power_of_two else "mse"
-    chosen = named_estimator(default if estimator is None else estimator)
+    chosen = estimator_of(default if estimator is None else estimator)
     observed = {g.source for g in space.groups.values()}
     if kinds:
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
     calibration = replace(collect(graph, batches, observed, ops), given=given)
-    resolver = Resolver(graph, chip, topology, space, Estimated(graph, calibration, chosen), ops)
+    resolver = estimated_resolver(graph, chip, topology, space, calibration, chosen, ops)
     return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver, kept, dict(fixed or {}))
 
 
@@ -183,7 +183,9 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
         )
     fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
     space = build_space(graph, hardware, topology, fixed, ops)
-    return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops)
+    how = dorefa_made(made_by)
+    weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
+    return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops, constants=weights)
 
 
 def import_for(

@@ -7,6 +7,7 @@ nodes that feel it. Its memory is bounded: `MEMORY` node plans and `CONST_BYTES`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ from hago.types import Edge, QParams, SimQ
 MEMORY: Final = 1 << 16
 CONST_BYTES: Final = 1 << 30
 
+
+#: The centered integers of a constant, where they are not the nearest; None where they are.
+Constants = Callable[[str, QParams], Tensor | None]
 
 #: Topologies whose space is kept.
 TOPOLOGIES: Final = 256
@@ -59,6 +63,7 @@ class Resolver:
     Args:
         thresholds: where thresholds come from.
         elder: a Resolver of another topology of the same, whose memory is shared.
+        constants: integers of constants that are not the nearest to their values.
     """
 
     def __init__(
@@ -70,9 +75,11 @@ class Resolver:
         thresholds: ThresholdSource,
         ops: Ops = OPS,
         elder: Resolver | None = None,
+        constants: Constants | None = None,
     ) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
         self.space, self.thresholds, self.ops = space, thresholds, hardware.computes(ops)
+        self.constants = constants
         self.group_of = {e: g.key for g in space.groups.values() for e in g.edges}
         self._variants: LRU[frozenset[str], Resolver] = LRU(TOPOLOGIES)
         self._memory: _Memory = _Memory() if elder is None else elder._memory
@@ -97,7 +104,7 @@ class Resolver:
         kept = [n.name for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
         topology = analyze(graph, self.hardware, [escape(n) for n in (*kept, *sorted(floats))], ops) if floats else base
         space = build_space(graph, self.hardware, topology, None, ops)
-        return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, elder=self)
+        return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, self, self.constants)
 
     def __call__(self, bits: Bits) -> Plan:
         """The Plan of a point.
@@ -165,12 +172,23 @@ class Resolver:
         key = (name, id(target))
         found = self._memory.consts.get(key)
         if found is None:
-            exact = quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
+            exact = self._integers(name, target)
             small = float(exact.abs().max()) if exact.numel() else 0.0
             storage = torch.int8 if small < 128 else torch.int16 if small < 32768 else torch.int64
             found = exact.to(storage)
             self._memory.consts.put(key, found)
         return found
+
+    def _integers(self, name: str, target: QParams) -> Tensor:
+        found = None if self.constants is None else self.constants(name, target)
+        if found is None:
+            found = quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
+        return found
+
+    def within(self, space: Space) -> Resolver:
+        """A Resolver like this one of another space."""
+        graph, topology = self.graph, self.topology
+        return Resolver(graph, self.hardware, topology, space, self.thresholds, self.ops, constants=self.constants)
 
 
 def _nearest(group: Group, bits: int | None) -> int:

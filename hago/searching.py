@@ -19,12 +19,14 @@ from hago.evaluate import Evaluator, safe_start
 from hago.executors import open_executor
 from hago.frontend.data import Batches
 from hago.goal import Goal, make_goal
+from hago.graph import Graph
 from hago.guidance import DEFAULT_COST, make_guide
 from hago.hardware_document import hardware_hash
 from hago.known import LogPath, known_scores
 from hago.objective import Objective, ObjectiveLike, jackknife_interval
 from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
+from hago.qat.dorefa_thresholds import dorefa_of
 from hago.racing import Race
 from hago.reachable import check_reachable, nearest
 from hago.scoring import Scoring
@@ -190,9 +192,13 @@ def _searcher(searcher: Any, prepared: Prepared, goal: Goal, costs: Sequence[str
     )
 
 
-def confirmed(plan: Plan, batches: Batches, objective: Objective) -> dict[str, Any]:
-    """What a Plan does on data that it was not searched on, with the objective's 95 % interval."""
-    evaluator = Evaluator(plan.graph, batches, objective, plan.ops, cache_bytes=0)
+def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None) -> dict[str, Any]:
+    """What a Plan does on data that it was not searched on, with the objective's 95 % interval.
+
+    Args:
+        reference: the float model to hold it against; by default the Plan's own.
+    """
+    evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
     contributions = evaluator.measure(plan).contributions
     interval = jackknife_interval(contributions[objective.name], objective.finish)
     return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}
@@ -233,12 +239,13 @@ def made_by(
         "keep_float": list(keep_float),
         "fix_bits": dict(fix_bits or {}),
         "data_hash": prepared.batches.sha256,
+        **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
         **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
     }
 
 
 def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated", "topology")}
+    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated", "topology", "weights")}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     given = prepared.calibration.given
     return make_header(

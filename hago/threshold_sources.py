@@ -10,9 +10,15 @@ from hago.calibrate.statistics import Estimator
 from hago.calibrate.thresholds import Thresholds
 from hago.errors import StrategyMismatch
 from hago.graph import Graph
+from hago.hardware import Hardware
+from hago.ops import OPS, Ops
 from hago.plan import Plan
+from hago.qat.dorefa_thresholds import DoReFaThresholds, DoReFaWeights, dorefa_of
+from hago.resolve import Resolver
 from hago.schemes import Grid
+from hago.space import Space
 from hago.strategy import Strategy
+from hago.topology import Topology
 
 
 class Estimated:
@@ -34,6 +40,28 @@ class Estimated:
         """What the estimator says of the node, or was given for it."""
         row = self._row(key, source)
         return self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
+
+
+def estimated_resolver(
+    graph: Graph,
+    hardware: Hardware,
+    topology: Topology,
+    space: Space,
+    calibration: Calibration,
+    estimator: Estimator,
+    ops: Ops = OPS,
+) -> Resolver:
+    """A Resolver with thresholds, and where the estimator is DoReFa's also weights, from what was seen.
+
+    Raises:
+        HagoError: the hardware cannot hold DoReFa's weights.
+    """
+    source, scheme = Estimated(graph, calibration, estimator), dorefa_of(estimator)
+    if scheme is None:
+        return Resolver(graph, hardware, topology, space, source, ops)
+    weights = DoReFaWeights(graph, hardware, scheme, ops)
+    thresholds = DoReFaThresholds(weights, source, graph)
+    return Resolver(graph, hardware, topology, space, thresholds, ops, constants=weights)
 
 
 class Stored:

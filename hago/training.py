@@ -188,7 +188,9 @@ def from_qat(trained: nn.Module) -> Quantizer:
         raise HagoError(f"from_qat got a {type(inner).__name__}; expected what hago.prepare_qat returned")
     plan, _ = inner.frozen()
     start = inner.strategy
-    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=store_thresholds(plan))
+    said = {k: v for k, v in start.made_by.items() if k != "weights"}  # they are on their levels already
+    thresholds = store_thresholds(plan)
+    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=said)
     return Quantizer(plan_of(plan.graph, plan.hardware, strategy), strategy)
 
 
@@ -250,7 +252,7 @@ class _Builder:
     def _range(self, key: str, source: str, target: QParams, ends: Any) -> Range:
         graph, hardware = self.plan.graph, self.plan.hardware
         const = source in graph.consts
-        how = self.scheme.weight if const else self.scheme.activation
+        kind = self.scheme.weight if const else self.scheme.activation
         grid = (hardware.weight if const else hardware.activation).scheme
         if target.dtype.bits > 16 or hardware.requantize.power_of_two:
             grid = "hago"
@@ -264,11 +266,12 @@ class _Builder:
             low,
             high,
             two_sided=grid in TWO_SIDED,
-            learned=how.learned and target.qmax - target.qmin <= MOST_LEARNED,
+            learned=kind.learned and target.qmax - target.qmin <= MOST_LEARNED,
             features=features // low.numel(),
             levels=max(abs(target.qmin), abs(target.qmax)),
-            average=None if how.average is None else how.average(low.numel()),
+            average=None if kind.average is None else kind.average(low.numel()),
         )
-        if self.scheme.dorefa is not None and not const and not made.signed and target.dtype.bits <= 16:
+        how = self.scheme.dorefa
+        if how and not (how.relative or const or made.signed) and target.dtype.bits <= 16:
             set_activation(made, target, grid)
         return made

@@ -15,7 +15,6 @@ from hago.graph import CONST, OUTPUT
 from hago.hardware import OpDesc
 from hago.plan import Plan
 from hago.prepare import Prepared
-from hago.resolve import Resolver
 from hago.space import Group, Space
 from hago.topology import fitting_descs
 from hago.types import Edge
@@ -55,15 +54,7 @@ def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
         return prepared
     plan = prepared.resolver(prepared.space.widest())
     space = Space({key: _merged(prepared, plan, group, costs) for key, group in prepared.space.groups.items()})
-    resolver = Resolver(
-        prepared.graph,
-        prepared.hardware,
-        prepared.topology,
-        space,
-        prepared.resolver.thresholds,
-        prepared.hardware.known_ops,
-    )
-    return replace(prepared, space=space, resolver=resolver)
+    return replace(prepared, space=space, resolver=prepared.resolver.within(space))
 
 
 def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:

@@ -21,7 +21,8 @@ from hago.frontend.fold import CHANNEL_AXIS
 from hago.fusion import fuse_clamps
 from hago.graph import OUTPUT, Graph
 from hago.plan import Plan
-from hago.qat.dorefa_training import DoReFa, dorefa_weights
+from hago.qat.dorefa_grid import DoReFa
+from hago.qat.dorefa_training import dorefa_weights
 from hago.qat.live import LivePass, Training
 from hago.qat.moves import Slope
 from hago.qat.norms import FoldedNorm

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
-from hago.qat.dorefa_training import DoReFa
+from hago.qat.dorefa_grid import DOREFAS, DoReFa
 from hago.qat.moves import Slope
 from hago.qat.norms import Norms
 from hago.qat.oneflow import MovingAverageMinMaxObserver
@@ -122,7 +122,7 @@ SCHEMES: Final[Mapping[str, TrainingScheme]] = {
         TrainingScheme("tensorflow", Ranges(average=ZeroDebiased), _LAST, norms="tensorflow"),
         TrainingScheme("oneflow", Ranges(average=Restarting), _LAST, Slope(masked=False), "oneflow"),
         TrainingScheme("pytorch", Ranges(average=Drifting), _LAST),
-        TrainingScheme("dorefa", dorefa=DoReFa()),
+        *(TrainingScheme(name, dorefa=how) for name, how in DOREFAS.items()),
     )
 }
 

@@ -13,7 +13,7 @@ from hago.errors import HagoError
 from hago.hardware import TensorScheme
 from hago.hardware_file import load_hardware
 from hago.qat.dorefa import quantize_weight
-from hago.qat.dorefa_training import DoReFa
+from hago.qat.dorefa_grid import DoReFa
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
 from hago.training import from_qat, prepare_qat

@@ -1,0 +1,211 @@
+"""Searching with DoReFa-Net's quantizers: every point is what training starts from, and integers throughout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chips import CHIPS
+from networks import ResNet, Small, randomized
+from plans import points
+from torch import Tensor
+
+import hago
+from hago.calibrate.mse import Mse
+from hago.cli import main
+from hago.errors import HagoError
+from hago.exactness import compare
+from hago.hardware import Hardware, OpDesc
+from hago.hardware_document import to_document
+from hago.hardware_file import load_hardware
+from hago.prepare import prepare
+from hago.qat.dorefa_thresholds import DoReFaEstimator, estimator_of
+from hago.training import from_qat, prepare_qat
+
+
+def _few(desc: OpDesc) -> OpDesc:
+    return replace(desc, min_bits=2, max_bits=5) if desc.is_integer else desc
+
+
+def low(chip: Hardware) -> Hardware:
+    """The same chip, searched from 2 to 5 bits: DoReFa's 1 to 4."""
+    few = {op: tuple(_few(d) for d in descs) for op, descs in chip.ops.items()}
+    return replace(chip, ops=few)
+
+
+HARDWARE = {
+    "x86_vnni": low(load_hardware("x86_vnni")),
+    "symmetric": low(CHIPS["symmetric"].hardware()),
+    "unsigned": low(CHIPS["unsigned_symmetric"].hardware()),
+}
+SCHEMES = ("dorefa", "dorefa_relative")
+
+
+def data(channels: int = 1, size: int = 8, samples: int = 32) -> list[Tensor]:
+    return [torch.randn(samples, channels, size, size, generator=torch.Generator().manual_seed(1))]
+
+
+def expected(weight: Tensor, bits: int, scheme: str) -> tuple[Tensor, float]:
+    """DoReFa's integers and what 1 stands for, in float64 from the paper's formulas."""
+    unit = 1.0 if scheme == "dorefa" else float(weight.abs().max()) * 4.0
+    w, top = weight.double() / unit, (1 << bits) - 1
+    if bits == 1:
+        return torch.where(w < 0, -1.0, 1.0), unit * float(w.abs().mean())
+    squashed = torch.tanh(w)
+    largest = float(squashed.abs().max())
+    integers = 2 * torch.round(top * (squashed / (2 * largest) + 0.5)) - top
+    return integers, unit * (1.0 if scheme == "dorefa" else largest) / top
+
+
+# ---------------------------------------------------------------- laws
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("hardware", sorted(HARDWARE))
+def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware: str, scheme: str) -> None:
+    residual = hardware == "x86_vnni"
+    model, chip = randomized(ResNet((4, 8), 1) if residual else Small()), HARDWARE[hardware]
+    batches = data(3, 16, 4) if residual else data()
+    prepared = prepare(model, chip, batches, estimator=scheme)
+    for bits in islice(points(prepared.space, 3), 3):
+        plan = prepared.resolver(bits)
+        for node in plan.nodes.values():
+            for slot, integers in node.consts.items():
+                if node.operands[1] is None or slot != 1:
+                    continue
+                name = next(n.inputs[1] for n in plan.graph if plan.nodes.get(n.name) is node)
+                k = node.operands[1].qmax.bit_length()
+                levels, step = expected(plan.graph.consts[name], k, scheme)
+                off = (integers.double() - levels).abs()
+                assert float((off > 0).double().mean()) < 0.01  # float32 against float64, at a tie
+                assert torch.allclose(node.operands[1].scale, torch.tensor(step).double(), rtol=1e-6)
+                assert bool((integers % 2 == 1).all()) and int(integers.abs().max()) <= (1 << k) - 1
+        assert compare(plan, batches).same
+    strategy = hago.quantize(model, chip, batches, estimator=scheme).strategy
+    quantizer = hago.create_quantizer(model, chip, strategy)
+    trained = prepare_qat(model, chip, strategy, scheme=scheme)
+    found = quantizer.simulate()(batches[0])
+    assert torch.equal(trained.eval()(batches[0]), found) and torch.equal(trained.train()(batches[0]), found)
+    assert torch.equal(quantizer.quantize()(batches[0]), found)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_paper_activations_stand_for_0_to_1_and_relative_ones_for_their_threshold(bits: int) -> None:
+    model, fixed = randomized(Small()), {"body:0": bits}
+    chip = load_hardware("x86_vnni")
+    chip = replace(chip, ops={op: tuple(replace(d, min_bits=2) for d in descs) for op, descs in chip.ops.items()})
+    tops = {}
+    for estimator in ("dorefa:max_range", "dorefa_relative:max_range", "max_range"):
+        plan = hago.quantize(model, chip, data(), estimator=estimator, fix_bits=fixed).plan
+        qparams = plan.nodes["body"].operands[0]
+        assert qparams is not None
+        tops[estimator] = float((qparams.qmax - qparams.zero_point) * qparams.scale)
+    assert tops["dorefa:max_range"] == pytest.approx(1.0, rel=1e-6)
+    assert tops["dorefa_relative:max_range"] == tops["max_range"] != pytest.approx(1.0, rel=1e-2)
+
+
+@pytest.mark.parametrize("spec", ["dorefa", "dorefa_relative", "dorefa_relative:percentile:99.0"])
+def test_an_estimator_is_found_by_its_name(spec: str) -> None:
+    found = estimator_of(spec)
+    assert isinstance(found, DoReFaEstimator) and estimator_of(found.name) == found
+    assert estimator_of("mse") == Mse() and estimator_of(Mse()) == Mse()
+
+
+# ---------------------------------------------------------------- search, train, confirm
+def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> None:
+    from hago.model_source import read_weights
+
+    model, chip, log = randomized(Small()), HARDWARE["x86_vnni"], tmp_path / "log.jsonl"
+    options: dict[str, Any] = {"estimator": "dorefa_relative", "budget": 6, "log": log, "progress": False}
+    goal = {"budget_cost": "weight_bytes <= 200"}
+    found, before = hago.search_quantize_strategy(model, chip, data(), **options, **goal)
+    assert found.made_by["weights"] == "dorefa_relative" and max(found.bits.values()) <= 5
+    assert hago.replay(model, chip, log, data()).same and hago.replay(model, chip, found, data()).same
+    weights, held_out = tmp_path / "w.safetensors", data(samples=8)
+    tuning = {"scheme": "dorefa_relative", "steps": 40, "batch_size": 16, "lr": 5e-3, "save_weights": weights}
+    strategy, after = hago.search_quantize_strategy(
+        model, chip, data(), **options, **goal, finetune=tuning, held_out=held_out
+    )
+    assert after > before + 1.0 and strategy.bits == found.bits
+    assert "weights" not in strategy.made_by and strategy.made_by["held_out"]["samples"] == 8
+    shipped = randomized(Small())
+    shipped.load_state_dict(read_weights(weights))
+    quantizer = hago.create_quantizer(shipped, chip, strategy)
+    assert compare(quantizer.plan, data()).same
+    for name in ("stem.0", "body", "fc"):
+        integers = quantizer.plan.nodes[name].consts[1]
+        assert bool((integers % 2 == 1).all())
+
+
+def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"estimator": "dorefa_relative", "budget": 4, "progress": False, "searcher": "random"}
+    one, other = (
+        hago.search_quantize_strategy(randomized(Small()), HARDWARE["x86_vnni"], data(), executor=e, **options)
+        for e in (None, "threads:2")
+    )
+    assert one == other
+
+
+def test_the_integers_travel_in_a_stored_model_without_tanh(tmp_path: Path) -> None:
+    model, chip = randomized(Small()), HARDWARE["x86_vnni"]
+    quantizer = hago.quantize(model, chip, data(), estimator="dorefa_relative")
+    integer = quantizer.quantize()
+    integer.save(tmp_path / "m.safetensors")
+    again = hago.load_integer_model(tmp_path / "m.safetensors")
+    assert torch.equal(again(data()[0]), integer(data()[0]))
+
+
+# ---------------------------------------------------------------- the command line
+def small() -> Any:
+    return randomized(Small())
+
+
+def test_the_command_line_searches_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    np.savez("data.npz", np.random.default_rng(0).standard_normal((64, 1, 8, 8), dtype=np.float32))
+    Path("chip.json").write_text(json.dumps(to_document(HARDWARE["x86_vnni"])))
+    command = ["search", "test_dorefa_search:small", "--hardware", "chip.json", "--data", "data.npz", "--json"]
+    command += ["--estimator", "dorefa_relative", "--budget", "4 trials", "--save", "s.json", "--held-out", "data.npz"]
+    command += ["--finetune", "scheme=dorefa_relative,steps=30,batch_size=16,lr=0.005,every=10"]
+    assert main(command) == 0, capsys.readouterr().err
+    first = json.loads(capsys.readouterr().out)
+    assert first["finetuned"]["better"] and first["score"] == first["finetuned"]["after"]["sqnr"]
+    assert first["held_out"]["sqnr"] == pytest.approx(first["score"], abs=0.01)
+    saved = Path("s.json").read_text()
+    assert main(command) == 0  # the search is in its log and the training in its checkpoint
+    assert json.loads(capsys.readouterr().out) == first and Path("s.json").read_text() == saved
+    check = ["realize", "test_dorefa_search:small", "s.json", "--hardware", "chip.json", "--data", "data.npz", "--json"]
+    assert main([*check, "--weights", first["finetuned"]["weights"]]) == 0
+    assert json.loads(capsys.readouterr().out)["same"]
+    assert main([*command[:-1], "stepz=3"]) == 2
+    assert "Did you mean 'steps'" in capsys.readouterr().err
+    assert main([*command[:-1], "steps=many"]) == 2
+    assert "expected a number" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- bad input
+def test_what_cannot_be_is_refused() -> None:
+    model = randomized(Small())
+    with pytest.raises(HagoError, match="vta cannot hold DoReFa's weights"):
+        hago.quantize(model, "vta", data(), estimator="dorefa_relative")
+    with pytest.raises(HagoError, match=r"unknown estimator 'mses'.*Did you mean 'mse'"):
+        hago.quantize(model, "x86_vnni", data(), estimator="dorefa_relative:mses")
+    with torch.no_grad():
+        model.body.weight.zero_()
+    with pytest.raises(HagoError, match=r"weight 'body.weight': all weights are 0"):
+        hago.quantize(model, HARDWARE["x86_vnni"], data(), estimator="dorefa_relative")
+
+
+def test_what_is_trained_with_another_scheme_starts_from_dorefas_integers() -> None:
+    model, chip = randomized(Small()), HARDWARE["x86_vnni"]
+    strategy = hago.quantize(model, chip, data(), estimator="dorefa_relative").strategy
+    trained = prepare_qat(model, chip, strategy, scheme="lsq").train()
+    found = trained(data()[0])
+    assert torch.equal(found, from_qat(trained).quantize()(data()[0]))
