@@ -163,8 +163,8 @@ class FoldedNorm(nn.Module):
         return (y - mu.reshape(shape)) * m.reshape(shape) + self._part("beta").reshape(shape)
 
     def _statistics(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """The batch's mean and variance of the unquantized layer, taken into the moving ones."""
-        y = layer(self._part("weight"), None if self.bias is None else self._part("bias"))
+        """The batch's mean and variance of the unquantized layer, in float32; the moving ones take them in."""
+        y = layer(self._part("weight"), None if self.bias is None else self._part("bias")).float()
         count = y.numel() // y.shape[1]
         if count < 2:
             raise HagoError(
