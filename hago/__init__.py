@@ -13,6 +13,7 @@ from hago.api import (
 from hago.errors import HagoError
 from hago.finetuning import finetune
 from hago.frontend.torch_export import from_torch
+from hago.fronts import load_front
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
@@ -50,6 +51,7 @@ __all__ = [
     "from_qat",
     "from_torch",
     "inspect_graph_statistic",
+    "load_front",
     "load_hardware",
     "load_integer_model",
     "measure_hardware",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Searcher
 from hago.search_training import trained_after
-from hago.searching import SearchOptions, find, made_by
+from hago.searching import Result, SearchOptions, find, made_by
 from hago.stored import load_plan
 from hago.strategy import Strategy
 
@@ -71,7 +72,7 @@ def search_quantize_strategy(
     reuse: LogPath | Sequence[LogPath] | None = None,
     search_topology: bool | None = None,
     finetune: Mapping[str, Any] | None = None,
-) -> tuple[Strategy, float]:
+) -> tuple[Strategy, Result]:
     """Search for the best strategy.
 
     Args:
@@ -125,7 +126,8 @@ def search_quantize_strategy(
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
-        objective's value (of a trained one: the SQNR).
+        objective's value (of a trained one: the SQNR). `score.front` is what no other point of the search
+        beats in both the objective and the cost of `front`, as a value; see `hago.load_front`.
 
     Raises:
         InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
@@ -146,8 +148,8 @@ def search_quantize_strategy(
     if isinstance(dataset, Batches) and finetune is not None and not interrupted:
         best, measure = (found.strategy, found.score), objective if maximize is None else maximize
         tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
-        return tuned.strategy, tuned.score
-    return found.strategy, found.score
+        return tuned.strategy, Result.of(replace(found, score=tuned.score))
+    return found.strategy, Result.of(found)
 
 
 def quantize(

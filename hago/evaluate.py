@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from hago.errors import DataError, InfeasibleBits
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph
-from hago.objective import OBJECTIVES, Objective, check_rows, wilson_interval
+from hago.objective import OBJECTIVES, Objective, check_rows, quick_interval, wilson_interval
 from hago.ops import OPS, Ops
 from hago.peaks import Peaks, Seen
 from hago.plan import NodePlan, Plan
@@ -157,12 +157,20 @@ class Evaluator:
     def concluded(self, plan: Plan, bits: Bits, measured: Measured) -> Score:
         """The Score of a Plan that was measured on all batches."""
         value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
-        score = self.described(plan, bits, measured, value, self.summary(measured.contributions))
+        summary = self.summary(measured.contributions)
+        score = self.described(plan, bits, measured, value, summary)
+        score = replace(score, interval=self._interval(measured.contributions[self.objective.name], summary))
         if self._best is None or score.rank > self._best.rank:
             # Searches look around the best point, so its values are worth more than others.
             self._best = score
             self.reuse.prefer_latest()
         return score
+
+    def _interval(self, contributions: Tensor, summary: Mapping[str, Any]) -> tuple[float, ...]:
+        if self.objective.name == "accuracy":
+            return tuple(summary["sim_acc_interval"])
+        # a function of the user's says one number a batch, of which no interval can be had
+        return () if self.objective.loss is None else quick_interval(contributions, self.objective.finish)
 
     @staticmethod
     def described(plan: Plan, bits: Bits, measured: Measured, value: float, results: Mapping[str, Any]) -> Score:

@@ -228,3 +228,24 @@ def jackknife_interval(
     error = math.sqrt((n - 1) / n * float((left - left.mean()).square().sum()))
     half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
     return value - half, value + half
+
+
+def quick_interval(
+    contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """The same to first order, for a few calls of `finish` however many samples there are.
+
+    References:
+        Jaeckel, "The infinitesimal jackknife", 1972: every sample moves the value by its contribution times the
+        slope at the mean, which is found by differences.
+    """
+    c = contributions.to(torch.float64)
+    mean = c.mean(0)
+    if len(c) < 2:
+        return -math.inf, math.inf
+    steps = torch.diag(1e-4 * torch.maximum(mean.abs(), c.std(0)).clamp_min(1e-30))
+    rises = [finish(mean + step) - finish(mean - step) for step in steps]
+    slopes = torch.tensor(rises, dtype=torch.float64) / (2 * steps.diagonal())
+    error = math.sqrt(float(((c - mean) @ slopes).square().sum()) / (len(c) * (len(c) - 1)))
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    return (finish(mean) - half, finish(mean) + half) if math.isfinite(half) else (-math.inf, math.inf)

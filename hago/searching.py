@@ -18,6 +18,7 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.evaluate import Evaluator, safe_start
 from hago.executors import open_executor
 from hago.frontend.data import Batches
+from hago.fronts import ParetoFront
 from hago.goal import Goal, make_goal
 from hago.graph import Graph
 from hago.guidance import DEFAULT_COST, make_guide
@@ -86,11 +87,26 @@ class Found:
         strategy: the best.
         score: its accuracy on the data where that has labels, else the objective's value.
         result: every trial, the best of them, and why the search stopped.
+        front: what no other point beats in both the objective and a cost.
     """
 
     strategy: Strategy
     score: float
     result: SearchResult
+    front: ParetoFront
+
+
+class Result(float):
+    """The score of the best strategy, a number like any other, that also knows the `front` of its search."""
+
+    front: ParetoFront
+
+    @staticmethod
+    def of(found: Found) -> Result:
+        """The score of a search."""
+        result = Result(found.score)
+        result.front = found.front
+        return result
 
 
 def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
@@ -136,7 +152,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
 
     with open_executor(options.executor) as hands:
         front = None if options.front is None else Path(options.front)
-        anytime = Anytime(scored, front, how, hands is None, costs)
+        anytime = Anytime(scored, front, how, hands is None, costs, strategy_of)
         result = search(
             prepared.space,
             searcher,
@@ -163,7 +179,9 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         if options.save is not None:
             strategy.save(Path(options.save))
     results = result.score.results
-    return Found(strategy, float(results.get("sim_acc", results.get(objective.name, result.score.value))), result)
+    return Found(
+        strategy, float(results.get("sim_acc", results.get(objective.name, result.score.value))), result, anytime.front
+    )
 
 
 def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:

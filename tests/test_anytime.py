@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from building import residual_block, seeded
 
+from hago.fronts import load_front
 from hago.prepare import as_strategy
 from hago.search.front import Front
 from hago.search.log import read_log
@@ -35,8 +35,9 @@ class Looking:
             assert as_strategy(self.folder / "best.json").bits == best.bits
             for trial in trials:
                 front.take(trial)
-            points = json.loads((self.folder / "front.json").read_text())["points"]
-            assert [p["trial"] for p in points] == [t.index for t in front.trials]
+            points = load_front(self.folder / "front.json")
+            assert [p.trial for p in points] == [t.index for t in front.trials]
+            assert [p.strategy.bits for p in points] == [t.bits for t in front.trials]
             self.looks += 1
         return self.inner.ask()
 

@@ -1,17 +1,11 @@
-"""Front: the points that no other beats in both a measure and a cost, kept on disk as a search goes."""
+"""Front: the trials that no other beats in both a measure and a cost, as a search goes."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
 
-from hago.json_text import canonical, json_values, replace_file
 from hago.search.trial import Trial
-
-VERSION: Final = 1
 
 
 class Front:
@@ -51,27 +45,3 @@ class Front:
     def cost_of(self, trial: Trial) -> float:
         """A trial's cost."""
         return float(trial.score.costs.get(self.cost, math.nan))
-
-    def to_json(self, made_by: Mapping[str, Any]) -> dict[str, Any]:
-        """What the file holds: every point with its bits, the cheapest first."""
-        points = [
-            {
-                "trial": t.index,
-                "value": self.value_of(t),
-                "cost": self.cost_of(t),
-                "bits": dict(t.bits),
-                "results": dict(t.results),
-                "costs": dict(t.score.costs),
-            }
-            for t in self.trials
-        ]
-        said = {"version": VERSION, "measure": self.measure, "cost": self.cost, "points": points, "made_by": made_by}
-        return json_values(said, "front")  # type: ignore[no-any-return]
-
-    def save(self, path: Path, made_by: Mapping[str, Any]) -> None:
-        """Write the file beside its place, and rename it.
-
-        Raises:
-            LogError: it could not be written; what stood there is untouched.
-        """
-        replace_file(path, canonical(self.to_json(made_by)) + "\n")

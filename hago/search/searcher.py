@@ -33,6 +33,7 @@ class Score:
         dropped: of a point that was given up after some of the samples, as it was worse than the best so far:
             {"samples", "of", "because", "rival"}. Its value is an estimate below the rival's, what overflowed
             is what was seen by then, and it is never taken for the best. Empty where all samples were measured.
+        interval: the objective's 95 % confidence interval over the samples; empty where nobody worked it out.
     """
 
     value: float
@@ -49,6 +50,7 @@ class Score:
     shortfall: float = 0.0
     tie: float = 0.0
     dropped: Mapping[str, Any] = field(default_factory=dict)
+    interval: tuple[float, ...] = ()
 
     @property
     def runs(self) -> bool:

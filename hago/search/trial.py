@@ -15,7 +15,7 @@ VERSION: Final = 1
 #: Fields of Score that stand under "score" as they are.
 _PLAIN: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
 #: The same, left out where they say nothing.
-_OPTIONAL: Final = ("costs", "shortfall", "tie", "dropped")
+_OPTIONAL: Final = ("costs", "shortfall", "tie", "dropped", "interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Trial:
                 shortfall=float(score.get("shortfall", 0.0)),
                 tie=float(score.get("tie", 0.0)),
                 dropped=score.get("dropped", {}),
+                interval=tuple(map(float, score.get("interval", ()))),
             ),
             same_as=None if record["same_as"] is None else int(record["same_as"]),
             why=record["why"],

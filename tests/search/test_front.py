@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 from hago.search.front import Front
 from hago.search.searcher import Score
@@ -44,17 +42,3 @@ def test_the_first_of_equals_stays_and_repeats_do_not_count() -> None:
 def test_a_trial_without_the_figures_is_left_out() -> None:
     front = Front("kl", "cycles")
     assert not front.take(trial(0, 1.0, 1.0)) and not Front("sqnr", "energy").take(trial(0, 1.0, 1.0))
-
-
-def test_the_file_holds_every_point(tmp_path: Path) -> None:
-    front = Front("sqnr", "cycles")
-    for t in (trial(0, 3.0, 9.0), trial(1, 1.0, 2.0)):
-        front.take(t)
-        front.save(tmp_path / "front.json", {"seed": 0})
-    found = json.loads((tmp_path / "front.json").read_text())
-    assert [(p["trial"], p["value"], p["cost"], p["bits"]) for p in found["points"]] == [
-        (1, 1.0, 2.0, {"a:0": 1}),
-        (0, 3.0, 9.0, {"a:0": 0}),
-    ]
-    assert (found["measure"], found["cost"], found["version"], found["made_by"]) == ("sqnr", "cycles", 1, {"seed": 0})
-    assert [p.name for p in tmp_path.iterdir()] == ["front.json"]
