@@ -7,14 +7,11 @@ what is continued, and each search needs a log of its own.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hago.errors import HagoError
@@ -23,6 +20,7 @@ from hago.search.knapsack import Knapsack
 from hago.search.repair import feeds_of
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.sensitivity_search import Explored
+from hago.search.storages import close_storage, hidden, open_storage, speaking
 from hago.search.walk import Feeds, Seen, Steps, Walk, generator
 from hago.space import Bits, Space
 
@@ -93,7 +91,9 @@ def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Search
     ) -> Searcher:
         chosen = plain_guide(space) if guide is None else guide
         owner = _Study(name, make, both, space, seed, options, chosen)
-        return Walk(name, options, _steps(owner, start, feeds or feeds_of(space)))
+        # what a log says of the options is for all who may read it
+        said = replace(options, storage=hidden(options.storage))
+        return Walk(name, said, _steps(owner, start, feeds or feeds_of(space)))
 
     searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
     return searcher
@@ -121,6 +121,7 @@ class _Study:
     seed: int
     options: OptunaOptions
     guide: Guide
+    storage: Any = None
     study: Any = None
     distributions: Any = None
 
@@ -135,32 +136,26 @@ class _Study:
         sizes = {k: len(g.choices) for k, g in self.space.groups.items()}
         self.distributions = {k: optuna.distributions.IntDistribution(0, n - 1) for k, n in sizes.items()}
         seed = int(generator(self.seed, 0).integers(1 << 31))
-        with _quiet():
-            sampler = self.make(seed, self.options.startup, lambda trial: trial.user_attrs[_CONSTRAINTS])
-            try:
-                self.study = optuna.create_study(
-                    storage=_storage(self.options.storage),
-                    sampler=sampler,
-                    study_name=self.options.study or f"hago-{self.name}-{_digest(self.space)}",
-                    directions=["maximize", "minimize"] if self.both else ["maximize"],
-                    load_if_exists=bool(self.options.storage),
-                )
-            except ImportError as error:
-                extra = "; pip install 'hago[postgres]'" if "psycopg" in str(error) else ""
-                raise HagoError(f"storage {self.options.storage!r} needs a package: {error}{extra}") from None
-            except Exception as error:  # whatever the storage's driver raises
-                raise HagoError(f"cannot open storage {self.options.storage!r}: {str(error).splitlines()[0]}") from None
+        with speaking(self.options.storage, "open"):
+            self.storage = open_storage(self.options.storage)
+            self.study = optuna.create_study(
+                storage=self.storage,
+                sampler=self.make(seed, self.options.startup, lambda trial: trial.user_attrs[_CONSTRAINTS]),
+                study_name=self.options.study or f"hago-{self.name}-{_digest(self.space)}",
+                directions=["maximize", "minimize"] if self.both else ["maximize"],
+                load_if_exists=bool(self.options.storage),
+            )
 
     def propose(self) -> tuple[Any, dict[str, int]]:
         """A trial of the study, and its point."""
-        with _quiet():
+        with speaking(self.options.storage, "ask"):
             trial = self.study.ask(self.distributions)
         return trial, {k: g.choices[trial.params[k]] for k, g in self.space.groups.items()}
 
     def enqueue(self, bits: Bits) -> None:
         """Have a point proposed next."""
         indices = {k: g.choices.index(bits[k]) for k, g in self.space.groups.items()}
-        with _quiet():
+        with speaking(self.options.storage, "write to"):
             self.study.enqueue_trial(indices, skip_if_exists=True)
 
     def tell(self, trial: Any, score: Score) -> None:
@@ -168,7 +163,7 @@ class _Study:
         import optuna
 
         excess = sum(score.excess_bits.values()) or len(score.overflows)
-        with _quiet():
+        with speaking(self.options.storage, "write to"):
             trial.set_user_attr(_CONSTRAINTS, [float(excess), min(score.shortfall, 1e30)])
             if score.infeasible or not math.isfinite(score.value):
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -182,34 +177,18 @@ def _digest(space: Space) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def _storage(url: str) -> Any:
-    if not url.startswith("journal:"):
-        return url or None
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    return JournalStorage(JournalFileBackend(url.removeprefix("journal:")))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna's notes on new studies and experimental parts are not for our users."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def _steps(owner: _Study, start: Bits, feeds: Feeds) -> Steps[None]:
     explored = Explored(owner.space, owner.guide, feeds)
-    owner.open()
-    for bits in (start, *_warm(explored, owner)):
-        owner.enqueue(bits)
+    try:
+        owner.open()
+        for bits in (start, *_warm(explored, owner)):
+            owner.enqueue(bits)
+        yield from _asked(explored, owner)
+    finally:
+        close_storage(owner.storage)
+
+
+def _asked(explored: Explored, owner: _Study) -> Steps[None]:
     left, repeats = owner.options.trials, 0
     while left > 0 and repeats < _REPEATS:
         # the start alone first: a batch is of points that the sampler chose knowing it
