@@ -84,6 +84,8 @@ class Operands:
             return True
         if bits is None:
             same = source is None or source.dtype == desc.in_dtype(slot)
+            if kind == "common" and desc.requantize_at == "edge" and source is not None:
+                return source.dtype.bits == desc.in_dtype(slot).bits
             return kind in ("bias", "plain", "common") or (same and kind == "own")
         return bits <= desc.in_dtype(slot).bits
 
@@ -93,8 +95,7 @@ class Operands:
             return False
         if desc.out_dtype.signed or desc.requantize_at == "edge" or desc.fixed_out is not None:
             return True
-        name = range_node(self.owner.graph, self.owner.topology, self.owner.ops, self.node.name)
-        return not self.owner.thresholds.signed(f"{self.node.name}:out", name)
+        return not self.owner.thresholds.signed(f"{self.node.name}:out", self._range_node())
 
     def _sign_fits(self, slot: int, desc: OpDesc) -> bool:
         source = self.sources[slot]
@@ -147,16 +148,23 @@ class Operands:
     def output(self, bits: int, desc: OpDesc) -> QParams:
         """The qparams that the node requantizes to, where its signature says so."""
         key, owner = f"{self.node.name}:out", self.owner
-        name = range_node(owner.graph, owner.topology, owner.ops, self.node.name)
+        name = self._range_node()
         scheme = owner.hardware.activation.scheme
         signed = desc.out_dtype.signed or owner.thresholds.signed(key, name)
         lo, hi = self.threshold(key, name, bits, scheme, signed, None)
         return self.made(scheme, lo, hi, bits, desc.out_dtype)
 
+    def _range_node(self) -> str:
+        owner = self.owner
+        return range_node(owner.graph, owner.hardware, owner.topology, owner.ops, self.node.name)
+
     def _operand(self, slot: int, desc: OpDesc) -> QParams:
-        source, bits = self.sources[slot], self.bits[slot]
+        source, bits, dtype = self.sources[slot], self.bits[slot], desc.in_dtype(slot)
         if bits is None or self.passes(slot, desc):
             assert source is not None
+            joined = desc.requantize_at == "edge" and self.form.slot(slot) == "common"
+            if joined and source.dtype != dtype:  # the sign differs, where ranges were given
+                return self.made(self.owner.hardware.activation.scheme, *represented_ends(source), dtype.bits, dtype)
             return source
         return self._quantized(slot, bits, desc.in_dtype(slot))
 
@@ -222,6 +230,10 @@ class Operands:
         if desc.requantize_at == "output":
             fine = self.whole(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
             return [fine if s in slots else t for s, t in enumerate(targets)]
+        stored = [t for s, t in zip(slots, asked, strict=True) if self.bits[s] is None]
+        coarsest = next((t for t in stored if bool((t.scale == scale).all())), None)
+        if coarsest is not None:  # its producer covers what all operands hold
+            return [coarsest if s in slots else t for s, t in enumerate(targets)]
         if len({int(t.zero_point) for t in asked}) > 1:
             made = self._union(slots, asked)
             return [made if s in slots else t for s, t in enumerate(targets)]
@@ -232,7 +244,8 @@ class Operands:
 
     def _union(self, slots: Sequence[int], asked: Sequence[QParams]) -> QParams:
         """Affine operands: the union of their ranges, at the fewest bits asked."""
-        pairs = [self.thresholds[str(self.node.edges[s])] for s in slots]
+        stored = {s: represented_ends(t) for s, t in zip(slots, asked, strict=True) if self.bits[s] is None}
+        pairs = [stored[s] if s in stored else self.thresholds[str(self.node.edges[s])] for s in slots]
         lo = torch.stack([lo.min() for lo, _ in pairs]).min()
         hi = torch.stack([hi.max() for _, hi in pairs]).max()
         bits = min(b for s in slots if (b := self.bits[s]) is not None)
@@ -241,3 +254,9 @@ class Operands:
     def whole(self, scale: Tensor, dtype: DType) -> QParams:
         """The full range of a dtype, zero point 0."""
         return self.owner.intern(QParams(scale, ZERO, dtype.min, dtype.max, dtype))
+
+
+def represented_ends(q: QParams) -> tuple[Tensor, Tensor]:
+    """The least and the greatest real value that a tensor with one scale holds."""
+    scale, zero = q.scale.reshape(()), q.zero_point.reshape(())
+    return (q.qmin - zero) * scale, (q.qmax - zero) * scale

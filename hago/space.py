@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.crossing import crosses, range_node
+from hago.crossing import crosses, joins, range_chain
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
@@ -147,6 +147,7 @@ class _Builder:
         self.emits: dict[str, frozenset[DType]] = {}  # empty: real values
         self.scales: dict[str, Tensor] = {}  # ones, of the shape the scale will have
         self.requantized: set[str] = set()  # values that have their bits already
+        self.covers: dict[str, frozenset[str]] = {}  # of those, the nodes that their range is taken past
         self.groups: dict[str, Group] = {}
 
     def build(self) -> Space:
@@ -174,12 +175,14 @@ class _Builder:
         else:
             emitted = {d.out_dtype for d in descs}
         self.emits[node.name] = frozenset(emitted)
+        chosen = any(str(e) in self.groups for e in node.edges)
         if descs[0].requantize_at == "output":
             self.requantized.add(node.name)
             if any(d.fixed_out is None for d in descs):
                 self._add_output(node, descs)
-        elif follows and node.inputs[0] in self.requantized:
+        elif not chosen and node.inputs[0] in self.requantized and (follows or joins(form, self.hardware, node.op)):
             self.requantized.add(node.name)
+            self.covers[node.name] = self.covers.get(node.inputs[0], frozenset())
 
     def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
         source = self.graph[self.graph.source(edge)]
@@ -203,6 +206,8 @@ class _Builder:
         requantized = source in self.requantized
         if kind == "common" and requantized and descs[0].requantize_at == "output":
             return False  # brought to one scale inside the node
+        if self._joined(source, edge):
+            return not emitted <= {d.in_dtype(edge.slot) for d in descs}  # already in the scale that all have
         if kind == "common" or (kind == "own" and not requantized):
             return True
         taken = {d.in_dtype(edge.slot) for d in descs}
@@ -225,7 +230,9 @@ class _Builder:
         limit = max(min(d.out_dtype.bits, d.max_bits) for d in descs)
         lowest = min(limit, min(d.min_bits for d in descs))
         key = f"{node.name}:out"
-        observed = range_node(self.graph, self.topology, self.ops, node.name)
+        chain = range_chain(self.graph, self.hardware, self.topology, self.ops, node.name)
+        self.covers[node.name] = frozenset(chain)
+        observed = (node.name, *chain)[-1]
         self.groups[key] = Group(key, observed, (), tuple(range(limit, lowest - 1, -1)))
 
     def _merge_outputs(self) -> None:
@@ -233,8 +240,16 @@ class _Builder:
         for key, group in self.groups.items():
             name, _, out = key.rpartition(":")
             if out == "out":
-                edges = tuple(e for e in self.graph.out_edges[name] if str(e) not in self.groups)
+                out_edges = self.graph.out_edges[name]
+                edges = tuple(e for e in out_edges if str(e) not in self.groups and not self._joined(name, e))
                 self.groups[key] = replace(group, edges=edges)
+
+    def _joined(self, name: str, edge: Edge) -> bool:
+        """Whether an edge hands a node's integers to a concatenation, in the scale of all its operands."""
+        if edge.dst not in self.covers.get(name, ()):
+            return False
+        form = self.ops[self.graph[edge.dst].op].integer
+        return form is not None and form.slot(edge.slot) == "common"
 
     def _fix(self, group: Group) -> Group:
         names = (group.key, group.key.rpartition(":")[0], group.source, *(e.dst for e in group.edges))

@@ -26,6 +26,7 @@ here is taken past those: what they cut off anyway is no error.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
@@ -33,7 +34,7 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from hago.crossing import range_node
+from hago.crossing import range_chain
 from hago.execute import compute_real
 from hago.graph import Node
 from hago.numerics import apply_simq, clip_range, dequantize, overflowed, quantize
@@ -110,11 +111,8 @@ def chain_behind(plan: Plan, name: str) -> tuple[Node, ...]:
     if node_plan.out_simq is None and node_plan.table is None:
         return ()
     topology = Topology({n.name: n.name in plan.nodes for n in graph}, {}, {})
-    last, found = range_node(graph, topology, plan.ops, name), []
-    while name != last:
-        name = graph.out_edges[name][0].dst
-        found.append(graph[name])
-    return tuple(found)
+    chain = (graph[n] for n in range_chain(graph, plan.hardware, topology, plan.ops, name))
+    return tuple(itertools.takewhile(lambda n: len(n.inputs) == 1, chain))  # a concatenation has other operands too
 
 
 class NodeSplitter:

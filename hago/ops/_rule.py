@@ -272,8 +272,7 @@ class OpRule:
         compute: `(attrs, *tensors) -> tensor` on real values; also runs on meta tensors, which is
             how shapes are inferred.
         integer: the integer side, or None for an op that is float everywhere.
-        forms: integer sides by name, which hardware files may ask for; `integer` itself too if it has one.
-            An op may have forms and no `integer`: it is float unless a file names one.
+        forms: integer sides by name, which hardware files may ask for; an op with these alone is else float.
         macs: multiply-accumulates at batch 1.
         samples: calls that the law suite tests this file with.
         refuses: attributes that must raise, naming the attribute.

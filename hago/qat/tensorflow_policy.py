@@ -96,4 +96,4 @@ def _gives_held(
     """Whether a result that the hardware requantizes is one that the policy quantizes."""
     if all(desc.requantize_at == "edge" for desc in hardware.integer_descs(node.op)):
         return True
-    return range_node(graph, topology, ops, node.name) in held
+    return range_node(graph, hardware, topology, ops, node.name) in held
