@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +11,7 @@ from hago.errors import HagoError
 from hago.search.guide import Guide, plain_guide
 from hago.search.knapsack import Knapsack, Picked
 from hago.search.repair import feeds_of, repair
-from hago.search.searcher import Searcher, point_key
+from hago.search.searcher import Score, Searcher, point_key
 from hago.search.sensitivity_search import Explored
 from hago.search.walk import Feeds, Steps, Walk
 from hago.space import Bits, Space
@@ -26,7 +27,8 @@ class ParetoOptions:
     Args:
         cost: which cost the front is over; empty for the first that the goal names, else weight_bytes.
         points: of the front, evaluated in each round, at most.
-        rounds: after each, expected losses are corrected by what was measured.
+        rounds: of which the first follows the front that is expected, and each other puts as many points into the
+            widest gaps of the front that was measured, with expected losses corrected by all that was measured.
         batch: points that are asked at once, for evaluation side by side.
     """
 
@@ -71,9 +73,10 @@ def _steps(space: Space, start: Bits, options: ParetoOptions, feeds: Feeds, guid
     explored.scored.append((yield from repair(space, start, feeds, explored.seen)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
         return
-    for number in range(1, options.rounds + 1):
+    yield from _sweep(explored, explored.program(), options, "round 1")
+    for number in range(2, options.rounds + 1):
         before = len(explored.scored)
-        yield from _sweep(explored, explored.program(), options, f"round {number}")
+        yield from _refine(explored, options, f"round {number}")
         if len(explored.scored) == before:
             return
 
@@ -127,3 +130,59 @@ def _inside(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
     if picked is None or picked.cost <= gap.low.cost * _APART:
         return [], []
     return [picked], [_Gap(gap.low, picked)]
+
+
+# ---------------------------------------------------------------- the front that was measured
+def _refine(explored: Explored, options: ParetoOptions, why: str) -> Steps[None]:
+    left = options.points
+    while left > 0:
+        points = _fillings(explored, min(left, options.batch))
+        if not points:
+            return
+        left -= len(points)
+        yield from explored.look_at_all(points, f"{why}: inside the widest gaps of the measured front")
+
+
+def _fillings(explored: Explored, count: int) -> list[Bits]:
+    """Points that were not seen yet, each inside another gap of the measured front, the widest first."""
+    line, program = _measured_front(explored), explored.program()
+    gaps = sorted(itertools.pairwise(line), key=_width, reverse=True)
+    found: dict[str, Bits] = {}
+    for (low, _), (high, _) in gaps:
+        if len(found) == count:
+            break
+        for limit in ((low + high) / 2, high / _APART):
+            picked = program.solve(limit)
+            if picked is None or picked.cost <= low * _APART:
+                continue
+            key = point_key(picked.bits)
+            if key not in explored.seen and key not in found:
+                found[key] = picked.bits
+                break
+    return list(found.values())
+
+
+def _width(gap: tuple[tuple[float, float], tuple[float, float]]) -> float:
+    """How far apart two neighbours of a front are: the ratio of their costs, in logarithms, times what lies between
+    their merits."""
+    (low, worse), (high, better) = gap
+    return math.log(max(high, 1e-300) / max(low, 1e-300)) * (better - worse)
+
+
+def _measured_front(explored: Explored) -> list[tuple[float, float]]:
+    """Cost and merit of the points that none beats in both, by rising cost."""
+    guide = explored.guide
+    taken = sorted((guide.cost_of(s), -_merit(guide, s)) for _, s in explored.scored if s.accepted)
+    line: list[tuple[float, float]] = []
+    for cost, lack in taken:
+        if not math.isnan(lack) and (not line or -lack > line[-1][1]):
+            line.append((cost, -lack))
+    return line
+
+
+def _merit(guide: Guide, score: Score) -> float:
+    """Larger is better; the logarithm of the loss where a score tells it."""
+    if guide.measured is None:
+        return score.value
+    loss = guide.measured(score)
+    return -math.log(max(loss, 1e-300))

@@ -1,0 +1,195 @@
+"""Fronts of weight bytes against what is lost, all measured on the same held-out samples.
+
+A point carries what every sample contributes, so that two points are compared sample by sample: a point
+lies above a front where the front's best point of no more bytes is worse, and the 95 % interval of the
+paired difference does not reach 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hago.objective import decibels, jackknife_interval, paired_interval
+
+#: A line of a table, as JSON values.
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A quantized model on held-out samples.
+
+    Args:
+        cost: bytes of its weights.
+        signal, noise: (samples,) squares of the float model's outputs, and of what differs from them.
+        right: (samples,) whether the class is right; None without labels.
+        label: what it is, e.g. its bits.
+    """
+
+    cost: float
+    signal: Tensor
+    noise: Tensor
+    right: Tensor | None = None
+    label: str = ""
+
+    @property
+    def sqnr(self) -> float:
+        """In dB, of all samples together."""
+        return decibels(float(self.signal.sum()), float(self.noise.sum()))
+
+    @property
+    def top1(self) -> float | None:
+        """The part of the samples that is classified rightly."""
+        return None if self.right is None else float(self.right.double().mean())
+
+    def above(self, other: Point) -> tuple[float, float, float]:
+        """By how many dB it lies above another, with the paired 95 % interval."""
+        noises = torch.stack([other.noise, self.noise], 1).double()
+
+        def gain(mean: Tensor) -> float:
+            return decibels(float(mean[0]), float(mean[1]))
+
+        return gain(noises.mean(0)), *jackknife_interval(noises, gain)
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of its SQNR."""
+        parts = torch.stack([self.signal, self.noise], 1)
+        return jackknife_interval(parts, lambda mean: decibels(float(mean[0]), float(mean[1])))
+
+
+def front(points: Iterable[Point]) -> list[Point]:
+    """Those that none beats in both, by rising bytes."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.cost, -p.sqnr)):
+        if not found or point.sqnr > found[-1].sqnr:
+            found.append(point)
+    return found
+
+
+def hypervolume(points: Sequence[Point], most: float) -> float:
+    """Bytes times dB that a front beats, up to `most` bytes and down to 0 dB."""
+    line = [p for p in front(points) if p.cost <= most and p.sqnr > 0.0]
+    ends = [*(p.cost for p in line[1:]), most]
+    return sum((end - p.cost) * p.sqnr for p, end in zip(line, ends, strict=True))
+
+
+def rival(point: Point, ours: Sequence[Point]) -> Point | None:
+    """Our best point of no more bytes; None where every one has more."""
+    return max((p for p in ours if p.cost <= point.cost), key=lambda p: p.sqnr, default=None)
+
+
+def beaten(theirs: Sequence[Point], ours: Sequence[Point]) -> list[tuple[Point, str]]:
+    """Those of their front that lie above ours beyond the interval, and by how much."""
+    found = []
+    for point in front(theirs):
+        best = rival(point, ours)
+        if best is None:
+            if point.sqnr > 0.0:
+                found.append((point, "fewer bytes than any of ours"))
+            continue
+        mean, low, high = point.above(best)
+        if low > 0.0:
+            found.append((point, f"{mean:+.2f} dB [{low:+.2f}, {high:+.2f}]"))
+    return found
+
+
+def compared(fronts: Mapping[str, Sequence[Point]], mine: str, most: float | None = None) -> list[Row]:
+    """A line for every front: its hypervolume, and how many of its points lie above `mine`.
+
+    Args:
+        most: bytes up to which volumes count; by default the most of any point.
+    """
+    edge = max(p.cost for line in fronts.values() for p in line) if most is None else most
+    whole = hypervolume(fronts[mine], edge) or 1.0
+    rows = []
+    for name, line in fronts.items():
+        over = [] if name == mine else beaten(line, fronts[mine])
+        lost = [_lost(p, fronts[mine]) for p in front(line)] if name != mine else []
+        rows.append(
+            {
+                "front": name,
+                "points": len(front(line)),
+                "hypervolume": hypervolume(line, edge) / whole,
+                "above": len(over),
+                "above_said": [f"{p.label} of {p.cost:.0f} B: {said}" for p, said in over],
+                "top1_above": sum(lost),
+            }
+        )
+    return rows
+
+
+def _lost(point: Point, ours: Sequence[Point]) -> bool:
+    """Whether a point's top-1 lies above the best of ours of no more bytes, beyond the paired interval."""
+    cheaper = [p for p in ours if p.cost <= point.cost and p.right is not None]
+    if point.right is None or not cheaper:
+        return False
+    best = max(cheaper, key=lambda p: p.top1 or 0.0)
+    assert best.right is not None
+    return paired_interval(point.right.double() - best.right.double())[1] > 0.0
+
+
+def listed(fronts: Mapping[str, Sequence[Point]]) -> list[Row]:
+    """Every point of every front with its interval."""
+    return [
+        {
+            "front": name,
+            "label": p.label,
+            "bytes": p.cost,
+            "sqnr": p.sqnr,
+            "interval": list(p.interval()),
+            "top1": p.top1,
+        }
+        for name, line in fronts.items()
+        for p in front(line)
+    ]
+
+
+def plot(fronts: Mapping[str, Sequence[Point]], path: Path, title: str) -> str:
+    """Draw the fronts; what was done is said, which is nothing where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "matplotlib is not installed: no plot"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    for name, points in fronts.items():
+        line = front(points)
+        ranges = [p.interval() for p in line]
+        bars = [[p.sqnr - low for p, (low, _) in zip(line, ranges, strict=True)]]
+        bars.append([high - p.sqnr for p, (_, high) in zip(line, ranges, strict=True)])
+        values = [p.sqnr for p in line]
+        axes.errorbar([p.cost for p in line], values, yerr=bars, label=name, fmt=".-", lw=0.8, capsize=2)
+    axes.set_xlabel("bytes of weights")
+    axes.set_ylabel("SQNR of held-out samples, dB")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return f"plotted in {path}"
+
+
+def write(folder: Path, name: str, rows: Sequence[Row]) -> None:
+    """Rows as JSON, and what is a number or a word of them as a table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(list(rows), indent=1))
+    titles = [k for k, v in rows[0].items() if isinstance(v, (int, float, str))]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    lines += [f"| {' | '.join(_cell(row.get(k, '')) for k in titles)} |" for row in rows]
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"

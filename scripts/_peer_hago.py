@@ -1,0 +1,52 @@
+"""hago's Pareto search on one network, as a peer among peers: all points of the front that it finds."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from _peer_points import Task
+from torch import Tensor
+
+from hago.cost import Cost
+from hago.costing import plan_cost
+from hago.prepare import prepare
+from hago.search.front import Front
+from hago.searching import SearchOptions, find
+from hago.simulator import Simulator
+
+
+def main() -> None:
+    """Search, and hand over every model of the front."""
+    task, hardware = Task(), sys.argv[5]
+    data = [(x,) for x in task.batches()]
+    network = task.network()
+    task.start()
+    how = SearchOptions(searcher="pareto", progress=False, search_topology=True)
+    found = find(network, hardware, data, how)
+    seconds = task.seconds()
+    line = Front("sqnr", "weight_bytes")
+    for trial in found.result.trials:
+        line.take(trial)
+    prepared = prepare(network, hardware, data, kinds=True)
+    for trial in line.trials:
+        plan = prepared.resolver(trial.bits)
+        model, cost = Simulator(plan), plan_cost(plan)
+
+        def run(x: Tensor, model: Simulator = model) -> Tensor:
+            return torch.as_tensor(model(x))
+
+        task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {trial.index}")
+    task.end(seconds)
+
+
+def bits_of(cost: Cost, slot: int) -> dict[str, float]:
+    """By node with weights, of that operand; 32 where it is float."""
+    edges = {e.edge: e for e in cost.edges}
+    whole = {n.node: n.integer for n in cost.nodes}
+    names = [e.rpartition(":")[0] for e, edge in edges.items() if edge.kind == "weight" and e.endswith(":1")]
+    return {n: float(edges[f"{n}:{slot}"].bits) if whole[n] else 32.0 for n in names}
+
+
+if __name__ == "__main__":
+    main()

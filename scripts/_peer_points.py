@@ -1,0 +1,87 @@
+"""What the processes of peers share: their data, and how they hand over what they found.
+
+A peer runs in an environment of its own, where hago is not installed. It reads `calibration.npy`, `labels.npy` and
+`held_out.npy` of a folder, and writes `points.json` and the held-out outputs of each of its models there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+BATCH = 32
+
+
+class Task:
+    """One peer's data and network, and its points; what it takes to measure them on held-out data is not in the
+    time that is reported."""
+
+    def __init__(self) -> None:
+        self.folder, assets, network, threads = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+        torch.set_num_threads(threads)
+        self.threads = threads
+        sys.path.insert(0, assets)
+        self._make: Callable[[], nn.Module] = lambda: importlib.import_module("loaders").net(network)[0]
+        self.calibration, self.labels, self.held_out = (
+            torch.from_numpy(np.load(self.folder / f"{name}.npy")) for name in ("calibration", "labels", "held_out")
+        )
+        self.points: list[dict[str, Any]] = []
+        self._begun = time.perf_counter()
+        self._aside = 0.0
+
+    def network(self) -> nn.Module:
+        """The float network, afresh."""
+        return self._make().eval()
+
+    def start(self) -> None:
+        """What came before is not counted: imports and reading."""
+        self._begun, self._aside = time.perf_counter(), 0.0
+
+    def batches(self) -> list[Tensor]:
+        """The calibration images."""
+        return list(self.calibration.split(BATCH))
+
+    def add(
+        self,
+        run: Callable[[Tensor], Tensor],
+        weights: Mapping[str, float],
+        activations: Mapping[str, float],
+        label: str,
+    ) -> None:
+        """Take a model.
+
+        Args:
+            run: its own simulation, or its own engine.
+            weights, activations: bits by layer; 32 where it is float.
+        """
+        paused = time.perf_counter()
+        with torch.no_grad():
+            found = torch.cat([run(x) for x in self.held_out.split(BATCH)])
+        name = f"outputs_{len(self.points)}.npy"
+        np.save(self.folder / name, found.float().numpy())
+        self._aside += time.perf_counter() - paused
+        seconds = self.seconds()
+        parts = {"weights": dict(weights), "activations": dict(activations)}
+        self.points.append({"label": label, "outputs": name, "seconds": seconds, **parts})
+
+    def seconds(self) -> float:
+        """That were spent so far."""
+        return time.perf_counter() - self._begun - self._aside
+
+    def end(self, seconds: float | None = None) -> None:
+        """Write the points.
+
+        Args:
+            seconds: where not all since the start count.
+        """
+        spent = self.seconds() if seconds is None else seconds
+        (self.folder / "points.json").write_text(json.dumps({"seconds": spent, "points": self.points}))

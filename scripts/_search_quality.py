@@ -1,0 +1,241 @@
+"""Quality of a search: its front of weight bytes against SQNR, beside those of plain baselines.
+
+Every search sees the same calibration samples and the same space. Each keeps what is a front there; those
+points are then measured on held-out samples, and compared there. Random search and TPE have ten times as many
+evaluations as Pareto search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from _assets import Asset, load
+from _fronts import Point, Row, compared, listed, plot
+
+from hago.evaluate import Evaluator
+from hago.frontend.data import Batches
+from hago.objective import OBJECTIVES
+from hago.prepare import Prepared, prepare
+from hago.search.front import Front
+from hago.search.searcher import Score, Searcher, point_key
+from hago.search.trial import Trial
+from hago.search.walk import Ask, Steps, Walk, shifted
+from hago.searching import SearchOptions, find
+from hago.space import Bits, Space
+from hago.waste import tidied
+
+#: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
+TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+UNIFORM = (8, 6, 4)
+#: So many times the evaluations of Pareto search for random search and TPE.
+MORE = 10
+#: What Pareto search is compared with.
+BASELINES = ("uniform", "greedy", "rfc_greedy", "random", "tpe", "descent")
+Make = Callable[[Space, Bits, int], Searcher]
+
+
+# ---------------------------------------------------------------- baselines
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is nothing to choose."""
+
+
+def uniform(prepared: Prepared) -> list[Bits]:
+    """Every group, and every weight alone, at no more than so many bits."""
+    space = prepared.space
+    weights = {k for k, g in space.groups.items() if prepared.graph[g.source].op == "const"}
+    points: list[Bits] = []
+    for most in UNIFORM:
+        for keys in (set(space.groups), weights):
+            points.append({k: at_most(g.choices, most) if k in keys else g.choices[0] for k, g in space.groups.items()})
+    return points
+
+
+def at_most(choices: Sequence[int], most: int) -> int:
+    """The most bits that are no more than that, or the fewest there are."""
+    return max((b for b in choices if b <= most), default=min(choices))
+
+
+def listed_points(points: Sequence[Bits]) -> Make:
+    """A searcher that asks the start and then these."""
+
+    def steps(start: Bits) -> Steps[None]:
+        seen = set()
+        for point in (start, *points):
+            if point_key(point) not in seen:
+                seen.add(point_key(point))
+                yield Ask((dict(point),), "listed")
+
+    return lambda space, start, seed: Walk("listed", Nothing(), steps(start))
+
+
+def descent(space: Space, start: Bits, seed: int) -> Searcher:
+    """Steepest descent: of all weights that could take one choice fewer, the one that loses the least squared error
+    for each byte it saves does, until all have their fewest."""
+    return Walk("descent", Nothing(), _descent(space, start))
+
+
+def _descent(space: Space, start: Bits) -> Steps[None]:
+    here = dict(start)
+    (score,) = yield Ask((here,), "start")
+    while True:
+        near = [p for k in space.groups if (p := shifted(space, here, k, 1)) != here]
+        scores = yield Ask(tuple(near), "every group one choice lower") if near else Ask((here,), "end")
+        lower = [(p, s) for p, s in zip(near, scores, strict=False) if _bytes(s) < _bytes(score)]
+        if not lower:
+            return
+
+        def price(pair: tuple[Bits, Score], now: Score = score) -> float:
+            return (_noise(pair[1]) - _noise(now)) / (_bytes(now) - _bytes(pair[1]))
+
+        chosen, score = min(lower, key=price)
+        here = dict(chosen)
+
+
+def _bytes(score: Score) -> float:
+    return score.costs["weight_bytes"]
+
+
+def _noise(score: Score) -> float:
+    return float(10.0 ** (-float(score.results["sqnr"]) / 10))
+
+
+def tpe(trials: int) -> Make:
+    """Optuna's TPE for two objectives, told nothing but the start and its own trials."""
+
+    def steps(space: Space, start: Bits, seed: int) -> Steps[None]:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = optuna.samplers.TPESampler(seed=seed)
+        study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+        groups = space.groups
+        study.enqueue_trial({k: g.choices.index(start[k]) for k, g in groups.items()})
+        sizes = {k: optuna.distributions.IntDistribution(0, len(g.choices) - 1) for k, g in groups.items()}
+        for _ in range(trials):
+            trial = study.ask(sizes)
+            (score,) = yield Ask(({k: g.choices[trial.params[k]] for k, g in groups.items()},), "tpe")
+            study.tell(trial, [float(score.results.get("sqnr", -200.0)), score.costs.get("weight_bytes", 1e12)])
+
+    return lambda space, start, seed: Walk("tpe", Nothing(), steps(space, start, seed))
+
+
+# ---------------------------------------------------------------- what is measured
+@dataclass
+class Contest:
+    """Searches of one network on one hardware, and their points on held-out samples."""
+
+    asset: Asset
+    hardware: str
+    seed: int
+    prepared: Prepared
+    held_out: Evaluator
+    seconds: dict[str, float] = field(default_factory=dict)
+    trials: dict[str, int] = field(default_factory=dict)
+    fronts: dict[str, list[Point]] = field(default_factory=dict)
+    measured: dict[str, Point] = field(default_factory=dict)
+
+    def run(self, name: str, searchers: Sequence[str | Make]) -> None:
+        """Search, keep the front of all trials, and measure it."""
+        begun = time.perf_counter()
+        kept = Front("sqnr", "weight_bytes")
+        self.trials[name] = 0
+        for searcher in searchers:
+            for trial in self._searched(searcher):
+                self.trials[name] += trial.same_as is None
+                kept.take(trial)
+        self.seconds[name] = time.perf_counter() - begun
+        self.fronts[name] = [self.point(t) for t in kept.trials]
+
+    def _searched(self, searcher: str | Make) -> Iterator[Trial]:
+        # with a limit on the cost that nothing exceeds, every searcher has the same space
+        limit = None if searcher == "pareto" else "weight_bytes <= 1e15"
+        how = SearchOptions(searcher=searcher, progress=False, seed=self.seed, budget_cost=limit)
+        yield from find(self.asset.module, self.hardware, self.asset.calibration, how).result.trials
+
+    def point(self, trial: Trial) -> Point:
+        """A trial on held-out samples."""
+        plan = self.prepared.resolver(trial.bits)
+        if plan.key not in self.measured:
+            found = self.held_out.measure(plan).contributions
+            signal, noise = found["sqnr"].T
+            right = found["accuracy"][:, 0] if "accuracy" in found else None
+            self.measured[plan.key] = Point(0.0, signal, noise, right)
+        cost = trial.score.costs["weight_bytes"]
+        return replace(self.measured[plan.key], cost=cost, label=f"trial {trial.index}")
+
+
+def contest(assets: str, net: str, hardware: str, options: Any) -> Contest:
+    """Prepared for searches."""
+    asset = load(assets, net, options.images, options.held_out)
+    prepared = tidied(prepare(asset.module, hardware, asset.calibration), ("weight_bytes",))
+    rows: Any = asset.test
+    if asset.labels is not None:
+        labels = asset.labels.split([len(b[0]) for b in asset.test])
+        rows = [(*inputs, y) for inputs, y in zip(asset.test, labels, strict=True)]
+    batches = Batches(rows, prepared.graph.inputs)
+    held_out = Evaluator(prepared.graph, batches, OBJECTIVES["sqnr"], prepared.hardware.known_ops, cache_bytes=0)
+    return Contest(asset, hardware, options.seed, prepared, held_out)
+
+
+def quality(options: Any) -> list[Row]:
+    """Fronts of Pareto search and of every baseline."""
+    if not options.assets:
+        print("quality needs --assets")
+        return []
+    rows: list[Row] = []
+    for net in options.nets or ("mlperf_resnet8", "cifar_resnet20"):
+        for hardware in options.hardware[:1]:
+            found = contest(options.assets, net, hardware, options)
+            rows += _measured(found, net, options)
+    return rows
+
+
+def searchers(found: Contest) -> dict[str, list[str | Make]]:
+    """Of every baseline."""
+    more = MORE * found.trials["pareto"]
+    return {
+        "uniform": [listed_points(uniform(found.prepared))],
+        "greedy": [f"greedy:tolerance={t:g}" for t in TOLERANCES],
+        "rfc_greedy": ["rfc_greedy"],
+        "random": [f"random:trials={more}"],
+        "tpe": [tpe(more)],
+        "descent": [descent],
+    }
+
+
+def _measured(found: Contest, net: str, options: Any) -> list[Row]:
+    found.run("pareto", ["pareto"])
+    baselines = searchers(found)
+    for name in options.baselines.split(","):
+        found.run(name, baselines[name])
+        print(f"  {name}: {found.trials[name]} trials in {found.seconds[name]:.1f} s", flush=True)
+    samples = found.held_out.batches.samples
+    print(f"{net} on {found.hardware}: {options.images} images to search on, {samples} held out")
+    rows = []
+    for row in compared(found.fronts, "pareto"):
+        name = row["front"]
+        where = {"network": net, "hardware": found.hardware, "samples": samples}
+        rows.append(where | row | {"trials": found.trials[name], "seconds": found.seconds[name]})
+        print(
+            f"  {name:11} {row['points']:3} points of {found.trials[name]:5} trials, {found.seconds[name]:7.1f} s; "
+            f"hypervolume {row['hypervolume']:.4f} of pareto's; above it: {row['above']} (top-1: {row['top1_above']})",
+            flush=True,
+        )
+        for said in row["above_said"]:
+            print(f"      {said}")
+    if options.out:
+        print(
+            "  "
+            + plot(found.fronts, Path(options.out) / f"fronts_{net}_{found.hardware}.png", f"{net}, {found.hardware}")
+        )
+    rows[0]["fronts"] = listed(found.fronts)
+    for row in listed(found.fronts):
+        low, high = row["interval"]
+        top1 = "" if row["top1"] is None else f", top-1 {row['top1']:.4f}"
+        print(f"    {row['front']:11} {row['bytes']:10.0f} B {row['sqnr']:7.2f} dB [{low:.2f}, {high:.2f}]{top1}")
+    return rows

@@ -1,0 +1,229 @@
+"""Pareto search beside the peers that search, on one network: fronts on held-out images, and time.
+
+Each peer is installed into an environment of its own, a folder below --environments, which is used again where it
+is there. It runs there in a process of its own with the same threads, on the same calibration images, and its own
+simulation, or its own engine, gives the outputs that count. hago runs in a process of its own too, and all run one
+after the other in one run; installing, importing and measuring on held-out images is not in the times. Bytes of
+weights are counted alike: elements times their bits, and 4 for every bias. hago runs on the hardware file --hardware,
+peers are offered 8 bits for activations and fewer for weights; layers may stay float where a peer can leave them so.
+
+    python scripts/benchmark_peers.py --assets DIR --environments DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _assets import Asset, load, outputs
+from _fronts import Point, Row, compared, front, listed, plot
+from torch import Tensor, nn
+
+HERE = Path(__file__).resolve().parent
+#: The build that all of them can be installed beside.
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer: where it lives, what it needs, and its script with what that is told."""
+
+    name: str
+    environment: str
+    packages: tuple[str, ...]
+    script: str
+    told: tuple[str, ...] = ()
+
+
+_MODELOPT = ("nvidia-modelopt==0.47.0", "requests", "huggingface_hub")
+PEERS = (
+    Peer("modelopt_gradient", "modelopt", _MODELOPT, "_peer_modelopt.py", ("gradient",)),
+    Peer("modelopt_kl", "modelopt", _MODELOPT, "_peer_modelopt.py", ("kl_div",)),
+    Peer("nncf", "nncf", ("nncf==3.4.0", "openvino==2026.4.1"), "_peer_nncf.py"),
+    Peer("aimet_amp", "aimet", ("aimet-torch==2.42.0",), "_peer_aimet.py"),
+)
+
+
+def main() -> None:
+    """Run all, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", required=True, help="the folder of pretrained networks")
+    parser.add_argument("--environments", type=Path, required=True, help="where peers are, or will be, installed")
+    parser.add_argument("--net", default="cifar_resnet20")
+    parser.add_argument("--hardware", default="x86_vnni")
+    parser.add_argument("--images", type=int, default=256, help="to calibrate and search on")
+    parser.add_argument("--held-out", type=int, default=2000, help="to compare on")
+    parser.add_argument("--peers", default=",".join(p.name for p in PEERS), help="which, with commas between")
+    parser.add_argument("--skip", default="", help="which not, with commas between")
+    parser.add_argument("--runs", type=int, default=3, help="of hago, of which the median time counts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, help="a folder for results.json, the table and the plot")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    contest = Contest(options)
+    contest.mine()
+    skipped = options.skip.split(",")
+    for peer in PEERS:
+        if peer.name in options.peers.split(","):
+            said = "--skip" if peer.name in skipped else contest.theirs(peer)
+            print(f"{peer.name}: skipped: {said}" if said else f"{peer.name}: ran", flush=True)
+    contest.report()
+
+
+class Contest:
+    """One network, its data, and the fronts found so far."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.asset: Asset = load(options.assets, options.net, options.images, options.held_out)
+        self.reference = outputs(self.asset.module, self.asset.test)
+        self.fronts: dict[str, list[Point]] = {}
+        self.seconds: dict[str, float] = {}
+        self.bits: dict[str, list[Row]] = {}
+
+    def point(self, found: Tensor, cost: float, label: str) -> Point:
+        """A model by its outputs on the held-out images."""
+        reference = self.reference.double().flatten(1)
+        noise = (found.double().flatten(1) - reference).square().sum(1)
+        labels = self.asset.labels
+        right = None if labels is None else (found.argmax(1) == labels).double()
+        return Point(cost, reference.square().sum(1), noise, right, label)
+
+    def mine(self) -> None:
+        """Pareto search, in a process of its own."""
+        runs = []
+        for _ in range(self.options.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                said = self._run(sys.executable, "_peer_hago.py", Path(folder), (self.options.hardware,))
+                if said:
+                    raise SystemExit(said)
+                runs.append(self._read("hago", Path(folder)))
+        self.seconds["hago"] = float(np.median(runs))
+
+    def theirs(self, peer: Peer) -> str:
+        """Install and run a peer; why that could not be done, or nothing."""
+        python = self.options.environments / peer.environment / "bin" / "python"
+        said = "" if python.exists() else install(python.parent.parent, peer.packages)
+        if said:
+            return said
+        with tempfile.TemporaryDirectory() as folder:
+            said = self._run(str(python), peer.script, Path(folder), peer.told)
+            if not said:
+                self.seconds[peer.name] = self._read(peer.name, Path(folder))
+        return said
+
+    def _run(self, python: str, script: str, folder: Path, told: Sequence[str]) -> str:
+        """Run a script on this contest's data; why it failed, or nothing."""
+        net, threads = self.options.net, str(self.options.threads)
+        known = torch.cat([batch[0] for batch in self.asset.calibration])
+        np.save(folder / "calibration.npy", known.numpy())
+        np.save(folder / "held_out.npy", torch.cat([batch[0] for batch in self.asset.test]).numpy())
+        # what they learn from labels, they learn from the float model's classes: calibration has none
+        classes = outputs(self.asset.module, self.asset.calibration).argmax(1)
+        np.save(folder / "labels.npy", classes.numpy())
+        command = [python, str(HERE / script), str(folder), str(Path(self.options.assets).resolve()), net, threads]
+        ran = subprocess.run([*command, *told], capture_output=True, text=True, check=False)
+        return "" if ran.returncode == 0 else last_line(ran.stderr)
+
+    def _read(self, name: str, folder: Path) -> float:
+        """Take a process's points; the seconds that it searched for."""
+        found = json.loads((folder / "points.json").read_text())
+        self.fronts[name], self.bits[name] = [], found["points"]
+        for row in found["points"]:
+            out = torch.from_numpy(np.load(folder / row["outputs"]))
+            self.fronts[name].append(self.point(out, weight_bytes(self.asset.module, row["weights"]), row["label"]))
+        return float(found["seconds"])
+
+    def report(self) -> None:
+        """Print and write what was found."""
+        options = self.options
+        # in the volumes, bytes beyond those of 8 bits everywhere count no more: every front has a best point there
+        widest = weight_bytes(self.asset.module, [8.0] * len(layers(self.asset.module)))
+        rows = compared(self.fronts, "hago", widest)
+        head = (
+            f"{options.net} on {options.hardware}, {options.images} images to search on, {self.asset.samples} held out"
+        )
+        print(f"\n{head}, {options.threads} threads; volumes up to {widest:.0f} B of weights")
+        for row in rows:
+            row["seconds"] = self.seconds[row["front"]]
+            row["best_top1"] = max((p.top1 or 0.0) for p in self.fronts[row["front"]])
+        print(table(rows))
+        for row in rows:
+            for said in row["above_said"]:
+                print(f"  above: {row['front']}, {said}")
+        for row in listed({n: front(p) for n, p in self.fronts.items()}):
+            low, high = row["interval"]
+            print(
+                f"  {row['front']:18} {row['bytes']:9.0f} B {row['sqnr']:6.2f} dB [{low:.2f}, {high:.2f}] {row['top1']}"
+            )
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            found = {"options": {k: str(v) for k, v in vars(options).items()}, "rows": rows}
+            whole = found | {"points": listed(self.fronts), "bits": self.bits}
+            (options.out / "peers.json").write_text(json.dumps(whole, indent=1))
+            (options.out / "peers.md").write_text(f"{head}.\n\n{table(rows)}\n")
+            print(plot(self.fronts, options.out / "peers.png", head))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    titles = "| front | points | seconds | hypervolume | points above ours (SQNR) | (top-1) | best top-1 |"
+    lines = [
+        f"| {r['front']} | {r['points']} | {r['seconds']:.1f} | {r['hypervolume']:.3f} | {r['above']} | "
+        f"{r['top1_above']} | {r['best_top1']:.4f} |"
+        for r in rows
+    ]
+    return "\n".join([titles, "|" + "---|" * 7, *lines])
+
+
+def layers(module: nn.Module) -> list[nn.Module]:
+    """Those with weights, in order."""
+    return [m for m in module.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Linear))]
+
+
+def weight_bytes(module: nn.Module, bits: Any) -> float:
+    """Of all layers, biases at 4 bytes: one for every output channel, as batch norms are folded.
+
+    Args:
+        bits: of each layer, in order; or by name, in order.
+
+    Raises:
+        SystemExit: another number of layers than the network has.
+    """
+    found = list(bits.values()) if isinstance(bits, dict) else list(bits)
+    if len(found) != len(layers(module)):
+        raise SystemExit(f"got bits of {len(found)} layers; the network has {len(layers(module))}")
+    pairs = zip(layers(module), found, strict=True)
+    return sum(-(-m.weight.numel() * b // 8) + 4 * len(m.weight) for m, b in pairs)
+
+
+def install(folder: Path, packages: Sequence[str]) -> str:
+    """Make an environment; why that could not be done, or nothing."""
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", TORCH, "numpy", "pillow", *packages],
+    ):
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            return f"could not be installed: {last_line(ran.stderr)}"
+    return ""
+
+
+def last_line(text: str) -> str:
+    """What went wrong, of a traceback."""
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+if __name__ == "__main__":
+    main()
