@@ -76,7 +76,7 @@ def front(points: Iterable[Point]) -> list[Point]:
 def hypervolume(points: Sequence[Point], most: float) -> float:
     """Bytes times dB that a front beats, up to `most` bytes and down to 0 dB."""
     line = [p for p in front(points) if p.cost <= most and p.sqnr > 0.0]
-    ends = [*(p.cost for p in line[1:]), most]
+    ends = [*(p.cost for p in line), most][1:]
     return sum((end - p.cost) * p.sqnr for p, end in zip(line, ends, strict=True))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -151,6 +152,23 @@ def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
             best = program.solve(limit)
             mine = min(t.score.results["loss"] for t in trials if t.score.costs["size"] <= limit)
             assert best is not None and mine <= off * best.loss
+
+
+def test_pareto_search_fills_the_gaps_that_it_measures() -> None:
+    space, guide = toy()
+    # what is expected is the same for all groups; what is measured is not
+    truth, evaluate = evaluation(guide)
+    same = {k: {b: 4.0**-b for b in by} for k, by in guide.losses.items()}
+    blind = replace(guide, losses=same)
+
+    def volume(options: dict[str, int]) -> float:
+        result = search(space, make_searcher("pareto", space, guide=blind, options=options), evaluate)
+        found = [(t.score.costs["size"], -math.log(t.score.results["loss"])) for t in result.trials]
+        sizes = range(1600, 3210, 10)
+        return sum(max((v for c, v in found if c <= size), default=0.0) for size in sizes)
+
+    assert volume({"points": 12, "rounds": 3}) > 1.01 * volume({"points": 36, "rounds": 1})
+    assert truth.limit is None
 
 
 def test_overflow_makes_room_smaller() -> None:
