@@ -232,6 +232,9 @@ def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
     """What an edge does to a value: quantize, requantize, dequantize, or nothing."""
     if simq is None:
         return value
+    if simq.via is not None:
+        first, second = simq.steps
+        return apply_simq(apply_simq(value, first, how), second, how)
     if simq.source is None:
         assert simq.target is not None
         return quantize(value, simq.target, how.rounding)

@@ -158,10 +158,15 @@ ZERO: Final[Tensor] = torch.zeros((), dtype=torch.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimQ:
-    """What happens on an edge: quantize (`source` None), dequantize (`target` None) or requantize."""
+    """What happens on an edge: quantize (`source` None), dequantize (`target` None) or requantize.
+
+    Args:
+        via: what a value is requantized to before it is requantized to `target`; None where that is one step.
+    """
 
     source: QParams | None
     target: QParams | None
+    via: QParams | None = None
 
     @property
     def kind(self) -> str:
@@ -180,7 +185,16 @@ class SimQ:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for SimQs that do the same; hashable."""
-        return (self.source and self.source.key, self.target and self.target.key)
+        ends = (self.source and self.source.key, self.target and self.target.key)
+        return ends if self.via is None else (*ends, self.via.key)
+
+    @property
+    def steps(self) -> tuple[SimQ, ...]:
+        """One after the other, what it does; none of them has a `via`."""
+        if self.via is None:
+            return (self,)
+        return SimQ(self.source, self.via), SimQ(self.via, self.target)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.source or 'float32'} -> {self.target or 'float32'}"
+        through = "" if self.via is None else f" -> {self.via}"
+        return f"{self.kind} {self.source or 'float32'}{through} -> {self.target or 'float32'}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from hago.engine.choice import largest_of
-from hago.engine.moves import Moved, move_of, stored_type, to_real
+from hago.engine.moves import Moved, largest_of, move_of, stored_type, to_real
 from hago.engine.tail import MOST_OUTPUTS, Added, Stored, Tail, raw, register_of
 from hago.engine.wants import Wants
 from hago.graph import Node

@@ -13,13 +13,12 @@ from typing import Final, Literal
 import torch
 
 from hago.crossing import varies_along
-from hago.engine.moves import move_of, stored_type
+from hago.engine.moves import largest_of, move_of, stored_type
 from hago.engine.pack import Geometry, conv_geometry
 from hago.engine.tail import register_of
-from hago.engine.wiring import MOVERS
+from hago.engine.wiring import JOINERS, MOVERS
 from hago.graph import CONST, Node
 from hago.plan import NodePlan, Plan
-from hago.types import QParams
 
 #: What a kernel reads on an edge: the producer's own value, or what the edge requantizes it to.
 Takes = Literal["own", "moved"]
@@ -51,7 +50,7 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool) -> Choice:
     if made is None:
         return Choice("float", "a float node", "own")
     found: Choice | str = "no kernel of its own"
-    try_ = _CHOICES.get(node.op, _mover if node.op in MOVERS or node.op in ("concat", "stack") else None)
+    try_ = _CHOICES.get(node.op, _mover if node.op in MOVERS | JOINERS else None)
     form = plan.ops[node.op].integer
     if made.table is not None:
         try_ = _table
@@ -177,13 +176,6 @@ def _mover(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
     if node.op in ("max_pool1d", "max_pool2d", "adaptive_max_pool2d"):
         return "no kernel of its own"
     return Choice("move", "moves values as they are stored")
-
-
-def largest_of(qparams: QParams) -> float:
-    """The largest |q - zero point| that the type holds."""
-    dtype = qparams.dtype
-    zero = int(qparams.zero_point.abs().max())
-    return float(max(abs(dtype.min), dtype.max) + zero) if dtype.bits < 32 else float(2**31 - 1)
 
 
 def axis_of(scale: torch.Tensor, ndim: int) -> int | str | None:

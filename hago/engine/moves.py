@@ -5,14 +5,23 @@ A Move holds pointers, so whoever holds a Move holds the tensors that it points 
 
 from __future__ import annotations
 
+from ctypes import addressof
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hago.engine import native
-from hago.numerics import EXACT_FLOAT32, Requantize, clip_range, ratio, ratio_of_float32
+from hago.numerics import (
+    EXACT_FLOAT32,
+    Requantize,
+    apply_simq,
+    clip_range,
+    is_power_of_two,
+    ratio,
+    ratio_of_float32,
+)
 from hago.types import QParams, SimQ
 
 #: Entries past the last channel that vectors may read.
@@ -22,10 +31,10 @@ _STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A Move and the arrays it points into."""
+    """A Move and what it points to."""
 
     move: native.Move
-    kept: tuple[Tensor, ...] = ()
+    kept: tuple[Any, ...] = ()
 
 
 AS_IS: Final = Moved(native.Move(native.AS_IS))
@@ -48,6 +57,13 @@ def spread(values: Tensor, channels: int) -> Tensor:
     return torch.cat([each.repeat(period(channels) // channels), each.new_ones(SLACK)]).contiguous()
 
 
+def largest_of(qparams: QParams) -> float:
+    """The largest |q - zero point| that the type holds."""
+    dtype = qparams.dtype
+    zero = int(qparams.zero_point.abs().max())
+    return float(max(abs(dtype.min), dtype.max) + zero) if dtype.bits < 32 else float(2**31 - 1)
+
+
 def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
     """The Move of an edge between integers.
 
@@ -60,6 +76,8 @@ def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -
     """
     if simq is None:
         return AS_IS
+    if simq.via is not None:
+        return _by_two(simq, how, channels, largest)
     source, target = simq.source, simq.target
     if source is None or target is None:
         return "reads or makes real values"
@@ -69,7 +87,7 @@ def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -
     if low < -(2**31) or high >= 2**31 or largest >= 2**31:
         return "more than 32 bits"
     how = how.of_register(source.dtype)
-    r = ratio_of_float32(source, target) if how.form == "onnxruntime" else ratio(source, target)
+    r = _ratio(simq, how)
     if r.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
     if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
@@ -81,6 +99,11 @@ def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -
         one = torch.ones((), dtype=torch.int64)
         return _by_multiplier(2 * one, one, replace(how, two_stage=False), channels, (low, high))
     return _by_multiplier(*how.multiplier(r), how, channels, (low, high))
+
+
+def _ratio(simq: SimQ, how: Requantize) -> Tensor:
+    assert simq.source is not None and simq.target is not None
+    return (ratio_of_float32 if how.form == "onnxruntime" else ratio)(simq.source, simq.target)
 
 
 def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float) -> Moved | str:
@@ -107,6 +130,25 @@ def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: t
     mode, pointers = native.ROUNDINGS.index(rounding), (multiplier.data_ptr(), shift.data_ptr())
     move = native.Move(form, mode, 0, 0, None, *pointers, *map(float, clip))
     return Moved(move, (multiplier, shift))
+
+
+def _by_two(simq: SimQ, how: Requantize, channels: int, largest: float) -> Moved | str:
+    """One requantization after another; as one where the first does nothing but shift to the left."""
+    first, second = simq.steps
+    assert first.target is not None and second.target is not None
+    begun, ended = move_of(first, how, channels, largest), move_of(second, how, channels, largest_of(first.target))
+    if isinstance(begun, str) or isinstance(ended, str):
+        return begun if isinstance(begun, str) else ended
+    if begun.move.plain and ended.move.plain and largest < EXACT_FLOAT32:
+        up, on = (_ratio(x, how).to(torch.float32) for x in (first, second))
+        # c * up is exact, and so is up * on, which makes the product of all three round once
+        if is_power_of_two(up) and bool((up >= 1).all()) and bool((up * on / up == on).all()):
+            ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
+            low, high = (float(v) for v in apply_simq(ends, second, how))
+            return _by_ratio(up * on, how, second.target, channels, low, high)
+    move = native.Move.from_buffer_copy(ended.move)
+    move.first = addressof(begun.move)
+    return Moved(move, (*ended.kept, begun))
 
 
 def narrowed(moved: Moved, low: int | None, high: int | None) -> Moved:

@@ -44,7 +44,7 @@ class Move(ctypes.Structure):
     _fields_ = [
         ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
         ("multiplier", c_void_p), ("shift", c_void_p), ("low", c_double), ("high", c_double),
-        ("least", c_float), ("most", c_float),
+        ("least", c_float), ("most", c_float), ("first", c_void_p),
     ]  # fmt: skip
 
 

@@ -73,7 +73,13 @@ def _single_form(wants: Wants, node: Node, made: NodePlan) -> tuple[SimQ | None,
 
 def _fuses(simq: SimQ, how: Requantize) -> bool:
     source, target = simq.source, simq.target
-    if source is None or target is None or how.form == "multiplier_shift" or how.rounding != "half_even":
+    if (
+        source is None
+        or target is None
+        or simq.via is not None
+        or how.form == "multiplier_shift"
+        or how.rounding != "half_even"
+    ):
         return False
     r = ratio(source, target)
     bytes_ = target.dtype.torch in (torch.uint8, torch.int8) and target.scale.numel() == 1

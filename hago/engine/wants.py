@@ -58,7 +58,7 @@ class Wants:
         if edge.dst == OUTPUT:
             name = root if simq is None else f"{root}!"
         elif simq is not None and self.graph[root].op != CONST and self._moved_before(edge, simq):
-            same = [k for k, s in forms.items() if s is not None and s.target is simq.target]
+            same = [k for k, s in forms.items() if s is not None and s.target is simq.target and s.via is simq.via]
             name = same[0] if same else f"{root}>{1 + len(forms)}"
         self.names[edge] = name
         forms.setdefault(name, None if name == root else simq)

@@ -1,8 +1,9 @@
 """Wiring: the Plan as the engine runs it, with values moved about as few times and as narrow as can be.
 
 Requantization is monotone, so two things hold exactly. It commutes with what only moves values about or takes
-their maximum, so such a node runs on its reader's narrow integers where all readers ask for the same. And
-a clamp before it is a narrower clipping (`hago.fusion`). What this gives is a Plan again, with the same
+their maximum, so such a node runs on its reader's narrow integers where all readers ask for the same; what is
+joined from several values is requantized twice before it, in one pass (`SimQ.via`). And a clamp before a
+requantization is a narrower clipping (`hago.fusion`). What this gives is a Plan again, with the same
 outputs; values inside differ, so it is not used where somebody looks at them.
 """
 
@@ -15,7 +16,7 @@ from typing import Final
 from hago.fusion import fuse_clamps
 from hago.graph import OUTPUT, Node
 from hago.plan import NodePlan, Plan
-from hago.types import Edge, QParams, SimQ
+from hago.types import Edge, SimQ
 
 #: Ops that give every value of their operand back or leave it out, or the largest of several.
 MOVERS: Final = frozenset(
@@ -24,6 +25,8 @@ MOVERS: Final = frozenset(
         *("slice", "select", "expand", "pixel_shuffle", "upsample_nearest2d"),
     }
 )
+#: Ops that give every value of their operands back, all of which they read on one scale.
+JOINERS: Final = frozenset({"concat", "stack"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +59,62 @@ def _sink(plan: Plan) -> Plan:
     nodes, edges = dict(plan.nodes), dict(plan.edges)
     for node in reversed(plan.graph.nodes):
         made = nodes.get(node.name)
-        target = None if made is None else _common_target(plan, node, made, edges)
-        if made is None or target is None:
+        wanted = None if made is None else _common_form(plan, node, made, edges)
+        simqs = None if made is None or wanted is None else _before(plan, node, made, wanted)
+        if made is None or wanted is None or simqs is None:
             continue
-        # the very scale that readers requantized from: one object in two places means "no change of scale"
-        simq = SimQ(replace(nodes[node.inputs[0]].out, scale=made.out.scale), target)
-        edges[node.edges[0]] = simq
-        nodes[node.name] = replace(made, operands=(target, *made.operands[1:]), simqs=(simq, *made.simqs[1:]),
+        edges.update(zip(node.edges, simqs, strict=True))
+        moved, left = len(node.edges) if node.op in JOINERS else 1, made.operands
+        target = wanted.target
+        assert target is not None
+        nodes[node.name] = replace(made, operands=(*[target] * moved, *left[moved:]), simqs=simqs,
                                    register=target, out=target)  # fmt: skip
         edges.update(dict.fromkeys(plan.graph.out_edges[node.name]))
     return _with_edges(replace(plan, nodes=nodes), {e: s for e, s in edges.items() if e.dst != OUTPUT})
 
 
-def _common_target(plan: Plan, node: Node, made: NodePlan, edges: dict[Edge, SimQ | None]) -> QParams | None:
+def _common_form(plan: Plan, node: Node, made: NodePlan, edges: Mapping[Edge, SimQ | None]) -> SimQ | None:
     """What all readers of a mover requantize its value to, if they agree and it narrows the value."""
-    source = plan.nodes.get(node.inputs[0]) if node.inputs else None
     out = plan.graph.out_edges[node.name]
-    moves = node.op in MOVERS and made.within_hull and made.out_simq is None and made.simqs[0] is None
-    if not moves or source is None or not out or any(e.dst == OUTPUT for e in out):
+    moves = (node.op in MOVERS and made.within_hull) or _joins(plan, node, made)
+    if not moves or made.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
         return None
-    targets = [s.target if (s := edges[e]) is not None and s.source is not None else None for e in out]
-    first = targets[0]
-    if first is None or any(t is not first for t in targets) or first.scale.numel() > 1:
+    wanted = [edges[e] for e in out]
+    first = wanted[0]
+    if first is None or first.source is None or first.target is None or first.target.scale.numel() > 1:
         return None
-    return first if first.dtype.bits < made.out.dtype.bits else None
+    same = all(s is not None and s.target is first.target and s.via is first.via for s in wanted)
+    return first if same and first.target.dtype.bits < made.out.dtype.bits else None
+
+
+def _before(plan: Plan, node: Node, made: NodePlan, wanted: SimQ) -> tuple[SimQ | None, ...] | None:
+    """The SimQs of a mover's edges where its readers' requantization comes first, or None where it cannot."""
+    moved: list[SimQ | None] = []
+    for slot, name in enumerate(node.inputs):
+        simq, source = made.simqs[slot], plan.nodes.get(name)
+        if slot and node.op not in JOINERS:
+            moved.append(simq)
+        elif source is None:
+            return None
+        elif simq is None:
+            # the very scale that readers requantized from: one object in two places means "no change of scale"
+            moved.append(replace(wanted, source=replace(source.out, scale=made.out.scale)))
+        elif node.op in JOINERS and simq.source is not None and simq.via is None and wanted.via is None:
+            moved.append(replace(simq, target=wanted.target, via=simq.target))
+        else:
+            return None
+    return tuple(moved)
+
+
+def _joins(plan: Plan, node: Node, made: NodePlan) -> bool:
+    """Whether a node reads all its operands on the scale of its own value."""
+    form, out = plan.ops[node.op].integer, made.out
+    common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.lands
+    return (
+        common
+        and made.proved
+        and all(q is not None and q.scale is out.scale and q.dtype == out.dtype for q in made.operands)
+    )
 
 
 def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:

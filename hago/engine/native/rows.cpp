@@ -67,6 +67,11 @@ constexpr Mover BY_MULTIPLIER[] = {by_multiplier<HALF_EVEN>, by_multiplier<HALF_
                                    by_multiplier<HALF_DOWN>, by_multiplier<TOWARD_ZERO>, by_multiplier<FLOOR>};
 
 void move(const int32_t* c, int32_t* out, int n, const Move& m, int channel) {
+  int32_t between[ROW];
+  if (m.first) {
+    move(c, between, n, *m.first, channel);
+    c = between;
+  }
   if (m.form == RATIO) return BY_RATIO[m.rounding](c, out, n, m, channel);
   if (m.form == MULTIPLIER) return BY_MULTIPLIER[m.rounding](c, out, n, m, channel);
   if (m.form == TWO_STAGE) return in_two_stages(c, out, n, m, channel);

@@ -23,6 +23,7 @@ struct Move {
   const int32_t* shift;       // per channel, 1 to 62; -31 to 62 in two stages
   double low, high;
   float least, most;  // the same in float32, where it holds them
+  const Move* first;  // done before this one; null for none
 };
 
 struct Output {

@@ -7,7 +7,9 @@
 inline __mmask64 first_bytes(int n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 inline __mmask16 first_lanes(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
 
-inline bool is_plain(const Move& m) { return m.form == AS_IS || (m.form == RATIO && m.plain); }
+inline bool is_plain(const Move& m) {
+  return (m.form == AS_IS || (m.form == RATIO && m.plain)) && (!m.first || (m.first->form == RATIO && m.first->plain));
+}
 
 // Whether `finish_tile` can stand for `finish`.
 inline bool is_plain(const Tail& t) {
@@ -54,19 +56,30 @@ inline void store_16(int32_t* at, __m512i q, __mmask16 m) { _mm512_mask_storeu_e
 inline void store_16(float* at, __m512 v, __mmask16 m) { _mm512_mask_storeu_ps(at, m, v); }
 
 // ---------------------------------------------------------------- moves
-// A plain Move in registers.
-struct Plain {
+// A ratio in registers.
+struct Ratio {
   const float* ratios;
   __m512 least, most;
-  bool as_is;
 
-  explicit Plain(const Move& m)
-      : ratios(m.ratio), least(_mm512_set1_ps(m.least)), most(_mm512_set1_ps(m.most)), as_is(m.form == AS_IS) {}
+  explicit Ratio(const Move& m) : ratios(m.ratio), least(_mm512_set1_ps(m.least)), most(_mm512_set1_ps(m.most)) {}
+
+  __m512i operator()(__m512i c, int channel) const {
+    const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(ratios + channel));
+    return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, least), most));
+  }
+};
+
+// A plain Move in registers.
+struct Plain {
+  const Ratio first, last;
+  const bool as_is, twice;
+
+  explicit Plain(const Move& m) : first(m.first ? *m.first : m), last(m), as_is(m.form == AS_IS), twice(m.first) {}
 
   __m512i operator()(__m512i c, int channel) const {
     if (as_is) return c;
-    const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(ratios + channel));
-    return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, least), most));
+    if (twice) c = first(c, channel);
+    return last(c, channel);
   }
 };
 
@@ -154,9 +167,8 @@ inline void finish_tile(const Tile& tile, const Tail& t) {
 // ---------------------------------------------------------------- bytes straight from registers
 // 16 sums to bytes, as integers.
 inline __m512i quanta(__m512i c, const Output& o, int channel) {
-  __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(o.move.ratio + channel));
-  v = _mm512_min_ps(_mm512_max_ps(v, _mm512_set1_ps(o.move.least)), _mm512_set1_ps(o.move.most));
-  return _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(o.zero));
+  if (o.move.first) c = Ratio(*o.move.first)(c, channel);
+  return _mm512_add_epi32(Ratio(o.move)(c, channel), _mm512_set1_epi32(o.zero));
 }
 
 inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
