@@ -143,9 +143,12 @@ def quantized(model: Pattern, graph: Graph, placed: Placement, hardware: str) ->
     trained = prepare_qat(model, hardware, dataset=[model.example()], policy="tensorflow", scheme="tensorflow")
     ranged = {g.source for g in trained.space.groups.values()}
     weights = {s for s in ranged if graph[s].op == CONST}
-    values = set()
-    for name in ranged - weights - set(graph.inputs):
-        while name not in sources(placed, "activation") and graph[name].op in MOVES | {"relu", "clamp"}:
-            name = graph[name].inputs[0]
-        values.add(name)
+    values = {made for name in ranged - weights - set(graph.inputs) for made in _made_of(graph, placed, name)}
     return weights, values
+
+
+def _made_of(graph: Graph, placed: Placement, name: str) -> set[str]:
+    """The values that one consists of: operands of a concatenation share a range."""
+    if name in sources(placed, "activation") or graph[name].op not in MOVES | {"relu", "clamp", "concat"}:
+        return {name}
+    return {made for source in graph[name].inputs for made in _made_of(graph, placed, source)}
