@@ -6,7 +6,6 @@ spread ones where all are known, so that data sorted by class keeps every class.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +111,9 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
             if isinstance(loaded, np.ndarray):
                 raise DataError(f"data {str(path)!r} is one array; write it with numpy.savez(path, x=array)")
             arrays = {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    except Exception as error:  # of a damaged file, whatever numpy's and zip's readers stumble over
         raise DataError(f"data {str(path)!r} cannot be read: {said(error)}") from None
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
     if not arrays or min(lengths.values()) == 0:

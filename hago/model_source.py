@@ -168,5 +168,5 @@ def _read_torch(file: Path) -> Any:
             f"{file} is not a plain state dict, and hago runs no code from a file; write one with "
             "torch.save(model.state_dict(), path)"
         ) from None
-    except (OSError, EOFError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of a damaged file, whatever torch's reader stumbles over
         raise GraphError(f"{file} cannot be read as a state dict: {said(error)}") from None

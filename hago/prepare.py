@@ -176,7 +176,7 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     made_by = strategy.made_by
     ops = hardware.known_ops
     topology = topology_of(graph, hardware, [str(p) for p in made_by.get("keep_float", ())], ops)
-    if any(topology.nodes[n] for n in keep) or conditions(topology) != strategy.topology:
+    if any(topology.nodes.get(n) for n in keep) or conditions(topology) != strategy.topology:
         raise StrategyMismatch(
             "the strategy's topology is not the one this hardware gives for this model; it was edited, or made by "
             "another version of hago: search again"
