@@ -6,7 +6,7 @@ negative take all the bits of their edge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from hago.errors import HagoError
 from hago.plan import Plan
 from hago.qat.dorefa_grid import DoReFa, Levels, check_holds, held, is_weight, unit_threshold
+from hago.qat.norms import FoldedNorm
 from hago.qat.ranges import Range
 from hago.types import Edge, QParams
 
@@ -35,8 +36,11 @@ class Weight:
     held: int
     ranges: tuple[Range, ...]
 
-    def __call__(self, weight: Tensor) -> Tensor:
+    def __call__(self, weight: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """The quantized weight, with DoReFa's gradient; the ranges are set so that their grid is its own.
+
+        Args:
+            multiplier: (channels,), of a batch norm that will be folded in; the ranges are for the product.
 
         Raises:
             HagoError: all weights are 0.
@@ -44,6 +48,8 @@ class Weight:
         found = self.levels.quantized(weight, self.bits)
         with torch.no_grad():
             threshold = self.levels.step(weight, self.bits) * self.held
+            if multiplier is not None:
+                threshold = threshold * multiplier.to(torch.float64).abs()
             for one in self.ranges:
                 one.low.copy_((-threshold).expand_as(one.low))
                 one.high.copy_(threshold.expand_as(one.high))
@@ -51,15 +57,18 @@ class Weight:
 
 
 def dorefa_weights(
-    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, Range], trainable: list[str], how: DoReFa
+    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, Range], starts: Mapping[str, Tensor], how: DoReFa
 ) -> dict[str, Weight]:
     """The weights of a Plan's convolutions, linear layers and products.
+
+    Args:
+        starts: what constants are trained, and what they start from.
 
     Raises:
         HagoError: the hardware cannot hold the grid, or an edge has too few bits.
     """
     found: dict[str, Weight] = {}
-    for name in trainable:
+    for name, start in starts.items():
         edges = [e for e in plan.graph.out_edges[name] if e.dst in plan.nodes and is_weight(plan.graph, e, plan.ops)]
         if not edges:
             continue
@@ -70,9 +79,30 @@ def dorefa_weights(
             check_holds(plan.hardware, plan.nodes[edge.dst].operands[edge.slot])
         width = min(chosen)
         own = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
-        levels = Levels.of(how, name, plan.graph.consts[name])
+        levels = Levels.of(how, name, start)
         found[name] = Weight(levels, width - 1, held(plan.hardware, width), tuple(own.values()))
     return found
+
+
+def squash_norms(
+    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, Range], norms: Iterable[FoldedNorm], how: DoReFa
+) -> None:
+    """Quantize the weights of layers with live batch norms before the batch norm, as DoReFa-Net has them.
+
+    Raises:
+        HagoError: the hardware has one scale for all channels, which cannot hold the folded levels.
+    """
+    for norm in norms:
+        name = norm.site.folded[0]
+        made = dorefa_weights(plan, bits, ranges, {name: norm.part("weight").detach()}, how).get(name)
+        if made is None:
+            continue
+        if any(r.low.numel() != norm.mean.numel() for r in made.ranges):
+            raise HagoError(
+                f"{plan.hardware.name} has one scale for all channels of a weight, so it cannot hold DoReFa's levels "
+                f"times the batch norm {norm.site.norm.name!r}; use norms='frozen'"
+            )
+        norm.squash = made
 
 
 def set_activation(found: Range, target: QParams, scheme: str) -> None:

@@ -22,7 +22,7 @@ from hago.fusion import fuse_clamps
 from hago.graph import OUTPUT, Graph
 from hago.plan import Plan
 from hago.qat.dorefa_grid import DoReFa
-from hago.qat.dorefa_training import dorefa_weights
+from hago.qat.dorefa_training import Weight, dorefa_weights, squash_norms
 from hago.qat.live import LivePass, Training
 from hago.qat.moves import Slope
 from hago.qat.norms import FoldedNorm
@@ -89,7 +89,11 @@ class QatModel(nn.Module):
         self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _cut(plan), slope)
         self.dorefa = dorefa
         bits = {e: strategy.bits[key] for e, key in groups.items()}
-        self._squashed = {} if dorefa is None else dorefa_weights(plan, bits, ranges, list(self.names), dorefa)
+        self._squashed: dict[str, Weight] = {}
+        if dorefa is not None:
+            starts = {name: plan.graph.consts[name] for name in self.names}
+            self._squashed = dorefa_weights(plan, bits, ranges, starts, dorefa)
+            squash_norms(plan, bits, ranges, self._live_norms().values(), dorefa)
         self._done = last_readers(plan.graph)
         self._frozen: tuple[dict[str, Tensor], Plan, Simulator] | None = None
 
@@ -109,7 +113,7 @@ class QatModel(nn.Module):
         for name, squash in self._squashed.items() if self.quantizing else ():
             live[name] = squash(live[name])
         for norm in self._live_norms().values() if folded else ():
-            live.update(zip(norm.site.folded, norm.folded(), strict=True))
+            live.update(zip(norm.site.folded, norm.folded(squashed=self.quantizing), strict=True))
         return {**self.graph.consts, **live}
 
     def _live_norms(self) -> dict[str, FoldedNorm]:

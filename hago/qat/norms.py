@@ -19,6 +19,8 @@ from hago.frontend.fold import CHANNEL_AXIS, scale_channels
 from hago.graph import Graph, Node
 
 Norms = Literal["frozen", "tensorflow", "oneflow"]
+#: The weight on levels of its own, which the multipliers of its output channels stretch.
+Squash = Callable[[Tensor, Tensor], Tensor]
 #: The layer on real values, with a weight and a bias (or none).
 Layer = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -89,6 +91,9 @@ class FoldedNorm(nn.Module):
         momentum: torch's: the weight of the new batch in the moving statistics.
         fixed: constants that are not trained.
 
+    Where `squash` is set, it quantizes the weight before the batch norm sees it, as DoReFa-Net does; what is
+    folded is on those levels, times gamma / sigma.
+
     References:
         tensorflow/contrib/quantize/python/fold_batch_norms.py (r1.15); Oneflow-Inc/models,
         Quantization/quantization_ops/conv_bn.py. `tensorflow_fold` and `oneflow_layers` are the same for
@@ -101,6 +106,7 @@ class FoldedNorm(nn.Module):
     def __init__(self, site: Site, graph: Graph, style: str, momentum: float, fixed: frozenset[str]) -> None:
         super().__init__()
         self.site, self.style, self.momentum = site, style, momentum
+        self.squash: Squash | None = None
         self.eps = float(site.norm.attrs["eps"])
         gamma, beta, mean, variance = site.norm.inputs[1:]
         names = {"weight": site.sources[0], "bias": site.sources[1], "gamma": gamma, "beta": beta}
@@ -114,22 +120,30 @@ class FoldedNorm(nn.Module):
         self.register_buffer("mean", graph.consts[mean].detach().clone())
         self.register_buffer("variance", graph.consts[variance].detach().clone())
 
-    def _part(self, name: str) -> Tensor:
+    def part(self, name: str) -> Tensor:
+        """The weight, bias, gamma or beta, trained or not."""
         found: Tensor = getattr(self, name)
         return found
 
-    def _scaled(self, m: Tensor) -> Tensor:
+    def _scaled(self, m: Tensor, *, squashed: bool = True) -> Tensor:
         """The weight with its output channels multiplied, in float64 and rounded once."""
-        layer = self.site.layer
-        return scale_channels(self._part("weight").to(torch.float64), m, layer).to(torch.float32)
+        weight = self._weight(m) if squashed else self.part("weight")
+        return scale_channels(weight.to(torch.float64), m, self.site.layer).to(torch.float32)
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """(weight, bias) by the moving statistics, as `fold_batch_norms` makes them."""
-        gamma, beta, mean, variance = (self._part(p).to(torch.float64) for p in ("gamma", "beta", "mean", "variance"))
+    def _weight(self, m: Tensor) -> Tensor:
+        return self.part("weight") if self.squash is None else self.squash(self.part("weight"), m)
+
+    def folded(self, *, squashed: bool = True) -> tuple[Tensor, Tensor]:
+        """(weight, bias) by the moving statistics, as `fold_batch_norms` makes them.
+
+        Args:
+            squashed: whether the weight is on its levels, where it has some.
+        """
+        gamma, beta, mean, variance = (self.part(p).to(torch.float64) for p in ("gamma", "beta", "mean", "variance"))
         m = gamma / torch.sqrt(variance + self.eps)
         o = beta - mean * m
-        bias = torch.zeros_like(m) if self.bias is None else self._part("bias").to(torch.float64)
-        return self._scaled(m), (bias * m + o).to(torch.float32)
+        bias = torch.zeros_like(m) if self.bias is None else self.part("bias").to(torch.float64)
+        return self._scaled(m, squashed=squashed), (bias * m + o).to(torch.float32)
 
     def in_training(self, layer: Layer) -> Folded:
         """What the layer runs with on this batch; the moving statistics take it in.
@@ -142,9 +156,10 @@ class FoldedNorm(nn.Module):
         """
         sigma_m = torch.sqrt(self.variance + self.eps)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.style == "tensorflow"):
-            mu, variance = self._statistics(layer)
-        gamma, beta = self._part("gamma"), self._part("beta")
-        centre = mu if self.bias is None else mu - self._part("bias")
+            weight = self._weight(self.part("gamma").detach() / sigma_m)
+            mu, variance = self._statistics(layer, weight)
+        gamma, beta = self.part("gamma"), self.part("beta")
+        centre = mu if self.bias is None else mu - self.part("bias")
         if self.style == "tensorflow":
             sigma_b = torch.sqrt(variance + self.eps)
             weight = self._scaled((gamma / sigma_m).to(torch.float64))
@@ -155,16 +170,16 @@ class FoldedNorm(nn.Module):
 
     def normalized(self, layer: Layer) -> Tensor:
         """The layer and its batch norm in training, on real values."""
-        bias = None if self.bias is None else self._part("bias")
-        y = layer(self._part("weight"), bias)
-        mu, variance = self._statistics(lambda weight, bias: y)
+        bias = None if self.bias is None else self.part("bias")
+        y = layer(self.part("weight"), bias)
+        mu, variance = self._statistics(lambda weight, bias: y, self.part("weight"))
         shape = [1, -1, *[1] * (y.ndim - 2)]
-        m = self._part("gamma") / torch.sqrt(variance + self.eps)
-        return (y - mu.reshape(shape)) * m.reshape(shape) + self._part("beta").reshape(shape)
+        m = self.part("gamma") / torch.sqrt(variance + self.eps)
+        return (y - mu.reshape(shape)) * m.reshape(shape) + self.part("beta").reshape(shape)
 
-    def _statistics(self, layer: Layer) -> tuple[Tensor, Tensor]:
+    def _statistics(self, layer: Layer, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The batch's mean and variance of the unquantized layer, in float32; the moving ones take them in."""
-        y = layer(self._part("weight"), None if self.bias is None else self._part("bias")).float()
+        y = layer(weight, None if self.bias is None else self.part("bias")).float()
         count = y.numel() // y.shape[1]
         if count < 2:
             raise HagoError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from hago.errors import HagoError
 from hago.hardware import TensorScheme
 from hago.hardware_file import load_hardware
 from hago.qat.dorefa import quantize_weight
-from hago.qat.dorefa_grid import DoReFa
+from hago.qat.dorefa_grid import DOREFAS, DoReFa, Levels
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
 from hago.training import from_qat, prepare_qat
@@ -99,6 +100,80 @@ def _gradients(trained: QatModel, count: int) -> list[Tensor]:
         assert grad is not None
         found.append(grad.clone())
     return found
+
+
+# ---------------------------------------------------------------- live batch norms
+class Normed(nn.Module):
+    """As DoReFa-Net: the batch norm sees the quantized layer's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.bn_a = nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.b, self.bn_b = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+        nn.init.uniform_(self.bn_a.weight, -1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn_b(self.b(torch.relu(self.bn_a(self.a(x)))))
+
+
+def normed(bits: int, scheme: str = "dorefa", chip: str = "x86_vnni") -> tuple[Normed, QatModel]:
+    model = Normed().train()
+    for rate in (1.0, 1.0, 0.1):  # moving statistics are the data's, as of a network that was trained
+        model.bn_a.momentum = model.bn_b.momentum = rate
+        with torch.no_grad():
+            model(data())
+    model.eval()
+    trained = prepare_qat(
+        model, HARDWARE[chip], dataset=[data()], scheme=scheme, norms="tensorflow", fix_bits={"?:1": bits}
+    )
+    return model, trained.train()
+
+
+@pytest.mark.parametrize("scheme", ["dorefa", "dorefa_relative"])
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> None:
+    """Forward and gradient are those of the paper's network; what ships are the levels, whatever gamma's sign."""
+    model, trained = normed(bits, scheme)
+    reference = copy.deepcopy(model).train()
+
+    def paper(x: Tensor) -> Tensor:
+        for index, (conv, norm) in enumerate(((reference.a, reference.bn_a), (reference.b, reference.bn_b))):
+            levels = Levels.of(DOREFAS[scheme], "w", conv.weight.detach())
+            x = norm(conv._conv_forward(x, levels.quantized(conv.weight, bits - 1), conv.bias))
+            x = torch.relu(x) if index == 0 and scheme != "dorefa" else x.clamp(0, 1) if index == 0 else x
+        return x
+
+    found, expected = trained(data()), paper(data())
+    assert (found - expected).square().mean() < 2e-3 * expected.square().mean()  # activations of 8 bits
+    found.square().mean().backward()
+    expected.square().mean().backward()
+    for name in "ab":
+        ours = trained.norms[name].weight.grad.flatten()
+        assert torch.cosine_similarity(ours, getattr(reference, name).weight.grad.flatten(), 0) > 0.9
+    torch.optim.SGD(trained.parameters(), 0.05).step()
+    trained(data())
+    quantizer = from_qat(trained)
+    assert torch.equal(trained.eval()(data()), quantizer.quantize()(data()))
+    for name in "ab":
+        integers, weight = quantizer.plan.nodes[name].consts[1], trained.norms[name].weight.detach()
+        assert bool((integers % 2 == 1).all()) and int(integers.abs().max()) <= 2 ** (bits - 1) - 1
+        sign = trained.norms[name].gamma.detach().sign().reshape(-1, 1, 1, 1)
+        levels = Levels.of(DOREFAS[scheme], "w", getattr(model, name).weight.detach())
+        expected = levels.quantized(weight, bits - 1) / levels.step(weight, bits - 1) * sign
+        assert torch.equal(integers.double(), expected.round().double())
+    trained.train().freeze_norms()
+    trained.observe(False)
+    assert torch.equal(trained(data()), trained.eval()(data()))
+    trained.quantizing = False
+    assert not torch.equal(trained(data()), quantizer.quantize()(data()))
+
+
+def test_live_batch_norms_need_a_scale_per_channel() -> None:
+    chip = HARDWARE["symmetric"]
+    HARDWARE["one scale"] = replace(chip, weight=replace(chip.weight, granularity="per_tensor"))
+    with pytest.raises(HagoError, match=r"one scale for all channels .* the batch norm 'bn_a'; use norms='frozen'"):
+        normed(5, chip="one scale")
 
 
 # ---------------------------------------------------------------- bad input
