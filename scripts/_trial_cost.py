@@ -1,0 +1,155 @@
+"""What a trial costs: all evaluation time of a search, divided by its distinct Plans, over one float forward.
+
+The search starts with cold caches and runs until it ends, or for --trials; points that a race gives up count as
+trials, and so does their time; the pass for sensitivities counts as evaluation. The float forward over the same
+images is timed now and then between trials. Where it says `integer`, trials run on the fastest kernels that are
+exact; where it says `float carriers`, every fourth of the greedy search's points is evaluated again, in its order
+and from cold caches, on the simulator alone, over --carrier-images of the images, and a float forward over these is
+the unit: such points differ by more from one to the next, so less is reused.
+The naive trial is the RFC's: seven passes on every edge, nothing kept, over the same few images, in pairs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from _fronts import Row
+from _naive import float_forward
+from _search_subjects import Subject, naive_and_float, seconds_of, subjects
+
+from hago.bench import Bench, make_bench
+from hago.evaluate import Evaluator, safe_start
+from hago.frontend.data import Batches
+from hago.goal import make_goal
+from hago.guidance import make_guide
+from hago.objective import objective
+from hago.prepare import Prepared, prepare
+from hago.racing import Race
+from hago.search.driver import search
+from hago.search.searcher import Score
+from hago.search.searchers import SEARCHERS, make_searcher
+from hago.space import Bits
+
+SCALES = {"powers of two": "power2_range", "float scales": "mse"}
+#: By the name that a row has, the searcher; what is raced is raced with the default error level.
+SEARCHES = {"greedy": "greedy", "greedy, raced": "greedy", "sensitivity": "sensitivity"}
+#: Of a greedy search's points, how many are evaluated on float carriers: one in so many.
+STRIDE = 4
+#: Evaluations between two float forwards.
+BETWEEN = 48
+
+
+@dataclass
+class Timed:
+    """A bench whose evaluation time is counted, and a float forward that is timed now and then between."""
+
+    bench: Bench
+    forward: Callable[[], Any]
+    clock: Callable[[], float]
+    pairs: int
+    seconds: float = 0.0
+    points: list[Bits] = field(default_factory=list)
+    floats: list[float] = field(default_factory=list)
+
+    def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
+        if len(self.floats) < self.pairs or len(self.points) % BETWEEN == 0:
+            self.floats.append(seconds_of(self.forward, self.clock))
+        begun = self.clock()
+        score = self.bench.score(bits, rival)
+        self.seconds += self.clock() - begun
+        self.points.append(bits)
+        return score
+
+    @property
+    def trial(self) -> float:
+        """Of a float forward."""
+        return self.seconds / len(self.points) / statistics.median(self.floats)
+
+    @property
+    def reused(self) -> float:
+        """Of all steps of all trials, the part that did not run."""
+        return self.bench.evaluator.reuse.spent.share
+
+
+def trial_cost(options: Any) -> list[Row]:
+    """The table, network by network and scales by scales."""
+    print(f"{'network':14} {'scales':14} {'path':15} {'search':14} {'trials':>6} {'a trial':>9} {'reused':>7}")
+    rows = []
+    for subject in subjects(options):
+        for scales, estimator in SCALES.items():
+            prepared = prepare(subject.network, options.hardware[0], subject.batches, estimator=estimator)
+            for row in _rows(prepared, subject, options):
+                row = {"network": subject.name, "scales": scales, **row}
+                reused = "" if row["reused"] is None else f"{100 * row['reused']:5.0f} %"
+                print(
+                    f"{row['network']:14} {scales:14} {row['path']:15} {row['search']:14} {row['trials']:6} "
+                    f"{row['trial']:9.3f} {reused:>7}",
+                    flush=True,
+                )
+                rows.append(row)
+    return rows
+
+
+def _rows(prepared: Prepared, subject: Subject, options: Any) -> Iterable[Row]:
+    points: Sequence[Bits] = ()
+    for name in options.searches.split(";"):
+        timed = _searched(prepared, subject, name, options)
+        points = timed.points if name == "greedy" else points
+        yield _row("integer", name, timed)
+    few = Subject(subject.name, subject.network, _first(subject, options.carrier_images))
+    if points:
+        yield _row("float carriers", "greedy", _again(prepared, few, points[::STRIDE], options))
+    ratios = [naive / forward for naive, forward in naive_and_float(prepared, few, options)]
+    yield {"path": "naive", "search": "any", "trials": len(ratios), "trial": statistics.median(ratios), "reused": None}
+
+
+def _row(path: str, name: str, timed: Timed) -> Row:
+    return {"path": path, "search": name, "trials": len(timed.points), "trial": timed.trial, "reused": timed.reused}
+
+
+def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> Timed:
+    """A whole search, on the fastest kernels that are exact."""
+    race = Race() if name.endswith("raced") else None
+    goal = make_goal("sqnr")
+    bench = make_bench(prepared.resolver, prepared.batches, goal.objective, race=race)
+    timed = Timed(bench, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
+    timed.forward()
+    start, found = safe_start(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
+    begun = options.clock()
+    guide = make_guide(prepared, goal, start) if SEARCHERS[found].guided else None
+    timed.seconds += options.clock() - begun if guide is not None else 0.0
+    searcher = make_searcher(found, prepared.space, start, guide=guide)
+    search(
+        prepared.space,
+        searcher,
+        timed,
+        budget=options.trials,
+        plan_key=lambda bits: prepared.resolver(bits).key,
+        race=race is not None,
+    )
+    return timed
+
+
+def _again(prepared: Prepared, subject: Subject, points: Sequence[Bits], options: Any) -> Timed:
+    """Points of a search once more, on float carriers alone."""
+    batches = Batches(subject.batches, prepared.graph.inputs)
+    evaluator = Evaluator(prepared.graph, batches, objective("sqnr"), prepared.hardware.known_ops, engine="float")
+    forward = float_forward(prepared.graph, subject.batches)
+    forward()
+    timed = Timed(Bench(prepared.resolver, evaluator), forward, options.clock, options.pairs)
+    for bits in points:
+        timed(bits)
+    return timed
+
+
+def _first(subject: Subject, images: int) -> list[tuple[Any, ...]]:
+    """As many images, or all of them where there are fewer."""
+    batches, left = [], images
+    for batch in subject.batches:
+        if left > 0:
+            batches.append(tuple(x[:left] for x in batch))
+            left -= len(batch[0])
+    return batches
