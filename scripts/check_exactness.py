@@ -2,16 +2,21 @@
 
 For every network and hardware: the widest point, the narrowest and random ones, each with float
 scales (estimator mse) and with power-of-two scales (power2_range); every node, edge and output is
-compared, and the outputs of the fast engine. Exits with 1 if anything differs.
+compared, and the outputs of the fast engine. `--processes` shares the networks and hardware among
+processes of one thread each. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import random
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from _assets import NAMES, load
@@ -26,6 +31,17 @@ ESTIMATORS = ("mse", "power2_range")
 CALIBRATION = 64
 
 
+@dataclass(frozen=True)
+class Case:
+    """One network on one piece of hardware; as in the options."""
+
+    assets: str
+    model: str
+    spec: str
+    points: int
+    images: int
+
+
 def main() -> int:
     """Run the check; 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -34,28 +50,48 @@ def main() -> int:
     parser.add_argument("--specs", nargs="+", default=list(available_hardware()))
     parser.add_argument("--points", type=int, default=10, help="random points beside the widest and the narrowest")
     parser.add_argument("--images", type=int, default=8, help="samples of a comparison")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    torch.manual_seed(0)
     print(f"{'model':20} {'hardware':18} {'scales':13} points    values compared   differ  may overflow  seconds")
+    named = itertools.product(options.models, options.specs)
+    cases = [Case(options.assets, model, spec, options.points, options.images) for model, spec in named]
     wrong = 0
-    for name in options.models:
-        asset = load(options.assets, name, CALIBRATION, 4 * options.images)
-        inputs = [part[: options.images] for part in asset.test[0]]
-        for spec in options.specs:
-            for estimator in ESTIMATORS:
-                started = time.perf_counter()
-                tally = Tally()
-                try:
-                    prepared = prepare(asset.module, spec, asset.calibration, estimator=estimator)
-                except HagoError as error:
-                    print(f"{name:20} {spec:18} {estimator:13} refused: {error}", flush=True)
-                    continue
-                for plan in plans(prepared, options.points):
-                    tally.add(plan, inputs)
-                wrong += tally.differ
-                print(f"{name:20} {spec:18} {estimator:13} {tally} {time.perf_counter() - started:8.1f}", flush=True)
+    for lines, differ in _results(cases, options.processes):
+        print("\n".join(lines), flush=True)
+        wrong += differ
     print(f"{wrong} values differ")
     return 1 if wrong else 0
+
+
+def _results(cases: list[Case], processes: int) -> Iterator[tuple[list[str], int]]:
+    """Of every case, in order."""
+    if processes == 1:
+        yield from map(check, cases)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(check, cases)
+
+
+def check(case: Case) -> tuple[list[str], int]:
+    """A line for every kind of scales, and how many values differ."""
+    torch.manual_seed(0)
+    asset = load(case.assets, case.model, CALIBRATION, 4 * case.images)
+    inputs = [part[: case.images] for part in asset.test[0]]
+    lines, wrong = [], 0
+    for estimator in ESTIMATORS:
+        started, tally = time.perf_counter(), Tally()
+        head = f"{case.model:20} {case.spec:18} {estimator:13}"
+        try:
+            prepared = prepare(asset.module, case.spec, asset.calibration, estimator=estimator)
+        except HagoError as error:
+            lines.append(f"{head} refused: {error}")
+            continue
+        for plan in plans(prepared, case.points):
+            tally.add(plan, inputs)
+        wrong += tally.differ
+        lines.append(f"{head} {tally} {time.perf_counter() - started:8.1f}")
+    return lines, wrong
 
 
 def plans(prepared: Prepared, points: int) -> Iterator[Plan]:
