@@ -133,7 +133,9 @@ def search_quantize_strategy(
         InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
         HagoError: bad input, or no point that the hardware can run; what and where is said.
     """
-    dataset = dataset if finetune is None else Batches(dataset, input_names(model))
+    if finetune is not None:  # which reads the data once more
+        dataset = Batches(dataset, input_names(model))
+        held_out = None if held_out is None else Batches(held_out, input_names(model))
     found = find(
         model,
         hardware,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hago.qat.tensorflow import FakeQuant
+from hago.qat.tensorflow import FakeQuant, Kernel
 from hago.qat.tensorflow_fold import FoldedLayer, FoldedPass
 from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize, RangeObserver, Schedule
 from hago.qat.tensorflow_ops import Op
@@ -19,10 +19,15 @@ from .insertion_graphs import named
 from .vectors import Vector, tensor, with_gradient, wrong
 
 
+def kernel_of(vector: Vector) -> Kernel:
+    """The release that a vector names; 2.15 where it names none."""
+    return "1.15" if str(vector.params.get("kernel", vector.op)).find("1.15") >= 0 else "2.15"
+
+
 def fake_quant(vector: Vector) -> dict[str, Any]:
-    """Args, Vars and VarsPerChannel, their gradients and the edge cases; kernel 2.15."""
+    """Args, Vars and VarsPerChannel, their gradients and the edge cases."""
     p, inputs = vector.params, vector.inputs
-    how = FakeQuant(p.get("num_bits", 8), p.get("narrow_range", False), p.get("kernel", "2.15"))
+    how = FakeQuant(p.get("num_bits", 8), p.get("narrow_range", False), kernel_of(vector))
     x = tensor(inputs["x"])
     x = x.reshape(inputs["shape"]) if "shape" in inputs else x
     grad_out = inputs.get("grad_out")

@@ -128,7 +128,7 @@ def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> Non
     weights, held_out = tmp_path / "w.safetensors", data(samples=8)
     tuning = {"scheme": "dorefa_relative", "steps": 40, "batch_size": 16, "lr": 5e-3, "save_weights": weights}
     strategy, after = hago.search_quantize_strategy(
-        model, chip, data(), **options, **goal, finetune=tuning, held_out=held_out
+        model, chip, data(), **options, **goal, finetune=tuning, held_out=iter(held_out)
     )
     assert after > before + 1.0 and strategy.bits == found.bits
     assert "weights" not in strategy.made_by and strategy.made_by["held_out"]["samples"] == 8

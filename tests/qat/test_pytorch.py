@@ -209,3 +209,39 @@ def test_a_range_that_is_not_finite_is_refused() -> None:
     per_channel(torch.ones(3, 2))
     with pytest.raises(HagoError, match="3 entries per channel"):
         per_channel(torch.ones(2, 2))
+
+
+@pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="needs torch's x86 kernels")
+def test_calibrated_and_converted_it_is_torchs_quantized_network() -> None:
+    """prepare_fx, one batch, convert_fx: the same scales, zero points and weights; outputs to one quantum."""
+    from torch.ao.quantization import default_qconfig
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(3, 4, 3)
+    x = torch.randn(8, 3, 6, 6)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        prepared = prepare_fx(torch.nn.Sequential(conv, torch.nn.ReLU()).eval(), {"": default_qconfig}, (x,))
+        prepared(x)
+        theirs = convert_fx(prepared)
+        y = theirs(x)
+    layer = theirs[0] if hasattr(theirs, "__getitem__") else theirs.get_submodule("0")
+    found = []
+    for value in (x, torch.relu(conv(x)).detach()):
+        observer = MinMaxObserver(QRange("quint8", quant_min=0, quant_max=127))
+        observer(value)
+        found.append([t.reshape(()) for t in observer.qparams()])
+    (x_scale, x_zero), (y_scale, y_zero) = found
+    weights = MinMaxObserver(QRange("qint8", "per_tensor_symmetric"))
+    weights(conv.weight.detach())
+    w_scale, w_zero = weights.qparams()
+    w = quantize(conv.weight.detach(), w_scale, w_zero, "qint8")
+    assert (float(y_scale), int(y_zero)) == (pytest.approx(layer.scale, rel=1e-6), layer.zero_point)
+    assert torch.equal(w, layer.weight().int_repr())
+    q = quantize(x, x_scale, x_zero, "quint8")
+    c = torch.nn.functional.conv2d((q.double() - x_zero), w.double()) * (x_scale * w_scale).double()
+    real = torch.relu(c + conv.bias.detach().double().reshape(-1, 1, 1))
+    ours = (torch.round(real / y_scale).add(y_zero).clamp(0, 255) - y_zero) * y_scale
+    assert float((ours - y).abs().max()) <= 1.01 * float(y_scale)
+    assert float((ours.float() == y).float().mean()) > 0.99
