@@ -20,8 +20,8 @@ from hago.types import INT8, INT16, INT32, INT64, UINT8
 
 NAMES = (
     "arm_dot", "arm_neon", "cambricon_mlu", "cmsis_nn", "cmsis_nn_int16", "ethos_u", "int16_accumulator",
-    "onnxruntime_cpu", "sample", "tensorrt_gpu", "tflite", "tflite_int16", "tpu_mlir_bm1684x", "tpu_mlir_bm1684x_asym",
-    "vta", "x86_avx2", "x86_vnni",
+    "onnxruntime_cpu", "openvino_cpu", "sample", "tensorrt_gpu", "tflite", "tflite_int16", "tpu_mlir_bm1684x",
+    "tpu_mlir_bm1684x_asym", "vta", "x86_avx2", "x86_vnni",
 )  # fmt: skip
 FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
 
@@ -186,6 +186,15 @@ def test_tpu_mlir(name: str, scheme: str) -> None:
     assert {op for op in ("leaky_relu", "prelu") if chip.integer_descs(op)} == (
         {"leaky_relu", "prelu"} if scheme == "symmetric_full" else set()
     )
+
+
+def test_openvino_cpu() -> None:
+    chip = load_hardware("openvino_cpu")
+    conv = chip.integer_descs("conv2d")[0]
+    assert [conv.in_dtype(i) for i in range(3)] == [UINT8, INT8, INT32]
+    assert (conv.out_dtype, conv.register.overflow, conv.requantize_at) == (UINT8, "wrap", "output")
+    assert (chip.requantize.form, chip.requantize.rounding) == ("float32", "half_even")
+    assert {chip.ops[op][0].form for op in ("add", "mul", "concat")} == {"dequantize"}
 
 
 def test_tensorrt_gpu() -> None:
