@@ -71,9 +71,11 @@ class Guide:
         """The true cost of a scored point."""
         return score.costs.get(self.metric, float(score.total_bits))
 
-    def corrected(self, factors: Mapping[str, float]) -> Guide:
-        """With every group's losses times its factor."""
-        losses = {k: {b: x * factors.get(k, 1.0) for b, x in by.items()} for k, by in self.losses.items()}
+    def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Guide:
+        """With every loss times the factor of its group and bits, where there is one; so fewer bits may be expected to
+        lose less."""
+        none: Mapping[int, float] = {}
+        losses = {k: {b: x * factors.get(k, none).get(b, 1.0) for b, x in by.items()} for k, by in self.losses.items()}
         return replace(self, losses=losses)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from hago.errors import HagoError
+from hago.search.climb import Measured, neighbours
+from hago.search.correction import factors
 from hago.search.guide import Guide, plain_guide
 from hago.search.knapsack import Knapsack, Picked
 from hago.search.repair import feeds_of, repair
@@ -28,13 +31,13 @@ class ParetoOptions:
         cost: which cost the front is over; empty for the first that the goal names, else weight_bytes.
         points: of the front, evaluated in each round, at most.
         rounds: of which the first follows the front that is expected, and each other puts as many points into the
-            widest gaps of the front that was measured, with expected losses corrected by all that was measured.
+            gaps of the front that was measured, by turns as the corrected program has them and next to its points.
         batch: points that are asked at once, for evaluation side by side.
     """
 
     cost: str = ""
     points: int = 24
-    rounds: int = 2
+    rounds: int = 4
     batch: int = 4
 
     def __post_init__(self) -> None:
@@ -140,49 +143,56 @@ def _refine(explored: Explored, options: ParetoOptions, why: str) -> Steps[None]
         if not points:
             return
         left -= len(points)
-        yield from explored.look_at_all(points, f"{why}: inside the widest gaps of the measured front")
+        yield from explored.look_at_all(points, f"{why}: in the gaps of the measured front")
 
 
 def _fillings(explored: Explored, count: int) -> list[Bits]:
-    """Points that were not seen yet, each inside another gap of the measured front, the widest first."""
-    line, program = _measured_front(explored), explored.program()
-    gaps = sorted(itertools.pairwise(line), key=_width, reverse=True)
+    """Points that were not seen yet: by turns the program's in the gaps of the measured front, and
+    neighbours of its points."""
+    line = _measured_front(explored)
+    guide = explored.guide.corrected(factors(explored.guide, explored.scored))
+    sources = [_between(explored.program(), line)]
+    if guide.measured is not None:
+        sources.append(neighbours(explored.space, guide, line, explored.rooms))
     found: dict[str, Bits] = {}
-    for (low, _), (high, _) in gaps:
-        if len(found) == count:
-            break
-        for limit in ((low + high) / 2, high / _APART):
-            picked = program.solve(limit)
-            if picked is None or picked.cost <= low * _APART:
-                continue
-            key = point_key(picked.bits)
+    while sources and len(found) < count:
+        source = sources.pop(0)
+        for bits in source:
+            key = point_key(bits)
             if key not in explored.seen and key not in found:
-                found[key] = picked.bits
+                found[key] = bits
+                sources.append(source)
                 break
     return list(found.values())
 
 
-def _width(gap: tuple[tuple[float, float], tuple[float, float]]) -> float:
+def _between(program: Knapsack, line: Sequence[Measured]) -> Iterator[Bits]:
+    """A point inside each gap of a front, the widest first."""
+    for low, high in sorted(itertools.pairwise(line), key=_width, reverse=True):
+        for limit in ((low.cost + high.cost) / 2, high.cost / _APART):
+            picked = program.solve(limit)
+            if picked is not None and picked.cost > low.cost * _APART:
+                yield picked.bits
+
+
+def _width(gap: tuple[Measured, Measured]) -> float:
     """How far apart two neighbours of a front are: the ratio of their costs, in logarithms, times what lies between
     their merits."""
-    (low, worse), (high, better) = gap
-    return math.log(max(high, 1e-300) / max(low, 1e-300)) * (better - worse)
+    low, high = gap
+    return math.log(max(high.cost, 1e-300) / max(low.cost, 1e-300)) * (high.merit - low.merit)
 
 
-def _measured_front(explored: Explored) -> list[tuple[float, float]]:
-    """Cost and merit of the points that none beats in both, by rising cost."""
+def _measured_front(explored: Explored) -> list[Measured]:
+    """The points that none beats in both, by rising cost."""
     guide = explored.guide
-    taken = sorted((guide.cost_of(s), -_merit(guide, s)) for _, s in explored.scored if s.accepted)
-    line: list[tuple[float, float]] = []
-    for cost, lack in taken:
-        if not math.isnan(lack) and (not line or -lack > line[-1][1]):
-            line.append((cost, -lack))
+    taken = [Measured(guide.cost_of(s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
+    line: list[Measured] = []
+    for point in sorted(taken, key=lambda p: (p.cost, -p.merit)):
+        if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):
+            line.append(point)
     return line
 
 
 def _merit(guide: Guide, score: Score) -> float:
     """Larger is better; the logarithm of the loss where a score tells it."""
-    if guide.measured is None:
-        return score.value
-    loss = guide.measured(score)
-    return -math.log(max(loss, 1e-300))
+    return score.value if guide.measured is None else -math.log(max(guide.measured(score), 1e-300))

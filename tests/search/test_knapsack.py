@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from hago.search.climb import Measured, neighbours
 from hago.search.correction import factors
 from hago.search.driver import search
 from hago.search.guide import Guide, Term, plain_guide
@@ -77,17 +78,19 @@ def measured(score: Score) -> float:
 def test_factors_find_what_was_expected_wrongly() -> None:
     space = make_space({f"g{i}:0": (8, 4) for i in range(3)})
     guide = Guide("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
-    truth = {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}
+    truth = {k: {8: f, 4: f} for k, f in {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}.items()}
 
     def score(bits: Bits) -> Score:
         return Score(0.0, {"loss": guide.corrected(truth).loss(bits)})
 
     one_low = [{**space.widest(), k: 4} for k in space.groups]
     found = factors(guide, [(b, score(b)) for b in one_low])
-    assert found["g0:0"] > 1.15 * found["g1:0"] and found["g1:0"] == pytest.approx(found["g2:0"])
+    assert found["g0:0"][4] > 1.15 * found["g1:0"][4] and found["g1:0"][4] == pytest.approx(found["g2:0"][4])
+    # what was measured at one choice tells of the other one of its group, but less
+    assert found["g0:0"][4] > found["g0:0"][8] > found["g1:0"][8]
     assert factors(guide, []) == {} and factors(plain_guide(space), [(one_low[0], score(one_low[0]))]) == {}
     same = factors(guide, [(b, Score(0.0, {"loss": 3 * guide.loss(b)})) for b in one_low])
-    assert all(f == pytest.approx(3.0, rel=0.01) for f in same.values())
+    assert all(f == pytest.approx(3.0, rel=0.01) for by in same.values() for f in by.values())
     broken = [(one_low[0], Score(0.0, {"loss": math.nan})), (one_low[1], Score(0.0, {"loss": 0.0}))]
     assert factors(guide, broken) == {}
 
@@ -105,7 +108,8 @@ def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Guid
 
 def evaluation(guide: Guide, keep: float = math.inf):
     rng = random.Random(1)
-    truth = guide.corrected({k: rng.choice([0.5, 1.0, 2.0]) for k in guide.losses})
+    drawn = {k: rng.choice([0.5, 1.0, 2.0]) for k in guide.losses}
+    truth = guide.corrected({k: dict.fromkeys(by, drawn[k]) for k, by in guide.losses.items()})
 
     def evaluate(bits: Bits) -> Score:
         loss, size = truth.loss(bits), guide.cost(bits)
@@ -169,6 +173,20 @@ def test_pareto_search_fills_the_gaps_that_it_measures() -> None:
 
     assert volume({"points": 12, "rounds": 3}) > 1.01 * volume({"points": 36, "rounds": 1})
     assert truth.limit is None
+
+
+def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
+    space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
+    losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
+    terms = [Term((k,), {(b,): float(b) for b in g.choices}) for k, g in space.groups.items()]
+    guide = Guide("size", losses, terms, measured=measured)
+    # the cheap point was measured to be worse than expected: what is next to the good one is worth more
+    line = [Measured(8.0, -math.log(20.0), {"a:0": 4, "b:0": 4}), Measured(16.0, -math.log(2.0), space.widest())]
+    near = list(neighbours(space, guide, line, {}))
+    # both cost 12, and b at 4 bits is expected to lose 3, a at 4 bits 4; a at 6 bits costs 14
+    assert near[0] == {"a:0": 8, "b:0": 4} and near[1] == {"a:0": 4, "b:0": 8}
+    assert {"a:0": 6, "b:0": 8} in near and space.widest() not in near
+    assert all(sum(p.values()) <= 13 for p in neighbours(space, guide, line, {("a:0", "b:0"): 13}))
 
 
 def test_overflow_makes_room_smaller() -> None:
