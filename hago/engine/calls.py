@@ -187,6 +187,38 @@ class PoolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvPoolCall:
+    """A convolution of images, and the max pooling that alone reads it.
+
+    Args:
+        conv: its tail makes the one value that is pooled.
+        pool: its tail is that of the whole.
+    """
+
+    conv: ConvCall
+    pool: PoolCall
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        conv, tail = self.conv, self.pool.tail
+        assert tail is not None
+        x, channels = laid(values[0], 1), conv.geometry.out_channels
+        images, height, width = x.shape[0], *x.shape[2:]
+        inner = conv.geometry.out_size(height, width)
+        size = self.pool.size(inner)
+        shape = native.Shape(images, height, width, *inner)
+        window = native.Window(images, *inner, *size, channels, *self.pool.window)
+        made = [laid_empty((images, channels, *size), 1, dtype) for dtype in tail.dtypes]
+        addend = laid(values[1], 1) if len(values) > 1 else None
+        tails = conv.tail.bound((), channels, addend), tail.bound(made, channels)
+        if made[0].numel():
+            conv.calls.hago_conv_max_pool(
+                addressof(conv.template), addressof(shape), addressof(tails[0]), addressof(window),
+                addressof(tails[1]), x.data_ptr(), torch.get_num_threads(),
+            )  # fmt: skip
+        return made
+
+
+@dataclass(frozen=True, slots=True)
 class TableCall:
     """A table of 256 bytes, by the byte that is looked up."""
 

@@ -42,6 +42,15 @@ class Chains:
             end = self._absorb_add(tail, node)
         return tail if self.finish(tail, end) else None
 
+    def pooled(self, tail: Tail) -> tuple[Node, Tail] | None:
+        """The max pooling of images that alone reads the one value that a tail stores, and its own tail."""
+        end = self.wants.sole(tail.nodes[-1])
+        if end is None or end.op != "max_pool2d" or self.wants.choices[end.name].kind != "max_pool":
+            return None
+        alone = len(tail.stored) == 1 and tail.stored[0].name == self.wants.names[end.edges[0]]
+        after = Tail(tail.channels, [end.name])
+        return (end, after) if alone and tail.stored[0].qparams is not None and self.finish(after, end) else None
+
     def finish(self, tail: Tail, end: Node) -> bool:
         """Requantization at the output, a clamp, and what is stored; whether anything can be."""
         made = self.plan.nodes[end.name]

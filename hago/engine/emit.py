@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from hago.engine import native
-from hago.engine.calls import ConvCall, PoolCall, RowsCall, TableCall
+from hago.engine.calls import ConvCall, ConvPoolCall, PoolCall, RowsCall, TableCall
 from hago.engine.chains import Chains
 from hago.engine.choice import Choice, axis_of
 from hago.engine.kernels import Kernels
@@ -73,7 +73,13 @@ def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     template = native.conv_of(g, packed, signed, offset, zeros)
     flat = not node.op.startswith("conv")
     call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
-    return _with_tail("native conv", tail, name, call)
+    pooled = owner.chains.pooled(tail) if node.op == "conv2d" and not g.pointwise else None
+    if pooled is None:
+        return _with_tail("native conv", tail, name, call)
+    end, after = pooled
+    pool = PoolCall(owner.kernels.calls, *_window(owner.plan.nodes[end.name]), (0, 0), after.build())
+    whole = replace(tail, nodes=[*tail.nodes, *after.nodes], stored=after.stored)
+    return _with_tail("native conv", whole, name, ConvPoolCall(call, pool))
 
 
 def _sum_pool(owner: Owner, node: Node, choice: Choice) -> Call | str:

@@ -5,7 +5,7 @@ The library is built on first use into a folder of the user's (`HAGO_CACHE`, els
 a temporary name and renamed, so processes that build it at the same time do not disturb each other. Where
 it cannot be built, `library()` says why and other kernels are used: results are the same.
 
-The structures mirror native/rows.h, native/conv.h and native/passes.cpp field by field.
+The structures mirror native/rows.h, native/conv.h and native/window.h field by field.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def conv_of(geometry: Any, packed: Any, signed: bool, offset: Any, zeros: Any) -
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_has_conv": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
     "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
     "hago_quantize": (
         *(c_void_p, *[c_int64] * 6, c_void_p),

@@ -107,6 +107,41 @@ def test_convolutions(case: str, name: str) -> None:
     check(plan, [laid[:1]])
 
 
+POOLS = {
+    "overlapping": ((3, 64, 3), (3, 2, 1, 1)),
+    "side by side": ((8, 24, 1), (2, 2, 0, 1)),
+    "rows left out": ((5, 70, 3), (2, 3, 0, 1)),
+    "dilated": ((16, 80, 3), (3, 1, 1, 2)),
+    "depthwise": ((70, 70, 3), (5, 2, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite"])
+def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
+    (channels, out, kernel), (window, stride, padding, dilation) = POOLS[case]
+    b = Builder()
+    groups = channels if case == "depthwise" else 1
+    weight = seeded(out, channels // groups, kernel, kernel, seed=1)
+    half = [kernel // 2] * 2
+    x = b.input(channels, 33, 25, name="x")
+    conv = b.conv2d(x, weight, seeded(out, seed=2), name="conv", stride=[2, 1], padding=half, groups=groups)
+    size = {"kernel_size": [window] * 2, "stride": [stride] * 2, "padding": [padding] * 2, "dilation": [dilation] * 2}
+    pool = b.call("max_pool2d", b.call("relu", conv, name="relu"), name="pool", ceil_mode=False, **size)
+    twice = b.conv2d(pool, seeded(out, out, 1, 1, seed=3), name="next", padding=[0, 0])
+    b.call("add", twice, pool, name="sum")
+    plan = plan_of(b.graph(), HARDWARE[name], [seeded(2, channels, 33, 25)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2 if name == "x86_vnni" else 1)
+        executor = check(plan, [seeded(3, channels, 33, 25, seed=7, size=3.0)])
+        check(plan, [seeded(1, channels, 33, 25, seed=8)])
+    finally:
+        torch.set_num_threads(before)
+    if kernels().conv.exact:
+        assert "in the kernel of conv" in {row.node: row.why for row in executor.explain().rows}["pool"]
+
+
 # ---------------------------------------------------------------- other kernels
 def _variants() -> dict[str, Kernels]:
     found, no = kernels(), Verdict(False, "not to be used")

@@ -36,7 +36,7 @@ void fetch(const Job& j, const Tile& tile) {
 
 template <int Z>
 inline void end_tile(const Job& j, const Tile& tile) {
-  if (!j.fast) return finish_any(j, tile);
+  if (!j.fast) return finish_any(j.t, j.plain, tile);
   const Output& o = j.t.output[0];
   for (int r = 0; r < tile.rows; ++r) {
     const int32_t* sums = tile.sums + r * tile.pitch;
@@ -162,25 +162,25 @@ void panel_of(const Job& j, int group, int panel, int64_t begin, int64_t end) {
 
 }  // namespace
 
+void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
+  for (int p = first; p < first + count; ++p) panel_of(j, p / j.c.panels, p % j.c.panels, begin, end);
+}
+
 extern "C" int hago_has_conv() { return 1; }
 
 extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail, const uint8_t* x, int threads) {
   const Job j(*conv, *shape, *tail, x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
-  // blocks whose windows stay in the cache while all panels pass over them; few pixels are shared out by panels
-  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(168, (pixels + threads - 1) / threads));
+  // few pixels are shared out by panels
+  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(BLOCK, (pixels + threads - 1) / threads));
   const int64_t blocks = (pixels + block - 1) / block;
   const int all = conv->panel ? conv->groups * conv->panels : 1;
   const int share = blocks >= 2 * threads || threads == 1 ? all : 1, shares = all / share;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t unit = 0; unit < blocks * shares; ++unit) {
     const int64_t begin = unit / shares * block, end = std::min(pixels, begin + block);
-    if (!conv->panel) {
-      by_channel(j, begin, end);
-      continue;
-    }
-    const int first = (int)(unit % shares) * share;
-    for (int p = first; p < first + share; ++p) panel_of(j, p / conv->panels, p % conv->panels, begin, end);
+    if (conv->panel) by_panels(j, (int)(unit % shares) * share, share, begin, end);
+    else by_channel(j, begin, end);
   }
 }
 #else

@@ -93,11 +93,15 @@ inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
   return inside ? p.image + (y * j.s.width + x) * j.c.channels : j.c.zeros;
 }
 
-inline void finish_any(const Job& j, const Tile& tile) {
-  if (j.plain) return finish_tile(tile, j.t);
+inline void finish_any(const Tail& t, bool plain, const Tile& tile) {
+  if (plain) return finish_tile(tile, t);
   for (int r = 0; r < tile.rows; ++r)
-    finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.row + r, j.t, tile.column);
+    finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.row + r, t, tile.column);
 }
 
-// The output pixels [begin, end), every channel by itself.
+// The output pixels [begin, end): every channel by itself, or panel by panel.
 void by_channel(const Job& job, int64_t begin, int64_t end);
+void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end);
+
+// Output pixels whose windows stay in the cache while all panels pass over them.
+constexpr int64_t BLOCK = 168;

@@ -57,7 +57,7 @@ void channels(const Job& j, int64_t begin, int64_t end) {
         if (j.fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
         if (!j.fast) _mm512_store_si512(sums + 16 * i, sum[i]);
       }
-      if (!j.fast) finish_any(j, {sums, 1, 64, width, block, pixel, block});
+      if (!j.fast) finish_any(j.t, j.plain, {sums, 1, 64, width, block, pixel, block});
     }
   }
 }

@@ -1,50 +1,20 @@
 // Passes over whole values: requantize or add, pooling, tables. Channels lie innermost where they matter.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "rows.h"
+#include "window.h"
 #ifdef __AVX512VNNI__
 #include "vectors.h"
 #endif
 
 namespace {
 
-struct Window {
-  int64_t images, height, width, out_height, out_width, channels;
-  int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-};
-
-// Calls `each(offset of the first channel)` for the pixels of a window that lie inside the image.
-template <typename Each>
-inline void inside(const Window& w, int64_t pixel, Each each) {
-  const int64_t x0 = pixel % w.out_width * w.stride_w - w.pad_w, rest = pixel / w.out_width;
-  const int64_t y0 = rest % w.out_height * w.stride_h - w.pad_h, image = rest / w.out_height * w.height;
-  for (int ky = 0; ky < w.kernel_h; ++ky) {
-    const int64_t y = y0 + (int64_t)ky * w.dilation_h;
-    if (y < 0 || y >= w.height) continue;
-    for (int kx = 0; kx < w.kernel_w; ++kx) {
-      const int64_t x = x0 + (int64_t)kx * w.dilation_w;
-      if (x >= 0 && x < w.width) each(((image + y) * w.width + x) * w.channels);
-    }
-  }
-}
-
 template <typename T>
 void max_pool(const Window& w, const T* x, T* out, int threads) {
   const int64_t pixels = w.images * w.out_height * w.out_width;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
-    T* __restrict to = out + pixel * w.channels;
-    bool first = true;
-    inside(w, pixel, [&](int64_t at) {
-      const T* __restrict from = x + at;
-      if (first) std::memcpy(to, from, w.channels * sizeof(T));
-      else
-        for (int64_t c = 0; c < w.channels; ++c) to[c] = to[c] < from[c] ? from[c] : to[c];
-      first = false;
-    });
-  }
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) max_row(w, x, pixel, w.channels, out + pixel * w.channels);
 }
 
 void finish_row(int32_t* c, int n, int channel, const Tail& tail, int64_t at) {

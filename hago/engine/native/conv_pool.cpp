@@ -1,0 +1,82 @@
+// A convolution that only a max pooling reads: its rows stay in the cache and are pooled as soon as they are there.
+#ifdef __AVX512VNNI__
+#include "conv.h"
+#include "window.h"
+
+namespace {
+
+constexpr int64_t ROOM = 256 << 10;  // bytes of rows that a thread holds, where so few do
+constexpr int BYTES[] = {1, 1, 2, 4};
+
+// Rows [top, bottom) of what is pooled of one image, some at a time.
+struct Run {
+  const Conv& conv;
+  const Shape& shape;
+  const Tail &tail, &after;
+  const Window& w;
+  const uint8_t* x;
+  const int64_t image;
+
+  template <typename T>
+  void pool(const T* rows, int64_t from, int64_t to) const {
+    const bool plain = is_plain(after);
+    for (int64_t pixel = from * w.out_width; pixel < to * w.out_width; ++pixel)
+      for (int64_t channel = 0; channel < w.channels; channel += ROW) {
+        const int n = (int)std::min<int64_t>(ROW, w.channels - channel);
+        T most[ROW];
+        int32_t sums[ROW];
+        max_row(w, rows + channel, pixel, n, most);
+        load(reinterpret_cast<const char*>(most), tail.output[0].type, tail.output[0].zero, 0, sums, n);
+        finish_any(after, plain, {sums, 1, n, n, (int)channel, pixel, channel});
+      }
+  }
+
+  void operator()(int64_t top, int64_t bottom) const {
+    const int type = tail.output[0].type;
+    const int64_t row = w.width * w.channels * BYTES[type], reach = (w.kernel_h - 1) * w.dilation_h + 1;
+    const int64_t step = std::max<int64_t>(1, (ROOM / row - reach) / w.stride_h + 1);
+    std::vector<char> room(((step - 1) * w.stride_h + reach) * row);
+    int64_t held = 0, made = 0;  // rows [held, made) are in the room
+    for (int64_t at = top; at < bottom; at += step) {
+      const int64_t next = std::min(bottom, at + step), first = std::max<int64_t>(0, at * w.stride_h - w.pad_h);
+      const int64_t last = std::min(w.height, (next - 1) * w.stride_h - w.pad_h + reach);
+      if (made > first) std::memmove(room.data(), room.data() + (first - held) * row, (made - first) * row);
+      Tail inner = tail;  // the room takes the place of the rows in the whole value
+      inner.output[0].data = room.data() - (image * w.height + first) * row;
+      inner.output[0].stride = w.channels;
+      const Job j(conv, shape, inner, x);
+      const int64_t end = (image * w.height + last) * w.width;
+      for (int64_t p = (image * w.height + std::max(first, made)) * w.width; p < end; p += BLOCK) {
+        if (conv.panel) by_panels(j, 0, conv.groups * conv.panels, p, std::min(end, p + BLOCK));
+        else by_channel(j, p, std::min(end, p + BLOCK));
+      }
+      held = first;
+      made = last;
+      const char* rows = inner.output[0].data;
+      const int64_t from = image * w.out_height + at, to = image * w.out_height + next;
+      if (type == U8) pool((const uint8_t*)rows, from, to);
+      else if (type == I8) pool((const int8_t*)rows, from, to);
+      else if (type == I16) pool((const int16_t*)rows, from, to);
+      else pool((const int32_t*)rows, from, to);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" void hago_conv_max_pool(const Conv* conv, const Shape* shape, const Tail* tail, const Window* window,
+                                   const Tail* after, const uint8_t* x, int threads) {
+  const Window& w = *window;
+  const int64_t runs = std::min(w.out_height, (threads + w.images - 1) / w.images);  // of an image
+  const int64_t rows = (w.out_height + runs - 1) / runs;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+  for (int64_t unit = 0; unit < w.images * runs; ++unit) {
+    const int64_t top = unit % runs * rows;
+    Run{*conv, *shape, *tail, *after, w, x, unit / runs}(top, std::min(w.out_height, top + rows));
+  }
+}
+#else
+#include <cstdint>
+extern "C" void hago_conv_max_pool(const void*, const void*, const void*, const void*, const void*, const uint8_t*,
+                                   int) {}
+#endif
