@@ -30,6 +30,9 @@ from hago.types import INT32, UINT8, ZERO, QParams, SimQ
 SumsOf = Callable[[Tensor, Tensor, int], Tensor]
 #: (uint8 image, int8 weight, ratio, zero point of the output) to uint8, requantized in the kernel.
 FusedOf = Callable[[Tensor, Tensor, float, int], Tensor]
+#: RuntimeError: oneDNN refuses on this processor, or torch was built without it and has no kernel for the CPU
+#: (NotImplementedError is one). AttributeError: this version of torch has no operator of that name.
+REFUSALS: Final = (RuntimeError, AttributeError)
 _SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 
 
@@ -91,7 +94,7 @@ def check_sums(sums_of: SumsOf) -> Verdict:
         exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups)
         try:
             found = sums_of(x, w, groups)
-        except (RuntimeError, AttributeError, NotImplementedError) as error:
+        except REFUSALS as error:
             return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
         wrong += int((found.to(torch.float64) != exact).sum())
         total += exact.numel()
@@ -128,7 +131,7 @@ def check_fused(fused_of: FusedOf) -> Verdict:
                 exact = apply_simq(sums, SimQ(_SUMS, target), Requantize()) + zero
                 try:
                     found = fused_of(x, w, 2.0**-n, zero)
-                except (RuntimeError, AttributeError, NotImplementedError) as error:
+                except REFUSALS as error:
                     return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
                 wrong += int((found.to(torch.int64) != exact).sum())
                 total += exact.numel()
