@@ -72,16 +72,21 @@ def check(options: argparse.Namespace, searcher: str, folder: Path) -> int:
     for way, executor in ways.items():
         start(options, searcher, logs[way], executor).wait()
     draw, kills = random.Random(options.seed), {}
-    for way, executor in (("killed", ""), ("killed workers", f"processes:{options.workers}")):
-        logs[way] = folder / f"{stem}.{way.replace(' ', '-')}"
-        kills[way] = kill_and_resume(options, searcher, logs[way], executor, draw)
+    for kind, executor in (("killed", ""), ("killed workers", f"processes:{options.workers}")):
+        left, number = options.kills, 0
+        while left > 0:  # a search that ended before it was killed so often is begun again
+            number += 1
+            way = kind if number == 1 else f"{kind}, {number}"
+            logs[way] = folder / f"{stem}.{kind.replace(' ', '-')}.{number}"
+            kills[way] = kill_and_resume(options, searcher, logs[way], executor, draw, left)
+            left -= max(1, kills[way])
     expected, wrong = timeless(logs["alone"]), 0
     for way, log in logs.items():
         same = timeless(log) == expected and outcome(log) == outcome(logs["alone"])
         wrong += not same
         said = f", {kills[way]} kills" if way in kills else ""
         verdict = "the same" if same else "DIFFERENT"
-        print(f"{searcher:28} {way:15} {len(expected) - 1} trials{said}: {verdict}", flush=True)
+        print(f"{searcher:28} {way:17} {len(expected) - 1} trials{said}: {verdict}", flush=True)
     return wrong
 
 
@@ -92,13 +97,15 @@ def start(options: argparse.Namespace, searcher: str, log: Path, executor: str) 
     return subprocess.Popen([*words, "--child", str(log), executor], start_new_session=True, **quiet)  # type: ignore[call-overload,no-any-return]
 
 
-def kill_and_resume(options: argparse.Namespace, searcher: str, log: Path, executor: str, draw: random.Random) -> int:
-    """Run a search through kills; how many there were."""
+def kill_and_resume(
+    options: argparse.Namespace, searcher: str, log: Path, executor: str, draw: random.Random, most: int
+) -> int:
+    """Run a search through kills, at most so many; how many there were."""
     kills = 0
     while True:
         before = size(log)
         running = start(options, searcher, log, executor)
-        if kills < options.kills:
+        if kills < most:
             # Not while it imports: there is nothing to lose yet. One kill in four comes before the first new line.
             early = draw.random() < 0.25
             deadline = time.monotonic() + draw.uniform(1.0, 6.0)

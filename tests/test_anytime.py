@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from building import residual_block, seeded
+from search.toys import timeless
 
+from hago.errors import LogError
 from hago.fronts import load_front
 from hago.prepare import as_strategy
 from hago.search.front import Front
@@ -88,3 +90,27 @@ def test_the_bar_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch
     last = shown[-1]
     assert set(last) == {"best", "saved", "weight_bytes", "front", "cached", "forwards", "left"}
     assert last["forwards"].endswith(" of 8") and last["cached"].endswith(" %") and int(last["front"]) >= 1
+
+
+@pytest.mark.parametrize("name", ["best.json", "front.json", "log"])
+def test_a_disk_that_is_full_is_said_and_what_was_found_is_continued(name: str, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    whole, short = tmp_path / "whole", tmp_path / "short"
+    for folder in (whole, short):
+        folder.mkdir()
+    find(residual_block(), "x86_vnni", DATA, options_of(whole, budget=5))
+    sizes = {n: (whole / n).stat().st_size for n in ("best.json", "front.json", "log")}
+    # the files are of different sizes: what is left out is not in the way
+    kept = {k: short / n for k, n in (("log", "log"), ("save", "best.json"), ("front", "front.json")) if n == name}
+    options = options_of(short, **{"log": None, "save": None, "front": None, **kept}, budget=5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[name] - 20, limits[1]))
+    try:
+        with pytest.raises(LogError, match=f"cannot write .*{name}"):
+            find(residual_block(), "x86_vnni", DATA, options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    find(residual_block(), "x86_vnni", DATA, options_of(short, budget=5))
+    for other in ("best.json", "front.json"):
+        assert (short / other).read_bytes() == (whole / other).read_bytes()
+    assert timeless((short / "log").read_bytes()) == timeless((whole / "log").read_bytes())

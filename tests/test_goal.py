@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from building import residual_block, seeded
+from building import Builder, residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +18,10 @@ from hago.cost import METRICS
 from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
 from hago.goal import LOSSES, Goal, Limit, make_goal, parse_limits
+from hago.hardware import OpDesc
+from hago.hardware_file import load_hardware
 from hago.objective import OBJECTIVES
-from hago.prepare import plan_of
+from hago.prepare import plan_of, prepare
 from hago.search.log import read_log
 from hago.search.searcher import Score
 from hago.search.trial import Trial, best_trial
@@ -206,6 +210,38 @@ def test_what_cannot_be_reached_is_said_before_any_trial(limits: dict[str, str],
     with pytest.raises(HagoError, match=says):
         search_quantize_strategy(residual_block(), "x86_vnni", DATA, log=log, progress=False, **limits)
     assert not log.exists()
+
+
+IMAGES = [x for x, _ in DATA]
+
+
+def slow_tables() -> tuple[Any, Any]:
+    """A network and a chip on which sigmoids are cheaper in float, crossings and all."""
+    b = Builder()
+    b.call("sigmoid", b.conv2d(b.input(3, 8, 8), seeded(16, 3, 3, 3)))
+    whole = load_hardware("x86_vnni")
+    slow = OpDesc("uint8", "uint8", requantize_at="output", name="slow", cost={"elements_per_cycle": 0.05})
+    cost = {"requantize_per_cycle": 0.5, "clock_hz": 1e9, "bytes_per_cycle": 4.0}
+    return b.graph(), replace(whole, ops={**whole.ops, "sigmoid": (slow, whole.ops["sigmoid"][-1])}, cost=cost)
+
+
+def test_what_only_float_nodes_reach_is_not_refused() -> None:
+    graph, chip = slow_tables()
+    least, _ = search_quantize_strategy(graph, chip, IMAGES, minimize="cycles", searcher="sensitivity", progress=False)
+    cycles = least.made_by["costs"]["cycles"]
+    narrow = plan_cost(prepare(graph, chip, IMAGES).resolver(prepare(graph, chip, IMAGES).space.narrowest()))["cycles"]
+    assert cycles < 0.9 * narrow
+    limit = f"cycles <= {1.01 * cycles}"
+    found, _ = search_quantize_strategy(graph, chip, IMAGES, budget_cost=limit, searcher="sensitivity", progress=False)
+    assert found.made_by["costs"]["cycles"] <= 1.01 * cycles
+
+
+@pytest.mark.parametrize("limit", ["cycles <= 10", "latency <= 1 ns"])
+def test_what_no_signature_computes_in_is_said_before_any_trial(limit: str, tmp_path: Path) -> None:
+    graph, chip = slow_tables()
+    with pytest.raises(InfeasibleBits, match=f"'{limit}' cannot be met: the multiply.* alone take .*the nearest"):
+        search_quantize_strategy(graph, chip, IMAGES, budget_cost=limit, log=tmp_path / "log", progress=False)
+    assert not (tmp_path / "log").exists()
 
 
 def test_limits_that_exclude_each_other_end_with_the_nearest_point(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -24,6 +28,7 @@ from hago.executors import Hands, open_executor
 from hago.objective import objective
 from hago.prepare import prepare
 from hago.search.header import versions
+from hago.search.searchers import make_searcher
 from hago.workers import Ticket, Workers, score_remotely
 
 DATA = [(seeded(4, 3, 8, 8, seed=s), torch.arange(4) % 5) for s in range(2)]
@@ -94,6 +99,52 @@ def test_a_worker_that_dies_loses_nothing(alone: list[str], tmp_path: Path, capl
     assert (tmp_path / "died").read_text() == "x"
     assert found[1:] == alone[1:]
     assert "a worker died" in caplog.text
+
+
+def test_workers_that_are_killed_from_outside_lose_nothing(
+    alone: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed: list[int] = []
+
+    class Killing:
+        """A searcher that kills every worker once their first points are scored."""
+
+        def __init__(self, space: Any, start: Any, seed: int) -> None:
+            self.inner = make_searcher("random", space, start, seed, options={"trials": 9, "batch": 4})
+            self.name, self.options, self.told = self.inner.name, self.inner.options, 0
+
+        def ask(self) -> Any:
+            points = self.inner.ask()
+            if self.told == 5 and not killed:
+                for process in multiprocessing.active_children():
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+            return points
+
+        def tell(self, bits: Any, score: Any) -> None:
+            self.told += 1
+            self.inner.tell(bits, score)
+
+    found = log_of(tmp_path / "log", "processes:2", searcher=Killing)
+    assert killed
+    assert [without_why(line) for line in found[1:]] == [without_why(line) for line in alone[1:]]
+    assert "a worker died" in caplog.text
+
+
+def without_why(line: str) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(line).items() if k != "why"}
+
+
+def test_a_worker_of_a_cluster_that_is_killed_loses_nothing(alone: list[str], tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None)
+        with cluster:
+            where = cluster.scheduler_address.replace("tcp://", "dask://")
+            found = log_of(tmp_path / "log", where, estimator=Dying(tmp_path / "died"))
+    assert (tmp_path / "died").read_text() == "x"
+    assert found[1:] == alone[1:]
 
 
 def test_without_an_executor_the_search_goes_on_here(
