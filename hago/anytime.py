@@ -43,7 +43,7 @@ class Anytime:
         self._scoring, self._path, self._made_by, self._here = scoring, path, made_by, here
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}
-        self._evaluated = 0
+        self._asked = 0
         self._written = False
 
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Mapping[str, str]:
@@ -51,7 +51,7 @@ class Anytime:
         changed = self._front.take(trial)
         if not replayed and (changed or not self._written):
             self._write()
-        self._evaluated += trial.same_as is None and not replayed
+        self._asked += not replayed
         return self._figures(best)
 
     def finish(self) -> None:
@@ -85,8 +85,8 @@ class Anytime:
             shown[self._front.cost] = amount(self._front.cost, cost)
         shown["front"] = str(len(self._front))
         evaluator = self._scoring.bench.evaluator
-        if self._here and self._evaluated:
+        if self._here and self._asked:
+            # A run without memory pays a forward for every point that it is asked, repeats and all, at the least.
+            shown["forwards"] = f"{evaluator.forwards:.1f} of {self._asked}"
             shown["cached"] = f"{100 * evaluator.reuse.spent.share:.0f} %"
-            # A run without memory pays a forward for every point that it evaluates, at the least.
-            shown["forwards"] = f"{evaluator.forwards:.1f} of {self._evaluated}"
         return shown

@@ -141,7 +141,9 @@ def _figures(results: Mapping[str, Any]) -> str:
 
 def _costs(best: Trial) -> str:
     return "takes " + ", ".join(
-        f"{amount(name, value)} {name}" for name, value in best.score.costs.items() if name in METRICS
+        f"{name} {amount(name, value).removesuffix(f' {name}')}"
+        for name, value in best.score.costs.items()
+        if name in METRICS
     )
 
 

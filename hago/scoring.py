@@ -52,6 +52,14 @@ class Scoring:
         found = self._known(bits)
         return self.judged(bits, self.bench.score(bits, rival) if found is None else found)
 
+    def first(self, bits: Bits) -> Score:
+        """The score of a point that is measured before the search, which then does not measure it again."""
+        score = self._known(bits)
+        if score is None:
+            score = self.bench.score(bits)
+            self.known = {**self.known, score.plan_key: score}
+        return self.judged(bits, score)
+
     def _known(self, bits: Bits) -> Score | None:
         """What an earlier search measured of an equal Plan."""
         found = self.known.get(self.prepared.resolver(bits).key) if self.known else None

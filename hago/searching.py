@@ -130,7 +130,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     known = known_scores(options.reuse, prepared, goal)
     scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
-    check_reachable(goal, prepared, start, scored)
+    check_reachable(goal, prepared, start, scored.first)
     searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
     how = made_by(prepared, objective.name, options.seed, prepared.keep_float, prepared.fix_bits)
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}

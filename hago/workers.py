@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from hago.space import Bits
 
 #: How often a point is tried whose worker dies.
 TRIES: Final = 3
+#: Seconds after which an executor that has not answered is asked whether it is there.
+WAIT: Final = 10.0
 #: Of how many searches a worker keeps the Bench.
 BENCHES: Final = 2
 #: What executors of other packages raise where a worker died.
@@ -128,6 +130,19 @@ class Workers:
                 self.broke(executor, error)
         return None, None
 
+    def lost(self, executor: Executor | None) -> bool:
+        """Whether an executor will not answer: it was replaced, or it takes no calls.
+
+        Pools of Python 3.11 and before drop a call that is submitted at the moment at which a worker dies.
+        """
+        if executor is None or executor is not self._executor:
+            return True
+        try:
+            executor.submit(int).cancel()
+        except (BrokenExecutor, RuntimeError):
+            return True
+        return False
+
     def broke(self, executor: Executor | None, error: BaseException) -> None:
         """Replace an executor that cannot go on, once."""
         if executor is None or executor is not self._executor:
@@ -164,7 +179,7 @@ class Pending:
             if self._future is None:
                 return self._workers.score_here(*self._point)
             try:
-                score = self._future.result()
+                score = self._answer(self._future)
                 if score is not None:
                     return score
             except Exception as error:
@@ -176,6 +191,12 @@ class Pending:
                 if deaths == TRIES:
                     raise _fatal(error) from error
             self._executor, self._future = self._workers.submit(*self._point, with_work=True)
+
+    def _answer(self, future: Future[Score | None]) -> Score | None:
+        while not wait([future], WAIT).done:
+            if self._workers.lost(self._executor):
+                raise BrokenExecutor("what was submitted while it broke was dropped")
+        return future.result()
 
     def cancel(self) -> None:
         """Give the point up, where it has not begun."""

@@ -17,6 +17,7 @@ from hago import search_quantize_strategy
 from hago.cost import METRICS
 from hago.costing import plan_cost
 from hago.errors import HagoError, InfeasibleBits
+from hago.evaluate import Evaluator
 from hago.goal import LOSSES, Goal, Limit, make_goal, parse_limits
 from hago.hardware import OpDesc
 from hago.hardware_file import load_hardware
@@ -213,6 +214,18 @@ def test_what_cannot_be_reached_is_said_before_any_trial(limits: dict[str, str],
 
 
 IMAGES = [x for x, _ in DATA]
+
+
+def test_the_start_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, keys = Evaluator.measure, []
+
+    def counting(self: Evaluator, plan: Any, *rest: Any) -> Any:
+        keys.append(plan.key)
+        return measure(self, plan, *rest)
+
+    monkeypatch.setattr(Evaluator, "measure", counting)
+    search_quantize_strategy(residual_block(), "x86_vnni", DATA, keep="sqnr >= 1", budget=4, progress=False)
+    assert len(keys) == len(set(keys)) >= 2
 
 
 def slow_tables() -> tuple[Any, Any]:

@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -156,6 +157,43 @@ def test_without_an_executor_the_search_goes_on_here(
 
     assert log_of(tmp_path / "log", Broken()) == alone
     assert "goes on in this process" in caplog.text
+
+
+class Dropping(Executor):
+    """Takes one call and forgets it, as a pool that breaks at that moment; then takes none, or answers nothing."""
+
+    def __init__(self, breaks: bool) -> None:
+        self.breaks, self.calls = breaks, 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls += 1
+        if self.calls > 1 and self.breaks:
+            raise BrokenExecutor("a worker died")
+        return Future()
+
+
+def test_a_point_that_a_broken_pool_forgot_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hago.workers.WAIT", 0.02)
+    ticket, work = ticket_of(search="forgotten")
+    bits, notices = work.space.widest(), []
+    expected = score_remotely(ticket, bits, work)
+    with ThreadPoolExecutor(1) as other:
+        workers = Workers(Hands(Dropping(True), 1, lambda: other), work, lambda *_: expected, notices.append)
+        points = [workers(bits), workers(bits)]
+        assert [p.result() for p in points] == [expected, expected]
+    assert len(notices) == 1 and "a worker died" in notices[0]
+
+
+def test_a_pool_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hago.workers.WAIT", 0.02)
+    _, work = ticket_of(search="slow")
+    bits, executor = work.space.widest(), Dropping(False)
+    workers = Workers(Hands(executor, 1), work, lambda *_: pytest.fail("is not asked"), print)
+    point = workers(bits)
+    score = score_remotely(Ticket("slow", versions(1)), bits, work)
+    threading.Timer(0.2, lambda: point._future.set_result(score)).start()
+    assert point.result() == score
+    assert executor.calls > 3
 
 
 class Failing(Executor):

@@ -20,6 +20,7 @@ from hago.errors import HagoError, InfeasibleBits, LogError
 from hago.json_text import canonical, check_schema, parse_json
 from hago.search.budget import Budget, Spent
 from hago.search.header import Header
+from hago.search.interrupts import Interrupts
 from hago.search.log import LogFile, Notice, log_notice
 from hago.search.progress import Progress
 from hago.search.scorer import Evaluate, Scorer, Submit
@@ -119,8 +120,11 @@ def search(
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
         scorer = stack.enter_context(Scorer(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
+        interrupts = stack.enter_context(Interrupts())
         told = (on_best, on_trial)
-        run = _Run(space, searcher, scorer, file, model_hash, logged, limit, bar, *told, allow_overflow, clock)
+        run = _Run(
+            space, searcher, scorer, file, model_hash, logged, limit, bar, interrupts, *told, allow_overflow, clock
+        )
         reason = run.go()
     return SearchResult(run.accepted(), tuple(run.trials), reason)
 
@@ -145,6 +149,7 @@ class _Run:
     logged: tuple[Trial, ...]
     budget: Budget
     bar: Progress
+    interrupts: Interrupts
     on_best: Callable[[Trial], None] | None
     on_trial: OnTrial | None
     allow_overflow: bool
@@ -184,6 +189,7 @@ class _Run:
                 trial = self._replayed(bits) if replaying else self._measured(bits, why)
                 self._take(trial, replaying)
                 self.searcher.tell(bits, trial.score)
+                self.interrupts.check()
         if len(self.trials) < len(self.logged):
             raise self._stranger(f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}")
         return "finished"

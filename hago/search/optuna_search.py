@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hago.errors import HagoError
-from hago.search.guide import Guide, plain_guide
+from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
-from hago.search.repair import feeds_of
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.sensitivity_search import Explored
 from hago.search.storages import close_storage, hidden, open_storage, speaking
-from hago.search.walk import Feeds, Seen, Steps, Walk, generator
+from hago.search.walk import Seen, Steps, Walk, generator
 from hago.space import Bits, Space
 
 #: So many proposals in a row that were all seen before end the search.
@@ -81,19 +80,11 @@ def _gp(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) 
 
 
 def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Searcher]:
-    def searcher(
-        space: Space,
-        start: Bits,
-        seed: int,
-        options: OptunaOptions,
-        feeds: Feeds | None = None,
-        guide: Guide | None = None,
-    ) -> Searcher:
-        chosen = plain_guide(space) if guide is None else guide
-        owner = _Study(name, make, both, space, seed, options, chosen)
+    def searcher(explored: Explored, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
+        owner = _Study(name, make, both, explored.space, seed, options, explored.guide)
         # what a log says of the options is for all who may read it
         said = replace(options, storage=hidden(options.storage))
-        return Walk(name, said, _steps(owner, start, feeds or feeds_of(space)))
+        return Walk(name, said, _steps(owner, explored, start))
 
     searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
     return searcher
@@ -177,8 +168,7 @@ def _digest(space: Space) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, start: Bits, feeds: Feeds) -> Steps[None]:
-    explored = Explored(owner.space, owner.guide, feeds)
+def _steps(owner: _Study, explored: Explored, start: Bits) -> Steps[None]:
     try:
         owner.open()
         for bits in (start, *_warm(explored, owner)):

@@ -11,13 +11,13 @@ from typing import Final
 from hago.errors import HagoError
 from hago.search.climb import Measured, neighbours
 from hago.search.correction import factors
-from hago.search.guide import Guide, plain_guide
+from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack, Picked
-from hago.search.repair import feeds_of, repair
+from hago.search.repair import repair
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.sensitivity_search import Explored
-from hago.search.walk import Feeds, Steps, Walk
-from hago.space import Bits, Space
+from hago.search.walk import Steps, Walk
+from hago.space import Bits
 
 #: Costs that differ by less are one to the solver.
 _APART: Final = 1.00001
@@ -48,33 +48,20 @@ class ParetoOptions:
             )
 
 
-def pareto(
-    space: Space,
-    start: Bits,
-    seed: int,
-    options: ParetoOptions,
-    feeds: Feeds | None = None,
-    guide: Guide | None = None,
-) -> Searcher:
+def pareto(explored: Explored, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
     """A searcher that asks `start`, then the cheapest point and points in between: each is the solution of
     the integer program at a limit in the middle of the widest gap so far, so that it can be stopped at any
     time with points all along the front.
 
-    Args:
-        feeds: see greedy.
-        guide: see sensitivity.
-
     References:
         The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
     """
-    chosen = plain_guide(space) if guide is None else guide
-    return Walk("pareto", options, _steps(space, start, options, feeds or feeds_of(space), chosen))
+    return Walk("pareto", options, _steps(explored, start, options))
 
 
-def _steps(space: Space, start: Bits, options: ParetoOptions, feeds: Feeds, guide: Guide) -> Steps[None]:
-    explored = Explored(space, guide, feeds)
-    explored.scored.append((yield from repair(space, start, feeds, explored.seen)))
-    if all(len(g.choices) == 1 for g in space.groups.values()):
+def _steps(explored: Explored, start: Bits, options: ParetoOptions) -> Steps[None]:
+    explored.scored.append((yield from repair(explored.space, start, explored.feeds, explored.seen)))
+    if all(len(g.choices) == 1 for g in explored.space.groups.values()):
         return
     yield from _sweep(explored, explored.program(), options, "round 1")
     for number in range(2, options.rounds + 1):

@@ -13,7 +13,7 @@ from hago.search.trial import Trial
 
 
 class Progress:
-    """Shows trials, the best value, how many trials repeats saved, and what is left of the budget.
+    """Shows trials, the best value, time left, and how many trials repeats saved.
 
     Args:
         budget: of the search.
@@ -26,7 +26,17 @@ class Progress:
         self._saved = 0
         # None lets tqdm look whether the stream is a terminal.
         hidden = None if shown else True
-        self._bar: Any = tqdm(total=budget.trials, initial=done, disable=hidden, unit="trial", desc="search")
+        # figures, and no bar: what a narrow terminal cuts off stands last
+        count = "{n_fmt}" if budget.trials is None else "{n_fmt}/{total_fmt}"
+        self._bar: Any = tqdm(
+            total=budget.trials,
+            initial=done,
+            disable=hidden,
+            unit="trial",
+            desc="search",
+            dynamic_ncols=True,
+            bar_format="{desc}: " + count + " trials{postfix}",
+        )
 
     def __enter__(self) -> Progress:
         return self
@@ -52,12 +62,26 @@ class Progress:
             also: what else to show.
         """
         self._saved += trial.same_as is not None
-        shown = {"best": "none runs yet" if best is None else f"{best.score.value:.6g}", "saved": self._saved}
+        shown = {"best": "none runs yet" if best is None else f"{best.score.value:.6g}"}
+        left = self._seconds_left(trial.index + 1, seconds, forwards)
+        if left is not None:
+            shown["left"] = _duration(left)
         shown.update(also or {})
-        if self._budget.seconds is not None:
-            shown["left"] = f"{max(0.0, self._budget.seconds - seconds):.0f}s"
-        if self._budget.forwards is not None:
-            shown["forwards left"] = f"{max(0.0, self._budget.forwards - forwards):.0f}"
+        if self._saved:
+            shown["repeats"] = str(self._saved)
         self._bar.set_postfix(shown, refresh=False)
         if not replayed:
             self._bar.update(1)
+
+    def _seconds_left(self, trials: int, seconds: float, forwards: float) -> float | None:
+        """Until the first limit is reached, at the pace so far; None where there is none."""
+        limit = self._budget
+        spent = ((limit.seconds, seconds), (limit.trials, float(trials)), (limit.forwards, forwards))
+        each = [max(0.0, most - now) * seconds / now for most, now in spent if most is not None and now > 0]
+        return min(each, default=None)
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"

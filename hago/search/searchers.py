@@ -13,13 +13,14 @@ from hago.search.annealing import AnnealingOptions, annealing
 from hago.search.default import DefaultOptions, default
 from hago.search.exhaustive import ExhaustiveOptions, exhaustive
 from hago.search.greedy import GreedyOptions, greedy
-from hago.search.guide import Guide
+from hago.search.guide import Guide, plain_guide
 from hago.search.optuna_search import OptunaOptions, gp, nsga2, tpe
 from hago.search.pareto import ParetoOptions, pareto
 from hago.search.random_search import RandomOptions, random_search
+from hago.search.repair import feeds_of
 from hago.search.rfc_greedy import RfcGreedyOptions, rfc_greedy
 from hago.search.searcher import Searcher
-from hago.search.sensitivity_search import SensitivityOptions, sensitivity
+from hago.search.sensitivity_search import Explored, SensitivityOptions, sensitivity
 from hago.search.walk import Feeds
 from hago.space import Bits, Space
 
@@ -29,7 +30,8 @@ class SearcherEntry:
     """How a searcher is made.
 
     Args:
-        make: takes (space, start, seed, options, feeds), and where it is guided a guide after them.
+        make: takes (space, start, seed, options, feeds); where it is guided, an Explored that is empty yet, which
+            holds space, feeds and guide, and (start, seed, options).
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
     """
@@ -115,8 +117,10 @@ def make_searcher(
     space.check(begin)
     entry = SEARCHERS[name]
     chosen = make_options(name, options)
-    guided = (guide,) if entry.guided else ()
-    return entry.make(space, begin, seed, chosen, feeds, *guided)
+    if not entry.guided:
+        return entry.make(space, begin, seed, chosen, feeds)
+    known = Explored(space, plain_guide(space) if guide is None else guide, feeds or feeds_of(space))
+    return entry.make(known, begin, seed, chosen)
 
 
 def make_options(name: str, given: Any = None) -> Any:

@@ -11,9 +11,9 @@ from typing import Final
 
 from hago.errors import HagoError
 from hago.search.correction import factors
-from hago.search.guide import Guide, plain_guide
+from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack, Picked, Room
-from hago.search.repair import feeds_of, repair, swapped
+from hago.search.repair import repair, swapped
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.walk import Ask, Feeds, Seen, Steps, Walk, measure, shifted
 from hago.space import Bits, Space
@@ -43,27 +43,15 @@ class SensitivityOptions:
             )
 
 
-def sensitivity(
-    space: Space,
-    start: Bits,
-    seed: int,
-    options: SensitivityOptions,
-    feeds: Feeds | None = None,
-    guide: Guide | None = None,
-) -> Searcher:
+def sensitivity(explored: Explored, start: Bits, seed: int, options: SensitivityOptions) -> Searcher:
     """A searcher that asks `start`, then what an integer program over expected losses picks under the
     limit on the cost (or, where a cost is minimised, along the front until the limits are just kept), and
     then single steps and swaps around the best.
 
-    Args:
-        feeds: see greedy.
-        guide: expected losses and costs; those of any space where it is not given.
-
     References:
         Z. Yao et al., "HAWQ-V3", ICML 2021, for the program; the correction by evaluations is our own.
     """
-    chosen = plain_guide(space) if guide is None else guide
-    return Walk("sensitivity", options, _steps(space, start, options, feeds or feeds_of(space), chosen))
+    return Walk("sensitivity", options, _steps(explored, start, options))
 
 
 @dataclass(slots=True)
@@ -131,9 +119,9 @@ class Explored:
         return found
 
 
-def _steps(space: Space, start: Bits, options: SensitivityOptions, feeds: Feeds, guide: Guide) -> Steps[None]:
-    explored = Explored(space, guide, feeds)
-    explored.scored.append((yield from repair(space, start, feeds, explored.seen)))
+def _steps(explored: Explored, start: Bits, options: SensitivityOptions) -> Steps[None]:
+    space, guide = explored.space, explored.guide
+    explored.scored.append((yield from repair(space, start, explored.feeds, explored.seen)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
         return
     for number in range(1, options.rounds + 1):

@@ -1,0 +1,45 @@
+"""Interrupts: Ctrl-C that is not lost.
+
+Python raises KeyboardInterrupt wherever it happens to be, and drops it where that is a finalizer or the callback of
+a weak reference, of which torch has many. So a search also keeps in mind that it came.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class Interrupts:
+    """A context manager: while it lasts, Ctrl-C is noted besides being raised.
+
+    Only in the main thread, and only where nobody else handles the signal.
+    """
+
+    def __init__(self) -> None:
+        self._came = self._mine = False
+
+    def __enter__(self) -> Interrupts:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._mine = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._mine:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        signal.default_int_handler(number, frame)
+
+    def check(self) -> None:
+        """Raise an interrupt that came and was dropped.
+
+        Raises:
+            KeyboardInterrupt: there was one.
+        """
+        if self._came:
+            raise KeyboardInterrupt
