@@ -11,6 +11,7 @@ from typing import Any
 
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
+from hago.descriptions import made_by
 from hago.engine.model import named_engine
 from hago.evaluate import Evaluator, first_safe
 from hago.frontend.data import Batches
@@ -36,7 +37,7 @@ from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Searcher
 from hago.search_training import trained_after
-from hago.searching import Result, SearchOptions, find, made_by
+from hago.searching import Result, SearchOptions, find
 from hago.stored import load_plan
 from hago.strategy import Strategy
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from hago.descriptions import confirmed
 from hago.errors import HagoError
 from hago.exactness import compare
 from hago.finetuning import Finetuned, finetune
@@ -17,7 +18,6 @@ from hago.frontend.data import Batches
 from hago.objective import ObjectiveLike, objective
 from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, as_graph
-from hago.searching import confirmed
 from hago.strategy import Strategy
 from hago.trained_state import save_state, trained_state
 

@@ -4,45 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from hago.anytime import Anytime
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
+from hago.descriptions import confirmed, description, header_of
 from hago.errors import HagoError, InfeasibleBits
-from hago.evaluate import Evaluator, safe_start
+from hago.evaluate import safe_start
 from hago.executors import open_executor
-from hago.frontend.data import Batches
 from hago.fronts import ParetoFront
 from hago.goal import Goal, make_goal
-from hago.graph import Graph
 from hago.guidance import DEFAULT_COST, make_guide
-from hago.hardware_document import hardware_hash
 from hago.known import LogPath, known_scores
-from hago.objective import Objective, ObjectiveLike, jackknife_interval
-from hago.plan import Plan
+from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
-from hago.qat.dorefa_thresholds import dorefa_of
 from hago.racing import Race
 from hago.reachable import check_reachable, nearest
 from hago.scoring import Scoring
 from hago.search.driver import SearchResult, search
-from hago.search.header import Header, make_header
 from hago.search.searcher import Searcher
 from hago.search.searchers import SEARCHERS, make_searcher, parse_searcher
 from hago.search.trial import Trial
 from hago.space import Bits
-from hago.strategy import HardwareId, Strategy
+from hago.strategy import Strategy
 from hago.waste import tidied
 
 #: Searchers to which points that are worse than the best matter, too.
 FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
-
 
 #: Costs that know what it takes to compute in float.
 FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
@@ -126,62 +118,86 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         kinds=kinds,
     )
     prepared = tidied(prepared, costs)
-    objective = goal.objective
     known = known_scores(options.reuse, prepared, goal)
     scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
     start = safe_start(prepared.resolver, prepared.calibration.peaks)
     check_reachable(goal, prepared, start, scored.first)
     searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
-    how = made_by(prepared, objective.name, options.seed, prepared.keep_float, prepared.fix_bits)
-    how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
-    if goal.to_json():
-        how["goal"] = goal.to_json()
-    if kinds:
-        how["topology"] = "searched"
     if scored.race is not None:
         check_racing(searcher)
-        how["race"] = asdict(scored.race)
+    how = description(prepared, scored, searcher, options.seed, kinds)
+    session = _Session(prepared, scored, costs, searcher, how, options)
+    return session.found(*session.run())
 
-    def strategy_of(trial: Trial) -> Strategy:
-        said = how | {"results": dict(trial.score.results), "costs": dict(trial.score.costs)}
-        return make_strategy(prepared, prepared.resolver(trial.bits), trial.bits, said)
 
-    def keep(trial: Trial) -> None:
-        if options.save is not None:
-            strategy_of(trial).save(Path(options.save))
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A search that is ready to run.
 
-    with open_executor(options.executor) as hands:
-        front = None if options.front is None else Path(options.front)
-        anytime = Anytime(scored, front, how, hands is None, costs, strategy_of)
-        result = search(
-            prepared.space,
-            searcher,
-            scored,
-            log=options.log if options.log is None else Path(options.log),
-            header=_header(prepared, searcher, how),
-            budget=options.budget,
-            resume=options.resume,
-            progress=options.progress,
-            on_best=keep,
-            on_trial=anytime,
-            plan_key=lambda bits: prepared.resolver(bits).key,
-            allow_overflow=options.allow_overflow,
-            submit=scored.submit(hands),
-            race=scored.race is not None,
-        )
-    anytime.finish()
-    if result.score.shortfall:
-        raise InfeasibleBits(nearest(goal, result))
-    strategy = strategy_of(result.best)
-    if options.held_out is not None:
-        plan, batches = planned(prepared.graph, prepared.hardware, strategy, options.held_out)
-        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": confirmed(plan, batches, objective)})
-        if options.save is not None:
-            strategy.save(Path(options.save))
-    results = result.score.results
-    return Found(
-        strategy, float(results.get("sim_acc", results.get(objective.name, result.score.value))), result, anytime.front
-    )
+    Args:
+        costs: those in use.
+        how: see `description`.
+    """
+
+    prepared: Prepared
+    scored: Scoring
+    costs: Sequence[str]
+    searcher: Searcher
+    how: Mapping[str, Any]
+    options: SearchOptions
+
+    def run(self) -> tuple[SearchResult, ParetoFront]:
+        """Search, with the best strategy and the front on disk after every trial."""
+        options, resolver = self.options, self.prepared.resolver
+        with open_executor(options.executor) as hands:
+            front = None if options.front is None else Path(options.front)
+            anytime = Anytime(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
+            result = search(
+                self.prepared.space,
+                self.searcher,
+                self.scored,
+                log=options.log if options.log is None else Path(options.log),
+                header=header_of(self.prepared, self.searcher, self.how),
+                budget=options.budget,
+                resume=options.resume,
+                progress=options.progress,
+                on_best=lambda trial: self.keep(self.strategy_of(trial)),
+                on_trial=anytime,
+                plan_key=lambda bits: resolver(bits).key,
+                allow_overflow=options.allow_overflow,
+                submit=self.scored.submit(hands),
+                race=self.scored.race is not None,
+            )
+        anytime.finish()
+        return result, anytime.front
+
+    def found(self, result: SearchResult, front: ParetoFront) -> Found:
+        """What the search ends with, confirmed on held-out data where there is any.
+
+        Raises:
+            InfeasibleBits: no point keeps the limits.
+        """
+        goal, results = self.scored.goal, result.score.results
+        if result.score.shortfall:
+            raise InfeasibleBits(nearest(goal, result))
+        strategy = self.strategy_of(result.best)
+        if self.options.held_out is not None:
+            plan, batches = planned(self.prepared.graph, self.prepared.hardware, strategy, self.options.held_out)
+            held_out = confirmed(plan, batches, goal.objective)
+            strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
+            self.keep(strategy)
+        score = results.get("sim_acc", results.get(goal.objective.name, result.score.value))
+        return Found(strategy, float(score), result, front)
+
+    def strategy_of(self, trial: Trial) -> Strategy:
+        """A trial's strategy."""
+        said = {**self.how, "results": dict(trial.score.results), "costs": dict(trial.score.costs)}
+        return make_strategy(self.prepared, self.prepared.resolver(trial.bits), trial.bits, said)
+
+    def keep(self, strategy: Strategy) -> None:
+        """Put the best strategy where the user wants it."""
+        if self.options.save is not None:
+            strategy.save(Path(self.options.save))
 
 
 def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
@@ -210,18 +226,6 @@ def _searcher(searcher: Any, prepared: Prepared, goal: Goal, costs: Sequence[str
     )
 
 
-def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None) -> dict[str, Any]:
-    """What a Plan does on data that it was not searched on, with the objective's 95 % interval.
-
-    Args:
-        reference: the float model to hold it against; by default the Plan's own.
-    """
-    evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
-    contributions = evaluator.measure(plan).contributions
-    interval = jackknife_interval(contributions[objective.name], objective.finish)
-    return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}
-
-
 def as_race(given: bool | float | Race) -> Race | None:
     """The race that a user means: none, the default one, or one with an error level."""
     if isinstance(given, Race):
@@ -244,38 +248,3 @@ def check_racing(searcher: Searcher) -> None:
             f"searcher {searcher.name!r} looks for a front, on which points that are worse than the best belong, too; "
             "do not race"
         )
-
-
-def made_by(
-    prepared: Prepared, objective: str, seed: int, keep_float: Sequence[str], fix_bits: Mapping[str, int] | None
-) -> dict[str, Any]:
-    """What a strategy says of how it was found."""
-    return {
-        "estimator": prepared.estimator.name,
-        "objective": objective,
-        "seed": seed,
-        "keep_float": list(keep_float),
-        "fix_bits": dict(fix_bits or {}),
-        "data_hash": prepared.batches.sha256,
-        **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
-        **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
-    }
-
-
-def _header(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated", "topology", "weights")}
-    hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
-    given = prepared.calibration.given
-    return make_header(
-        prepared.space,
-        searcher,
-        model_hash=prepared.graph.model_hash,
-        hardware=hardware,
-        threads=torch.get_num_threads(),
-        settings={
-            **how.get("goal", {}),
-            **{k: how[k] for k in ("race", "topology") if k in how},
-            **({"thresholds": given.to_json()} if given.gives_ranges else {}),
-        },
-        **said,
-    )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import nn
 
 from hago.calibrate.statistics import Estimator
+from hago.descriptions import made_by
 from hago.errors import HagoError
 from hago.evaluate import Evaluator, first_safe
 from hago.frontend.data import Batches
@@ -40,7 +41,6 @@ from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.tensorflow_observers import Schedule
 from hago.quantizer import Quantizer
 from hago.schemes import TWO_SIDED
-from hago.searching import made_by
 from hago.strategy import Strategy
 from hago.threshold_sources import store_thresholds
 from hago.types import QParams

@@ -7,13 +7,13 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run, runner
 
 from hago import cli, judgement
 from hago.cli import main
@@ -63,22 +63,6 @@ MODEL, DATA = "cli_zoo:net", "cli_zoo:batches"
 SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA]
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Hago = Callable[..., Run]
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model, and what a search of it left."""
@@ -94,20 +78,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def hago(found: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Hago]:
+def hago(found: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Runs a command in that folder; the model is imported anew by every test."""
     monkeypatch.chdir(found)
 
-    def run(*words: str) -> Run:
-        capsys.readouterr()
-        try:
-            code = main(words)
-        except SystemExit as end:  # --help and --version
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return Run(code, captured.out, captured.err)
-
-    yield run
+    yield runner(capsys)
     sys.modules.pop("cli_zoo", None)
 
 
@@ -148,14 +123,14 @@ def test_every_command_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_json_is_all_that_stands_on_standard_output(hago: Hago, name: str) -> None:
+def test_json_is_all_that_stands_on_standard_output(hago: Run, name: str) -> None:
     run = hago(*EVERY[name], "--json")
     assert run.code == 0, run.err
     assert run.json not in (None, {}, [])
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_text_has_what_a_person_needs(hago: Hago, name: str) -> None:
+def test_text_has_what_a_person_needs(hago: Run, name: str) -> None:
     run = hago(*EVERY[name])
     assert run.code == 0, run.err
     assert run.out.strip() and "the zoo is imported" not in run.out and "a network is made" not in run.out
@@ -163,7 +138,7 @@ def test_text_has_what_a_person_needs(hago: Hago, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*EVERY, "hardware"])
-def test_help_has_words_and_an_example(hago: Hago, name: str) -> None:
+def test_help_has_words_and_an_example(hago: Run, name: str) -> None:
     words = name.split()
     run = hago(*words, "--help")
     assert run.code == 0 and "--json" in run.out
@@ -225,7 +200,7 @@ def test_there_are_examples() -> None:
     ],
     ids=" ".join,
 )
-def test_bad_input_is_one_clear_line(hago: Hago, words: list[str]) -> None:
+def test_bad_input_is_one_clear_line(hago: Run, words: list[str]) -> None:
     Path("empty.jsonl").touch()
     run = hago(*words)
     assert run.code == 2 and run.out == ""
@@ -234,7 +209,7 @@ def test_bad_input_is_one_clear_line(hago: Hago, words: list[str]) -> None:
     assert "Traceback" not in run.err
 
 
-def test_a_defect_is_not_dressed_up_as_bad_input(hago: Hago, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_not_dressed_up_as_bad_input(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("a defect")
 
@@ -250,7 +225,7 @@ def after_hago(line: str) -> list[str]:
     return words[words.index("hago") + 1 :]
 
 
-def test_search_says_what_it_found_and_where(hago: Hago, found: Path) -> None:
+def test_search_says_what_it_found_and_where(hago: Run, found: Path) -> None:
     run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
     trials = read_log(found / LOG).trials
     assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
@@ -259,21 +234,21 @@ def test_search_says_what_it_found_and_where(hago: Hago, found: Path) -> None:
     assert hago(*after_hago(check)).code == 0
 
 
-def test_search_as_json(hago: Hago, found: Path) -> None:
+def test_search_as_json(hago: Run, found: Path) -> None:
     said = hago(*SEARCH, "--budget", "6 trials", "--json").json
     strategy, best = Strategy.load(found / STRATEGY), read_log(found / LOG).trials[said["best_trial"]]
     assert said["bits"] == dict(strategy.bits) == dict(best.bits) and said["results"] == dict(best.results)
     assert (said["trials"], said["interrupted"], said["held_out"]) == (6, False, None)
 
 
-def test_names_of_ones_own(hago: Hago, found: Path) -> None:
+def test_names_of_ones_own(hago: Run, found: Path) -> None:
     words = ["--log", "own/l.jsonl", "--save", "own/s.json", "--budget", "3 trials"]
     run = hago(*SEARCH, *words, "--objective", "cli_zoo:distance", "--searcher", "cli_zoo:searcher", "--json")
     assert run.code == 0, run.err
     assert run.json["results"]["distance"] <= 0 and len(read_log(found / "own/l.jsonl").trials) == 3
 
 
-def test_options_of_a_searcher(hago: Hago, found: Path) -> None:
+def test_options_of_a_searcher(hago: Run, found: Path) -> None:
     run = hago(*SEARCH, "--log", "opt.jsonl", "--budget", "2 trials", "--searcher", "greedy:tolerance=0.5,max_passes=2")
     header = read_log(found / "opt.jsonl").header
     assert run.code == 0 and header is not None
@@ -293,7 +268,7 @@ def listens() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listens")
-def test_an_interrupted_search_says_how_to_continue_and_does(hago: Hago, found: Path) -> None:
+def test_an_interrupted_search_says_how_to_continue_and_does(hago: Run, found: Path) -> None:
     whole = [*SEARCH, "--objective", "cli_zoo:distance", "--log", "whole.jsonl", "--save", "w.json"]
     assert hago(*whole, "--budget", "12 trials").code == 0
     cut = [
@@ -317,7 +292,7 @@ def test_an_interrupted_search_says_how_to_continue_and_does(hago: Hago, found: 
     assert timeless(found / "cut.jsonl") == timeless(found / "whole.jsonl")
 
 
-def test_interrupted_before_anything_was_found(hago: Hago, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_before_anything_was_found(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -327,13 +302,13 @@ def test_interrupted_before_anything_was_found(hago: Hago, monkeypatch: pytest.M
 
 
 # ---------------------------------------------------------------- the other commands
-def test_quantize_saves_what_can_be_realized(hago: Hago) -> None:
+def test_quantize_saves_what_can_be_realized(hago: Run) -> None:
     said = hago("quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", "q.json", "--json").json
     assert said["strategy"] == "q.json" and said["results"]["sqnr"] > 0
     assert hago("realize", MODEL, "q.json", "--data", DATA).code == 0
 
 
-def test_explain_from_data_is_explain_from_shapes(hago: Hago) -> None:
+def test_explain_from_data_is_explain_from_shapes(hago: Run) -> None:
     shared = ["explain", MODEL, "--hardware", "vta", "--fix-bits", "0:*=6", "--keep-float", "4", "--json"]
     by_data, by_shape = hago(*shared, "--data", DATA), hago(*shared, "--input-shape", "1,6,6")
     assert by_data.json == by_shape.json
@@ -341,21 +316,21 @@ def test_explain_from_data_is_explain_from_shapes(hago: Hago) -> None:
     assert not rows["4"]["integer"] and rows["0"]["edges"][0]["choices"] == [6]
 
 
-def test_realize_explains_its_kernels(hago: Hago) -> None:
+def test_realize_explains_its_kernels(hago: Run) -> None:
     said = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
     assert said["head"] and sum(said["kernels"].values()) == len(said["rows"]) > 0
     shown = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain").out
     assert all(row["node"] in shown and row["why"] in shown for row in said["rows"])
 
 
-def test_simulate_and_realize_agree(hago: Hago) -> None:
+def test_simulate_and_realize_agree(hago: Run) -> None:
     simulated = hago("simulate", MODEL, STRATEGY, "--data", DATA, "--json").json
     realized = hago("realize", MODEL, STRATEGY, "--data", DATA, "--json").json
     assert simulated["models"] == {k: v for k, v in realized["models"].items() if k != "integer"}
     assert realized["models"]["integer"] == realized["models"]["simulated"] and realized["same"]
 
 
-def test_realize_says_no_where_a_bit_differs(hago: Hago, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_realize_says_no_where_a_bit_differs(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(IntegerModel):
         def run(self, *args: Any, **kwargs: Any) -> list[Any]:
             return [out + 1 for out in super().run(*args, **kwargs)]
@@ -365,20 +340,20 @@ def test_realize_says_no_where_a_bit_differs(hago: Hago, monkeypatch: pytest.Mon
     assert run.code == 1 and "simulated != integer" in run.out
 
 
-def test_inspect_writes_the_table(hago: Hago, found: Path) -> None:
+def test_inspect_writes_the_table(hago: Run, found: Path) -> None:
     run = hago("inspect", MODEL, STRATEGY, "--data", DATA, "--csv", "tables/layers.csv", "--values")
     lines = (found / "tables/layers.csv").read_text("utf-8").splitlines()
     assert run.code == 0 and "float | simulated | integer" in run.out and "wrote tables/layers.csv" in run.err
     assert len(lines) == 1 + len(hago("inspect", MODEL, STRATEGY, "--data", DATA, "--json").json["nodes"])
 
 
-def test_replay_of_log_and_strategy(hago: Hago) -> None:
+def test_replay_of_log_and_strategy(hago: Run) -> None:
     assert hago("replay", MODEL, LOG, "--data", DATA, "--json").json == {"trials": 6, "same": True, "differences": []}
     assert hago("replay", MODEL, LOG, "--data", DATA, "--best-only", "--json").json["trials"] == 1
     assert hago("replay", MODEL, STRATEGY, "--data", DATA).code == 0
 
 
-def test_replay_says_no_where_a_figure_differs(hago: Hago, found: Path) -> None:
+def test_replay_says_no_where_a_figure_differs(hago: Run, found: Path) -> None:
     record = json.loads((found / STRATEGY).read_text("utf-8"))
     record["made_by"]["results"]["sqnr"] = np.nextafter(record["made_by"]["results"]["sqnr"], 0.0)
     (found / "edited.json").write_text(json.dumps(record), "utf-8")
@@ -386,7 +361,7 @@ def test_replay_says_no_where_a_figure_differs(hago: Hago, found: Path) -> None:
     assert run.code == 1 and "sqnr was" in run.out
 
 
-def test_hardware_of_ones_own_must_be_given_again(hago: Hago, found: Path) -> None:
+def test_hardware_of_ones_own_must_be_given_again(hago: Run, found: Path) -> None:
     chip = json.loads(Path(cli.__file__).parent.parent.joinpath("hardware_specs/vta.json").read_text("utf-8"))
     (found / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
     made = ["search", MODEL, "--hardware", "mine.json", "--data", DATA, "--budget", "2 trials"]
@@ -398,7 +373,7 @@ def test_hardware_of_ones_own_must_be_given_again(hago: Hago, found: Path) -> No
     assert hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA, "--hardware", "mine.json").code == 0
 
 
-def test_hardware_check_says_no_and_lists_mistakes(hago: Hago, found: Path) -> None:
+def test_hardware_check_says_no_and_lists_mistakes(hago: Run, found: Path) -> None:
     (found / "wrong.json").write_text('{"version": 1, "name": "x", "rounding": "half_eve"}', "utf-8")
     run = hago("hardware", "check", "wrong.json")
     assert run.code == 1 and "$.rounding" in run.out and run.err == ""
@@ -408,7 +383,7 @@ def test_hardware_check_says_no_and_lists_mistakes(hago: Hago, found: Path) -> N
     assert hago("hardware", "check", "cut.json", "--json").json["mistakes"][0].count("line 1") == 1
 
 
-def test_ops_of_ones_own(hago: Hago, found: Path) -> None:
+def test_ops_of_ones_own(hago: Run, found: Path) -> None:
     (found / "cli_ops.py").write_text(
         "import torch\nfrom hago.ops._rule import IntegerForm, OpRule\n"
         "from hago.ops._rules import arguments, magnitude_bound\n"
@@ -435,20 +410,20 @@ def test_ops_of_ones_own(hago: Hago, found: Path) -> None:
     assert wrong.code == 2 and "expected an OpRule" in wrong.err
 
 
-def test_data_files_and_samples(hago: Hago, found: Path) -> None:
+def test_data_files_and_samples(hago: Run, found: Path) -> None:
     generator = np.random.default_rng(0)
     np.savez(found / "d.npz", x=generator.normal(size=(30, 1, 6, 6)), y=np.arange(30) % 3)
     said = hago("simulate", MODEL, STRATEGY, "--data", "d.npz", "--samples", "7", "--batch-size", "4", "--json").json
     assert said["samples"] == 7 and said["models"]["float"]["sim_acc"] <= 1
 
 
-def test_the_current_folder_is_importable_only_while_it_runs(hago: Hago) -> None:
+def test_the_current_folder_is_importable_only_while_it_runs(hago: Run) -> None:
     before = list(sys.path)
     hago("explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6")
     assert sys.path == before
 
 
-def test_a_reader_that_leaves_is_no_error(hago: Hago, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_leaves_is_no_error(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed:
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -463,12 +438,12 @@ def test_a_reader_that_leaves_is_no_error(hago: Hago, monkeypatch: pytest.Monkey
     assert main(["hardware", "list"]) == 1
 
 
-def test_version(hago: Hago) -> None:
+def test_version(hago: Run) -> None:
     run = hago("--version")
     assert run.code == 0 and run.out.startswith("hago ")
 
 
-def test_a_race_on_threads_leaves_its_front(hago: Hago, found: Path) -> None:
+def test_a_race_on_threads_leaves_its_front(hago: Run, found: Path) -> None:
     words = [*SEARCH, "--searcher", "random:trials=6,batch=3", "--executor", "threads:2", "--race", "0.05"]
     run = hago(*words, "--log", "raced.jsonl", "--save", "raced.json", "--cache", "10MB")
     assert run.code == 0 and "front     raced.front.json" in run.out

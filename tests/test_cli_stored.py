@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run, runner
 
 import hago
 from hago.arithmetic.tpu_mlir_tables import parse_calibration_table
@@ -42,22 +41,6 @@ MODEL, DATA, STRATEGY, FILE = (
 REALIZE = ("realize", MODEL, STRATEGY, "--data", DATA)
 
 
-@dataclass(frozen=True)
-class Said:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model, a strategy and what realize stored."""
@@ -74,14 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.chdir(folder)
-
-    def call(*words: str) -> Said:
-        capsys.readouterr()
-        code = main(words)
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return call
+    return runner(capsys)
 
 
 def test_realize_says_what_it_stored(run: Run) -> None:

@@ -32,7 +32,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "sensitivity cli_compare cli_stored cli_tables cli_search_options reachable running "
         "cli cli_arguments cli_commands cli_export cli_options cli_search cli_texts __main__ cli_values "
         "cli_finetune cli_tuning finetuning search_training trained_state training training_run timed_ops timing "
-        "measuring fronts",
+        "measuring fronts descriptions",
     )
 )
 #: What stands side by side and does not know of its neighbours.

@@ -106,6 +106,7 @@ def test_workers_that_are_killed_from_outside_lose_nothing(
     alone: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     killed: list[int] = []
+    others = {process.pid for process in multiprocessing.active_children()}  # those of the pool of this file
 
     class Killing:
         """A searcher that kills every worker once their first points are scored."""
@@ -117,9 +118,9 @@ def test_workers_that_are_killed_from_outside_lose_nothing(
         def ask(self) -> Any:
             points = self.inner.ask()
             if self.told == 5 and not killed:
-                for process in multiprocessing.active_children():
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
+                killed.extend(p.pid for p in multiprocessing.active_children() if p.pid not in others)
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
             return points
 
         def tell(self, bits: Any, score: Any) -> None:
