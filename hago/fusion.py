@@ -62,9 +62,19 @@ def _image(plan: Plan, simq: SimQ, source: QParams, limit: Any) -> Any:
     """What a limit is requantized to; None for no limit, "varies" where channels differ."""
     if limit is None:
         return None
+    if isinstance(limit, int) and limit == 0 and all(map(_holds_zero, simq.steps)):
+        return 0
     c = torch.as_tensor(limit, dtype=torch.int64).expand(source.scale.shape).contiguous()
     images = apply_simq(c, simq, plan.hardware.requantize)
     return int(images.flatten()[0]) if bool((images == images.flatten()[0]).all()) else "varies"
+
+
+def _holds_zero(step: SimQ) -> bool:
+    """Whether zero stays zero, as it does on every scale unless it is clipped."""
+    target = step.target
+    return (
+        target is not None and target.zero_point.numel() == 1 and target.qmin <= int(target.zero_point) <= target.qmax
+    )
 
 
 def _share(simq: SimQ, shared: dict[tuple[object, ...], QParams]) -> SimQ:

@@ -1,12 +1,13 @@
 """What a trial costs: all evaluation time of a search, divided by its distinct Plans, over one float forward.
 
 The search starts with cold caches and runs until it ends, or for --trials; points that a race gives up count as
-trials, and so does their time; the pass for sensitivities counts as evaluation. The float forward over the same
-images is timed now and then between trials. Where it says `integer`, trials run on the fastest kernels that are
-exact; where it says `float carriers`, every fourth of the greedy search's points is evaluated again, in its order
-and from cold caches, on the simulator alone, over --carrier-images of the images, and a float forward over these is
-the unit: such points differ by more from one to the next, so less is reused.
-The naive trial is the RFC's: seven passes on every edge, nothing kept, over the same few images, in pairs.
+trials, and so does their time. The float forward over the same images is timed now and then between trials. What
+comes before the trials of a guided search, its pass for sensitivities above all, is a row of its own.
+
+Paths: `integer`, the fastest kernels that are exact. `float carriers`: every fourth of the greedy search's points
+once more, in its order and from cold caches, on the simulator alone, over --carrier-images of the images, and in
+units of a float forward over these; such points differ by more from one to the next, so less is reused. `naive`: the
+RFC's seven passes on every edge, nothing kept, over the same few images, in pairs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Timed:
     clock: Callable[[], float]
     pairs: int
     seconds: float = 0.0
+    before: float = 0.0
     points: list[Bits] = field(default_factory=list)
     floats: list[float] = field(default_factory=list)
 
@@ -99,6 +101,9 @@ def _rows(prepared: Prepared, subject: Subject, options: Any) -> Iterable[Row]:
         timed = _searched(prepared, subject, name, options)
         points = timed.points if name == "greedy" else points
         yield _row("integer", name, timed)
+        if timed.before:
+            forwards = timed.before / statistics.median(timed.floats)
+            yield {"path": "guidance", "search": name, "trials": 1, "trial": forwards, "reused": None}
     few = Subject(subject.name, subject.network, _first(subject, options.carrier_images))
     if points:
         yield _row("float carriers", "greedy", _again(prepared, few, points[::STRIDE], options))
@@ -120,7 +125,7 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
     start, found = safe_start(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
     begun = options.clock()
     guide = make_guide(prepared, goal, start) if SEARCHERS[found].guided else None
-    timed.seconds += options.clock() - begun if guide is not None else 0.0
+    timed.before = options.clock() - begun if guide is not None else 0.0
     searcher = make_searcher(found, prepared.space, start, guide=guide)
     search(
         prepared.space,

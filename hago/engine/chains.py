@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from hago.engine.moves import Moved, largest_of, move_of, stored_type, to_real
+from hago.engine.moves import Moved, largest_of, stored_type, to_real
+from hago.engine.pack import Packs
 from hago.engine.tail import MOST_OUTPUTS, Added, Stored, Tail, raw, register_of
 from hago.engine.wants import Wants
 from hago.graph import Node
@@ -22,9 +23,11 @@ class Chains:
 
     Args:
         made: the values that exist already; grows while steps are made.
+        packs: remembers requantizations, too.
     """
 
-    def __init__(self, wants: Wants, made: Collection[str]) -> None:
+    def __init__(self, wants: Wants, made: Collection[str], packs: Packs) -> None:
+        self.packs = packs
         self.wants, self.plan, self.graph, self.made = wants, wants.plan, wants.graph, made
         self.how = self.plan.hardware.requantize
 
@@ -75,7 +78,7 @@ class Chains:
             integer = simq is not None and simq.source is not None
             source = self.plan.nodes.get(self.wants.wiring.root(node.inputs[s]))
             largest = largest_value(source) if source is not None else 0.0
-            found = move_of(simq if integer else None, self.how, tail.channels, largest)
+            found = self.packs.move(simq if integer else None, self.how, tail.channels, largest)
             if isinstance(found, str):
                 return None
             moves.append(found)
@@ -149,7 +152,7 @@ class Chains:
         assert simq.source is not None and simq.target is not None
         if stored_type(simq.target) is None:
             return None
-        found = move_of(simq, self.how, channels, largest_value(made))
+        found = self.packs.move(simq, self.how, channels, largest_value(made))
         return None if isinstance(found, str) else found
 
 

@@ -59,7 +59,7 @@ class Lowering:
         }
         self.wants = Wants(wiring, self.choices)
         self.made: set[str] = set(self.graph.consts)
-        self.chains = Chains(self.wants, self.made)
+        self.chains = Chains(self.wants, self.made, packs)
         self.steps: list[Step] = []
         self.ran: list[Ran] = []
         self.sample_bytes = 0

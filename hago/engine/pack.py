@@ -6,6 +6,7 @@ dimensions: `Geometry` says which.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -13,11 +14,15 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from hago.engine.moves import SLACK
+from hago.engine.moves import SLACK, Moved, move_of
 from hago.lru import LRU
+from hago.numerics import Requantize
+from hago.types import SimQ
 
 #: Bytes of packed weights that one Packs keeps.
 PACKED_BYTES: Final = 1 << 29
+#: Requantizations that one Packs keeps, each with an array or two of its channels.
+MOVES: Final = 1 << 13
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
 LANES: Final = 16
@@ -101,10 +106,12 @@ class Packed:
 
 
 class Packs:
-    """What kernels made of weights, by the weights and the kind of kernel, bounded by PACKED_BYTES."""
+    """What kernels made of weights, by the weights and the kind of kernel, bounded by PACKED_BYTES; and their
+    requantizations, by what they do, bounded by MOVES."""
 
     def __init__(self) -> None:
         self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
+        self._moves: LRU[Hashable, Moved | str] = LRU(MOVES)
 
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
         """`make(weight)`, made once for every key."""
@@ -114,6 +121,20 @@ class Packs:
             self._kept.put((id(weight), key), found)
         made: Made = found[1]
         return made
+
+    def move(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
+        """`moves.move_of`, made once for equal SimQs."""
+        if simq is None or simq.source is None or simq.target is None:
+            return move_of(simq, how, channels, largest)
+        ends = (simq.source, *((simq.via,) if simq.via else ()), simq.target)
+        # one scale in two places means "no change of scale", which equal ones do not
+        same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
+        key = (simq.key, same, how, channels, largest)
+        found = self._moves.get(key)
+        if found is None:
+            found = move_of(simq, how, channels, largest)
+            self._moves.put(key, found)
+        return found
 
     def __call__(self, weight: Tensor, geometry: Geometry, transposed: bool = False) -> Packed:
         """The packed form of centered int8 weights (out, in / groups, h, w), or (in, out) where `transposed`."""
