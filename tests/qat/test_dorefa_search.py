@@ -44,7 +44,6 @@ HARDWARE = {
     "symmetric": low(CHIPS["symmetric"].hardware()),
     "unsigned": low(CHIPS["unsigned_symmetric"].hardware()),
 }
-SCHEMES = ("dorefa", "dorefa_relative")
 
 
 def data(channels: int = 1, size: int = 8, samples: int = 32) -> list[Tensor]:
@@ -64,14 +63,16 @@ def expected(weight: Tensor, bits: int, scheme: str) -> tuple[Tensor, float]:
 
 
 # ---------------------------------------------------------------- laws
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("hardware", sorted(HARDWARE))
+@pytest.mark.parametrize(
+    ("hardware", "scheme"),
+    [("x86_vnni", "dorefa"), ("x86_vnni", "dorefa_relative"), ("symmetric", "dorefa"), ("unsigned", "dorefa_relative")],
+)
 def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware: str, scheme: str) -> None:
     residual = hardware == "x86_vnni"
     model, chip = randomized(ResNet((4, 8), 1) if residual else Small()), HARDWARE[hardware]
     batches = data(3, 16, 4) if residual else data()
-    prepared = prepare(model, chip, batches, estimator=scheme)
-    for bits in islice(points(prepared.space, 3), 3):
+    prepared = prepare(model, chip, batches, estimator=f"{scheme}:max_range")
+    for bits in islice(points(prepared.space, 3), 2):
         plan = prepared.resolver(bits)
         for node in plan.nodes.values():
             for slot, integers in node.consts.items():
@@ -85,7 +86,7 @@ def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware:
                 assert torch.allclose(node.operands[1].scale, torch.tensor(step).double(), rtol=1e-6)
                 assert bool((integers % 2 == 1).all()) and int(integers.abs().max()) <= (1 << k) - 1
         assert compare(plan, batches).same
-    strategy = hago.quantize(model, chip, batches, estimator=scheme).strategy
+    strategy = hago.quantize(model, chip, batches, estimator=f"{scheme}:max_range").strategy
     quantizer = hago.create_quantizer(model, chip, strategy)
     trained = prepare_qat(model, chip, strategy, scheme=scheme)
     found = quantizer.simulate()(batches[0])
@@ -93,7 +94,7 @@ def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware:
     assert torch.equal(quantizer.quantize()(batches[0]), found)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [2, 4])
 def test_paper_activations_stand_for_0_to_1_and_relative_ones_for_their_threshold(bits: int) -> None:
     model, fixed = randomized(Small()), {"body:0": bits}
     chip = load_hardware("x86_vnni")
@@ -120,7 +121,7 @@ def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> Non
     from hago.model_source import read_weights
 
     model, chip, log = randomized(Small()), HARDWARE["x86_vnni"], tmp_path / "log.jsonl"
-    options: dict[str, Any] = {"estimator": "dorefa_relative", "budget": 6, "log": log, "progress": False}
+    options: dict[str, Any] = {"estimator": "dorefa_relative:max_range", "budget": 5, "log": log, "progress": False}
     goal = {"budget_cost": "weight_bytes <= 200"}
     found, before = hago.search_quantize_strategy(model, chip, data(), **options, **goal)
     assert found.made_by["weights"] == "dorefa_relative" and max(found.bits.values()) <= 5

@@ -140,7 +140,7 @@ def test_a_plan_for_other_chips_has_those_that_integer_nodes_read(pattern: str, 
 def quantized(model: Pattern, graph: Graph, placed: Placement, hardware: str) -> tuple[set[str], set[str]]:
     """The constants and the values (but inputs) that have a range of their own in the Plan of `prepare_qat`; a value
     that is moved, or cut off, before it is stored is the one that the policy quantizes there."""
-    trained = prepare_qat(model, hardware, dataset=[model.example()], policy="tensorflow", scheme="tensorflow")
+    trained = prepare_qat(model, hardware, dataset=[model.example()], policy="tensorflow", estimator="max_range")
     ranged = {g.source for g in trained.space.groups.values()}
     weights = {s for s in ranged if graph[s].op == CONST}
     values = {made for name in ranged - weights - set(graph.inputs) for made in _made_of(graph, placed, name)}
