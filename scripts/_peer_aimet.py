@@ -19,6 +19,7 @@ for _name in ("torchvision", "torchvision.ops", "torchvision.datasets", "torchvi
 import torch  # noqa: E402
 from _peer_points import BATCH, Task  # noqa: E402
 from aimet_torch.batch_norm_fold import fold_all_batch_norms  # noqa: E402
+from aimet_torch.common.amp.utils import AMPSearchAlgo  # noqa: E402
 from aimet_torch.common.defs import CallbackFunc, QuantizationDataType  # noqa: E402
 from aimet_torch.mixed_precision import choose_mixed_precision  # noqa: E402
 from aimet_torch.model_preparer import prepare_model  # noqa: E402
@@ -56,7 +57,7 @@ def main() -> None:
     def taken(model: nn.Module, _: Any) -> float:
         score = sqnr(model, None)
         weights, written = bits_of(model)
-        if min(weights.values()) < 32.0:
+        if score < MOST_DB:  # the first is the float network
             task.add(model, weights, written, f"point {len(task.points)}")
         return score
 
@@ -74,6 +75,7 @@ def main() -> None:
             True,
             CallbackFunc(calibrate),
             use_all_amp_candidates=True,
+            amp_search_algo=AMPSearchAlgo.BruteForce,
         )
     task.end()
 
@@ -90,7 +92,7 @@ def bits_of(model: nn.Module) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _bits(quantizer: Any) -> float:
-    return 32.0 if quantizer is None else float(quantizer.bitwidth)
+    return float(quantizer.bitwidth) if quantizer is not None and getattr(quantizer, "enabled", True) else 32.0
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ def main() -> None:
     data = [(x,) for x in task.batches()]
     network = task.network()
     task.start()
-    how = SearchOptions(searcher="pareto", progress=False, search_topology=True)
+    how = SearchOptions(searcher="pareto", progress=False)
     found = find(network, hardware, data, how)
     seconds = task.seconds()
     line = Front("sqnr", "weight_bytes")
     for trial in found.result.trials:
         line.take(trial)
-    prepared = prepare(network, hardware, data, kinds=True)
+    prepared = prepare(network, hardware, data)
     for trial in line.trials:
         plan = prepared.resolver(trial.bits)
         model, cost = Simulator(plan), plan_cost(plan)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hago.search.guide import Guide, Term
-from hago.space import Bits, Space
+from hago.space import FLOAT, Bits, Space
 
 #: A neighbour is never expected to lose less than this part of what its point loses.
 _LEAST: Final = 0.5
@@ -45,8 +45,10 @@ def neighbours(
     costs = [p.cost for p in line]
     found: list[tuple[float, int, str, int]] = []
     for number, point in enumerate(line):
+        # bits of a node that is float say nothing
+        idle = {k for gate, keys in guide.gates.items() if point.bits[gate] == FLOAT for k in keys}
         for key, listed in terms.items():
-            if key not in guide.losses:
+            if key not in guide.losses or key in idle:
                 continue
             for bits in space.groups[key].choices:
                 if bits == point.bits[key] or not _fits(rooms, point.bits, key, bits):

@@ -16,7 +16,7 @@ from hago.search.guide import Guide, Term, plain_guide
 from hago.search.knapsack import Knapsack, Room
 from hago.search.searcher import Score
 from hago.search.searchers import make_searcher
-from hago.space import Bits, Space
+from hago.space import FLOAT, Bits, Space
 
 from .toys import TOY, make_space
 
@@ -187,6 +187,10 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
     assert near[0] == {"a:0": 8, "b:0": 4} and near[1] == {"a:0": 4, "b:0": 8}
     assert {"a:0": 6, "b:0": 8} in near and space.widest() not in near
     assert all(sum(p.values()) <= 13 for p in neighbours(space, guide, line, {("a:0", "b:0"): 13}))
+    floats = replace(guide, gates={"b:0": ("a:0",)})
+    held = [replace(p, bits={**p.bits, "b:0": FLOAT}) for p in line]
+    assert list(neighbours(space, replace(guide, terms=terms[:1]), held, {}))
+    assert not list(neighbours(space, replace(floats, terms=terms[:1]), held, {}))
 
 
 def test_overflow_makes_room_smaller() -> None:
