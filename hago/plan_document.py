@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import GraphError, HagoError, ModelFileError
+from hago.execute import infer_shape
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.hardware import Hardware
 from hago.hardware_document import from_document as hardware_from_document
@@ -164,6 +165,8 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
             raise HagoError(f"edges that the graph does not have: {sorted(map(str, set(listed) - set(graph.edges)))}")
         edges = {e: listed.get(e) for e in graph.edges}
         nodes = {n: _read_node(graph[n], said, read, hardware, edges, rules) for n, said in document["plans"].items()}
+        for node in graph:
+            _check_shape(graph, node, nodes.get(node.name), rules)
     except ModelFileError:
         raise
     except (HagoError, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -247,6 +250,31 @@ def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:
     if form is None or form.product is None or x is None or w is None or plan.desc.register.overflow not in CUTS:
         raise HagoError(f"node {node.name!r} has pairs of products, and is no matrix product that adds them")
     return Pairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)
+
+
+def _check_shape(graph: Graph, node: Node, plan: NodePlan | None, ops: Ops) -> None:
+    """Kernels trust shapes, windows and strides: a file that was edited must not reach them with others."""
+    if node.op in (INPUT, CONST, _opaque.NAME):
+        return
+    shapes = [graph[s].shape for s in node.inputs]
+    if node.shape is None or any(s is None for s in shapes):
+        return
+    shape = infer_shape(node, [s for s in shapes if s is not None], ops)
+    if shape != node.shape:
+        raise HagoError(f"node {node.name!r} ({node.op}) has the shape {node.shape}; its attributes give {shape}")
+    if plan is None:
+        return
+    form = ops[node.op].integer
+    weighs = form is not None and form.weight is not None and form.attrs_at is None
+    other = [k for k, v in node.attrs.items() if isinstance(v, (list, tuple)) and plan.attrs.get(k, v) != v]
+    if other or (weighs and dict(plan.attrs) != dict(node.attrs)):
+        raise HagoError(f"node {node.name!r} has two values of {', '.join(other or node.attrs)}")
+    for slot, source in enumerate(node.inputs):
+        values = plan.consts.get(slot)
+        if values is not None and tuple(values.shape) != shapes[slot]:
+            raise HagoError(f"edge {Edge(node.name, slot)} has integers of shape {tuple(values.shape)}")
+        if values is None and graph[source].op == CONST and plan.operands[slot] is not None:
+            raise HagoError(f"edge {Edge(node.name, slot)} has no integers")
 
 
 def _check_const(node: Node, slot: int, values: Tensor, plan: NodePlan) -> None:
