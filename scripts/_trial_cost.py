@@ -40,7 +40,7 @@ SEARCHES = {"greedy": "greedy", "greedy, raced": "greedy", "sensitivity": "sensi
 #: Of a greedy search's points, how many are evaluated on float carriers: one in so many.
 STRIDE = 4
 #: Evaluations between two float forwards.
-BETWEEN = 48
+BETWEEN = 96
 
 
 @dataclass
