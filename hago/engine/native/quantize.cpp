@@ -12,7 +12,8 @@ struct Grid {
 };
 
 template <int ROUNDING, typename T>
-void quantize_run(const float* x, int64_t step, T* out, int64_t out_step, int64_t n, const Grid& g) {
+inline __attribute__((always_inline)) void quantize_run(const float* x, int64_t step, T* __restrict out,
+                                                        int64_t out_step, int64_t n, const Grid& g) {
   for (int64_t i = 0; i < n; ++i) {
     float v = rounded<ROUNDING>(x[i * step] / g.scale);
     v = v < g.low ? g.low : v;
@@ -23,6 +24,8 @@ void quantize_run(const float* x, int64_t step, T* out, int64_t out_step, int64_
 
 template <int ROUNDING>
 void quantize_as(const float* x, int64_t step, char* out, int64_t at, int64_t out_step, int64_t n, const Grid& g) {
+  // bytes side by side, in vectors; int8 and uint8 have the same low bits
+  if (step == 1 && out_step == 1 && g.type <= I8) return quantize_run<ROUNDING>(x, 1, (uint8_t*)out + at, 1, n, g);
   if (g.type == U8) return quantize_run<ROUNDING>(x, step, (uint8_t*)out + at, out_step, n, g);
   if (g.type == I8) return quantize_run<ROUNDING>(x, step, (int8_t*)out + at, out_step, n, g);
   if (g.type == I16) return quantize_run<ROUNDING>(x, step, (int16_t*)out + at, out_step, n, g);
@@ -32,6 +35,18 @@ void quantize_as(const float* x, int64_t step, char* out, int64_t at, int64_t ou
 using Quantizer = void (*)(const float*, int64_t, char*, int64_t, int64_t, int64_t, const Grid&);
 constexpr Quantizer QUANTIZE[] = {quantize_as<HALF_EVEN>, quantize_as<HALF_UP>,     quantize_as<HALF_AWAY>,
                                   quantize_as<HALF_DOWN>, quantize_as<TOWARD_ZERO>, quantize_as<FLOOR>};
+
+// Images of three colours to bytes: each colour by itself, then woven.
+void quantize_colours(Quantizer quantize, const float* x, int64_t by_channel, uint8_t* out, int64_t n, const Grid& g) {
+  uint8_t planes[3 * ROW];
+  for (int64_t first = 0; first < n; first += ROW) {
+    const int64_t some = std::min<int64_t>(ROW, n - first);
+    for (int64_t c = 0; c < 3; ++c) quantize(x + c * by_channel + first, 1, (char*)planes, c * ROW, 1, some, g);
+    uint8_t* to = out + 3 * first;
+    for (int64_t i = 0; i < some; ++i)
+      for (int64_t c = 0; c < 3; ++c) to[3 * i + c] = planes[c * ROW + i];
+  }
+}
 
 }  // namespace
 
@@ -46,6 +61,10 @@ extern "C" void hago_quantize(const float* x, int64_t images, int64_t channels, 
     const int64_t image = job / pieces, first = job % pieces * PIECE, n = std::min(PIECE, pixels - first);
     const float* from = x + image * by_image + first * by_pixel;
     const int64_t to = (image * pixels + first) * channels;
+    if (channels == 3 && by_pixel == 1 && type <= I8) {
+      quantize_colours(QUANTIZE[rounding], from, by_channel, (uint8_t*)out + to, n, g);
+      continue;
+    }
     for (int64_t c = 0; c < channels; ++c)
       QUANTIZE[rounding](from + c * by_channel, by_pixel, out, to + c, channels, n, g);
   }
