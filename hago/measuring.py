@@ -25,7 +25,7 @@ from hago.hardware_document import from_document, to_document
 from hago.hardware_file import check_hardware
 from hago.prepare import HardwareLike, as_hardware
 from hago.search.header import versions
-from hago.timing import Job, copy_job, medians, requantize_job, signature_jobs
+from hago.timing import Job, copy_job, fastest, requantize_job, signature_jobs
 
 #: The clock where neither the system nor the file names one: a cycle is a nanosecond.
 NOMINAL_HZ: Final = 1e9
@@ -98,7 +98,7 @@ def measure_hardware(hardware: HardwareLike) -> Measurement:
         reasons[_CHIP, "requantize_per_cycle"] = again
     else:
         small[_CHIP, "requantize_per_cycle"] = again
-    seconds = medians([*small.values(), *large])
+    seconds = fastest([*small.values(), *large])
     rates = {k: (job.work / s, job.said) for (k, job), s in zip(small.items(), seconds, strict=False)}
     moving = [(job.moved / s, job.said) for job, s in zip(large, seconds[len(small) :], strict=True)]
     figures = tuple(_figures(document, rates, moving, reasons))
