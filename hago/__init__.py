@@ -11,13 +11,11 @@ from hago.api import (
     search_quantize_strategy,
 )
 from hago.errors import HagoError
-from hago.finetuning import finetune
 from hago.frontend.torch_export import from_torch
-from hago.fronts import load_front
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
-from hago.measuring import measure_hardware
+from hago.measuring.hardware import measure_hardware
 from hago.numerics import simulated_quantize
 from hago.quantizer import Quantizer
 from hago.reports import (
@@ -27,8 +25,10 @@ from hago.reports import (
     inspect_graph_statistic,
     measure_sensitivity,
 )
+from hago.searching.fronts import load_front
 from hago.strategy import Strategy
-from hago.training import from_qat, prepare_qat
+from hago.training.finetuning import finetune
+from hago.training.qat_model import from_qat, prepare_qat
 from hago.version import VERSION
 
 __version__ = VERSION

@@ -11,11 +11,8 @@ from typing import Any
 
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
-from hago.descriptions import made_by
 from hago.engine.model import named_engine
-from hago.evaluate import Evaluator, first_safe
 from hago.frontend.data import Batches
-from hago.known import LogPath
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.ops import OPS, Ops
@@ -32,14 +29,17 @@ from hago.prepare import (
     prepare,
 )
 from hago.quantizer import Quantizer
-from hago.racing import Race
 from hago.realization import IntegerModel
 from hago.replay import Replay, replay_log, replay_strategy
 from hago.search.searcher import Searcher
-from hago.search_training import trained_after
-from hago.searching import Result, SearchOptions, find
+from hago.searching.descriptions import made_by
+from hago.searching.search import Result, SearchOptions, find
 from hago.stored import load_plan
 from hago.strategy import Strategy
+from hago.training.after_search import trained_after
+from hago.trials.evaluate import Evaluator, first_safe
+from hago.trials.known import LogPath
+from hago.trials.racing import Race
 
 
 def search_quantize_strategy(
@@ -119,11 +119,11 @@ def search_quantize_strategy(
         search_topology: whether nodes that the hardware takes in integers and in float may be either; by
             default where a cost is in use that knows what float takes: bops, cycles, latency or energy.
         race: give a point up once its samples say that it is worse than the best so far. A number is the
-            probability at most with which one that is not is given up, 0.01 for True; see `hago.racing`. The
+            probability at most with which one that is not is given up, 0.01 for True; see `hago.trials.racing`. The
             best is always measured on all samples.
 
         finetune: train the best strategy further: options of `hago.finetune`, and `save_weights`, a path for the
-            trained weights, which the strategy is then for; see `hago.search_training`.
+            trained weights, which the strategy is then for; see `hago.training.after_search`.
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from hago.api import search_quantize_strategy
 from hago.debug.text import table
 from hago.errors import HagoError
-from hago.evaluate import Evaluator
 from hago.frontend.data import Batches
 from hago.hardware import Hardware
 from hago.hardware_file import load_hardware
@@ -30,6 +29,7 @@ from hago.objective import objective
 from hago.prepare import prepare
 from hago.reports import explain, inspect_graph_statistic
 from hago.search.log import read_log
+from hago.trials.evaluate import Evaluator
 
 #: What the search is shown on: one chip where 8 bits are easy, and one where sums overflow.
 HARDWARE: Final = ("x86_vnni", "int16_accumulator")

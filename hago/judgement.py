@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 from hago.debug.text import count, table
-from hago.evaluate import Evaluator
 from hago.exactness import compare, differing
 from hago.frontend.data import Batches
 from hago.graph import CONST
@@ -22,6 +21,7 @@ from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, StrategyLike, planned
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
+from hago.trials.evaluate import Evaluator
 
 Model = Literal["float", "simulated", "integer"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from hago.calibrate.seed import Seed
 from hago.errors import LogError, StrategyMismatch
-from hago.evaluate import Evaluator
 from hago.hardware_document import hardware_hash
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_strategy, planned, prepare
 from hago.search.log import read_log
 from hago.search.trial import Trial
+from hago.trials.evaluate import Evaluator
 
 
 @dataclass(frozen=True, slots=True)

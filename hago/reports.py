@@ -15,16 +15,16 @@ from hago.cost_range import CostRange, cost_range
 from hago.costing import plan_cost
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
-from hago.evaluate import Evaluator
 from hago.frontend.torch_export import from_torch
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_hardware, as_strategy, planned, prepare
 from hago.qat.policies import topology_of
 from hago.search.searcher import Score
-from hago.sensitivity import Sensitivity
-from hago.sensitivity import measure_sensitivity as sensitivity_of
+from hago.searching.sensitivity import Sensitivity
+from hago.searching.sensitivity import measure_sensitivity as sensitivity_of
 from hago.space import build_space
+from hago.trials.evaluate import Evaluator
 
 
 def evaluate_strategy(

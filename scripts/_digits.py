@@ -17,7 +17,7 @@ from hago.qat.oneflow_layers import QLayer
 from hago.qat.tensorflow import FakeQuant
 from hago.qat.tensorflow_fold import FoldedLayer
 from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 #: The table of models whose integers are those of a chip.
 PLANS = "prepare_qat on x86_vnni (the integer model)"

@@ -12,7 +12,7 @@ from hago.cost import Cost
 from hago.costing import plan_cost
 from hago.prepare import prepare
 from hago.search.front import Front
-from hago.searching import SearchOptions, find
+from hago.searching.search import SearchOptions, find
 from hago.simulator import Simulator
 
 

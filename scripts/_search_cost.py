@@ -18,12 +18,12 @@ from typing import Any
 from _fronts import Row
 from _search_subjects import Subject, asset, naive_and_float, subjects, wanted
 
-from hago.bench import make_bench
 from hago.objective import objective
 from hago.prepare import prepare
 from hago.search.driver import SearchResult
 from hago.search.searchers import SEARCHERS, parse_searcher
-from hago.searching import SearchOptions, find
+from hago.searching.search import SearchOptions, find
+from hago.trials.bench import make_bench
 
 ASSETS = ("mlperf_kws", "mlperf_resnet8", "cifar_resnet20", "cifar_resnet32", "mobilenetv2_cifar96", "squeezenet1_1")
 #: The costs that the RFC's point has, and that the other search must keep.

@@ -16,7 +16,6 @@ from typing import Any
 from _assets import Asset, load
 from _fronts import Point, Row, compared, listed, plot
 
-from hago.evaluate import Evaluator
 from hago.frontend.data import Batches
 from hago.objective import OBJECTIVES
 from hago.prepare import Prepared, prepare
@@ -24,9 +23,10 @@ from hago.search.front import Front
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.trial import Trial
 from hago.search.walk import Ask, Steps, Walk, shifted
-from hago.searching import SearchOptions, find
+from hago.searching.search import SearchOptions, find
+from hago.searching.waste import tidied
 from hago.space import Bits, Space
-from hago.waste import tidied
+from hago.trials.evaluate import Evaluator
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)

@@ -14,14 +14,14 @@ from _naive import float_forward
 from _search_subjects import seconds_of, subjects
 
 from hago import Graph
-from hago.bench import make_bench, work_of
-from hago.executors import open_executor
 from hago.graph import Node
 from hago.objective import objective
 from hago.prepare import Prepared, prepare
 from hago.search.searcher import Score
 from hago.space import Bits
-from hago.workers import Workers
+from hago.trials.bench import make_bench, work_of
+from hago.trials.executors import open_executor
+from hago.trials.workers import Workers
 
 
 def chain(edges: int) -> Graph:

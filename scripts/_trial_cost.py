@@ -21,18 +21,18 @@ from _fronts import Row
 from _naive import float_forward
 from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 
-from hago.bench import Bench, make_bench
-from hago.evaluate import Evaluator, safe_start
 from hago.frontend.data import Batches
-from hago.goal import make_goal
-from hago.guidance import make_guide
 from hago.objective import objective
 from hago.prepare import Prepared, prepare
-from hago.racing import Race
 from hago.search.driver import search
 from hago.search.searcher import Score
 from hago.search.searchers import SEARCHERS, make_searcher
+from hago.searching.guidance import make_guide
 from hago.space import Bits
+from hago.trials.bench import Bench, make_bench
+from hago.trials.evaluate import Evaluator, safe_start
+from hago.trials.goal import make_goal
+from hago.trials.racing import Race
 
 SCALES = {"powers of two": "power2_range", "float scales": "mse"}
 #: By the name that a row has, the searcher; what is raced is raced with the default error level.

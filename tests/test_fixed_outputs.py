@@ -22,7 +22,7 @@ from hago.hardware_document import from_document, hardware_hash, to_document
 from hago.hardware_file import check_hardware, load_hardware
 from hago.hardware_table import explain_hardware
 from hago.ops import OPS
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 #: Of the 8-bit quantization specification of TensorFlow Lite.
 FIXED = {"sigmoid": (1 / 256, -128), "tanh": (1 / 128, 0), "softmax": (1 / 256, -128)}

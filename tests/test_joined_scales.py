@@ -16,7 +16,7 @@ from hago.exactness import compare
 from hago.hardware_file import load_hardware
 from hago.plan import Plan
 from hago.prepare import Prepared, prepare
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 #: Hardware that requantizes at outputs and concatenates integers of one scale.
 JOINING = ("arm_dot", "cmsis_nn", "ethos_u", "tensorrt_gpu", "tflite", "tpu_mlir_bm1684x", "tpu_mlir_bm1684x_asym")

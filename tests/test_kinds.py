@@ -12,17 +12,17 @@ from test_cost import priced
 
 from hago.costing import float_cost, plan_cost
 from hago.exactness import compare
-from hago.goal import make_goal
-from hago.guidance import make_guide
 from hago.hardware import Accumulator, Hardware, OpDesc
 from hago.hardware_file import load_hardware
 from hago.prepare import Prepared, make_strategy, plan_of, prepare
 from hago.replay import replay_log
 from hago.search.knapsack import Knapsack
-from hago.searching import SearchOptions, find
+from hago.searching.guidance import make_guide
+from hago.searching.search import SearchOptions, find
 from hago.space import FLOAT, INTEGER, kind_key
 from hago.strategy import Strategy
 from hago.topology import analyze
+from hago.trials.goal import make_goal
 from hago.types import dtype
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]

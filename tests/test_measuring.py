@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import hago
-from hago import timing
 from hago.cli import main
 from hago.errors import HardwareError
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_document import to_document
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
-from hago.measuring import Measurement, measure_hardware
-from hago.timed_ops import TIMED, Case, TimedOp
+from hago.measuring import timing
+from hago.measuring.hardware import Measurement, measure_hardware
+from hago.measuring.timed_ops import TIMED, Case, TimedOp
 
 COST = {"macs_per_cycle", "elements_per_cycle"}
 CHIP = {"clock_hz", "cores", "bytes_per_cycle", "requantize_per_cycle"}

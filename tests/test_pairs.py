@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hago.debug.inspect import inspect_plan
 from hago.errors import HardwareError
-from hago.evaluate import Evaluator, first_safe
 from hago.exactness import compare
 from hago.frontend.data import Batches
 from hago.graph import Graph
@@ -25,6 +24,7 @@ from hago.hardware_file import check_hardware, load_hardware
 from hago.objective import objective
 from hago.plan import NodePlan
 from hago.realization import IntegerModel, center
+from hago.trials.evaluate import Evaluator, first_safe
 from hago.types import INT16
 
 AVX2 = load_hardware("x86_avx2")

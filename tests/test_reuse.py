@@ -12,7 +12,6 @@ from chips import CHIPS
 from plans import points
 from random_graphs import random_graph, random_inputs
 
-from hago.evaluate import EvaluationEngine, Evaluator
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph
@@ -23,6 +22,7 @@ from hago.prepare import Prepared, prepare
 from hago.simulator import Simulator
 from hago.space import Bits
 from hago.steps import last_uses
+from hago.trials.evaluate import EvaluationEngine, Evaluator
 
 HARDWARE = {
     **{name: load_hardware(name) for name in available_hardware()},

@@ -26,7 +26,7 @@ from hago.hardware_document import to_document
 from hago.hardware_file import load_hardware
 from hago.prepare import prepare
 from hago.qat.dorefa_thresholds import DoReFaEstimator, estimator_of
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 
 def _few(desc: OpDesc) -> OpDesc:

@@ -17,7 +17,7 @@ from hago.qat.dorefa import quantize_weight
 from hago.qat.dorefa_grid import DOREFAS, DoReFa, Levels
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 HARDWARE = {
     "x86_vnni": load_hardware("x86_vnni"),

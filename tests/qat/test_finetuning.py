@@ -19,9 +19,9 @@ import hago
 from hago.errors import HagoError, StrategyMismatch
 from hago.exactness import compare
 from hago.execute import run_real
-from hago.finetuning import Finetuned
 from hago.graph import Graph
 from hago.strategy import Strategy
+from hago.training.finetuning import Finetuned
 
 HARDWARE = "x86_vnni"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hago.errors import HagoError
 from hago.qat.model import QatModel
 from hago.qat.tensorflow_fold import FoldedLayer
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 STYLES = ("tensorflow", "oneflow")
 

@@ -18,7 +18,7 @@ from hago.qat.placement import Placement
 from hago.qat.policies import place, topology_of
 from hago.space import build_space
 from hago.topology import analyze
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 from hago.types import Edge
 
 

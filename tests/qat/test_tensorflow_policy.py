@@ -16,7 +16,7 @@ from hago.hardware_file import load_hardware
 from hago.qat.placement import MOVES, Placement
 from hago.qat.policies import place
 from hago.topology import analyze
-from hago.training import prepare_qat
+from hago.training.qat_model import prepare_qat
 
 
 class Pattern(nn.Module):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import hago
 from hago.cli import main
 from hago.errors import HagoError
-from hago.trained_state import trained_state
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
+from hago.training.state import trained_state
 
 
 class Odd(nn.Module):

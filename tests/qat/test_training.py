@@ -26,7 +26,7 @@ from hago.numerics import Requantize
 from hago.prepare import make_strategy, prepare
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 HARDWARE = {
     **{name: load_hardware(name) for name in available_hardware()},

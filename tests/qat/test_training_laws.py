@@ -22,7 +22,7 @@ from hago.exactness import compare
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
 from hago.strategy import Strategy
-from hago.training import from_qat, prepare_qat
+from hago.training.qat_model import from_qat, prepare_qat
 
 
 class Residual(nn.Module):

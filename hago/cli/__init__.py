@@ -1,0 +1,93 @@
+"""The command line: one command each to search, quantize, explain, judge and check; `hago --help` lists them.
+
+This is the only module that prints. Standard output holds the result and nothing else, so that it
+can be piped: what models and data sets print while they are loaded goes to standard error, as do the
+progress bar and notices. Exit codes: 0 done; 1 done, and the answer is no; 2 bad input; 70 a defect of
+hago; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TextIO
+
+from hago.cli.arguments import build_parser
+from hago.cli.commands import COMMANDS
+from hago.cli.options import INTERRUPTED, Outcome, Voices, command_line
+from hago.errors import HagoError
+from hago.json_text import json_values
+
+BAD_INPUT: Final = 2
+DEFECT: Final = 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after `hago`; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    stdout, stderr = sys.stdout, sys.stderr
+    try:
+        outcome = _run(words, stdout)
+    except HagoError as error:
+        print(f"hago: error: {error}", file=stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
+        print(f"\nhago: interrupted{again}", file=stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    except Exception:
+        traceback.print_exc(file=stderr)
+        print("hago: this is a defect of hago; please report it with the lines above", file=stderr)
+        return DEFECT
+    return outcome.code
+
+
+def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
+    args = build_parser().parse_args(words)
+
+    def tell(line: str) -> None:
+        if not args.json:
+            print(line, file=stdout, flush=True)
+
+    def note(line: str) -> None:
+        print(f"hago: {line}", file=sys.stderr, flush=True)
+
+    with _importable(os.getcwd()), contextlib.redirect_stdout(sys.stderr):
+        outcome = COMMANDS[args.command](args, Voices(tell, note, tuple(words)))
+    print(_json(outcome.json) if args.json else outcome.text, file=stdout, flush=True)
+    return outcome
+
+
+def _json(value: Any) -> str:
+    return json.dumps(json_values(value, "result"), indent=2, sort_keys=True, allow_nan=False)
+
+
+@contextlib.contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    """Modules in `folder` can be imported while this lasts, as in `python -m`."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def _reader_left() -> int:
+    # Python flushes standard output once more at exit, which would complain on a closed pipe.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

@@ -1,0 +1,228 @@
+"""What each command of the command line does: the public calls, and an Outcome to print."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from hago import api, reports
+from hago.cli.compare import compare
+from hago.cli.export import export
+from hago.cli.finetune import run_finetune
+from hago.cli.options import (
+    NO,
+    OK,
+    Outcome,
+    Voices,
+    command_line,
+    fixed_bits,
+    hardware_of,
+    load_batches,
+    load_chip,
+    make_folder_of,
+    named,
+)
+from hago.cli.search import quantize, search
+from hago.cli.stored import run, with_stored
+from hago.debug.cost_report import cost_text, range_text
+from hago.debug.text import table
+from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
+from hago.engine.executor import Executor
+from hago.errors import HagoError, HardwareError
+from hago.frontend.data import Batches
+from hago.hardware import Hardware
+from hago.hardware_file import available_hardware, load_hardware, save_hardware
+from hago.hardware_table import explain_hardware
+from hago.judgement import judge_plan
+from hago.measuring.hardware import measure_hardware
+from hago.model_source import load_model
+from hago.plan import Plan
+from hago.prepare import input_names, planned
+from hago.search.log import read_log
+from hago.strategy import Strategy
+
+
+# ---------------------------------------------------------------- explain
+def explain(args: Namespace, voices: Voices) -> Outcome:
+    """What will be integer, and why."""
+    if (args.data is None) == (args.input_shape is None):
+        raise HagoError("explain needs the model's inputs: give --data or --input-shape, one of them")
+    model = load_model(args.model, args.weights)
+    if args.data is None:
+        inputs: tuple[Any, ...] = tuple(_zeros(*shape) for shape in args.input_shape)
+    else:
+        first = next(iter(load_batches(args)), None)
+        inputs = Batches([] if first is None else [first], input_names(model)).example
+    chip, bits = load_chip(args, args.hardware), fixed_bits(args)
+    found = reports.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    if not args.cost:
+        return Outcome(str(found), found.to_json())
+    costs = reports.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    return Outcome(f"{found}\n\n{range_text(costs)}", {**found.to_json(), "cost": costs.to_json()})
+
+
+def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise HagoError(f"input shape: {name!r} is no dtype; expected e.g. float32 or int64")
+    return torch.zeros((2, *shape), dtype=dtype)
+
+
+# ---------------------------------------------------------------- what reads a strategy
+def _judge(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
+    strategy = Strategy.load(args.record)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    plan, batches = planned(model, hardware, strategy, load_batches(args))
+    found = judge_plan(plan, batches, integer=integer)
+    return strategy, plan, Outcome(str(found), found.to_json(), OK if found.same else NO)
+
+
+def simulate(args: Namespace, voices: Voices) -> Outcome:
+    """Float against simulated."""
+    return _judge(args, integer=False)[-1]
+
+
+def realize(args: Namespace, voices: Voices) -> Outcome:
+    """Float against simulated against integer; the integer model is stored where they agree."""
+    strategy, plan, outcome = _judge(args, integer=True)
+    if args.explain:
+        found = Executor(plan).explain()
+        outcome = Outcome(f"{outcome.text}\n\n{found}", {**outcome.json, "kernels": found.to_json()}, outcome.code)
+    if args.save is None or outcome.code != OK:
+        return outcome
+    return with_stored(outcome, args.save, plan, strategy)
+
+
+def cost(args: Namespace, voices: Voices) -> Outcome:
+    """What a strategy takes, node by node."""
+    strategy = Strategy.load(args.record)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    found = reports.estimate_cost(model, hardware, strategy, batch=args.batch)
+    return Outcome(cost_text(found), found.to_json())
+
+
+def sensitivity(args: Namespace, voices: Voices) -> Outcome:
+    """The expected loss of every choice."""
+    found = reports.measure_sensitivity(
+        load_model(args.model, args.weights),
+        load_chip(args, args.hardware),
+        load_batches(args),
+        objective=named(args.objective, "objective"),
+        estimator=args.estimator,
+        keep_float=args.keep_float,
+        fix_bits=fixed_bits(args),
+        seed=args.seed,
+    )
+    if args.save is not None:
+        found.save(make_folder_of(Path(args.save)))
+        voices.note(f"wrote {args.save}")
+    return Outcome(str(found), found.to_json())
+
+
+def inspect(args: Namespace, voices: Voices) -> Outcome:
+    """Every layer, in a table."""
+    strategy = Strategy.load(args.record)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    found = reports.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    if args.csv is not None:
+        try:
+            make_folder_of(Path(args.csv)).write_text(found.to_csv(), "utf-8")
+        except OSError as error:
+            raise HagoError(f"cannot write {args.csv}: {error}") from None
+        voices.note(f"wrote {args.csv}")
+    text = f"{found}\n\n{found.values()}" if args.values else str(found)
+    return Outcome(text, found.to_json(), NO if found.total_differences else OK)
+
+
+def replay(args: Namespace, voices: Voices) -> Outcome:
+    """Do it again and compare."""
+    record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
+    hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
+    objective = None if args.objective is None else named(args.objective, "objective")
+    found = api.replay(model, hardware, args.record, load_batches(args), objective=objective, best_only=args.best_only)
+    return Outcome(str(found), found.to_json(), OK if found.same else NO)
+
+
+# ---------------------------------------------------------------- hardware and demo
+def hardware(args: Namespace, voices: Voices) -> Outcome:
+    """List, show, check or measure hardware."""
+    if args.action == "list":
+        return _list(tuple(map(load_hardware, available_hardware())))
+    if args.action == "show":
+        shown = explain_hardware(load_chip(args, args.hardware))
+        return Outcome(str(shown), shown.to_json())
+    if args.action == "measure":
+        return _measure(args, voices)
+    if args.hardware not in available_hardware() and not Path(args.hardware).is_file():
+        raise HardwareError(f"there is no hardware file {args.hardware!r}")
+    try:
+        chip = load_chip(args, args.hardware)
+    except HardwareError as error:
+        first, *mistakes = [line.strip() for line in str(error).splitlines()]
+        return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
+    return Outcome(f"{args.hardware} is right: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
+
+
+def _list(known: tuple[Hardware, ...]) -> Outcome:
+    titles = ("name", "activations", "weights", "requantize", "rounding", "other_ops", "ops")
+    rows = [
+        (
+            h.name,
+            f"{h.activation.scheme} {h.activation.granularity}",
+            f"{h.weight.scheme} {h.weight.granularity}",
+            h.requantize.form,
+            h.requantize.rounding,
+            h.other_ops,
+            str(len(h.ops)),
+        )
+        for h in known
+    ]
+    return Outcome("\n".join(table(titles, rows)), [dict(zip(titles, row, strict=True)) for row in rows])
+
+
+def _measure(args: Namespace, voices: Voices) -> Outcome:
+    """A measured copy, beside what it was made of."""
+    chip, saved = load_chip(args, args.hardware), Path(args.output)
+    if saved.suffix != ".json":
+        raise HagoError(f"--output {args.output}: hardware is read from files that end in .json")
+    if Path(args.hardware).exists() and saved.exists() and saved.samefile(args.hardware):
+        raise HagoError(f"--output {args.output} is the file that is measured; the copy needs another name")
+    voices.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
+    found = measure_hardware(chip)
+    save_hardware(found.hardware, make_folder_of(saved))
+    return Outcome(f"{found}\nhardware  {saved}", {**found.to_json(), "hardware": str(saved)})
+
+
+def demo(args: Namespace, voices: Voices) -> Outcome:
+    """Train, search, realize, check."""
+    out = Path(args.out)
+    found = run_demo(out, voices.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
+    strategy, log = found.results[-1].strategy, found.results[-1].log
+    weights, kept = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
+    shared = ["--weights", weights, "--batch-size", str(BATCH_SIZE), "--data"]
+    again = command_line("replay", MODEL, str(log), *shared, kept)
+    text = f"\n{found}\n\nthe best of the last search is {strategy}; to have every figure of it again:\n  {again}"
+    return Outcome(text, found.to_json(), OK if found.same else NO)
+
+
+COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
+    "search": search,
+    "quantize": quantize,
+    "explain": explain,
+    "simulate": simulate,
+    "realize": realize,
+    "run": run,
+    "cost": cost,
+    "sensitivity": sensitivity,
+    "compare": compare,
+    "inspect": inspect,
+    "replay": replay,
+    "finetune": run_finetune,
+    "export": export,
+    "hardware": hardware,
+    "demo": demo,
+}

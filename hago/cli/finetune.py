@@ -1,0 +1,143 @@
+"""The command `hago finetune`: train a strategy further, through kills."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hago.cli.options import (
+    OK,
+    Outcome,
+    Voices,
+    command_line,
+    default_path,
+    load_batches,
+    load_chip,
+    make_folder_of,
+    named,
+)
+from hago.errors import HagoError
+from hago.hardware import Hardware
+from hago.hardware_file import available_hardware
+from hago.judgement import figure_cells
+from hago.model_source import load_model
+from hago.qat.losses import LOSSES
+from hago.qat.scheme import SCHEMES
+from hago.strategy import Strategy
+from hago.training.finetuning import Finetuned, finetune
+from hago.training.state import save_state, trained_state
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What only this command takes."""
+    group = parser.add_argument_group("training")
+    group.add_argument("--steps", type=int, metavar="N", help="default: 400, or what the budget allows")
+    group.add_argument("--budget", metavar="TIME", help="e.g. 5m")
+    group.add_argument(
+        "--lr", type=float, default=2e-3, help="of weights, relative to their size; default: %(default)s"
+    )
+    group.add_argument("--range-lr", type=float, default=2e-3, metavar="LR", help="of thresholds; default: %(default)s")
+    group.add_argument("--step-samples", type=int, default=32, metavar="N", help="of one step; default: %(default)s")
+    group.add_argument(
+        "--objective",
+        default="mse",
+        metavar="NAME",
+        help=f"{', '.join(LOSSES)}, or package.module:callable; default: %(default)s, which needs no labels",
+    )
+    group.add_argument("--scheme", default="lsq", metavar="NAME", help=f"{', '.join(SCHEMES)}; default: %(default)s")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
+    group.add_argument("--held-out", metavar="DATA", help="more data, to measure before and after on")
+    group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
+    group.add_argument("--save-weights", metavar="FILE", help="the trained model; default: beside the strategy")
+    group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.safetensors")
+    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.jsonl")
+    group.add_argument("--no-resume", action="store_true", help="start anew even where a checkpoint stands")
+
+
+def run_finetune(args: Namespace, voices: Voices) -> Outcome:
+    """Train, say what it brought and where the results are."""
+    strategy = Strategy.load(args.record)
+    hardware, model = _hardware(args, strategy), load_model(args.model, args.weights)
+    log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
+    checkpoint = _path(args, args.checkpoint, hardware, "logs", "-finetune.safetensors")
+    saved = _path(args, args.save, hardware, "strategies", "-finetuned.json")
+    voices.note(
+        f"{'continuing from' if checkpoint.exists() and not args.no_resume else 'checkpoints go to'} {checkpoint}"
+    )
+    found = finetune(
+        model,
+        hardware,
+        strategy,
+        load_batches(args),
+        steps=args.steps,
+        budget=args.budget,
+        lr=args.lr,
+        range_lr=args.range_lr,
+        batch_size=args.step_samples,
+        objective=named(args.objective, "objective"),
+        scheme=args.scheme,
+        seed=args.seed,
+        log=log,
+        checkpoint=checkpoint,
+        resume=not args.no_resume,
+        held_out=None if args.held_out is None else load_batches(args, args.held_out),
+    )
+    found.quantizer.strategy.save(saved)
+    weights = _save_weights(args, model, found, saved, voices)
+    return _outcome(args, found, log, saved, weights)
+
+
+def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:
+    return make_folder_of(Path(given or default_path(args, hardware, folder, suffix)))
+
+
+def _hardware(args: Namespace, strategy: Strategy) -> Hardware:
+    name = strategy.hardware.name
+    if args.hardware is None and name not in available_hardware():
+        raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
+    return load_chip(args, args.hardware or name)
+
+
+def _save_weights(args: Namespace, model: Any, found: Finetuned, saved: Path, voices: Voices) -> Path | None:
+    path = make_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
+    if not isinstance(model, nn.Module):
+        voices.note("the model is no nn.Module, so the trained weights cannot be written for it")
+        return None
+    save_state(trained_state(model, found.quantizer.plan.graph, found.quantizer.plan.ops), path)
+    return path
+
+
+def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights: Path | None) -> Outcome:
+    how = "the trained strategy" if found.kept else "training did not help on the samples kept aside; as it was"
+    lines = [
+        f"trained {found.steps} steps in {found.seconds:.1f} s: {how}",
+        *(f"{when:<7} {figures(results)}" for when, results in (("before", found.before), ("after", found.after))),
+        f"log       {log}",
+        f"strategy  {saved}",
+    ]
+    if weights is not None:
+        lines.append(f"weights   {weights}")
+        again = ["realize", args.model, str(saved), "--weights", str(weights), "--data", args.data]
+        lines.append(f"check it  {command_line(*again)}")
+    values = {
+        "before": dict(found.before),
+        "after": dict(found.after),
+        "kept": found.kept,
+        "steps": found.steps,
+        "seconds": found.seconds,
+        "log": str(log),
+        "strategy": str(saved),
+        "weights": None if weights is None else str(weights),
+    }
+    return Outcome("\n".join(lines), values, OK)
+
+
+def figures(results: Any) -> str:
+    """Measures in words."""
+    accuracy, interval, agreement, sqnr = figure_cells(results)
+    right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in results else ""
+    return f"{right}agreement {agreement}, SQNR {sqnr} dB, {results['samples']} samples"

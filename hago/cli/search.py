@@ -1,0 +1,194 @@
+"""The commands that make a strategy: search and quantize."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hago import api
+from hago.cli.options import (
+    INTERRUPTED,
+    OK,
+    Outcome,
+    Voices,
+    command_line,
+    default_path,
+    fixed_bits,
+    load_batches,
+    load_chip,
+    make_folder_of,
+    named,
+    named_searcher,
+)
+from hago.cli.tables import table_lines, tables_of
+from hago.cli.tuning import strategy_of, tune, tuned_lines, tuned_values, tuning_options, weights_of
+from hago.cost import METRICS
+from hago.debug.cost_report import amount
+from hago.hardware_file import available_hardware
+from hago.judgement import figure_cells
+from hago.model_source import load_model
+from hago.search.log import read_log
+from hago.search.trial import Trial
+from hago.searching.search import Found, SearchOptions, find
+from hago.strategy import Strategy
+from hago.training.after_search import Tuned
+
+
+def search(args: Namespace, voices: Voices) -> Outcome:
+    """Search, say what was found and how to go on."""
+    hardware = load_chip(args, args.hardware)
+    tuning_options(args.finetune or "")
+    model, data = load_model(args.model, args.weights), load_batches(args)
+    held_out = None if args.held_out is None else load_batches(args, args.held_out)
+    log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
+    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
+    earlier = len(read_log(log).trials) if log.exists() else 0
+    voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
+    found = find(
+        model,
+        hardware,
+        data,
+        SearchOptions(
+            searcher=named_searcher(args.searcher),
+            estimator=args.estimator,
+            objective=named(args.objective, "objective"),
+            budget=args.budget,
+            seed=args.seed,
+            log=log,
+            resume=not args.no_resume,
+            keep_float=args.keep_float,
+            fix_bits=fixed_bits(args),
+            held_out=held_out,
+            save=saved,
+            allow_overflow=args.allow_overflow,
+            maximize=None if args.maximize is None else named(args.maximize, "objective"),
+            minimize=args.minimize,
+            keep=args.keep,
+            budget_cost=args.budget_cost,
+            executor=args.executor,
+            cache_bytes=args.cache,
+            front=front,
+            race=args.race if args.race is not None else False,
+            reuse=args.reuse,
+            search_topology=args.search_topology,
+            **tables_of(args),
+        ),
+    )
+    done = args.finetune is not None and found.result.stopped_because != "interrupted"
+    tuned = tune(args, voices, model, hardware, data, found, saved) if done else None
+    return _outcome(args, voices, found, log, saved, tuned)
+
+
+def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Path, tuned: Tuned | None) -> Outcome:
+    strategy, trials, best = strategy_of(found, tuned), found.result.trials, found.result.best
+    interrupted = found.result.stopped_because == "interrupted"
+    held_out = strategy.made_by.get("held_out")
+    repeats = sum(t.same_as is not None for t in trials)
+    lines = [
+        f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in "
+        f"{trials[-1].elapsed:.1f} s; the best is trial {best.index}",
+        *_strategy_lines(found.strategy),
+        f"  {_costs(best)}",
+        f"  {_overflow(best)}",
+        *([] if tuned is None else tuned_lines(tuned, saved)),
+        *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
+        f"log       {log}",
+        f"strategy  {saved}",
+        f"front     {args.front or saved.with_suffix('.front.json')}",
+        *([f"continue  {command_line(*voices.words)}"] if interrupted else []),
+        f"check it  {_next(args, saved, weights_of(saved) if tuned and tuned.better else None)}",
+    ]
+    values = {
+        "model": args.model,
+        "hardware": strategy.hardware.name,
+        "score": found.score if tuned is None else tuned.score,
+        "finetuned": None if tuned is None else tuned_values(tuned, saved),
+        "results": dict(strategy.made_by["results"]),
+        "held_out": held_out,
+        "bits": dict(strategy.bits),
+        "trials": len(trials),
+        "best_trial": best.index,
+        "costs": dict(best.score.costs),
+        "overflows": dict(best.score.overflows),
+        "unproved": best.score.unproved,
+        "seconds": trials[-1].elapsed,
+        "interrupted": interrupted,
+        "log": str(log),
+        "strategy": str(saved),
+    }
+    return Outcome("\n".join(lines), values, INTERRUPTED if interrupted else OK)
+
+
+def _strategy_lines(strategy: Strategy) -> list[str]:
+    counts = Counter(strategy.bits.values())
+    bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
+    figures = f"  {_figures(strategy.made_by['results'])}"
+    return [figures, f"  bits of {len(strategy.bits)} edge groups: {bits}", *table_lines(strategy)]
+
+
+def _figures(results: Mapping[str, Any]) -> str:
+    accuracy, interval, agreement, sqnr = figure_cells(results)
+    known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
+    figures = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
+    others = [f"{name} {value:.6g}" for name, value in figures.items()]
+    right = [f"accuracy {accuracy} ({interval} with 95 % confidence)"] if "sim_acc" in results else []
+    return ", ".join([*others, *right, f"agreement {agreement}", f"SQNR {sqnr} dB", f"{results['samples']} samples"])
+
+
+def _costs(best: Trial) -> str:
+    return "takes " + ", ".join(
+        f"{name} {amount(name, value).removesuffix(f' {name}')}"
+        for name, value in best.score.costs.items()
+        if name in METRICS
+    )
+
+
+def _overflow(best: Trial) -> str:
+    if best.score.overflows:
+        return "OVERFLOWS at " + ", ".join(f"{n} {c} times" for n, c in best.score.overflows.items())
+    unproved = best.score.unproved
+    return "no overflow seen; " + (f"{unproved} nodes have no proof of that" if unproved else "proved at every node")
+
+
+def _next(args: Namespace, strategy: Path, weights: Path | None = None) -> str:
+    """The command that checks a strategy."""
+    words = ["realize", args.model, str(strategy), "--data", getattr(args, "held_out", None) or args.data]
+    weights = weights or args.weights
+    words += ["--weights", str(weights)] if weights else []
+    words += ["--hardware", args.hardware] if args.hardware not in available_hardware() else []
+    words += ["--ops", args.ops] if args.ops else []
+    words += ["--samples", str(args.samples)] if args.samples else []
+    words += ["--size", "x".join(map(str, args.size))] if args.size else []
+    words += [w for n in ("mean", "std") for w in (f"--{n}", ",".join(map(str, getattr(args, n)))) if args.size]
+    words += ["--gray"] if args.gray else []
+    return command_line(*words)
+
+
+def quantize(args: Namespace, voices: Voices) -> Outcome:
+    """Quantize without a search, and save the strategy."""
+    hardware = load_chip(args, args.hardware)
+    saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
+    quantizer = api.quantize(
+        load_model(args.model, args.weights),
+        hardware,
+        load_batches(args),
+        estimator=args.estimator,
+        keep_float=args.keep_float,
+        fix_bits=fixed_bits(args),
+        **tables_of(args),
+    )
+    strategy = quantizer.strategy
+    strategy.save(saved)
+    lines = ["the widest bits that do not overflow on the data:", *_strategy_lines(strategy), f"strategy  {saved}"]
+    found = {
+        "model": args.model,
+        "hardware": strategy.hardware.name,
+        "results": dict(strategy.made_by["results"]),
+        "bits": dict(strategy.bits),
+        "strategy": str(saved),
+    }
+    return Outcome("\n".join([*lines, f"check it  {_next(args, saved)}"]), found)

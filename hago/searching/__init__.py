@@ -1,0 +1,1 @@
+"""Searching: all that stands around a searcher, from what is wanted to what was found."""

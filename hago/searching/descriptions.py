@@ -1,0 +1,83 @@
+"""Descriptions: what strategies and logs say of the search that made them, and what confirms its winner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from hago.frontend.data import Batches
+from hago.graph import Graph
+from hago.hardware_document import hardware_hash
+from hago.objective import Objective, jackknife_interval
+from hago.plan import Plan
+from hago.prepare import Prepared
+from hago.qat.dorefa_thresholds import dorefa_of
+from hago.search.header import Header, make_header
+from hago.search.searcher import Searcher
+from hago.strategy import HardwareId
+from hago.trials.evaluate import Evaluator
+from hago.trials.scoring import Scoring
+
+
+def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
+    """What strategies and the log say of how they were found."""
+    goal, race = scored.goal, scored.race
+    how = made_by(prepared, goal.objective.name, seed, prepared.keep_float, prepared.fix_bits)
+    how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
+    if goal.to_json():
+        how["goal"] = goal.to_json()
+    if kinds:
+        how["topology"] = "searched"
+    if race is not None:
+        how["race"] = asdict(race)
+    return how
+
+
+def made_by(
+    prepared: Prepared, objective: str, seed: int, keep_float: Sequence[str], fix_bits: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """What a strategy says of how it was found."""
+    return {
+        "estimator": prepared.estimator.name,
+        "objective": objective,
+        "seed": seed,
+        "keep_float": list(keep_float),
+        "fix_bits": dict(fix_bits or {}),
+        "data_hash": prepared.batches.sha256,
+        **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
+        **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
+    }
+
+
+def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
+    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated", "topology", "weights")}
+    hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
+    given = prepared.calibration.given
+    return make_header(
+        prepared.space,
+        searcher,
+        model_hash=prepared.graph.model_hash,
+        hardware=hardware,
+        threads=torch.get_num_threads(),
+        settings={
+            **how.get("goal", {}),
+            **{k: how[k] for k in ("race", "topology") if k in how},
+            **({"thresholds": given.to_json()} if given.gives_ranges else {}),
+        },
+        **said,
+    )
+
+
+def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None) -> dict[str, Any]:
+    """What a Plan does on data that it was not searched on, with the objective's 95 % interval.
+
+    Args:
+        reference: the float model to hold it against; by default the Plan's own.
+    """
+    evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
+    contributions = evaluator.measure(plan).contributions
+    interval = jackknife_interval(contributions[objective.name], objective.finish)
+    return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}

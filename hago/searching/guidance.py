@@ -1,0 +1,234 @@
+"""Guidance: the guide of a search, from sensitivities and the cost model.
+
+Bytes and operations are worked out for every choice. Other costs of a node depend on the dtypes that its
+groups need, and are taken from plans that differ from the start there alone. What is left out is whether
+two scales are equal by chance; searchers go by the true cost of what they evaluate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from hago.cost import EdgeCost, NodeCost
+from hago.cost_range import level
+from hago.costing import plan_cost
+from hago.graph import CONST, OUTPUT
+from hago.prepare import Prepared
+from hago.search.guide import Guide, Term
+from hago.search.searcher import Score
+from hago.searching.sensitivity import Sensitivity, measure_sensitivity
+from hago.searching.waste import classes
+from hago.space import FLOAT, INTEGER, Bits, kind_key
+from hago.trials.goal import Goal
+from hago.types import Edge
+
+#: The cost that a front is over where nothing else is said.
+DEFAULT_COST: Final = "weight_bytes"
+
+
+def make_guide(prepared: Prepared, goal: Goal, start: Bits, seed: int = 0, metric: str = "") -> Guide:
+    """The guide for a goal.
+
+    Args:
+        start: where other costs than bytes and operations are measured.
+        metric: which cost counts; empty for the total of bits.
+    """
+    found = measure_sensitivity(prepared, goal.objective, seed)
+    terms, constant = _terms(prepared, metric, start)
+    limits = [x.most for x in goal.limits if x.figure == metric and x.most is not None]
+    return Guide(
+        metric,
+        found.losses,
+        terms,
+        constant,
+        limit=min(limits, default=None),
+        minimize=bool(metric) and goal.minimize == metric,
+        measured=_measured(found),
+        gates=gates(prepared),
+    )
+
+
+def gates(prepared: Prepared) -> dict[str, tuple[str, ...]]:
+    """By the group that may turn a node float, the groups on its in-edges and at its output."""
+    groups = prepared.space.groups
+    found = {}
+    for key, group in groups.items():
+        if group.is_kind:
+            own = [*(str(e) for e in prepared.graph[group.source].edges), f"{group.source}:out"]
+            found[key] = tuple(k for k in own if k in groups)
+    return found
+
+
+def _measured(sensitivity: Sensitivity) -> Callable[[Score], float] | None:
+    """How a score tells of the loss that was expected."""
+    if sensitivity.measure == "squared error":
+        return _relative_error
+    return _divergence if sensitivity.objective == "kl" else None
+
+
+def _relative_error(score: Score) -> float:
+    return float(10.0 ** (-float(score.results.get("sqnr", math.nan)) / 10))
+
+
+def _divergence(score: Score) -> float:
+    return -float(score.results.get("kl", math.nan))
+
+
+def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
+    if metric in ("weight_bytes", "effective_bits"):
+        return _constants(prepared, metric)
+    if metric == "bops":
+        return _operations(prepared)
+    if metric == "":
+        groups = prepared.space.groups
+        counted = {key: g for key, g in groups.items() if not g.is_kind}
+        return [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
+    return _rows(prepared, metric, start)
+
+
+# ---------------------------------------------------------------- bytes of constants
+def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
+    groups = prepared.space.groups
+    rungs = max((len(g.choices) for g in groups.values()), default=1)
+    costs = [plan_cost(prepared.resolver(level(prepared.space, r))) for r in range(rungs)]
+    rows = [{e.edge: e for e in cost.edges} for cost in costs]
+    weights = sum(e.elements for e in costs[0].edges if e.kind == "weight" and e.weight_bytes) or 1
+
+    def size(edge: EdgeCost) -> float:
+        if metric == "weight_bytes":
+            return float(edge.weight_bytes)
+        return edge.elements * edge.bits / weights if edge.kind == "weight" and edge.weight_bytes else 0.0
+
+    terms = []
+    for key, group in groups.items():
+        if key in rows[0] and rows[0][key].kind == "weight":
+            table: dict[tuple[int, ...], float] = {(b,): size(rows[r][key]) for r, b in enumerate(group.choices)}
+            whole = size(replace(rows[0][key], bits=32, weight_bytes=4 * rows[0][key].elements))
+            terms.append(_with_kind(prepared, key.rpartition(":")[0], Term((key,), table), whole))
+    chosen = {t.keys[0] for t in terms}
+    rest = math.fsum(size(e) for key, e in rows[0].items() if key not in chosen)
+    return terms, rest
+
+
+def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float) -> Term:
+    """The term where its node may be float, and then costs this whatever the bits are."""
+    key = kind_key(node)
+    if key not in prepared.space.groups:
+        return term
+    table = {(*row, INTEGER): value for row, value in term.table.items()}
+    return Term((*term.keys, key), table | {(*row, FLOAT): in_float for row in term.table})
+
+
+# ---------------------------------------------------------------- operations
+def _operations(prepared: Prepared) -> tuple[list[Term], float]:
+    widest = plan_cost(prepared.resolver(prepared.space.widest()))
+    bits = {e.edge: e.bits for e in widest.edges}
+    terms, rest = [], 0.0
+    for node in widest.nodes:
+        if not node.macs:
+            continue
+        if not node.integer:
+            rest += node.bops
+            continue
+        edges = [Edge(node.node, 0), Edge(node.node, 1)]
+        keys = [_feeding(prepared, e) for e in edges]
+        own = list(dict.fromkeys(k for k in keys if k is not None))
+        table = {}
+        for row in itertools.product(*(prepared.space.groups[k].choices for k in own)):
+            chosen = dict(zip(own, row, strict=True))
+            table[row] = node.macs * math.prod(
+                bits[str(e)] if k is None else chosen[k] for e, k in zip(edges, keys, strict=True)
+            )
+        if own:
+            term = Term(tuple(own), {r: float(v) for r, v in table.items()})
+            terms.append(_with_kind(prepared, node.node, term, 1024.0 * node.macs))
+        else:
+            rest += table[()]
+    return terms, rest
+
+
+def _feeding(prepared: Prepared, edge: Edge) -> str | None:
+    """The group whose bits arrive on an edge, past nodes that hand values on."""
+    graph, resolver = prepared.graph, prepared.resolver
+    while True:
+        key = resolver.group_of.get(edge)
+        if key is not None:
+            return key
+        source = graph[graph.source(edge)]
+        if f"{source.name}:out" in prepared.space.groups:
+            return f"{source.name}:out"
+        if source.op == CONST or not source.inputs or not prepared.topology.nodes[source.name]:
+            return None
+        edge = source.edges[0]
+
+
+# ---------------------------------------------------------------- whatever else
+def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
+    """A term for every node: what it and its in-edges cost, by the dtypes that its groups need."""
+    groups = prepared.space.groups
+    before = _local(prepared, metric, start)
+    terms, rest = [], math.fsum(before.values())
+    whole = rest
+    for node in before:
+        keys = [k for k in _groups_at(prepared, node) if len(classes(prepared, groups[k])) > 1]
+        kind = kind_key(node)
+        if not keys and kind not in groups:
+            continue
+        term = _term(prepared, metric, start, node, keys)
+        rest -= before[node]
+        if kind in groups:
+            # with what its neighbours pay for the crossings
+            there = math.fsum(_local(prepared, metric, {**start, kind: FLOAT}).values())
+            term = _with_kind(prepared, node, term, before[node] + there - whole)
+        terms.append(term)
+    return terms, rest
+
+
+def _term(prepared: Prepared, metric: str, start: Bits, node: str, keys: Sequence[str]) -> Term:
+    kinds = [classes(prepared, prepared.space.groups[k]) for k in keys]
+    table: dict[tuple[int, ...], float] = {}
+    for alike in itertools.product(*kinds):
+        there = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
+        value = _local(prepared, metric, {**start, **there})[node]
+        table |= dict.fromkeys(itertools.product(*alike), value)
+    return Term(tuple(keys), table)
+
+
+def _groups_at(prepared: Prepared, node: str) -> list[str]:
+    """The groups that decide in which dtypes a node reads and writes."""
+    if node == OUTPUT or not prepared.topology.nodes[node]:
+        return []
+    keys = [_feeding(prepared, e) for e in prepared.graph[node].edges]
+    own = f"{node}:out"
+    return list(dict.fromkeys([*(k for k in keys if k), *([own] if own in prepared.space.groups else [])]))
+
+
+def _local(prepared: Prepared, metric: str, bits: Bits) -> dict[str, float]:
+    """What every node costs with its in-edges; the graph's outputs under their own name."""
+    cost = plan_cost(prepared.resolver(bits))
+    rows: tuple[NodeCost | EdgeCost, ...] = (*cost.nodes, *cost.edges)
+    found: dict[str, float] = {}
+    for row in rows:
+        node = row.node if isinstance(row, NodeCost) else row.edge.rpartition(":")[0]
+        found[node] = found.get(node, 0.0) + _part(metric, row, cost.clock_hz)
+    return found
+
+
+def _part(metric: str, row: NodeCost | EdgeCost, clock_hz: float | None) -> float:
+    """What a row adds to a metric."""
+    if metric == "cycles":
+        return row.cycles or 0.0
+    if metric == "latency":
+        return (row.cycles or 0.0) / (clock_hz or 1.0)
+    if metric == "energy":
+        return (row.picojoules or 0.0) * 1e-12
+    if metric == "requantized":
+        return float(row.requantized)
+    if isinstance(row, EdgeCost):
+        return 0.0
+    moved = {"activation_bytes": row.write_bytes, "bytes_moved": row.read_bytes + row.write_bytes, "macs": row.macs}
+    return float(moved[metric])

@@ -1,0 +1,91 @@
+"""Reachable: limits that no point can keep, said before a search where that is known, and after it else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from hago.cost import Cost
+from hago.costing import plan_cost
+from hago.errors import InfeasibleBits
+from hago.prepare import Prepared
+from hago.search.driver import SearchResult
+from hago.search.searcher import Score
+from hago.space import Bits
+from hago.trials.goal import Goal
+
+#: Costs that may be less in float than at the fewest bits.
+ROOFLINES: Final = frozenset({"cycles", "latency", "energy"})
+
+
+def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callable[[Bits], Score]) -> None:
+    """Refuse limits that no point can keep, before any search.
+
+    A cost is least at the fewest bits or at the start, but a roofline where nodes may be float; a measure is
+    best at the start, which has the most bits that do not overflow.
+
+    Raises:
+        InfeasibleBits: which limit, and the nearest value that can be reached.
+        HagoError: the hardware gives no figures for a cost.
+    """
+    if not goal.costs and not goal.limits:
+        return
+    ends = [plan_cost(prepared.resolver(bits)) for bits in (prepared.space.narrowest(), start)]
+    goal.check(ends[0])
+    kinds = any(g.is_kind for g in prepared.space.groups.values())
+    for limit in (x for x in goal.limits if x.is_cost):
+        nearest = min(cost[limit.figure] for cost in ends)
+        if kinds and limit.figure in ROOFLINES:
+            # float nodes may be cheaper than any bits: a search finds how much
+            floor = _floor(prepared, ends[0], limit.figure)
+            if limit.shortfall(floor):
+                raise InfeasibleBits(
+                    f"{limit.text!r} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
+                    f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
+                )
+        elif limit.shortfall(nearest):
+            raise InfeasibleBits(
+                f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
+                f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
+            )
+    if kinds:
+        return  # in float every measure can be had
+    measures = [x for x in goal.limits if not x.is_cost]
+    first = scored(start) if measures else None
+    for limit in measures:
+        if first is None or first.overflows:
+            continue  # a search repairs it; what it reaches then is not known yet
+        reached = float(first.results[limit.figure])
+        if limit.shortfall(reached):
+            raise InfeasibleBits(
+                f"{limit.text!r} cannot be met: at the most bits that do not overflow {limit.figure} is {reached:.6g}, "
+                "the nearest that can be reached; ask for less, keep sensitive nodes float (keep_float), or try "
+                "another estimator"
+            )
+
+
+def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
+    """Of a roofline: what the multiply-accumulates take on the best signature of each node, float ones included."""
+    key, power = ("picojoules_per_mac", 1) if metric == "energy" else ("macs_per_cycle", -1)
+    chip, total = prepared.hardware.cost, 0.0
+    for node in (n for n in cost.nodes if n.macs):
+        each = [desc.cost.get(key) for desc in prepared.hardware.ops.get(node.op, ())]
+        known = [figure for figure in each if figure is not None]
+        if len(known) == len(each) and known:
+            total += node.macs * min(figure**power for figure in known)
+    if metric == "energy":
+        return total * 1e-12
+    return total / chip.get("cores", 1.0) / (chip["clock_hz"] if metric == "latency" else 1.0)
+
+
+def nearest(goal: Goal, result: SearchResult) -> str:
+    """What a search that kept not all limits came to."""
+    best = result.best
+    figures = {**best.score.results, **best.score.costs}
+    missed = "; ".join(
+        f"{x.text!r} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
+    )
+    return (
+        f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "
+        "Ask for less, or give the search more trials"
+    )

@@ -1,0 +1,250 @@
+"""Searching: a whole search, from a model and a data set to the best strategy and all trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from hago.calibrate.seed import ModesLike, ThresholdsLike
+from hago.calibrate.statistics import Estimator
+from hago.errors import HagoError, InfeasibleBits
+from hago.objective import ObjectiveLike
+from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
+from hago.search.driver import SearchResult, search
+from hago.search.searcher import Searcher
+from hago.search.searchers import SEARCHERS, make_searcher, parse_searcher
+from hago.search.trial import Trial
+from hago.searching.anytime import Anytime
+from hago.searching.descriptions import confirmed, description, header_of
+from hago.searching.fronts import ParetoFront
+from hago.searching.guidance import DEFAULT_COST, make_guide
+from hago.searching.reachable import check_reachable, nearest
+from hago.searching.waste import tidied
+from hago.space import Bits
+from hago.strategy import Strategy
+from hago.trials.evaluate import safe_start
+from hago.trials.executors import open_executor
+from hago.trials.goal import Goal, make_goal
+from hago.trials.known import LogPath, known_scores
+from hago.trials.racing import Race
+from hago.trials.scoring import Scoring
+
+#: Searchers to which points that are worse than the best matter, too.
+FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
+
+#: Costs that know what it takes to compute in float.
+FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What a user may choose of a search; see `hago.search_quantize_strategy`."""
+
+    searcher: str | Searcher | Any = "greedy"
+    estimator: str | Estimator | None = None
+    objective: ObjectiveLike = "sqnr"
+    budget: str | int | None = None
+    seed: int = 0
+    log: str | PathLike[str] | None = None
+    resume: bool = True
+    progress: bool = True
+    keep_float: Sequence[str] = ()
+    fix_bits: Mapping[str, int] = field(default_factory=dict)
+    held_out: Iterable[Any] | None = None
+    save: str | PathLike[str] | None = None
+    allow_overflow: bool = False
+    maximize: ObjectiveLike | None = None
+    minimize: str | None = None
+    keep: str | Sequence[str] | None = None
+    budget_cost: str | Sequence[str] | None = None
+    executor: Executor | str | None = None
+    cache_bytes: int | None = None
+    front: str | PathLike[str] | None = None
+    race: bool | float | Race = False
+    reuse: LogPath | Sequence[LogPath] | None = None
+    thresholds: ThresholdsLike | None = None
+    modes: ModesLike | None = None
+    search_topology: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search ends with.
+
+    Args:
+        strategy: the best.
+        score: its accuracy on the data where that has labels, else the objective's value.
+        result: every trial, the best of them, and why the search stopped.
+        front: what no other point beats in both the objective and a cost.
+    """
+
+    strategy: Strategy
+    score: float
+    result: SearchResult
+    front: ParetoFront
+
+
+class Result(float):
+    """The score of the best strategy, a number like any other, that also knows the `front` of its search."""
+
+    front: ParetoFront
+
+    @staticmethod
+    def of(found: Found) -> Result:
+        """The score of a search."""
+        result = Result(found.score)
+        result.front = found.front
+        return result
+
+
+def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
+    """Search; see `hago.search_quantize_strategy`."""
+    goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
+    costs = costs_in_use(options.searcher, goal)
+    kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
+    prepared = prepare(
+        model,
+        hardware,
+        dataset,
+        estimator=options.estimator,
+        keep_float=options.keep_float,
+        fix_bits=options.fix_bits,
+        thresholds=options.thresholds,
+        modes=options.modes,
+        kinds=kinds,
+    )
+    prepared = tidied(prepared, costs)
+    known = known_scores(options.reuse, prepared, goal)
+    scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
+    start = safe_start(prepared.resolver, prepared.calibration.peaks)
+    check_reachable(goal, prepared, start, scored.first)
+    searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
+    if scored.race is not None:
+        check_racing(searcher)
+    how = description(prepared, scored, searcher, options.seed, kinds)
+    session = _Session(prepared, scored, costs, searcher, how, options)
+    return session.found(*session.run())
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A search that is ready to run.
+
+    Args:
+        costs: those in use.
+        how: see `description`.
+    """
+
+    prepared: Prepared
+    scored: Scoring
+    costs: Sequence[str]
+    searcher: Searcher
+    how: Mapping[str, Any]
+    options: SearchOptions
+
+    def run(self) -> tuple[SearchResult, ParetoFront]:
+        """Search, with the best strategy and the front on disk after every trial."""
+        options, resolver = self.options, self.prepared.resolver
+        with open_executor(options.executor) as hands:
+            front = None if options.front is None else Path(options.front)
+            anytime = Anytime(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
+            result = search(
+                self.prepared.space,
+                self.searcher,
+                self.scored,
+                log=options.log if options.log is None else Path(options.log),
+                header=header_of(self.prepared, self.searcher, self.how),
+                budget=options.budget,
+                resume=options.resume,
+                progress=options.progress,
+                on_best=lambda trial: self.keep(self.strategy_of(trial)),
+                on_trial=anytime,
+                plan_key=lambda bits: resolver(bits).key,
+                allow_overflow=options.allow_overflow,
+                submit=self.scored.submit(hands),
+                race=self.scored.race is not None,
+            )
+        anytime.finish()
+        return result, anytime.front
+
+    def found(self, result: SearchResult, front: ParetoFront) -> Found:
+        """What the search ends with, confirmed on held-out data where there is any.
+
+        Raises:
+            InfeasibleBits: no point keeps the limits.
+        """
+        goal, results = self.scored.goal, result.score.results
+        if result.score.shortfall:
+            raise InfeasibleBits(nearest(goal, result))
+        strategy = self.strategy_of(result.best)
+        if self.options.held_out is not None:
+            plan, batches = planned(self.prepared.graph, self.prepared.hardware, strategy, self.options.held_out)
+            held_out = confirmed(plan, batches, goal.objective)
+            strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
+            self.keep(strategy)
+        score = results.get("sim_acc", results.get(goal.objective.name, result.score.value))
+        return Found(strategy, float(score), result, front)
+
+    def strategy_of(self, trial: Trial) -> Strategy:
+        """A trial's strategy."""
+        said = {**self.how, "results": dict(trial.score.results), "costs": dict(trial.score.costs)}
+        return make_strategy(self.prepared, self.prepared.resolver(trial.bits), trial.bits, said)
+
+    def keep(self, strategy: Strategy) -> None:
+        """Put the best strategy where the user wants it."""
+        if self.options.save is not None:
+            strategy.save(Path(self.options.save))
+
+
+def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
+    """The costs that matter, the one that a front would be over first."""
+    if not isinstance(searcher, str):
+        return goal.costs
+    name, given = parse_searcher(searcher)
+    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
+    named = str(given.get("cost", default))
+    return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
+
+
+def _searcher(searcher: Any, prepared: Prepared, goal: Goal, costs: Sequence[str], start: Bits, seed: int) -> Searcher:
+    space = prepared.space
+    if isinstance(searcher, str):
+        name, given = parse_searcher(searcher)
+        guided = name in SEARCHERS and SEARCHERS[name].guided
+        guide = make_guide(prepared, goal, start, seed, next(iter(costs), "")) if guided else None
+        return make_searcher(name, space, start, seed, options=given, guide=guide)
+    if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
+        return searcher  # type: ignore[no-any-return]
+    if callable(searcher):
+        return searcher(space, start, seed)  # type: ignore[no-any-return]
+    raise HagoError(
+        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
+    )
+
+
+def as_race(given: bool | float | Race) -> Race | None:
+    """The race that a user means: none, the default one, or one with an error level."""
+    if isinstance(given, Race):
+        return given
+    if isinstance(given, bool):
+        return Race() if given else None
+    if not isinstance(given, float):
+        raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
+    return Race(given)
+
+
+def check_racing(searcher: Searcher) -> None:
+    """Refuse searchers that need every point's whole score.
+
+    Raises:
+        HagoError: the searcher looks for a front.
+    """
+    if searcher.name in FRONTS:
+        raise HagoError(
+            f"searcher {searcher.name!r} looks for a front, on which points that are worse than the best belong, too; "
+            "do not race"
+        )

@@ -1,0 +1,72 @@
+"""Known: what earlier logs measured, so that no search evaluates an equal Plan again, whoever asked it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TypeAlias
+
+from hago.errors import LogError, StrategyMismatch
+from hago.hardware_document import hardware_hash
+from hago.objective import OBJECTIVES
+from hago.prepare import Prepared
+from hago.search.log import read_log
+from hago.search.searcher import Score
+from hago.trials.goal import Goal
+
+#: Scores as measured, by the key of their Plan.
+Known: TypeAlias = Mapping[str, Score]
+LogPath: TypeAlias = str | PathLike[str]
+
+
+def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, goal: Goal) -> dict[str, Score]:
+    """The scores in logs of other searches, by any searcher and for any goal, that this one can take over:
+    those of points measured on all samples that say every figure the goal needs.
+
+    A log's plan key covers thresholds, signatures and bits, so a log by another estimator is of use where
+    Plans are equal.
+
+    Raises:
+        LogError: unreadable or damaged, or of an objective that is a function of the user's own.
+        StrategyMismatch: of another model, hardware or data.
+    """
+    if logs is None:
+        return {}
+    paths = [logs] if isinstance(logs, (str, PathLike)) else list(logs)
+    found: dict[str, Score] = {}
+    for path in paths:
+        for score in _scores(Path(path), prepared, goal):
+            found.setdefault(score.plan_key, score)
+    return found
+
+
+def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
+    log = read_log(path)
+    if log.header is None:
+        return
+    mine = {
+        "model": prepared.graph.model_hash,
+        "hardware": hardware_hash(prepared.hardware),
+        "data": prepared.batches.sha256,
+    }
+    its = {"model": log.header.model_hash, "hardware": log.header.hardware.hash, "data": log.header.data_hash}
+    for what, hashed in mine.items():
+        if its[what] != hashed:
+            raise StrategyMismatch(
+                f"log {path} is of {what} {its[what]}, this search has {hashed}; nothing can be reused"
+            )
+    if goal.objective.name not in OBJECTIVES:
+        raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")
+    needed = {figure_of(o.name) for o in (goal.objective, *goal.measures)}
+    for trial in log.trials:
+        score = trial.score
+        if trial.same_as is None and not score.infeasible and not score.dropped and needed <= score.results.keys():
+            value = float(score.results[figure_of(goal.objective.name)])
+            yield replace(score, value=value, forwards=0.0, shortfall=0.0, tie=0.0, costs={})
+
+
+def figure_of(measure: str) -> str:
+    """A measure as results name it."""
+    return "sim_acc" if measure == "accuracy" else measure

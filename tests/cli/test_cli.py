@@ -1,0 +1,454 @@
+"""The command line as a user meets it: what stands on standard output, what does not, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Run, runner
+
+from hago import cli, judgement
+from hago.cli import main
+from hago.cli.arguments import build_parser
+from hago.cli.commands import COMMANDS
+from hago.cli.texts import EXAMPLES, TOP
+from hago.realization import IntegerModel
+from hago.search.log import read_log
+from hago.strategy import Strategy
+
+ZOO = """
+import signal
+import torch
+
+print("the zoo is imported")
+calls = 0
+
+def net():
+    print("a network is made")
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 3)
+    )
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 1, 6, 6, generator=generator), torch.arange(16) % 3) for _ in range(2)]
+
+def distance(reference, outputs, labels):
+    return -float((reference[0] - outputs[0]).abs().max())
+
+def interrupting(reference, outputs, labels):
+    global calls
+    calls += 1
+    if calls == 7:
+        signal.raise_signal(signal.SIGINT)
+    return distance(reference, outputs, labels)
+
+def searcher(space, start, seed):
+    from hago.search.searchers import make_searcher
+    return make_searcher("random", space, start, seed)
+
+def defective(reference, outputs, labels):
+    raise ZeroDivisionError("a defect")
+"""
+MODEL, DATA = "cli_zoo:net", "cli_zoo:batches"
+SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, and what a search of it left."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "cli_zoo.py").write_text(ZOO, "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main([*SEARCH, "--budget", "6 trials"]) == 0
+        assert main(["realize", MODEL, STRATEGY, "--data", DATA, "--save", "net.safetensors"]) == 0
+        sys.modules.pop("cli_zoo")
+        yield folder
+    sys.modules.pop("cli_zoo", None)
+
+
+@pytest.fixture
+def hago(found: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs a command in that folder; the model is imported anew by every test."""
+    monkeypatch.chdir(found)
+
+    yield runner(capsys)
+    sys.modules.pop("cli_zoo", None)
+
+
+STRATEGY, LOG = "strategies/net-int16_accumulator.json", "logs/net-int16_accumulator.jsonl"
+EVERY = {
+    "search": [*SEARCH, "--budget", "6 trials"],
+    "quantize": ["quantize", MODEL, "--hardware", "vta", "--data", DATA],
+    "explain": ["explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6"],
+    "explain cost": ["explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6", "--cost"],
+    "simulate": ["simulate", MODEL, STRATEGY, "--data", DATA],
+    "realize": ["realize", MODEL, STRATEGY, "--data", DATA],
+    "cost": ["cost", MODEL, STRATEGY, "--batch", "4"],
+    "sensitivity": ["sensitivity", MODEL, "--hardware", "vta", "--data", DATA],
+    "compare": ["compare", MODEL, STRATEGY, "--data", DATA, "--realizations", "fast,simulated,float"],
+    "inspect": ["inspect", MODEL, STRATEGY, "--data", DATA],
+    "replay": ["replay", MODEL, LOG, "--data", DATA],
+    "finetune": ["finetune", MODEL, STRATEGY, "--data", DATA, "--steps", "2"],
+    "run": ["run", "net.safetensors", "--data", DATA],
+    "export": ["export", MODEL, STRATEGY, "--format", "tpu-mlir", "--data", DATA],
+    "hardware list": ["hardware", "list"],
+    "hardware show": ["hardware", "show", "vta"],
+    "hardware check": ["hardware", "check", "vta"],
+    "demo": ["demo", "--budget", "1 trials", "--hardware", "sample", "--out", "demo_out"],
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hago import demo
+
+    train = demo.train
+    monkeypatch.setattr(demo, "train", lambda part, seed, epochs: train(part, seed, 1))
+
+
+# ---------------------------------------------------------------- laws of every command
+def test_every_command_is_here() -> None:
+    assert {name.split()[0] for name in EVERY} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_json_is_all_that_stands_on_standard_output(hago: Run, name: str) -> None:
+    run = hago(*EVERY[name], "--json")
+    assert run.code == 0, run.err
+    assert run.json not in (None, {}, [])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_text_has_what_a_person_needs(hago: Run, name: str) -> None:
+    run = hago(*EVERY[name])
+    assert run.code == 0, run.err
+    assert run.out.strip() and "the zoo is imported" not in run.out and "a network is made" not in run.out
+    assert not re.search(r"object at 0x|Traceback|\{'", run.out)
+
+
+@pytest.mark.parametrize("name", [*EVERY, "hardware"])
+def test_help_has_words_and_an_example(hago: Run, name: str) -> None:
+    words = name.split()
+    run = hago(*words, "--help")
+    assert run.code == 0 and "--json" in run.out
+    assert len(words) == 2 or "\n  hago " in run.out
+
+
+def examples() -> list[str]:
+    text = "\n".join([TOP, *EXAMPLES.values()])
+    return [re.sub(r"   .*", "", line.strip()) for line in text.splitlines() if line.startswith("  hago ")]
+
+
+@pytest.mark.parametrize("line", examples())
+def test_every_example_is_a_command(line: str) -> None:
+    build_parser().parse_args(shlex.split(line)[1:])
+
+
+def test_there_are_examples() -> None:
+    assert len(examples()) > 10
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["serach"],
+        ["search", MODEL],
+        [*SEARCH, "--fix-bits", "nothing"],
+        [*SEARCH, "--fix-bits", "nothing*=8"],
+        [*SEARCH, "--keep-float", "nothing*"],
+        [*SEARCH, "--budget", "never", "--log", "other.jsonl"],
+        [*SEARCH, "--searcher", "greedie"],
+        [*SEARCH, "--searcher", "greedy:tolerance"],
+        [*SEARCH, "--searcher", "greedy:patience=3"],
+        [*SEARCH, "--searcher", "cli_zoo:nobody"],
+        [*SEARCH, "--objective", "acuracy"],
+        [*SEARCH, "--estimator", "msee"],
+        [*SEARCH, "--no-resume"],
+        [*SEARCH, "--seed", "1"],
+        [*SEARCH, "--log", "cli_zoo.py/log.jsonl"],
+        [*SEARCH, "--mean", "a,b"],
+        [*SEARCH, "--size", "0"],
+        [*SEARCH, "--weights", "none.pt"],
+        ["search", "cli_zoo:nett", "--hardware", "vta", "--data", DATA],
+        ["search", MODEL, "--hardware", "vtaa", "--data", DATA],
+        ["search", MODEL, "--hardware", "vta", "--data", "none.npz"],
+        ["explain", MODEL, "--hardware", "vta"],
+        ["explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6:complex"],
+        ["explain", MODEL, "--hardware", "vta", "--input-shape", "one"],
+        ["explain", MODEL, "--hardware", "vta", "--input-shape", "3,6,6"],
+        ["simulate", MODEL, "none.json", "--data", DATA],
+        ["simulate", MODEL, LOG, "--data", DATA],
+        ["simulate", MODEL, STRATEGY, "--data", DATA, "--hardware", "vta"],
+        ["inspect", MODEL, STRATEGY, "--data", DATA, "--csv", "cli_zoo.py/t.csv"],
+        ["replay", MODEL, LOG, "--data", DATA, "--samples", "3"],
+        ["replay", MODEL, "empty.jsonl", "--data", DATA],
+        ["hardware", "show", "vtaa"],
+        ["hardware", "check", "none.json"],
+        ["demo", "--out", "cli_zoo.py"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_clear_line(hago: Run, words: list[str]) -> None:
+    Path("empty.jsonl").touch()
+    run = hago(*words)
+    assert run.code == 2 and run.out == ""
+    errors = [line for line in run.err.splitlines() if line.startswith("hago: error: ")]
+    assert len(errors) == 1 and run.err.rstrip().endswith(errors[0]) and len(errors[0]) > 25
+    assert "Traceback" not in run.err
+
+
+def test_a_defect_is_not_dressed_up_as_bad_input(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setitem(COMMANDS, "hardware", fail)  # type: ignore[misc]
+    run = hago("hardware", "list")
+    assert run.code == cli.DEFECT and "ZeroDivisionError" in run.err and "please report" in run.err and run.out == ""
+
+
+# ---------------------------------------------------------------- search
+def after_hago(line: str) -> list[str]:
+    """The words of a command that was shown, from the command's name on."""
+    words = shlex.split(line)
+    return words[words.index("hago") + 1 :]
+
+
+def test_search_says_what_it_found_and_where(hago: Run, found: Path) -> None:
+    run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
+    trials = read_log(found / LOG).trials
+    assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
+    assert "held out: accuracy" in run.out and "continuing after 6 trials" in run.err
+    check = next(line for line in run.out.splitlines() if line.startswith("check it"))
+    assert hago(*after_hago(check)).code == 0
+
+
+def test_search_as_json(hago: Run, found: Path) -> None:
+    said = hago(*SEARCH, "--budget", "6 trials", "--json").json
+    strategy, best = Strategy.load(found / STRATEGY), read_log(found / LOG).trials[said["best_trial"]]
+    assert said["bits"] == dict(strategy.bits) == dict(best.bits) and said["results"] == dict(best.results)
+    assert (said["trials"], said["interrupted"], said["held_out"]) == (6, False, None)
+
+
+def test_names_of_ones_own(hago: Run, found: Path) -> None:
+    words = ["--log", "own/l.jsonl", "--save", "own/s.json", "--budget", "3 trials"]
+    run = hago(*SEARCH, *words, "--objective", "cli_zoo:distance", "--searcher", "cli_zoo:searcher", "--json")
+    assert run.code == 0, run.err
+    assert run.json["results"]["distance"] <= 0 and len(read_log(found / "own/l.jsonl").trials) == 3
+
+
+def test_options_of_a_searcher(hago: Run, found: Path) -> None:
+    run = hago(*SEARCH, "--log", "opt.jsonl", "--budget", "2 trials", "--searcher", "greedy:tolerance=0.5,max_passes=2")
+    header = read_log(found / "opt.jsonl").header
+    assert run.code == 0 and header is not None
+    assert header.searcher == {"name": "greedy", "options": {"tolerance": 0.5, "max_passes": 2}}
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def listens() -> Iterator[None]:
+    """SIGINT interrupts, also where a shell started the tests in the background and had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens")
+def test_an_interrupted_search_says_how_to_continue_and_does(hago: Run, found: Path) -> None:
+    whole = [*SEARCH, "--objective", "cli_zoo:distance", "--log", "whole.jsonl", "--save", "w.json"]
+    assert hago(*whole, "--budget", "12 trials").code == 0
+    cut = [
+        *SEARCH,
+        "--objective",
+        "cli_zoo:interrupting",
+        "--log",
+        "cut.jsonl",
+        "--save",
+        "c.json",
+        "--budget",
+        "12 trials",
+    ]
+    run = hago(*cut)
+    assert run.code == 130 and "interrupted after" in run.out
+    before = len(read_log(found / "cut.jsonl").trials)
+    assert 0 < before < 12
+    again = next(line for line in run.out.splitlines() if line.startswith("continue"))
+    assert hago(*after_hago(again)).code == 0
+    (found / "cut.jsonl").write_text((found / "cut.jsonl").read_text().replace("interrupting", "distance"))
+    assert timeless(found / "cut.jsonl") == timeless(found / "whole.jsonl")
+
+
+def test_interrupted_before_anything_was_found(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hago.cli.search.find", interrupt)
+    run = hago(*SEARCH)
+    assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
+
+
+# ---------------------------------------------------------------- the other commands
+def test_quantize_saves_what_can_be_realized(hago: Run) -> None:
+    said = hago("quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", "q.json", "--json").json
+    assert said["strategy"] == "q.json" and said["results"]["sqnr"] > 0
+    assert hago("realize", MODEL, "q.json", "--data", DATA).code == 0
+
+
+def test_explain_from_data_is_explain_from_shapes(hago: Run) -> None:
+    shared = ["explain", MODEL, "--hardware", "vta", "--fix-bits", "0:*=6", "--keep-float", "4", "--json"]
+    by_data, by_shape = hago(*shared, "--data", DATA), hago(*shared, "--input-shape", "1,6,6")
+    assert by_data.json == by_shape.json
+    rows = {r["node"]: r for r in by_data.json["nodes"]}
+    assert not rows["4"]["integer"] and rows["0"]["edges"][0]["choices"] == [6]
+
+
+def test_realize_explains_its_kernels(hago: Run) -> None:
+    said = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
+    assert said["head"] and sum(said["kernels"].values()) == len(said["rows"]) > 0
+    shown = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain").out
+    assert all(row["node"] in shown and row["why"] in shown for row in said["rows"])
+
+
+def test_simulate_and_realize_agree(hago: Run) -> None:
+    simulated = hago("simulate", MODEL, STRATEGY, "--data", DATA, "--json").json
+    realized = hago("realize", MODEL, STRATEGY, "--data", DATA, "--json").json
+    assert simulated["models"] == {k: v for k, v in realized["models"].items() if k != "integer"}
+    assert realized["models"]["integer"] == realized["models"]["simulated"] and realized["same"]
+
+
+def test_realize_says_no_where_a_bit_differs(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(IntegerModel):
+        def run(self, *args: Any, **kwargs: Any) -> list[Any]:
+            return [out + 1 for out in super().run(*args, **kwargs)]
+
+    monkeypatch.setattr(judgement, "IntegerModel", Wrong)
+    run = hago("realize", MODEL, STRATEGY, "--data", DATA)
+    assert run.code == 1 and "simulated != integer" in run.out
+
+
+def test_inspect_writes_the_table(hago: Run, found: Path) -> None:
+    run = hago("inspect", MODEL, STRATEGY, "--data", DATA, "--csv", "tables/layers.csv", "--values")
+    lines = (found / "tables/layers.csv").read_text("utf-8").splitlines()
+    assert run.code == 0 and "float | simulated | integer" in run.out and "wrote tables/layers.csv" in run.err
+    assert len(lines) == 1 + len(hago("inspect", MODEL, STRATEGY, "--data", DATA, "--json").json["nodes"])
+
+
+def test_replay_of_log_and_strategy(hago: Run) -> None:
+    assert hago("replay", MODEL, LOG, "--data", DATA, "--json").json == {"trials": 6, "same": True, "differences": []}
+    assert hago("replay", MODEL, LOG, "--data", DATA, "--best-only", "--json").json["trials"] == 1
+    assert hago("replay", MODEL, STRATEGY, "--data", DATA).code == 0
+
+
+def test_replay_says_no_where_a_figure_differs(hago: Run, found: Path) -> None:
+    record = json.loads((found / STRATEGY).read_text("utf-8"))
+    record["made_by"]["results"]["sqnr"] = np.nextafter(record["made_by"]["results"]["sqnr"], 0.0)
+    (found / "edited.json").write_text(json.dumps(record), "utf-8")
+    run = hago("replay", MODEL, "edited.json", "--data", DATA)
+    assert run.code == 1 and "sqnr was" in run.out
+
+
+def test_hardware_of_ones_own_must_be_given_again(hago: Run, found: Path) -> None:
+    chip = json.loads(Path(__file__).parents[2].joinpath("hardware_specs/vta.json").read_text("utf-8"))
+    (found / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
+    made = ["search", MODEL, "--hardware", "mine.json", "--data", DATA, "--budget", "2 trials"]
+    run = hago(*made)
+    assert run.code == 0, run.err
+    assert "--hardware mine.json" in run.out
+    without = hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA)
+    assert without.code == 2 and "give --hardware" in without.err
+    assert hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA, "--hardware", "mine.json").code == 0
+
+
+def test_hardware_check_says_no_and_lists_mistakes(hago: Run, found: Path) -> None:
+    (found / "wrong.json").write_text('{"version": 1, "name": "x", "rounding": "half_eve"}', "utf-8")
+    run = hago("hardware", "check", "wrong.json")
+    assert run.code == 1 and "$.rounding" in run.out and run.err == ""
+    said = hago("hardware", "--json", "check", "wrong.json").json
+    assert said["ok"] is False and any("half_eve" in m for m in said["mistakes"])
+    (found / "cut.json").write_text('{"version": 1,', "utf-8")
+    assert hago("hardware", "check", "cut.json", "--json").json["mistakes"][0].count("line 1") == 1
+
+
+def test_ops_of_ones_own(hago: Run, found: Path) -> None:
+    (found / "cli_ops.py").write_text(
+        "import torch\nfrom hago.ops._rule import IntegerForm, OpRule\n"
+        "from hago.ops._rules import arguments, magnitude_bound\n"
+        'RULE = OpRule(name="abs", aten=("aten.abs.default",), parse=arguments(("self",)),\n'
+        "    compute=lambda attrs, x: torch.abs(x),\n"
+        '    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"))\n'
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self): torch.manual_seed(0); super().__init__(torch.nn.Conv2d(1, 2, 3))\n"
+        "    def forward(self, x): return super().forward(x).abs().flatten(1)\n",
+        "utf-8",
+    )
+    chip = json.loads((Path(__file__).parents[2] / "hardware_specs/vta.json").read_text("utf-8"))
+    (found / "with_abs.json").write_text(json.dumps(chip | {"ops": {**chip["ops"], "abs": ["i32"]}}), "utf-8")
+    ours = ["--ops", "cli_ops:RULE"]
+    assert hago("hardware", "check", "with_abs.json").code == 1
+    assert hago("hardware", "check", "with_abs.json", *ours).code == 0
+    shared = ["--data", DATA, "--hardware", "with_abs.json", *ours]
+    run = hago("search", "cli_ops:Net", *shared, "--budget", "2 trials", "--save", "abs.json", "--log", "abs.jsonl")
+    assert run.code == 0 and "--ops cli_ops:RULE" in run.out, run.err
+    for command in ("realize", "inspect"):
+        assert hago(command, "cli_ops:Net", "abs.json", *shared).code == 0
+    assert hago("replay", "cli_ops:Net", "abs.jsonl", *shared).code == 0
+    wrong = hago("hardware", "show", "vta", "--ops", "cli_ops:torch")
+    assert wrong.code == 2 and "expected an OpRule" in wrong.err
+
+
+def test_data_files_and_samples(hago: Run, found: Path) -> None:
+    generator = np.random.default_rng(0)
+    np.savez(found / "d.npz", x=generator.normal(size=(30, 1, 6, 6)), y=np.arange(30) % 3)
+    said = hago("simulate", MODEL, STRATEGY, "--data", "d.npz", "--samples", "7", "--batch-size", "4", "--json").json
+    assert said["samples"] == 7 and said["models"]["float"]["sim_acc"] <= 1
+
+
+def test_the_current_folder_is_importable_only_while_it_runs(hago: Run) -> None:
+    before = list(sys.path)
+    hago("explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6")
+    assert sys.path == before
+
+
+def test_a_reader_that_leaves_is_no_error(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            raise ValueError("no file")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["hardware", "list"]) == 1
+
+
+def test_version(hago: Run) -> None:
+    run = hago("--version")
+    assert run.code == 0 and run.out.startswith("hago ")
+
+
+def test_a_race_on_threads_leaves_its_front(hago: Run, found: Path) -> None:
+    words = [*SEARCH, "--searcher", "random:trials=6,batch=3", "--executor", "threads:2", "--race", "0.05"]
+    run = hago(*words, "--log", "raced.jsonl", "--save", "raced.json", "--cache", "10MB")
+    assert run.code == 0 and "front     raced.front.json" in run.out
+    points = json.loads((found / "raced.front.json").read_text())["points"]
+    assert points and points == sorted(points, key=lambda p: p["cost"])
+    assert len(read_log(found / "raced.jsonl").trials) == 6
+    for wrong in (["--executor", "processes"], ["--race", "2"], ["--cache", "much"]):
+        assert hago(*SEARCH, *wrong).code == 2

@@ -1,0 +1,150 @@
+"""Guides: their costs against those of plans, spaces without waste, and guided searches end to end."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from test_cost import priced
+
+from hago.costing import plan_cost
+from hago.graph import CONST
+from hago.hardware import Hardware, OpDesc
+from hago.hardware_file import available_hardware, load_hardware
+from hago.prepare import Prepared, prepare
+from hago.searching.guidance import make_guide
+from hago.searching.search import SearchOptions, find
+from hago.searching.waste import classes, tidied
+from hago.trials.goal import make_goal
+
+DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
+
+
+@pytest.fixture(scope="module", params=available_hardware())
+def prepared(request: pytest.FixtureRequest) -> Prepared:
+    return prepare(residual_block(), priced(load_hardware(request.param)), DATA)
+
+
+# ---------------------------------------------------------------- costs
+@pytest.mark.parametrize("metric", ["weight_bytes", "effective_bits", "bops"])
+def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, metric: str) -> None:
+    space, rng = prepared.space, random.Random(0)
+    guide = make_guide(prepared, make_goal("sqnr"), space.widest(), metric=metric)
+    for _ in range(5):
+        bits = {k: rng.choice(g.choices) for k, g in space.groups.items()}
+        assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric])
+
+
+@pytest.mark.parametrize("metric", ["cycles", "energy", "bytes_moved"])
+def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepared, metric: str) -> None:
+    space = prepared.space
+    start = space.widest()
+    guide = make_guide(prepared, make_goal("sqnr", minimize=metric), start, metric=metric)
+    assert guide.minimize and guide.cost(start) == pytest.approx(plan_cost(prepared.resolver(start))[metric])
+    for key, group in space.groups.items():
+        bits = {**start, key: group.choices[-1]}
+        # an edge between two scales that happen to be equal needs no requantization
+        assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=1e-3)
+
+
+def test_limits_reach_the_guide(prepared: Prepared) -> None:
+    goal = make_goal("sqnr", budget_cost=["weight_bytes <= 300", "weight_bytes <= 280"])
+    guide = make_guide(prepared, goal, prepared.space.widest(), metric="weight_bytes")
+    assert (guide.limit, guide.minimize) == (280, False)
+
+
+# ---------------------------------------------------------------- spaces without waste
+def test_what_is_merged_costs_the_same_and_cannot_overflow(prepared: Prepared) -> None:
+    space = prepared.space
+    for costs in (["weight_bytes"], ["cycles"], ["energy", "effective_bits"]):
+        tidy = tidied(prepared, costs)
+        widest = prepared.resolver(space.widest())
+        assert tidy.space.groups.keys() == space.groups.keys()
+        for key, group in tidy.space.groups.items():
+            before = space.groups[key].choices
+            assert set(group.choices) <= set(before) and group.choices[0] == before[0]
+            for bits in set(before) - set(group.choices):
+                kept = min(b for b in group.choices if b > bits)
+                low, high = (prepared.resolver({**space.widest(), key: b}) for b in (bits, kept))
+                assert [plan_cost(low)[c] for c in costs] == pytest.approx(
+                    [plan_cost(high)[c] for c in costs], rel=1e-3
+                )
+                assert all(widest.nodes[e.dst].proved for e in group.edges if e.dst in widest.nodes)
+
+
+def test_what_tells_choices_apart_keeps_them(prepared: Prepared) -> None:
+    assert tidied(prepared, []) is prepared
+    assert tidied(prepared, ["bops"]).space == prepared.space
+    weights = {k for k, g in prepared.space.groups.items() if prepared.graph[g.source].op == CONST}
+    tidy = tidied(prepared, ["weight_bytes"]).space
+    assert all(tidy.groups[k] == prepared.space.groups[k] for k in weights)
+
+
+def test_int8_holds_eight_bits_where_nothing_overflows() -> None:
+    prepared = prepare(residual_block(), "x86_vnni", DATA)
+    tidy = tidied(prepared, ["cycles"])
+    assert {g.choices for k, g in tidy.space.groups.items() if not k.startswith("add")} == {(8,)}
+    assert tidied(prepare(residual_block(), "int16_accumulator", DATA), ["cycles"]).space.groups["stem:0"].choices == (
+        8, 7, 6, 5, 4,
+    )  # fmt: skip
+
+
+def test_choices_are_cut_where_they_need_another_dtype() -> None:
+    b = Builder()
+    b.linear(b.input(6, name="x"), seeded(4, 6, seed=1), name="fc")
+    narrow, wide = OpDesc(["int4", "int4"], "int32", min_bits=2), OpDesc(["int8", "int8"], "int32", min_bits=2)
+    prepared = prepare(b.graph(), Hardware({"linear": [narrow, wide]}), [seeded(8, 6)])
+    group = prepared.space.groups["fc:0"]
+    assert classes(prepared, group) == [(8, 7, 6, 5), (4, 3, 2)]
+    assert tidied(prepared, ["bytes_moved"]).space.groups["fc:0"].choices == (8, 4)
+
+
+# ---------------------------------------------------------------- searches
+def test_guided_searches_beat_the_descent() -> None:
+    limit = {"budget_cost": "weight_bytes <= 260", "progress": False}
+    best = {s: find(residual_block(), "x86_vnni", DATA, SearchOptions(s, **limit)) for s in ("greedy", "sensitivity")}
+    values = {name: found.result.score.results["sqnr"] for name, found in best.items()}
+    assert values["sensitivity"] >= values["greedy"]
+    assert all(found.result.score.costs["weight_bytes"] <= 260 for found in best.values())
+
+
+def test_a_front_over_a_cost() -> None:
+    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
+    sizes = [t.score.costs["bops"] for t in found.result.trials]
+    assert max(sizes) > 3 * min(sizes) and len(set(sizes)) >= 8
+
+
+def test_the_front_on_disk_is_over_the_cost_of_the_search(tmp_path: Path) -> None:
+    options = {"progress": False, "front": tmp_path / "front.json", "objective": "accuracy"}
+    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=6,rounds=1,cost=bops", **options))
+    front = json.loads((tmp_path / "front.json").read_text())
+    assert front["cost"] == "bops" and front["points"]
+    assert max(p["value"] for p in front["points"]) == max(t.results["sim_acc"] for t in found.result.trials)
+
+
+def test_the_same_front_again() -> None:
+    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
+    again = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
+    assert [t.bits for t in again.result.trials] == [t.bits for t in found.result.trials]
+
+
+def test_the_least_cycles_on_a_chip_with_two_widths() -> None:
+    """Four bits run twice as fast; the search takes them where little is lost."""
+    b = Builder()
+    x = b.input(6, name="x")
+    hidden = b.call("relu", b.linear(x, seeded(32, 6, seed=1), name="one"), name="relu")
+    b.linear(hidden, seeded(4, 32, seed=2), name="two")
+    narrow = OpDesc(["int4", "int4"], "int32", min_bits=2, cost={"macs_per_cycle": 16})
+    wide = OpDesc(["int8", "int8"], "int32", min_bits=2, cost={"macs_per_cycle": 8})
+    move = OpDesc("int32", "int32", cost={"elements_per_cycle": 8})
+    chip = Hardware({"linear": [narrow, wide], "relu": [move]}, name="two_widths")
+    options = {"minimize": "cycles", "keep": "sqnr >= 18", "progress": False}
+    best = {}
+    for name in ("sensitivity", "exhaustive"):
+        best[name] = find(b.graph(), chip, [seeded(64, 6, seed=3)], SearchOptions(name, **options)).result.score
+        assert best[name].results["sqnr"] >= 18
+    assert best["sensitivity"].costs["cycles"] == best["exhaustive"].costs["cycles"]

@@ -1,0 +1,132 @@
+"""Scores of points, the overflows that are seen, and a start that has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from chips import Chip
+from ops.laws import accumulators
+from plans import fixed_resolver, resolver_of
+
+from hago.errors import DataError, InfeasibleBits
+from hago.execute import run_real
+from hago.frontend.data import Batches
+from hago.hardware import Hardware, OpDesc
+from hago.hardware_file import load_hardware
+from hago.objective import objective
+from hago.peaks import Peaks
+from hago.prepare import Prepared, prepare
+from hago.simulator import Simulator
+from hago.trials.evaluate import Evaluator, first_safe, safe_start
+
+DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Prepared:
+    return prepare(residual_block(), "int16_accumulator", DATA)
+
+
+# ---------------------------------------------------------------- overflow
+def test_peaks_count_what_does_not_fit(narrow: Prepared) -> None:
+    plan = narrow.resolver(narrow.space.widest())
+    peaks = Peaks(plan)
+    x = [DATA[0][0] * 8]
+    Simulator(plan, watch=peaks).run(x)
+    for name, c in accumulators(plan, x).items():
+        node = plan.nodes[name]
+        dtype = node.desc.register.dtype
+        outside = int(((c < dtype.min) | (c > dtype.max)).sum())
+        assert peaks.overflows.get(name, 0) == outside
+        assert peaks.accumulators.get(name, 0) == (0 if node.proved else c.numel())
+        if outside:
+            largest = max(float(c.max()) / dtype.max, float(c.min()) / dtype.min)
+            assert peaks.peaks[name] == largest and 2 ** peaks.excess_bits[name] >= largest
+    assert peaks.overflows
+
+
+def test_one_too_many_is_an_overflow_of_one_bit() -> None:
+    b = Builder()
+    b.linear(b.input(3, name="x"), torch.ones(1, 3), name="fc")
+    chip = Chip(register="int16").hardware()
+    plan = fixed_resolver(b.graph(), chip, {"fc:0": (-1.0, 1.0)})({"fc:0": 8, "fc:1": 8})
+    for values, overflows in (
+        ((127, 127, 3), {}),
+        ((127, 127, 5), {"fc": 1}),
+        ((-127, -127, -4), {}),
+        ((-127, -127, -5), {"fc": 1}),
+    ):
+        peaks = Peaks(plan)
+        Simulator(plan, watch=peaks).run([torch.tensor([values]) / 128])
+        assert peaks.overflows == overflows  # 127 * 127 * 2 + 127 * 4 = 32766
+        assert set(peaks.excess_bits.values()) <= {1}
+
+
+def test_a_safe_start_holds_what_was_seen(narrow: Prepared) -> None:
+    bits = safe_start(narrow.resolver, narrow.calibration.peaks)
+    narrow.space.check(bits)
+    plan = narrow.resolver(bits)
+    for name, node in plan.nodes.items():
+        largest = narrow.calibration.peaks[name]
+        assert node.proved or largest / float(node.register.scale.min()) <= node.desc.register.dtype.max
+    wide = prepare(residual_block(), "x86_vnni", DATA)
+    assert safe_start(wide.resolver, wide.calibration.peaks) == wide.space.widest()
+
+
+def test_the_first_safe_point_does_not_overflow(narrow: Prepared) -> None:
+    evaluator = Evaluator(narrow.graph, narrow.batches, objective("sqnr"))
+    bits, score = first_safe(evaluator, narrow.resolver, narrow.calibration.peaks)
+    assert not score.overflows and sum(bits.values()) < sum(narrow.space.widest().values())
+    assert evaluator.score(narrow.resolver(narrow.space.widest()), narrow.space.widest()).overflows
+
+
+def test_no_point_is_safe() -> None:
+    graph = residual_block()
+    hopeless = Hardware({"conv2d": [OpDesc("int8", "int8")]}, name="hopeless")
+    prepared = prepare(graph, hopeless, DATA)
+    evaluator = Evaluator(graph, prepared.batches, objective("sqnr"))
+    with pytest.raises(InfeasibleBits, match=r"overflows its accumulator \d+ times.*keep_float"):
+        first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+
+
+# ---------------------------------------------------------------- scores
+def test_a_score_says_all_there_is() -> None:
+    graph = residual_block()
+    resolver = resolver_of(graph, load_hardware("x86_vnni"), [DATA[0][0]])
+    batches = Batches(DATA, graph.inputs)
+    evaluator = Evaluator(graph, batches, objective("cosine"))
+    bits = resolver.space.widest()
+    plan = resolver(bits)
+    score = evaluator.score(plan, bits)
+    assert set(score.results) == {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval", "cosine"}
+    assert score.value == score.results["cosine"] and score.results["samples"] == 16
+    assert score.total_bits == sum(bits.values()) and score.plan_key == plan.key and score.unproved == 0
+    assert evaluator.score(plan, bits) == score
+    outputs = torch.cat([Simulator(plan)(x) for x, _ in DATA])
+    reference = torch.cat([run_real(graph, [x])[0] for x, _ in DATA])
+    labels = torch.cat([y for _, y in DATA])
+    assert score.results["sim_acc"] == float((outputs.argmax(1) == labels).double().mean())
+    noise = float((outputs.double() - reference.double()).square().sum())
+    assert score.results["sqnr"] == pytest.approx(10 * torch.log10(reference.double().square().sum() / noise).item())
+
+
+def test_the_float_model_agrees_with_itself() -> None:
+    graph = residual_block()
+    evaluator = Evaluator(graph, Batches(DATA, graph.inputs), objective("sqnr"))
+    found = evaluator.summary(evaluator.float_contributions())
+    assert found["agreement"] == 1.0 and found["sqnr"] == 200.0
+
+
+def test_more_bits_are_more_like_the_float_model() -> None:
+    graph = residual_block()
+    resolver = resolver_of(graph, load_hardware("x86_vnni"), [DATA[0][0]])
+    evaluator = Evaluator(graph, Batches(DATA, graph.inputs), objective("sqnr"))
+    values = [evaluator.score(resolver(b), b).value for b in (resolver.space.narrowest(), resolver.space.widest())]
+    assert values[0] + 10 < values[1]
+
+
+def test_labels_are_needed_for_accuracy() -> None:
+    graph = residual_block()
+    with pytest.raises(DataError, match="'accuracy' needs labels"):
+        Evaluator(graph, Batches([DATA[0][0]], graph.inputs), objective("accuracy"))

@@ -1,0 +1,274 @@
+"""Goals: limits as users write them, the order they put points in, and what cannot be reached."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hago import search_quantize_strategy
+from hago.cost import METRICS
+from hago.costing import plan_cost
+from hago.errors import HagoError, InfeasibleBits
+from hago.hardware import OpDesc
+from hago.hardware_file import load_hardware
+from hago.objective import OBJECTIVES
+from hago.prepare import plan_of, prepare
+from hago.search.log import read_log
+from hago.search.searcher import Score
+from hago.search.trial import Trial, best_trial
+from hago.searching.search import SearchOptions, find
+from hago.trials.evaluate import Evaluator
+from hago.trials.goal import LOSSES, Goal, Limit, make_goal, parse_limits
+
+DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
+
+
+# ---------------------------------------------------------------- what users write
+@pytest.mark.parametrize(
+    ("text", "figure", "least", "most"),
+    [
+        ("weight_bytes <= 4 MB", "weight_bytes", None, 4e6),
+        ("weight_bytes<=4MiB", "weight_bytes", None, 4 * 2**20),
+        ("activation_bytes < 512", "activation_bytes", None, 512),
+        ("bytes_moved <= 1.5 KiB", "bytes_moved", None, 1536),
+        ("latency <= 5 ms", "latency", None, 5e-3),
+        ("latency <= 250us", "latency", None, 250e-6),
+        ("energy <= 2 mJ", "energy", None, 2e-3),
+        ("cycles <= 2M", "cycles", None, 2e6),
+        ("cycles <= 3 k cycles", "cycles", None, 3e3),
+        ("bops <= 1e9", "bops", None, 1e9),
+        ("effective_bits <= 4.5 bits", "effective_bits", None, 4.5),
+        ("agreement >= 99 %", "agreement", 0.99, None),
+        ("agreement => 0.99", "agreement", 0.99, None),
+        ("accuracy > 91.5%", "sim_acc", 0.915, None),
+        ("sqnr >= 20 dB", "sqnr", 20.0, None),
+        ("kl <= 0.1", "kl", -0.1, None),
+        ("mse < 2e-3", "mse", -2e-3, None),
+    ],
+)
+def test_limits_are_read(text: str, figure: str, least: float | None, most: float | None) -> None:
+    (limit,) = parse_limits(text)
+    assert (limit.figure, limit.text) == (figure, text)
+    assert limit.least == (None if least is None else pytest.approx(least))
+    assert limit.most == (None if most is None else pytest.approx(most))
+
+
+def test_several_limits() -> None:
+    assert [x.figure for x in parse_limits(["sqnr >= 1, bops <= 2", "macs <= 3"])] == ["sqnr", "bops", "macs"]
+    assert parse_limits(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("weight_bytes", "expected FIGURE <= NUMBER UNIT"),
+        ("", "expected FIGURE"),
+        ("weight_byte <= 4", "unknown figure 'weight_byte'.*Did you mean 'weight_bytes'"),
+        ("weight_bytes <= 4 ms", "unknown unit 'ms'; expected B, kB"),
+        ("latency <= 4 MB", "unknown unit 'MB'; expected s, ms"),
+        ("latency <= 4", "unknown unit ''; expected s, ms"),
+        ("weight_bytes >= 4", "wrong side; expected weight_bytes <= a number"),
+        ("agreement <= 0.9", "wrong side; expected agreement >="),
+        ("agreement >= 101 %", "agreement is at most 1"),
+        ("kl >= 0.1", "wrong side"),
+        ("macs <= 1.2.3", "'1.2.3' is no number"),
+    ],
+)
+def test_limits_that_say_nothing(text: str, says: str) -> None:
+    with pytest.raises(HagoError, match=says):
+        parse_limits(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_limit_or_an_error(text: str) -> None:
+    try:
+        assert all(isinstance(x, Limit) for x in parse_limits(text))
+    except HagoError as error:
+        assert "limit" in str(error)
+
+
+@given(st.sampled_from([*METRICS, *(set(OBJECTIVES) - {"accuracy", "agreement", "cosine"})]), st.floats(0.001, 1e9))
+def test_a_limit_kept_has_no_shortfall(name: str, number: float) -> None:
+    below = name in METRICS or name in LOSSES
+    (limit,) = parse_limits(f"{name} {'<=' if below else '>='} {number!r} {METRICS.get(name, '').strip('B')}")
+    at = limit.most if limit.most is not None else limit.least
+    assert at is not None and limit.shortfall(at) == 0.0
+    worse, better = (at * (1.1 if limit.most is not None else 0.9), at * (0.9 if limit.most is not None else 1.1))
+    if at < 0:
+        worse, better = better, worse
+    assert limit.shortfall(better) == 0.0 and limit.shortfall(worse) == pytest.approx(0.1)
+    assert limit.shortfall(math.nan) == math.inf
+
+
+def test_a_goal_is_one_thing() -> None:
+    with pytest.raises(HagoError, match="give one of them.*pareto"):
+        make_goal("sqnr", maximize="sqnr", minimize="cycles")
+    with pytest.raises(HagoError, match="minimize='cycle'.*Did you mean 'cycles'"):
+        make_goal("sqnr", minimize="cycle")
+    assert make_goal("sqnr", maximize="agreement").objective.name == "agreement"
+    assert make_goal("sqnr").to_json() == {}
+
+
+# ---------------------------------------------------------------- the order of points
+def scored(value: float, agreement: float, size: float, goal: Goal, **changes: object) -> Score:
+    return goal.judged(Score(value, {"agreement": agreement}, **changes), {"weight_bytes": size, "cycles": size})  # type: ignore[arg-type]
+
+
+def test_limits_come_before_the_value_and_overflow_before_limits() -> None:
+    goal = make_goal("sqnr", budget_cost="weight_bytes <= 100")
+    kept, missed, far = (scored(v, 1.0, size, goal) for v, size in ((10, 100), (30, 110), (40, 200)))
+    overflowed = scored(50, 1.0, 50, goal, overflows={"a": 1}, excess_bits={"a": 1})
+    order = sorted([overflowed, far, kept, missed], key=lambda s: s.rank)
+    assert order == [overflowed, far, missed, kept]
+    assert (kept.shortfall, missed.shortfall, far.shortfall) == (0.0, pytest.approx(0.1), pytest.approx(1.0))
+    assert kept.accepted and not missed.accepted and missed.runs
+    trials = [Trial(i, {}, s) for i, s in enumerate([far, missed, kept])]
+    for tolerance in (0.0, 25.0, 100.0):
+        best = best_trial(trials, tolerance)
+        assert best is not None and best.index == 2
+
+
+def test_ties_go_to_the_cost_and_then_to_bits() -> None:
+    goal = make_goal("sqnr", budget_cost="weight_bytes <= 100")
+    small, large = scored(10, 1.0, 50, goal, total_bits=9), scored(10, 1.0, 60, goal, total_bits=3)
+    assert small.rank > large.rank and small.standing(5.0) > large.standing(5.0)
+    assert scored(10, 1.0, 50, goal, total_bits=8).rank > small.rank
+    assert scored(10.001, 1.0, 60, goal).rank > small.rank
+
+
+def test_minimize_ranks_by_cost_and_then_by_the_objective() -> None:
+    goal = make_goal("sqnr", minimize="cycles", keep="agreement >= 0.9")
+    assert goal.costs == ("cycles",) and [m.name for m in goal.measures] == ["agreement"]
+    cheap, dear, better, missed = (
+        scored(v, a, size, goal) for v, a, size in ((10, 0.9, 5), (40, 1.0, 6), (11, 0.9, 5), (50, 0.8, 1))
+    )
+    assert better.rank > cheap.rank > dear.rank > missed.rank
+    assert cheap.value == -5
+
+
+def test_scores_with_limits_stand_in_the_log() -> None:
+    goal = make_goal("sqnr", minimize="cycles", keep="agreement >= 0.9")
+    for score in (
+        scored(10, 0.8, 5, goal, plan_key="p"),
+        scored(10, 0.9, 5, goal, plan_key="p"),
+        Score(1, plan_key="p"),
+    ):
+        record = Trial(0, {"a:0": 8}, score).to_json("m")
+        assert Trial.from_json(record).score == score
+        assert ("shortfall" in record["score"]) == (score.shortfall > 0)
+
+
+# ---------------------------------------------------------------- whole searches
+def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
+    graph = residual_block()
+    log = tmp_path / "log.jsonl"
+    strategy, _ = search_quantize_strategy(
+        graph, "x86_vnni", DATA, budget_cost="weight_bytes <= 280 B", budget=60, log=log, progress=False
+    )
+    from hago import load_hardware
+
+    cost = plan_cost(plan_of(graph, load_hardware("x86_vnni"), strategy))
+    assert cost["weight_bytes"] <= 280
+    assert strategy.made_by["goal"] == {"limits": ["weight_bytes <= 280 B"]}
+    assert strategy.made_by["costs"]["weight_bytes"] == cost["weight_bytes"]
+    kept = [t for t in read_log(log).trials if t.score.costs["weight_bytes"] <= 280]
+    assert kept and max(t.score.value for t in kept) == strategy.made_by["results"]["sqnr"]
+    header = read_log(log).header
+    assert header is not None and header.settings == {"limits": ["weight_bytes <= 280 B"]}
+
+
+def test_minimize_keeps_what_it_must() -> None:
+    options = {"objective": "sqnr", "budget": 80, "progress": False}
+    found = find(
+        residual_block(), "x86_vnni", DATA, SearchOptions(minimize="weight_bytes", keep="sqnr >= 25", **options)
+    )
+    best = found.result.best.score
+    assert best.results["sqnr"] >= 25 and best.value == -best.costs["weight_bytes"]
+    assert found.score == best.results["sim_acc"]
+    start = found.result.trials[0].score
+    assert best.costs["weight_bytes"] < start.costs["weight_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"budget_cost": "weight_bytes <= 100"}, "'weight_bytes <= 100' cannot be met.*is 196, the nearest"),
+        ({"keep": "sqnr >= 90"}, r"'sqnr >= 90' cannot be met: at the most bits.*sqnr is \d+\.\d+"),
+        ({"budget_cost": "latency <= 5 ms"}, "does not give what 'latency' needs.*use 'cycles'"),
+        ({"minimize": "energy"}, "does not give what 'energy' needs.*picojoules_per_byte"),
+    ],
+)
+def test_what_cannot_be_reached_is_said_before_any_trial(limits: dict[str, str], says: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(HagoError, match=says):
+        search_quantize_strategy(residual_block(), "x86_vnni", DATA, log=log, progress=False, **limits)
+    assert not log.exists()
+
+
+IMAGES = [x for x, _ in DATA]
+
+
+def test_the_start_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, keys = Evaluator.measure, []
+
+    def counting(self: Evaluator, plan: Any, *rest: Any) -> Any:
+        keys.append(plan.key)
+        return measure(self, plan, *rest)
+
+    monkeypatch.setattr(Evaluator, "measure", counting)
+    search_quantize_strategy(residual_block(), "x86_vnni", DATA, keep="sqnr >= 1", budget=4, progress=False)
+    assert len(keys) == len(set(keys)) >= 2
+
+
+def slow_tables() -> tuple[Any, Any]:
+    """A network and a chip on which sigmoids are cheaper in float, crossings and all."""
+    b = Builder()
+    b.call("sigmoid", b.conv2d(b.input(3, 8, 8), seeded(16, 3, 3, 3)))
+    whole = load_hardware("x86_vnni")
+    slow = OpDesc("uint8", "uint8", requantize_at="output", name="slow", cost={"elements_per_cycle": 0.05})
+    cost = {"requantize_per_cycle": 0.5, "clock_hz": 1e9, "bytes_per_cycle": 4.0}
+    return b.graph(), replace(whole, ops={**whole.ops, "sigmoid": (slow, whole.ops["sigmoid"][-1])}, cost=cost)
+
+
+def test_what_only_float_nodes_reach_is_not_refused() -> None:
+    graph, chip = slow_tables()
+    least, _ = search_quantize_strategy(graph, chip, IMAGES, minimize="cycles", searcher="sensitivity", progress=False)
+    cycles = least.made_by["costs"]["cycles"]
+    narrow = plan_cost(prepare(graph, chip, IMAGES).resolver(prepare(graph, chip, IMAGES).space.narrowest()))["cycles"]
+    assert cycles < 0.9 * narrow
+    limit = f"cycles <= {1.01 * cycles}"
+    found, _ = search_quantize_strategy(graph, chip, IMAGES, budget_cost=limit, searcher="sensitivity", progress=False)
+    assert found.made_by["costs"]["cycles"] <= 1.01 * cycles
+
+
+@pytest.mark.parametrize("limit", ["cycles <= 10", "latency <= 1 ns"])
+def test_what_no_signature_computes_in_is_said_before_any_trial(limit: str, tmp_path: Path) -> None:
+    graph, chip = slow_tables()
+    with pytest.raises(InfeasibleBits, match=f"'{limit}' cannot be met: the multiply.* alone take .*the nearest"):
+        search_quantize_strategy(graph, chip, IMAGES, budget_cost=limit, log=tmp_path / "log", progress=False)
+    assert not (tmp_path / "log").exists()
+
+
+def test_limits_that_exclude_each_other_end_with_the_nearest_point(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(InfeasibleBits, match=r"nearest is trial \d+: .* is missed with"):
+        search_quantize_strategy(
+            residual_block(), "x86_vnni", DATA, budget_cost="weight_bytes <= 196", keep="sqnr >= 30",
+            budget=30, log=log, progress=False,
+        )  # fmt: skip
+    assert len(read_log(log).trials) > 10
+
+
+def test_searchers_take_options_in_their_names() -> None:
+    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials=3", progress=False))
+    assert len(found.result.trials) == 3
+    with pytest.raises(HagoError, match="expected OPTION=VALUE"):
+        find(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials", progress=False))
