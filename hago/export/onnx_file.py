@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hago.errors import UnsupportedOp
+from hago.export.onnx_padding import padded_convolutions
 from hago.export.onnx_real import emit_real
 from hago.export.onnx_values import Scales, Value, quantizes_to
 from hago.export.onnx_writer import Writer
@@ -50,22 +51,28 @@ class Walk:
         self.values: dict[str, Value] = {}
         self.operands: dict[Edge, Value] = {}
         self._integer = integer
+        self._merged, self._padded = padded_convolutions(plan)
         self._real: dict[str, str] = {}
         self._arrived: dict[tuple[str, tuple[object, ...]], Value] = {}
 
     def file(self, form: str, metadata: Mapping[str, str]) -> OnnxFile:
         """The whole model."""
         for node in self.graph:
-            self._visit(node)
+            self._visit(self._padded.get(node.name, node))
         outputs = self._outputs()
         inputs = {n: (self._kind(self.graph[n]), self._shape(self.graph[n])) for n in self.graph.inputs}
-        return OnnxFile(self.w.finish(inputs, outputs, metadata), self.values, self.operands, form)
+        values = {name: value for name, value in self.values.items() if name not in self._merged}
+        return OnnxFile(self.w.finish(inputs, outputs, metadata), values, self.operands, form)
 
     def _visit(self, node: Node) -> None:
         if node.op == CONST:
             return
         if node.op == INPUT:
             self.values[node.name] = Value(node.name, "real")
+        elif node.name in self._merged:
+            # a convolution pads what comes
+            real = node.name not in self.plan.nodes
+            self.values[node.name] = Value(self.real(node.inputs[0]), "real") if real else self.operand(node.edges[0])
         elif node.name in self.plan.nodes:
             self.values[node.name] = self._integer(self, node, self.plan.nodes[node.name])
         else:
@@ -99,7 +106,8 @@ class Walk:
         """What an integer node reads on an edge that is no constant: after its SimQ, made once for all edges
         that ask for the same."""
         found = self._operand(edge)
-        self.operands[edge] = found
+        if self.graph.source(edge) not in self._merged:
+            self.operands[edge] = found
         return found
 
     def _operand(self, edge: Edge) -> Value:

@@ -46,14 +46,14 @@ def renamed(kind: str, opset: int = 0, **names: str) -> Emit:
 
 
 def pads(attrs: Mapping[str, Any], kernel: Sequence[int]) -> list[int]:
-    """torch's padding, a list or a word, as ONNX writes it: starts, then ends."""
+    """torch's padding, a list or a word, as ONNX writes it: starts, then ends; what is so already stays."""
     given = attrs["padding"]
     if given == "valid":
         return [0] * (2 * len(kernel))
     if given == "same":
         total = [d * (k - 1) for d, k in zip(attrs["dilation"], kernel, strict=True)]
         return [t // 2 for t in total] + [t - t // 2 for t in total]
-    return list(given) * 2
+    return list(given) if len(given) == 2 * len(kernel) else list(given) * 2
 
 
 def _conv(w: Writer, node: Node, x: Inputs, out: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from building import Builder
+from building import Builder, seeded
 from networks import Small, images, randomized
 from ops.samples import AFFINE_KEYS, KEYS, at_batch, graph_of, inputs_of
 from plans import points, resolver_of
@@ -247,3 +247,37 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(HagoError, match="cannot write"):
         quantizer().export_onnx(tmp_path / "no" / "net.onnx")
+
+
+# ---------------------------------------------------------------- padding
+def _padded(sizes: list[int], value: float = 0.0, also_out: bool = False) -> Graph:
+    b = Builder()
+    x = b.call("relu", b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3), name="first"))
+    pad = b.call("pad", x, pad=sizes, mode="constant", value=value, name="pad")
+    found = [
+        b.conv2d(pad, seeded(4, 4, 3, 3), name="wide"),
+        b.conv2d(pad, seeded(4, 4, 3, 3), padding=[1, 0], stride=[2, 2], name="strided"),
+    ]
+    return b.graph(*found, *([pad] if also_out else []))
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("sizes", [[0, 1, 0, 1], [2, 1, 0, 3], [1, 1]])
+def test_zeros_around_are_a_part_of_the_convolution(form: str, sizes: list[int]) -> None:
+    graph = _padded(sizes)
+    resolver = resolver_of(graph, CHIP, [images(4, 3, 8, 8)])
+    plan = resolver(resolver.space.widest())
+    made = make_onnx(plan, form)
+    assert not [n for n in made.model.graph.node if n.op_type == "Pad"]
+    found = check_onnx(made, plan, [[images(3, 3, 8, 8)]])
+    assert found.same and found.compared and not sum(p.differing for p in found.outputs), str(found)
+    (ours, *_), (theirs, *_) = run_real(graph, [images(2, 3, 8, 8)]), run_file(graph, [images(2, 3, 8, 8)])
+    np.testing.assert_allclose(theirs, ours.numpy(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("graph", [_padded([0, 1], value=0.5), _padded([0, 1], also_out=True), _padded([0, -1])])
+def test_padding_that_is_seen_or_is_not_of_zeros_stays(graph: Graph) -> None:
+    made = make_onnx(float_plan(graph))
+    assert [n.op_type for n in made.model.graph.node].count("Pad") == 1
+    (ours, *_), (theirs, *_) = run_real(graph, [images(2, 3, 8, 8)]), run_file(graph, [images(2, 3, 8, 8)])
+    np.testing.assert_allclose(theirs, ours.numpy(), rtol=2e-5, atol=2e-5)
