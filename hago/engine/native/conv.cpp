@@ -18,6 +18,7 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
   }
 }
 
+constexpr int MOST_ROWS = 14;  // of a tile
 constexpr int BYTES[] = {1, 1, 2, 4, 4};
 
 // Has what a tile will read and write brought near while its sums are made.
@@ -71,9 +72,15 @@ inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8
   }
 }
 
+// Whether windows are single pixels one after the other.
+bool is_pointwise(const Job& j) {
+  const Conv& c = j.c;
+  return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
+}
+
 // The pixels [begin, end) of one panel of output channels, R pixels by 16 * Z channels at a time.
 template <int R, int Z, bool SIGNED>
-void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
+void tiles(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
   const Conv& c = j.c;
   const int each_out = c.out_channels / c.groups, width = std::min(c.panel, each_out - panel * c.panel);
   const int column = group * each_out + panel * c.panel, from = group * (c.channels / c.groups);
@@ -82,23 +89,16 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
   const int32_t* offset = c.offset + (group * c.panels + panel) * c.panel;
   const int64_t* steps = j.steps.data();
   std::vector<uint8_t> copies(c.gather == AT_PIXELS ? 0 : R * room);
-  const bool pointwise = c.gather == AT_PIXELS && taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w &&
-                         c.stride_w == 1;
   alignas(64) int32_t sums[16 * Z * R];
-  Place next = place_of(j, begin), place[R];
   for (int64_t first = begin; first < end; first += R) {
     const int count = (int)std::min<int64_t>(R, end - first);
     const uint8_t* at[R];
+    const Place* place = places + (first - begin);  // rows past the end are computed and dropped
     bool all_inside = true;
-    if (pointwise) {
+    if (!places)
       for (int r = 0; r < R; ++r) at[r] = j.x + (first + (r < count ? r : 0)) * c.channels + from;
-    } else {
-      for (int r = 0; r < R; ++r) {
-        place[r] = r < count ? next : place[0];  // rows past the end are computed and dropped
-        all_inside = all_inside && place[r].inside;
-        if (r < count) advance(j, next);
-      }
-    }
+    else
+      for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
     const Tile tile{sums, count, 16 * Z, width, column, first, column};
     if (!j.fast) fetch(j, tile);
     __m512i acc[R][Z];
@@ -108,7 +108,7 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) acc[r][z] = start;
     }
-    if (pointwise) {
+    if (!places) {
       accumulate<R, Z, SIGNED>(acc, at, weight, c.depth);
     } else if (all_inside) {
       const int8_t* w = weight;
@@ -123,7 +123,7 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
       const int8_t* w = weight;
       for (int k = 0; k < taps; ++k, w += c.depth * 16 * Z) {
         for (int r = 0; r < R; ++r) {
-          if (place[r].inside) at[r] = place[r].first + j.steps[k] + from;
+          if (place[r].inside) at[r] = place[r].first + steps[k] + from;
           else if (c.gather == AT_PIXELS) at[r] = tap(j, place[r], k / c.kernel_w, k % c.kernel_w) + from;
           else at[r] = copies.data() + r * room + k * c.depth;
         }
@@ -138,32 +138,35 @@ void tiles(const Job& j, int group, int panel, int64_t begin, int64_t end) {
   }
 }
 
-void panel_of(const Job& j, int group, int panel, int64_t begin, int64_t end) {
+void panel_of(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
   const bool few = end - begin <= 2;  // a row or two of a matrix: no tile of pixels
   switch (j.c.panel / 16 + (j.c.is_signed ? 4 : 0) + (few ? 8 : 0)) {
-    case 1: return tiles<14, 1, false>(j, group, panel, begin, end);
-    case 2: return tiles<12, 2, false>(j, group, panel, begin, end);
-    case 3: return tiles<8, 3, false>(j, group, panel, begin, end);
-    case 4: return tiles<6, 4, false>(j, group, panel, begin, end);
-    case 5: return tiles<14, 1, true>(j, group, panel, begin, end);
-    case 6: return tiles<12, 2, true>(j, group, panel, begin, end);
-    case 7: return tiles<8, 3, true>(j, group, panel, begin, end);
-    case 8: return tiles<6, 4, true>(j, group, panel, begin, end);
-    case 9: return tiles<1, 1, false>(j, group, panel, begin, end);
-    case 10: return tiles<1, 2, false>(j, group, panel, begin, end);
-    case 11: return tiles<1, 3, false>(j, group, panel, begin, end);
-    case 12: return tiles<1, 4, false>(j, group, panel, begin, end);
-    case 13: return tiles<1, 1, true>(j, group, panel, begin, end);
-    case 14: return tiles<1, 2, true>(j, group, panel, begin, end);
-    case 15: return tiles<1, 3, true>(j, group, panel, begin, end);
-    default: return tiles<1, 4, true>(j, group, panel, begin, end);
+    case 1: return tiles<14, 1, false>(j, places, group, panel, begin, end);
+    case 2: return tiles<12, 2, false>(j, places, group, panel, begin, end);
+    case 3: return tiles<8, 3, false>(j, places, group, panel, begin, end);
+    case 4: return tiles<6, 4, false>(j, places, group, panel, begin, end);
+    case 5: return tiles<14, 1, true>(j, places, group, panel, begin, end);
+    case 6: return tiles<12, 2, true>(j, places, group, panel, begin, end);
+    case 7: return tiles<8, 3, true>(j, places, group, panel, begin, end);
+    case 8: return tiles<6, 4, true>(j, places, group, panel, begin, end);
+    case 9: return tiles<1, 1, false>(j, places, group, panel, begin, end);
+    case 10: return tiles<1, 2, false>(j, places, group, panel, begin, end);
+    case 11: return tiles<1, 3, false>(j, places, group, panel, begin, end);
+    case 12: return tiles<1, 4, false>(j, places, group, panel, begin, end);
+    case 13: return tiles<1, 1, true>(j, places, group, panel, begin, end);
+    case 14: return tiles<1, 2, true>(j, places, group, panel, begin, end);
+    case 15: return tiles<1, 3, true>(j, places, group, panel, begin, end);
+    default: return tiles<1, 4, true>(j, places, group, panel, begin, end);
   }
 }
 
 }  // namespace
 
 void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
-  for (int p = first; p < first + count; ++p) panel_of(j, p / j.c.panels, p % j.c.panels, begin, end);
+  std::vector<Place> places;
+  if (!is_pointwise(j)) places = places_of(j, begin, end, MOST_ROWS);
+  const Place* at = places.empty() ? nullptr : places.data();
+  for (int p = first; p < first + count; ++p) panel_of(j, at, p / j.c.panels, p % j.c.panels, begin, end);
 }
 
 extern "C" int hago_has_conv() { return 1; }

@@ -50,41 +50,39 @@ struct Job {
 struct Place {
   const uint8_t* image;
   const uint8_t* first;  // its first byte, where it lies inside
-  int64_t out_x, out_y, x, y;
+  int32_t x, y;
   bool inside;
 };
 
-inline void look(const Job& j, Place& p) {
+inline Place place_of(const Job& j, const uint8_t* image, int64_t out_y, int64_t out_x) {
   const Conv& c = j.c;
-  p.y = p.out_y * c.stride_h - c.pad_h;
-  p.x = p.out_x * c.stride_w - c.pad_w;
-  p.first = p.image + (p.y * j.s.width + p.x) * c.channels;
-  p.inside = p.y >= 0 && p.x >= 0 && p.y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
-             p.x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
+  const int64_t y = out_y * c.stride_h - c.pad_h, x = out_x * c.stride_w - c.pad_w;
+  const uint8_t* first = image + (y * j.s.width + x) * c.channels;
+  bool inside = y >= 0 && x >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
+                x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
   // a row is read in fours, which may pass its end by three bytes
-  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
-  if (c.gather == IN_PATCH) p.inside = false;
+  if (c.gather == IN_ROWS) inside = inside && j.end - (first + j.steps.back()) >= c.depth;
+  if (c.gather == IN_PATCH) inside = false;
+  return {image, first, (int32_t)x, (int32_t)y, inside};
 }
 
-inline Place place_of(const Job& j, int64_t pixel) {
-  const int64_t plane = j.s.out_height * j.s.out_width, in = pixel % plane;
-  Place p{};
-  p.image = j.x + pixel / plane * j.s.height * j.s.width * j.c.channels;
-  p.out_y = in / j.s.out_width;
-  p.out_x = in % j.s.out_width;
-  look(j, p);
-  return p;
-}
-
-inline void advance(const Job& j, Place& p) {
-  if (++p.out_x == j.s.out_width) {
-    p.out_x = 0;
-    if (++p.out_y == j.s.out_height) {
-      p.out_y = 0;
-      p.image += j.s.height * j.s.width * j.c.channels;
-    }
+// The windows of the output pixels [begin, end), and `more` times the last one.
+inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end, int more) {
+  std::vector<Place> places;
+  places.reserve(end - begin + more);
+  const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * j.c.channels;
+  const uint8_t* image = j.x + begin / plane * size;
+  int64_t out_y = begin % plane / j.s.out_width, out_x = begin % j.s.out_width;
+  for (int64_t pixel = begin; pixel < end; ++pixel) {
+    places.push_back(place_of(j, image, out_y, out_x));
+    if (++out_x < j.s.out_width) continue;
+    out_x = 0;
+    if (++out_y < j.s.out_height) continue;
+    out_y = 0;
+    image += size;
   }
-  look(j, p);
+  places.insert(places.end(), more, places.back());
+  return places;
 }
 
 inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {

@@ -14,8 +14,9 @@ void channels(const Job& j, int64_t begin, int64_t end) {
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   std::vector<const uint8_t*> at(4 * fours, c.zeros);
   alignas(64) int32_t sums[64];
-  Place place = place_of(j, begin);
-  for (int64_t pixel = begin; pixel < end; ++pixel, advance(j, place)) {
+  const std::vector<Place> places = places_of(j, begin, end, 0);
+  for (int64_t pixel = begin; pixel < end; ++pixel) {
+    const Place& place = places[pixel - begin];
     for (int k = 0; k < taps; ++k)
       at[k] = place.inside ? place.first + j.steps[k] : tap(j, place, k / c.kernel_w, k % c.kernel_w);
     for (int block = 0; block < c.channels; block += 64) {
