@@ -21,18 +21,21 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
 constexpr int MOST_ROWS = 14;  // of a tile
 constexpr int BYTES[] = {1, 1, 2, 4, 4};
 
-// Has what a tile will read and write brought near while its sums are made.
-void fetch(const Job& j, const Tile& tile) {
-  const auto rows = [&](const char* data, int type, int64_t stride, auto each) {
-    for (int r = 0; r < tile.rows; ++r) {
-      const char* from = data + ((tile.row + r) * stride + tile.column) * BYTES[type];
-      for (int at = 0; at < tile.width * BYTES[type]; at += 64) each(from + at);
-    }
-  };
-  const Tail& t = j.t;
-  if (t.adds) rows(t.addend.data, t.addend.type, t.addend.stride, [](const char* p) { __builtin_prefetch(p, 0); });
-  for (int k = 0; k < t.outputs; ++k)
-    rows(t.output[k].data, t.output[k].type, t.output[k].stride, [](const char* p) { __builtin_prefetch(p, 1); });
+// Has what a tile will read and write brought near while its sums are made. Compilers take functions that do
+// nothing but prefetch for functions without effects, and leave out their calls: hence a macro's worth of inlining.
+#define ALWAYS inline __attribute__((always_inline))
+
+template <int WRITES>
+ALWAYS void fetch_rows(const Tile& tile, const char* data, int type, int64_t stride) {
+  for (int r = 0; r < tile.rows; ++r) {
+    const char* from = data + ((tile.row + r) * stride + tile.column) * BYTES[type];
+    for (int at = 0; at < tile.width * BYTES[type]; at += 64) __builtin_prefetch(from + at, WRITES);
+  }
+}
+
+ALWAYS void fetch(const Tail& t, const Tile& tile) {
+  if (t.adds) fetch_rows<0>(tile, t.addend.data, t.addend.type, t.addend.stride);
+  for (int k = 0; k < t.outputs; ++k) fetch_rows<1>(tile, t.output[k].data, t.output[k].type, t.output[k].stride);
 }
 
 template <int Z>
@@ -100,7 +103,7 @@ void tiles(const Job& j, const Place* places, int group, int panel, int64_t begi
     else
       for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
     const Tile tile{sums, count, 16 * Z, width, column, first, column};
-    if (!j.fast) fetch(j, tile);
+    if (!j.fast) fetch(j.t, tile);
     __m512i acc[R][Z];
 #pragma GCC unroll 4
     for (int z = 0; z < Z; ++z) {
