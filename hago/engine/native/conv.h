@@ -54,34 +54,35 @@ struct Place {
   bool inside;
 };
 
-inline Place place_of(const Job& j, const uint8_t* image, int64_t out_y, int64_t out_x) {
+// Fills in a place where it is: a copy of one just written waits for the write.
+inline void place_at(const Job& j, const uint8_t* image, int64_t out_y, int64_t out_x, Place& p) {
   const Conv& c = j.c;
   const int64_t y = out_y * c.stride_h - c.pad_h, x = out_x * c.stride_w - c.pad_w;
-  const uint8_t* first = image + (y * j.s.width + x) * c.channels;
-  bool inside = y >= 0 && x >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
-                x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
+  p.image = image;
+  p.first = image + (y * j.s.width + x) * c.channels;
+  p.x = (int32_t)x;
+  p.y = (int32_t)y;
+  p.inside = y >= 0 && x >= 0 && y + (c.kernel_h - 1) * c.dilation_h < j.s.height &&
+             x + (c.kernel_w - 1) * c.dilation_w < j.s.width;
   // a row is read in fours, which may pass its end by three bytes
-  if (c.gather == IN_ROWS) inside = inside && j.end - (first + j.steps.back()) >= c.depth;
-  if (c.gather == IN_PATCH) inside = false;
-  return {image, first, (int32_t)x, (int32_t)y, inside};
+  if (c.gather == IN_ROWS) p.inside = p.inside && j.end - (p.first + j.steps.back()) >= c.depth;
+  if (c.gather == IN_PATCH) p.inside = false;
 }
 
 // The windows of the output pixels [begin, end), and `more` times the last one.
 inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end, int more) {
-  std::vector<Place> places;
-  places.reserve(end - begin + more);
+  std::vector<Place> places(end - begin + more);
   const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * j.c.channels;
   const uint8_t* image = j.x + begin / plane * size;
-  int64_t out_y = begin % plane / j.s.out_width, out_x = begin % j.s.out_width;
-  for (int64_t pixel = begin; pixel < end; ++pixel) {
-    places.push_back(place_of(j, image, out_y, out_x));
-    if (++out_x < j.s.out_width) continue;
-    out_x = 0;
-    if (++out_y < j.s.out_height) continue;
-    out_y = 0;
+  int64_t y = begin % plane / j.s.out_width, x = begin % j.s.out_width;
+  for (int64_t i = 0; i < (int64_t)places.size(); ++i) {
+    place_at(j, image, y, x, places[i]);
+    if (begin + i + 1 >= end || ++x < j.s.out_width) continue;
+    x = 0;
+    if (++y < j.s.out_height) continue;
+    y = 0;
     image += size;
   }
-  places.insert(places.end(), more, places.back());
   return places;
 }
 
