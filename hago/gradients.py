@@ -38,6 +38,10 @@ BINS: Final = 2048
 
 #: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
+#: Hears of the gradients of a constant on an edge, chunk by chunk.
+SeeConstant = Callable[[Edge, Tensor], None]
+#: (outputs, their errors) -> H times the errors, None for outputs that do not matter.
+Pull = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor | None]]
 #: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
 Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
 
@@ -74,8 +78,24 @@ def cross_entropy(outputs: Sequence[Any], labels: Tensor | None, generator: torc
     return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
 
 
+def squared_error_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """H = 2 I."""
+    return [None if e is None else 2 * e for e in errors]
+
+
+def divergence_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
+    first, error = outputs[0], errors[0]
+    if error is None:
+        return [None] * len(outputs)
+    logits, e = (t if t.ndim > 1 else t.unsqueeze(1) for t in (first, error))
+    p = F.softmax(logits.to(torch.float32), 1)
+    v = p * e - p * (p * e).sum(1, keepdim=True)
+    return [_mean_over_rest(_mean_over_rest(v, first), first), *[None] * (len(outputs) - 1)]
+
+
 def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
-    positions = v[0].numel() / max(1, v.shape[1])
+    positions = v[0].numel() / max(1, first.shape[1] if first.ndim > 1 else 1)
     return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
 
 
@@ -139,19 +159,22 @@ def gradients(
     errors: ErrorsOf,
     ops: Ops = OPS,
     seed: int = 0,
+    chunk: int = CHUNK,
+    see: SeeConstant | None = None,
 ) -> Gradients:
-    """One forward and one backward pass over the data, `CHUNK` samples at a time.
+    """One forward and one backward pass over the data, `chunk` samples at a time.
 
     Args:
-        ranges: (smallest, largest) value of every float-valued node.
+        ranges: (smallest, largest) value of every float-valued node whose edges are wanted.
         probe: what an output error matters.
         errors: of constants.
+        see: hears of every constant's gradients.
     """
-    owner = _Pass(graph, ranges, probe, errors, ops, torch.Generator().manual_seed(seed))
+    owner = _Pass(graph, ranges, probe, errors, ops, torch.Generator().manual_seed(seed), see)
     for batch in batches:
-        for start in range(0, batch.size, CHUNK):
-            labels = None if batch.labels is None else batch.labels[start : start + CHUNK]
-            owner.go([x[start : start + CHUNK] for x in batch.inputs], labels)
+        for start in range(0, batch.size, chunk):
+            labels = None if batch.labels is None else batch.labels[start : start + chunk]
+            owner.go([x[start : start + chunk] for x in batch.inputs], labels)
     return Gradients(owner.spectra, owner.weights, owner.samples, owner.signal)
 
 
@@ -166,8 +189,10 @@ class _Pass:
         errors: ErrorsOf,
         ops: Ops,
         generator: torch.Generator,
+        see: SeeConstant | None,
     ) -> None:
         self.graph, self.probe, self.errors, self.ops, self.generator = graph, probe, errors, ops, generator
+        self.see = see
         self.spectra: dict[Edge, Spectrum] = {}
         self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
@@ -209,6 +234,8 @@ class _Pass:
         return alias
 
     def _add_weight(self, edge: Edge, g: Tensor) -> None:
+        if self.see is not None:
+            self.see(edge, g)
         errors = self.errors(edge)
         sums = self.weights.setdefault(edge, [0.0] * len(errors))
         rule = self.ops.get(self.graph[edge.dst].op)

@@ -90,6 +90,7 @@ class Prepared:
 
     Args:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
+        refined: whether thresholds are those of `refinement`.
     """
 
     graph: Graph
@@ -102,6 +103,7 @@ class Prepared:
     resolver: Resolver
     keep_float: tuple[str, ...] = ()
     fix_bits: Mapping[str, int] = field(default_factory=dict)
+    refined: bool = False
 
     @property
     def without_row(self) -> tuple[str, ...]:

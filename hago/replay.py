@@ -10,12 +10,18 @@ from typing import Any
 from hago.calibrate.seed import Seed
 from hago.errors import LogError, StrategyMismatch
 from hago.hardware_document import hardware_hash
-from hago.objective import ObjectiveLike
+from hago.objective import Objective, ObjectiveLike
 from hago.objective import objective as named_objective
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_strategy, planned, prepare
+from hago.prepare import HardwareLike, ModelLike, Prepared, StrategyLike, as_strategy, planned, prepare
+from hago.search.header import Header
 from hago.search.log import read_log
 from hago.search.trial import Trial
+from hago.searching.search import costs_in_use, refined_start
+from hago.searching.waste import tidied
 from hago.trials.evaluate import Evaluator
+from hago.trials.goal import Goal, parse_limits
+from hago.trials.racing import Race
+from hago.trials.scoring import Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ def replay_log(
     *,
     best_only: bool,
 ) -> Replay:
-    """Evaluate the trials of a log again; thresholds are estimated anew from the data.
+    """Evaluate the trials of a log again; thresholds are estimated, and refined, anew from the data.
 
     Raises:
         StrategyMismatch: the log is of another model, hardware or data.
@@ -102,7 +108,7 @@ def replay_log(
         model,
         hardware,
         dataset,
-        estimator=str(header.estimator),
+        estimator=None if header.settings.get("refined") else str(header.estimator),
         keep_float=list(header.keep_float),
         fix_bits={str(k): int(v) for k, v in header.fix_bits.items()},
         thresholds=_given(header.settings.get("thresholds"), log),
@@ -117,6 +123,8 @@ def replay_log(
         )
     _same_data(header.data_hash, prepared.batches.sha256)
     measure = named_objective(objective or str(header.objective))
+    if header.settings.get("refined"):
+        prepared = _refined(prepared, header, measure, log)
     evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
     chosen = [_best(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
     found: list[Difference] = []
@@ -133,6 +141,19 @@ def _given(said: Any, log: str | Path) -> Seed | None:
         return None if said is None else Seed.from_json(said)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise LogError(f"log {log}: its settings.thresholds cannot be read ({error!r}); it was edited") from None
+
+
+def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
+    """With the thresholds that the search began with."""
+    said = header.settings
+    try:
+        race = None if said.get("race") is None else Race(**said["race"])
+        goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits")))
+    except TypeError as error:
+        raise LogError(f"log {log}: its settings cannot be read ({error}); it was edited") from None
+    costs = costs_in_use(str(header.searcher["name"]), goal)
+    scored = Scoring(goal, tidied(prepared, costs), None, race, header.seed)
+    return refined_start(scored, next(iter(costs), ""), prepared.space.size, header.seed).prepared
 
 
 def _best(trials: Iterable[Trial]) -> Trial:

@@ -42,20 +42,22 @@ class Watches(Protocol[S]):
 
 @dataclass(slots=True)
 class Spent:
-    """Steps of all passes so far: those that ran, and those there were."""
+    """Steps of all passes so far: those that ran, and those there were; and what ran, in passes over all batches."""
 
     ran: int = 0
     steps: int = 0
+    passes: float = 0.0
 
     @property
     def share(self) -> float:
         """Of all steps, how many did not run."""
         return 1.0 - self.ran / self.steps if self.steps else 0.0
 
-    def add(self, ran: int, steps: int) -> None:
-        """Count one batch."""
+    def add(self, ran: int, steps: int, batches: int) -> None:
+        """Count one batch of so many."""
         self.ran += ran
         self.steps += steps
+        self.passes += ran / max(1, steps * batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Reuse(Generic[S]):
         for number, need, start in zip(batches, needed, starts, strict=True):
             for name, seen in need.seen:
                 watch.add(name, seen)
-            self.spent.add(len(need.steps), len(steps))
+            self.spent.add(len(need.steps), len(steps), len(batches))
             yield self._one(need, ends, signed, number, start, watch)
 
     def _needed(

@@ -26,7 +26,7 @@ class Estimated:
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
         self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
-        self._given, self._consts = calibration.given, graph.consts
+        self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
 
     def _row(self, key: str, source: str) -> str | None:
         return None if source in self._consts else self._given.named(key, source)
@@ -37,7 +37,9 @@ class Estimated:
         return self._thresholds.range_of(source)[0] < 0.0 if row is None else self._given.signed(row)
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """What the estimator says of the node, or was given for it."""
+        """What the estimator says of the node, or was given for it, or was found to be better."""
+        if (refined := self._refined.get((key, grid))) is not None:
+            return refined[0].clone(), refined[1].clone()
         row = self._row(key, source)
         return self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
 

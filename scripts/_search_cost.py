@@ -5,7 +5,7 @@ The RFC's greedy is searched with all that makes hago fast, so that what it find
 out: one naive trial, timed in the same run, for every choice of every group, which is exactly what it asks. The
 default search is then held to the costs that the RFC's point has, so it may be better at equal or lower cost alone.
 Its forwards by the algorithm are the steps that it ran, caches and racing counted, in passes over all images; a
-pass for sensitivities counts as three. Its seconds are all that a user waits for: import, calibration, search.
+pass for gradients counts as three. Its seconds are all that a user waits for: import, calibration, search.
 """
 
 from __future__ import annotations
@@ -18,18 +18,13 @@ from typing import Any
 from _fronts import Row
 from _search_subjects import Subject, asset, naive_and_float, subjects, wanted
 
-from hago.objective import objective
 from hago.prepare import prepare
 from hago.search.driver import SearchResult
-from hago.search.searchers import SEARCHERS, parse_searcher
 from hago.searching.search import SearchOptions, find
-from hago.trials.bench import make_bench
 
 ASSETS = ("mlperf_kws", "mlperf_resnet8", "cifar_resnet20", "cifar_resnet32", "mobilenetv2_cifar96", "squeezenet1_1")
 #: The costs that the RFC's point has, and that the other search must keep.
 COSTS = ("weight_bytes", "activation_bytes")
-#: A pass forward and a pass back, in passes forward.
-SENSITIVITY = 3.0
 
 
 @dataclass(frozen=True)
@@ -97,19 +92,4 @@ def searched(subject: Subject, hardware: str, searcher: str, most: Mapping[str, 
     how = SearchOptions(searcher=searcher, progress=False, budget=options.trials, budget_cost=limits or None)
     found = find(subject.network, hardware, subject.batches, how)
     seconds = options.clock() - begun
-    guided = SEARCHERS[parse_searcher(searcher)[0]].guided
-    passes = _passes(subject, hardware, found.result) + SENSITIVITY * guided
-    return Searched(found.result, seconds, passes)
-
-
-def _passes(subject: Subject, hardware: str, result: SearchResult) -> float:
-    """What the steps of all trials come to, in passes over all images: the trials again, in the same order."""
-    prepared = prepare(subject.network, hardware, subject.batches)
-    bench = make_bench(prepared.resolver, prepared.batches, objective("sqnr"))
-    spent, passes = bench.evaluator.reuse.spent, 0.0
-    for trial in result.trials:
-        if trial.same_as is None and not trial.score.infeasible:
-            ran, steps = spent.ran, spent.steps
-            bench.score(trial.bits)
-            passes += trial.score.forwards * (spent.ran - ran) / max(1, spent.steps - steps)
-    return passes
+    return Searched(found.result, seconds, found.forwards)

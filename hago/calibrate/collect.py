@@ -21,6 +21,7 @@ from hago.frontend.data import Batches
 from hago.graph import CONST, Graph, Node
 from hago.numerics import extremes
 from hago.ops import OPS, Ops
+from hago.schemes import Grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,13 @@ class Calibration:
         statistics: of every observed node.
         ranges: (minimum, maximum) of every float-valued node.
         given: ranges that stand instead of what was seen.
+        refined: thresholds that stand instead of estimated ones, by group and grid.
     """
 
     statistics: Mapping[str, TensorStatistics]
     ranges: Mapping[str, tuple[float, float]]
     given: Seed = field(default_factory=Seed)
+    refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def peaks(self) -> dict[str, float]:

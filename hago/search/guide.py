@@ -43,6 +43,7 @@ class Guide:
         minimize: whether the cost is what the search makes least.
         measured: the loss that a score tells of, in the unit of `losses`; None where it tells none.
         gates: by the group that may turn a node float, the groups whose losses are then gone.
+        most: a point with as many bits as accumulators are known to hold; None for the first that runs.
     """
 
     metric: str
@@ -53,6 +54,7 @@ class Guide:
     minimize: bool = False
     measured: Callable[[Score], float] | None = None
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    most: Bits | None = None
 
     def parts(self, bits: Bits) -> dict[str, float]:
         """The expected loss of a point by group."""

@@ -12,6 +12,7 @@ from hago.errors import HagoError, did_you_mean
 from hago.search.annealing import AnnealingOptions, annealing
 from hago.search.default import DefaultOptions, default
 from hago.search.exhaustive import ExhaustiveOptions, exhaustive
+from hago.search.gradient_search import GradientOptions, gradient
 from hago.search.greedy import GreedyOptions, greedy
 from hago.search.guide import Guide, plain_guide
 from hago.search.optuna_search import OptunaOptions, gp, nsga2, tpe
@@ -34,16 +35,19 @@ class SearcherEntry:
             holds space, feeds and guide, and (start, seed, options).
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
+        refined: whether thresholds are made better before it begins, where nobody chose them.
     """
 
     make: Callable[..., Searcher]
     options: type[Any]
     guided: bool = False
+    refined: bool = False
 
 
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
     {
         "default": SearcherEntry(default, DefaultOptions),
+        "gradient": SearcherEntry(gradient, GradientOptions, guided=True, refined=True),
         "random": SearcherEntry(random_search, RandomOptions),
         "greedy": SearcherEntry(greedy, GreedyOptions),
         "annealing": SearcherEntry(annealing, AnnealingOptions),

@@ -51,7 +51,7 @@ def sensitivity(explored: Explored, start: Bits, seed: int, options: Sensitivity
     References:
         Z. Yao et al., "HAWQ-V3", ICML 2021, for the program; the correction by evaluations is our own.
     """
-    return Walk("sensitivity", options, _steps(explored, start, options))
+    return Walk("sensitivity", options, steps(explored, start, options))
 
 
 @dataclass(slots=True)
@@ -98,9 +98,10 @@ class Explored:
 
     @property
     def rooms(self) -> dict[tuple[str, ...], int]:
-        """By the groups that feed an accumulator, the bits that fit it together: those of the first point
-        that ran, where it has less than the most, and fewer where a point with so many overflowed."""
-        runs = next((bits for bits, score in self.scored if score.runs), None)
+        """By the groups that feed an accumulator, the bits that fit it together: those of the point with as many as are
+        known to fit, or of the first that ran, where it has less than the most, and fewer where a point with so many
+        overflowed."""
+        runs = self.guide.most or next((bits for bits, score in self.scored if score.runs), None)
         most = self.space.widest()
         found: dict[tuple[str, ...], int] = {}
         if runs is not None:
@@ -119,7 +120,8 @@ class Explored:
         return found
 
 
-def _steps(explored: Explored, start: Bits, options: SensitivityOptions) -> Steps[None]:
+def steps(explored: Explored, start: Bits, options: SensitivityOptions) -> Steps[None]:
+    """The search itself."""
     space, guide = explored.space, explored.guide
     explored.scored.append((yield from repair(space, start, explored.feeds, explored.seen)))
     if all(len(g.choices) == 1 for g in space.groups.values()):

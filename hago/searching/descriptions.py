@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,6 +21,9 @@ from hago.strategy import HardwareId
 from hago.trials.evaluate import Evaluator
 from hago.trials.scoring import Scoring
 
+#: What a log says elsewhere in its header, or not at all.
+NOT_SAID: Final = frozenset({"searcher", "goal", "race", "estimated", "topology", "weights", "refined"})
+
 
 def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
     """What strategies and the log say of how they were found."""
@@ -31,6 +34,8 @@ def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: i
         how["goal"] = goal.to_json()
     if kinds:
         how["topology"] = "searched"
+    if prepared.refined:
+        how["refined"] = True
     if race is not None:
         how["race"] = asdict(race)
     return how
@@ -53,7 +58,7 @@ def made_by(
 
 
 def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in ("searcher", "goal", "race", "estimated", "topology", "weights")}
+    said = {k: v for k, v in how.items() if k not in NOT_SAID}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     given = prepared.calibration.given
     return make_header(
@@ -64,7 +69,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
         threads=torch.get_num_threads(),
         settings={
             **how.get("goal", {}),
-            **{k: how[k] for k in ("race", "topology") if k in how},
+            **{k: how[k] for k in ("race", "topology", "refined") if k in how},
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
         },
         **said,

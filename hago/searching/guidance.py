@@ -30,14 +30,22 @@ from hago.types import Edge
 DEFAULT_COST: Final = "weight_bytes"
 
 
-def make_guide(prepared: Prepared, goal: Goal, start: Bits, seed: int = 0, metric: str = "") -> Guide:
+def make_guide(
+    prepared: Prepared,
+    goal: Goal,
+    start: Bits,
+    seed: int = 0,
+    metric: str = "",
+    found: Sensitivity | None = None,
+) -> Guide:
     """The guide for a goal.
 
     Args:
         start: where other costs than bytes and operations are measured.
         metric: which cost counts; empty for the total of bits.
+        found: expected losses; measured by default.
     """
-    found = measure_sensitivity(prepared, goal.objective, seed)
+    found = measure_sensitivity(prepared, goal.objective, seed) if found is None else found
     terms, constant = _terms(prepared, metric, start)
     limits = [x.most for x in goal.limits if x.figure == metric and x.most is not None]
     return Guide(

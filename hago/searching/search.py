@@ -15,6 +15,7 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
+from hago.search.guide import Guide
 from hago.search.searcher import Searcher
 from hago.search.searchers import SEARCHERS, make_searcher, parse_searcher
 from hago.search.trial import Trial
@@ -23,8 +24,9 @@ from hago.searching.descriptions import confirmed, description, header_of
 from hago.searching.fronts import ParetoFront
 from hago.searching.guidance import DEFAULT_COST, make_guide
 from hago.searching.reachable import check_reachable, nearest
+from hago.searching.refinement import PASS, Refined, refined
 from hago.searching.waste import tidied
-from hago.space import Bits
+from hago.space import Bits, Space
 from hago.strategy import Strategy
 from hago.trials.evaluate import safe_start
 from hago.trials.executors import open_executor
@@ -38,6 +40,10 @@ FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
 
 #: Costs that know what it takes to compute in float.
 FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
+
+#: Refined thresholds may take one forward for so many choices that the space has, and so many in any case.
+CHOICES_A_FORWARD: Final = 14
+LEAST: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,15 @@ class Found:
         score: its accuracy on the data where that has labels, else the objective's value.
         result: every trial, the best of them, and why the search stopped.
         front: what no other point beats in both the objective and a cost.
+        forwards: what it took by the algorithm, in passes of the float model over the data: simulations in this
+            process by the steps that ran, and passes for gradients. Calibration is not in it.
     """
 
     strategy: Strategy
     score: float
     result: SearchResult
     front: ParetoFront
+    forwards: float = 0.0
 
 
 class Result(float):
@@ -117,17 +126,17 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         modes=options.modes,
         kinds=kinds,
     )
-    prepared = tidied(prepared, costs)
+    whole, prepared = prepared.space.size, tidied(prepared, costs)
     known = known_scores(options.reuse, prepared, goal)
     scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
-    start = safe_start(prepared.resolver, prepared.calibration.peaks)
-    check_reachable(goal, prepared, start, scored.first)
-    searcher = _searcher(options.searcher, prepared, goal, costs, start, options.seed)
+    searcher, scored, spent = _begin(scored, costs, whole, options)
+    prepared = scored.prepared
     if scored.race is not None:
         check_racing(searcher)
     how = description(prepared, scored, searcher, options.seed, kinds)
     session = _Session(prepared, scored, costs, searcher, how, options)
-    return session.found(*session.run())
+    found = session.found(*session.run())
+    return replace(found, forwards=spent + scored.bench.evaluator.reuse.spent.passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +219,46 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
 
 
-def _searcher(searcher: Any, prepared: Prepared, goal: Goal, costs: Sequence[str], start: Bits, seed: int) -> Searcher:
-    space = prepared.space
+def _begin(
+    scored: Scoring, costs: Sequence[str], whole: int, options: SearchOptions
+) -> tuple[Searcher, Scoring, float]:
+    """The searcher, what scores its points, and what its gradients took, in forwards.
+
+    Args:
+        whole: how many choices there are.
+    """
+    prepared, goal, named = scored.prepared, scored.goal, options.searcher
+    entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
+    metric, guide, spent = next(iter(costs), ""), None, 0.0
+    start: Bits = safe_start(prepared.resolver, prepared.calibration.peaks)
+    chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
+    if entry is not None and entry.refined and not chosen:
+        check_reachable(goal.of_costs, prepared, start, scored.first)
+        found = refined_start(scored, metric, whole, options.seed)
+        scored, guide, spent = scored.of(found.prepared), found.guide, found.forwards
+        check_reachable(goal, found.prepared, guide.most or start, scored.first)
+        prepared, start = found.prepared, found.start
+    else:
+        check_reachable(goal, prepared, start, scored.first)
+        if entry is not None and entry.guided:
+            guide, spent = make_guide(prepared, goal, start, options.seed, metric), PASS
+    return _searcher(named, prepared.space, start, options.seed, guide), scored, spent
+
+
+def refined_start(scored: Scoring, metric: str, whole: int, seed: int) -> Refined:
+    """What a search whose thresholds are refined begins with.
+
+    Args:
+        metric: the first of the costs in use, if any.
+        whole: how many choices there are.
+    """
+    most = max(LEAST, whole / CHOICES_A_FORWARD)
+    return refined(scored.prepared, scored.goal, metric, scored.bench.evaluator, most, seed)
+
+
+def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Guide | None) -> Searcher:
     if isinstance(searcher, str):
         name, given = parse_searcher(searcher)
-        guided = name in SEARCHERS and SEARCHERS[name].guided
-        guide = make_guide(prepared, goal, start, seed, next(iter(costs), "")) if guided else None
         return make_searcher(name, space, start, seed, options=given, guide=guide)
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher  # type: ignore[no-any-return]

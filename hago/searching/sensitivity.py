@@ -8,7 +8,7 @@ predicts is a guide for searchers; what counts is measured. The papers: `gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,7 +20,17 @@ from torch import Tensor
 from hago.cost_range import level
 from hago.debug.text import number, table, tail
 from hago.errors import HagoError
-from hago.gradients import Gradients, Probe, Spectrum, cross_entropy, divergence, gradients, squared_error
+from hago.gradients import (
+    CHUNK,
+    Gradients,
+    Probe,
+    SeeConstant,
+    Spectrum,
+    cross_entropy,
+    divergence,
+    gradients,
+    squared_error,
+)
 from hago.json_text import canonical, replace_file
 from hago.lru import LRU
 from hago.objective import Objective, decibels
@@ -93,17 +103,30 @@ class Sensitivity:
         return "\n".join([head, "", *table(titles, rows, right=titles[1:-1])])
 
 
-def measure_sensitivity(prepared: Prepared, objective: Objective, seed: int = 0) -> Sensitivity:
+def measure_sensitivity(
+    prepared: Prepared,
+    objective: Objective,
+    seed: int = 0,
+    chunk: int = CHUNK,
+    see: SeeConstant | None = None,
+    settle: Callable[[Gradients], Prepared] | None = None,
+) -> Sensitivity:
     """The expected loss of every choice in the space.
 
     Args:
         seed: of the random signs.
+        chunk: samples that are differentiated at once.
+        see: hears of every constant's gradients.
+        settle: what to go on with after the pass: the same with thresholds that it makes of what the pass saw. Losses
+            of activations are those on its grids.
     """
     probe, measure = PROBES.get(objective.name, (squared_error, "squared error"))
     ops = prepared.hardware.known_ops
     found = _Losses(prepared)
     ranges = prepared.calibration.ranges
-    seen = gradients(prepared.graph, prepared.batches, ranges, probe, found.errors, ops, seed)
+    seen = gradients(prepared.graph, prepared.batches, ranges, probe, found.errors, ops, seed, chunk, see)
+    if settle is not None:
+        found.move(settle(seen))
     unit = seen.signal if measure == "squared error" else float(seen.samples)
     groups = {key: group for key, group in prepared.space.groups.items() if not group.is_kind}
     losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in groups.items()}
@@ -114,11 +137,15 @@ class _Losses:
     """Losses from gradients, group by group; keeps a Plan for every rung of the choices."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
         self.unreached: list[str] = []
+        self.move(prepared)
+        self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
+
+    def move(self, prepared: Prepared) -> None:
+        """Go on with other thresholds."""
+        self.prepared = prepared
         rungs = max((len(g.choices) for g in prepared.space.groups.values()), default=0)
         self.plans = [prepared.resolver(level(prepared.space, rung)) for rung in range(rungs)]
-        self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
         """What each choice of bits does to the constant on an edge; nothing where there is no choice."""

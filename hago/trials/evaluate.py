@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -45,6 +45,8 @@ class Measured:
 EvaluationEngine = Literal["auto", "float"]
 #: (contributions so far, what was seen of accumulators) -> whether that is enough.
 Enough = Callable[[Mapping[str, Tensor], Peaks], bool]
+#: Hears of the outputs of a batch.
+See = Callable[[Sequence[Any]], None]
 
 
 class Evaluator:
@@ -93,11 +95,12 @@ class Evaluator:
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}
 
-    def measure(self, plan: Plan, enough: Enough | None = None) -> Measured:
+    def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measured:
         """Simulate a Plan over all batches, or until it is enough.
 
         Args:
             enough: called after every batch with what was found so far; True ends the measurement.
+            see: called with the outputs of every batch.
         """
         begun = time.perf_counter()
         peaks = Peaks(plan)
@@ -106,7 +109,7 @@ class Evaluator:
         starts = (partial(model.begin, batch.inputs) for batch in self.batches)
         ends = self.reuse.run(model.steps(), model.ends, numbers, starts, peaks)
         contributions: dict[str, Tensor] = {}
-        for found in self._each(map(model.end, ends)):
+        for found in self._each(_seen(map(model.end, ends), see)):
             contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in found.items()}
             if enough is not None and enough(contributions, peaks):
                 break
@@ -185,6 +188,13 @@ class Evaluator:
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
         )
+
+
+def _seen(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequence[Any]]:
+    for out in outputs:
+        if see is not None:
+            see(out)
+        yield out
 
 
 def thresholds_sha256(plan: Plan) -> str:

@@ -148,6 +148,11 @@ class Goal:
         return tuple(dict.fromkeys([*named, *(x.figure for x in self.limits if x.is_cost)]))
 
     @property
+    def of_costs(self) -> Goal:
+        """Without limits on measures."""
+        return replace(self, limits=tuple(x for x in self.limits if x.is_cost))
+
+    @property
     def measures(self) -> tuple[Objective, ...]:
         """What an evaluation must report beside what it always does."""
         names = {"accuracy" if x.figure == "sim_acc" else x.figure for x in self.limits if not x.is_cost}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -46,6 +47,12 @@ class Scoring:
         self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
         self._more = (cache_bytes, race, seed)
         self.bench = make_bench(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
+
+    def of(self, prepared: Prepared) -> Scoring:
+        """The same with other thresholds; what is kept of simulations is shared."""
+        other = copy(self)
+        other.prepared, other.bench = prepared, replace(self.bench, resolver=prepared.resolver)
+        return other
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""

@@ -15,7 +15,7 @@ from .toys import SMALL, TARGET, TOY, Counting, chain, header_of, run, separable
 
 ALL = pytest.mark.parametrize("name", sorted(SEARCHERS))
 #: Searchers that take milliseconds to ask a point: a law that runs hundreds of searches takes fewer.
-SLOW = ("sensitivity", "pareto", "tpe", "nsga2", "gp")
+SLOW = ("sensitivity", "gradient", "pareto", "tpe", "nsga2", "gp")
 START = {"conv:0": 5, "conv:1": 8, "relu:0": 8, "add:1": 16}
 
 

@@ -20,7 +20,7 @@ from .toys import TOY, make_space, run
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "greed"}, "unknown searcher 'greed'; known: default, random.* Did you mean 'greedy'"),
+        ({"name": "greed"}, "unknown searcher 'greed'; known: default, gradient, random.* Did you mean 'greedy'"),
         ({"name": "greedy", "seed": -1}, "seed -1"),
         ({"name": "greedy", "seed": True}, "seed True"),
         ({"name": "greedy", "seed": 1.0}, "seed 1.0"),

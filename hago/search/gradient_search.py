@@ -1,0 +1,47 @@
+"""Gradient search: from a start whose thresholds are refined, few evaluations of what gradients expect to be better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from hago.errors import HagoError
+from hago.search.searcher import Searcher
+from hago.search.sensitivity_search import Explored, SensitivityOptions, steps
+from hago.search.walk import Walk
+from hago.space import Bits
+
+#: Where the number of moves is not given, one for so many groups; several where a cost is minimised.
+GROUPS_A_MOVE: Final = 8
+MANY: Final = 4
+#: Points that are asked at once.
+BATCH: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GradientOptions:
+    """Options of gradient search.
+
+    Args:
+        moves: evaluations of moves around the best point, at most; by default as many as the space is large, -1.
+    """
+
+    moves: int = -1
+
+    def __post_init__(self) -> None:
+        if self.moves < -1:
+            raise HagoError(f"gradient search of {self.moves} moves; expected 0 or more, or -1 for as many as pay")
+
+
+def gradient(explored: Explored, start: Bits, seed: int, options: GradientOptions) -> Searcher:
+    """A searcher that asks `start`, what an integer program over expected losses picks, and a few moves around the
+    best of them.
+
+    Before it, and not its own work, the thresholds of the start were made better by gradients (`refinement`): there
+    most is won, and most forwards are spent. Where a cost is minimised, the program is solved along the front.
+    """
+    each = MANY if explored.guide.minimize else 1
+    moves = max(2, each * len(explored.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
+    rounds = 4 if explored.guide.minimize else 1
+    chosen = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
+    return Walk("gradient", options, steps(explored, start, chosen))

@@ -1,0 +1,232 @@
+"""Weight scales: which threshold each channel of each weight should have, so that the outputs err least.
+
+At a Plan whose outputs differ from the float model's by e, the loss is L = e^T H e / 2. Another threshold for one
+channel changes its weights by d and the outputs by about J d, J being the float model's, so the loss by
+
+    <J^T H e, d> + d^T J^T H J d / 2.
+
+The first term is exact to first order: `slopes`, from gradients of <H e, outputs>. The second is estimated: with
+random v, E[v v^T] = H, it is E[<J^T v, d>^2] / 2, and each chunk of samples gives one v: `sketch`. Sketches of several
+changes add up, so what channels do to each other is in it.
+
+References:
+    Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?
+    Adaptive Rounding for Post-Training Quantization", ICML 2020. Here roundings change with the thresholds alone,
+    which any engine takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.lru import LRU
+from hago.numerics import quantize
+from hago.plan import Plan
+from hago.prepare import Prepared
+from hago.schemes import TWO_SIDED, Grid, make_qparams
+from hago.space import Bits, Group
+from hago.types import Edge, QParams
+
+#: Thresholds that are tried, as parts of the estimated one, which is the first.
+FACTORS: Final = (1.0, *(f / 50 for f in range(40, 56) if f != 50))
+#: The same where scales are powers of two.
+POWERS: Final = (1.0, 0.25, 0.5, 2.0)
+#: Sketches that are kept apart; later chunks are added to earlier ones, their signs being independent.
+SKETCHES: Final = 32
+#: Bytes of changes that are kept; others are worked out again.
+CHANGE_BYTES: Final = 1 << 28
+#: What the second term of a change is taken for, as a multiple of its estimate: the change that is chosen is one for
+#: which the estimate is low by chance.
+DOUBT: Final = 1.25
+#: Changes that gain less than this part of the loss are left out.
+LEAST: Final = 2e-3
+
+#: By the edge of a weight, which factor each channel has.
+Chosen = Mapping[Edge, Tensor]
+
+
+@dataclass(slots=True)
+class _Weight:
+    """What is known of one weight.
+
+    Args:
+        grid, qparams: of the weight in the Plan that changes are counted from.
+        ends: (lo, hi), float64 (C,).
+        axis: of its channels, or None where it has one threshold.
+        sketch: float64 (C, J, K), by channel, factor and sketch.
+        slopes: float64 (C, J).
+        barred: bool (C, J), factors that are not to be tried.
+    """
+
+    key: str
+    source: str
+    grid: Grid
+    qparams: QParams
+    ends: tuple[Tensor, Tensor]
+    axis: int | None
+    sketch: Tensor
+    slopes: Tensor
+    barred: Tensor
+    chunks: int = 0
+
+    def rows(self, x: Tensor) -> Tensor:
+        """(C, n)."""
+        return x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).flatten(1)
+
+    def scaled(self, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """The ends times a factor for every channel."""
+        return self.ends[0] * factors, self.ends[1] * factors
+
+    def with_factor(self, factor: float) -> QParams:
+        """The qparams with every threshold times a factor."""
+        shape, grid = self.qparams.scale.shape, self.grid
+        lo, hi = (end.reshape(shape) for end in self.scaled(torch.full_like(self.ends[0], factor)))
+        if grid.signed and grid.scheme not in TWO_SIDED:
+            hi = torch.maximum(lo.abs(), hi)
+            lo = -hi
+        return make_qparams(grid.scheme, lo, hi, grid.bits, self.qparams.dtype, power_of_two=grid.power_of_two)
+
+
+@dataclass(slots=True)
+class WeightScales:
+    """The choices of thresholds of all weights of a Plan, and what is known of them."""
+
+    prepared: Prepared
+    weights: dict[Edge, _Weight]
+    factors: tuple[float, ...]
+    _changes: LRU[Edge, Tensor] = field(
+        default_factory=lambda: LRU(CHANGE_BYTES, lambda t: t.numel() * t.element_size())
+    )
+
+    @staticmethod
+    def of(prepared: Prepared, plan: Plan, bits: Bits) -> WeightScales:
+        """Those of a Plan of these bits; nothing is known of them yet."""
+        power = prepared.hardware.requantize.power_of_two
+        factors = POWERS if power else FACTORS
+        found = (_weight(prepared, plan, group, bits, len(factors)) for group in prepared.space.groups.values())
+        return WeightScales(prepared, {g.edges[0]: w for g, w in found if w is not None}, factors)
+
+    @property
+    def as_estimated(self) -> dict[Edge, Tensor]:
+        """The first factor for every channel."""
+        return {edge: torch.zeros(len(w.ends[0]), dtype=torch.int64) for edge, w in self.weights.items()}
+
+    def keep(self, bits: Bits) -> None:
+        """Those alone whose weights have the bits that they have in the Plan, or nothing is known of them."""
+        self.weights = {edge: w for edge, w in self.weights.items() if w.grid.bits == bits[w.key]}
+
+    def see_probe(self, edge: Edge, g: Tensor) -> None:
+        """The gradients of one chunk for a random vector on the outputs."""
+        weight = self.weights.get(edge)
+        if weight is not None:
+            weight.sketch[:, :, weight.chunks % SKETCHES] += self._products(edge, weight, g)
+            weight.chunks += 1
+
+    def see_slope(self, edge: Edge, g: Tensor) -> None:
+        """The gradients of one chunk for the error that the outputs have."""
+        weight = self.weights.get(edge)
+        if weight is not None:
+            weight.slopes += self._products(edge, weight, g)
+
+    def forget_slopes(self) -> None:
+        """Before the error at another point is seen."""
+        for weight in self.weights.values():
+            weight.slopes.zero_()
+
+    def bar(self, nodes: Collection[str], now: Chosen) -> None:
+        """No smaller thresholds, and so no larger integers, for weights of nodes whose accumulators are full."""
+        factors = torch.tensor(self.factors, dtype=torch.float64)
+        for edge, weight in self.weights.items():
+            if edge.dst in nodes:
+                weight.barred |= factors < factors[now[edge]].unsqueeze(1)
+
+    def _products(self, edge: Edge, weight: _Weight, g: Tensor) -> Tensor:
+        rows = weight.rows(g.detach().to(torch.float32))
+        return torch.bmm(self._change(edge, weight), rows.unsqueeze(2)).squeeze(2).to(torch.float64)
+
+    def _change(self, edge: Edge, weight: _Weight) -> Tensor:
+        """float32 (C, J, n): how the weight changes with each factor."""
+        found = self._changes.get(edge)
+        if found is None:
+            exact = self.prepared.graph.consts[weight.source].to(torch.float64)
+            rounding = self.prepared.hardware.requantize.rounding
+            grids = (weight.with_factor(f) for f in self.factors)
+            held = [weight.rows(quantize(exact, q, rounding) * q.scale) for q in grids]
+            found = torch.stack([(h - held[0]).to(torch.float32) for h in held], 1)
+            self._changes.put(edge, found)
+        return found
+
+    def improved(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
+        """Other factors for some channels, one channel after the other, each time the one of the most gain with
+        those before.
+
+        Args:
+            loss: of the outputs now.
+            share: of the loss that is to be gained, at most: further away gradients say little.
+        """
+        edges = list(self.weights)
+        sketches, slopes, places, barred = [], [], [], []
+        for number, edge in enumerate(edges):
+            weight, index = self.weights[edge], now[edge]
+            row = torch.arange(len(index))
+            sketches.append((weight.sketch - weight.sketch[row, index].unsqueeze(1)).flatten(0, 1))
+            slopes.append((weight.slopes - weight.slopes[row, index].unsqueeze(1)).flatten())
+            barred.append(weight.barred.flatten())
+            channel = row.repeat_interleave(len(self.factors))
+            places.append(torch.stack([torch.full_like(channel, number), channel], 1))
+        if not edges:
+            return dict(now)
+        sketch, slope, place = torch.cat(sketches), torch.cat(slopes), torch.cat(places)
+        alone = slope + sketch.square().sum(1) * (DOUBT / 2)
+        alone[torch.cat(barred)] = torch.inf
+        found = {edge: index.clone() for edge, index in now.items()}
+        total, gained = torch.zeros(sketch.shape[1], dtype=torch.float64), 0.0
+        while gained < share * loss:
+            expected = alone + sketch @ total
+            best = int(expected.argmin())
+            if not float(expected[best]) < -LEAST * loss:
+                break
+            gained -= float(expected[best])
+            total = total + sketch[best]
+            number, channel = place[best].tolist()
+            found[edges[number]][channel] = best % len(self.factors)
+            # every channel moves once
+            first = best - best % len(self.factors)
+            alone[first : first + len(self.factors)] = torch.inf
+        return found
+
+    def thresholds(self, chosen: Chosen) -> dict[tuple[str, Grid], tuple[Tensor, Tensor]]:
+        """By group and grid, the ends of the weights that have other factors than the first."""
+        factors = torch.tensor(self.factors, dtype=torch.float64)
+        return {
+            (w.key, w.grid): w.scaled(factors[chosen[edge]])
+            for edge, w in self.weights.items()
+            if bool(chosen[edge].any())
+        }
+
+
+def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> tuple[Group, _Weight | None]:
+    """A group's weight, or None where it is no constant with thresholds of its own."""
+    if len(group.edges) != 1 or group.source not in prepared.graph.consts:
+        return group, None
+    edge = group.edges[0]
+    node = plan.nodes.get(edge.dst)
+    qparams = None if node is None else node.operands[edge.slot]
+    ends = plan.thresholds.get(group.key)
+    if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
+        return group, None
+    scheme, power = prepared.hardware.weight.scheme, prepared.hardware.requantize.power_of_two
+    signed = bool((qparams.qmin < qparams.zero_point).any())
+    grid = Grid(bits[group.key], scheme, signed or qparams.dtype.signed, power)
+    lo, hi = (end.reshape(-1).clone() for end in ends)
+    axes = [i for i, size in enumerate(qparams.scale.shape) if size > 1]
+    sketch = torch.zeros(len(lo), count, SKETCHES, dtype=torch.float64)
+    slopes = torch.zeros(len(lo), count, dtype=torch.float64)
+    axis = axes[0] if axes else None
+    barred = torch.zeros(len(lo), count, dtype=torch.bool)
+    return group, _Weight(group.key, group.source, grid, qparams, (lo, hi), axis, sketch, slopes, barred)
