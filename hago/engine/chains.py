@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from hago.engine.moves import Moved, largest_of, stored_type, to_real
+from hago.engine.moves import AS_IS, Moved, largest_of, stored_type, to_real
 from hago.engine.pack import Packs
 from hago.engine.tail import MOST_OUTPUTS, Added, Stored, Tail, raw, register_of
 from hago.engine.wants import Wants
@@ -51,8 +51,14 @@ class Chains:
         if end is None or end.op != "max_pool2d" or self.wants.choices[end.name].kind != "max_pool":
             return None
         alone = len(tail.stored) == 1 and tail.stored[0].name == self.wants.names[end.edges[0]]
-        after = Tail(tail.channels, [end.name])
-        return (end, after) if alone and tail.stored[0].qparams is not None and self.finish(after, end) else None
+        if not alone or tail.stored[0].qparams is None:
+            return None
+        later = tail.limits if tail.stored[0].moved is AS_IS else None  # a clamp of maxima is the maximum of clamps
+        after = Tail(tail.channels, [end.name], limits=later)
+        if not self.finish(after, end):
+            return None
+        tail.limits = None if later is not None else tail.limits
+        return end, after
 
     def finish(self, tail: Tail, end: Node) -> bool:
         """Requantization at the output, a clamp, and what is stored; whether anything can be."""

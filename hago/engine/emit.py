@@ -72,8 +72,8 @@ def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     zeros = torch.full((g.channels + SLACK,), zero % 256, dtype=torch.uint8)
     template = native.conv_of(g, packed, signed, offset, zeros)
     flat = not node.op.startswith("conv")
-    call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
     pooled = owner.chains.pooled(tail) if node.op == "conv2d" and not g.pointwise else None
+    call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
     if pooled is None:
         return _with_tail("native conv", tail, name, call)
     end, after = pooled

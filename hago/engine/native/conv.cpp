@@ -22,7 +22,7 @@ constexpr int MOST_ROWS = 14;  // of a tile
 constexpr int BYTES[] = {1, 1, 2, 4, 4};
 
 // Has what a tile will read and write brought near while its sums are made. Compilers take functions that do
-// nothing but prefetch for functions without effects, and leave out their calls: hence a macro's worth of inlining.
+// nothing but prefetch for functions without effects, and leave out their calls, unless they are inlined.
 #define ALWAYS inline __attribute__((always_inline))
 
 template <int WRITES>
@@ -36,24 +36,6 @@ ALWAYS void fetch_rows(const Tile& tile, const char* data, int type, int64_t str
 ALWAYS void fetch(const Tail& t, const Tile& tile) {
   if (t.adds) fetch_rows<0>(tile, t.addend.data, t.addend.type, t.addend.stride);
   for (int k = 0; k < t.outputs; ++k) fetch_rows<1>(tile, t.output[k].data, t.output[k].type, t.output[k].stride);
-}
-
-template <int Z>
-inline void end_tile(const Job& j, const Tile& tile) {
-  if (!j.fast) return finish_any(j.t, j.plain, tile);
-  const Output& o = j.t.output[0];
-  for (int r = 0; r < tile.rows; ++r) {
-    const int32_t* sums = tile.sums + r * tile.pitch;
-    const int64_t at = (tile.row + r) * o.stride + tile.column;
-    if (Z == 4 && tile.width == 64) {
-      quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
-               _mm512_load_si512(sums + 48), o, tile.channel, at);
-      continue;
-    }
-#pragma GCC unroll 4
-    for (int z = 0; z < Z; ++z)
-      quick(_mm512_load_si512(sums + 16 * z), o, tile.channel + 16 * z, at + 16 * z, first_lanes(tile.width - 16 * z));
-  }
 }
 
 template <int R, int Z, bool SIGNED>
@@ -81,64 +63,116 @@ bool is_pointwise(const Job& j) {
   return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
 }
 
-// The pixels [begin, end) of one panel of output channels, R pixels by 16 * Z channels at a time.
+// Bytes of a tile, one row after the other.
+template <int Z>
+__attribute__((noinline)) void end_quick(const Job& j, const Tile& tile) {
+  const Output& o = j.t.output[0];
+  for (int r = 0; r < tile.rows; ++r) {
+    const int32_t* sums = tile.sums + r * tile.pitch;
+    const int64_t at = (tile.row + r) * o.stride + tile.column;
+    if (Z == 4 && tile.width == 64) {
+      quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
+               _mm512_load_si512(sums + 48), o, tile.channel, at);
+      continue;
+    }
+#pragma GCC unroll 4
+    for (int z = 0; z < Z; ++z)
+      quick(_mm512_load_si512(sums + 16 * z), o, tile.channel + 16 * z, at + 16 * z, first_lanes(tile.width - 16 * z));
+  }
+}
+
+// One panel of output channels, R pixels by 16 * Z channels at a time.
 template <int R, int Z, bool SIGNED>
-void tiles(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
-  const Conv& c = j.c;
-  const int each_out = c.out_channels / c.groups, width = std::min(c.panel, each_out - panel * c.panel);
-  const int column = group * each_out + panel * c.panel, from = group * (c.channels / c.groups);
-  const int taps = c.taps, room = taps * c.depth + 4;
-  const int8_t* weight = c.weight + (int64_t)(group * c.panels + panel) * taps * c.depth * 16 * Z;
-  const int32_t* offset = c.offset + (group * c.panels + panel) * c.panel;
-  const int64_t* steps = j.steps.data();
-  std::vector<uint8_t> copies(c.gather == AT_PIXELS ? 0 : R * room);
-  alignas(64) int32_t sums[16 * Z * R];
-  for (int64_t first = begin; first < end; first += R) {
-    const int count = (int)std::min<int64_t>(R, end - first);
-    const uint8_t* at[R];
-    const Place* place = places + (first - begin);  // rows past the end are computed and dropped
-    bool all_inside = true;
-    if (!places)
-      for (int r = 0; r < R; ++r) at[r] = j.x + (first + (r < count ? r : 0)) * c.channels + from;
-    else
-      for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
-    const Tile tile{sums, count, 16 * Z, width, column, first, column};
-    if (!j.fast) fetch(j.t, tile);
-    __m512i acc[R][Z];
+struct Panel {
+  using Sums = __m512i[R][Z];
+  const Job& j;
+  const Conv& c;
+  const Place* places;  // null where windows are single pixels one after the other
+  const int from, width, column, room;
+  const int8_t* weight;
+  const int32_t* offset;
+  std::vector<uint8_t> copies;
+
+  Panel(const Job& j, const Place* places, int group, int panel)
+      : j(j), c(j.c), places(places), from(group * (c.channels / c.groups)),
+        width(std::min(c.panel, c.out_channels / c.groups - panel * c.panel)),
+        column(group * (c.out_channels / c.groups) + panel * c.panel), room(c.taps * c.depth + 4),
+        weight(c.weight + (int64_t)(group * c.panels + panel) * c.taps * c.depth * 16 * Z),
+        offset(c.offset + (group * c.panels + panel) * c.panel), copies(c.gather == AT_PIXELS ? 0 : R * room) {}
+
+  // The pixels [begin, end).
+  void operator()(int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += R) {
+      const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column};
+      if (j.end_form == ANY) fetch(j.t, tile);
+      Sums acc;
+      start(acc);
+      add_window(acc, tile, places ? places + (first - begin) : nullptr);
+      end_tile(acc, tile);
+    }
+  }
+
+  ALWAYS void start(Sums& acc) const {
 #pragma GCC unroll 4
     for (int z = 0; z < Z; ++z) {
-      const __m512i start = _mm512_loadu_si512(offset + 16 * z);
+      const __m512i sums = _mm512_loadu_si512(offset + 16 * z);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) acc[r][z] = start;
+      for (int r = 0; r < R; ++r) acc[r][z] = sums;
     }
+  }
+
+  // Adds the windows at `place`; rows past the end of a tile are computed and dropped.
+  ALWAYS void add_window(Sums& acc, const Tile& tile, const Place* place) {
+    const uint8_t* at[R];
     if (!places) {
-      accumulate<R, Z, SIGNED>(acc, at, weight, c.depth);
-    } else if (all_inside) {
-      const int8_t* w = weight;
-      for (int k = 0; k < taps; ++k, w += c.depth * 16 * Z) {
-        for (int r = 0; r < R; ++r) at[r] = place[r].first + steps[k] + from;
-        accumulate<R, Z, SIGNED>(acc, at, w, c.depth);
-      }
-    } else {
-      if (c.gather != AT_PIXELS)
-        for (int r = 0; r < R; ++r)
-          if (!place[r].inside) copy_window(j, place[r], from, copies.data() + r * room);
-      const int8_t* w = weight;
-      for (int k = 0; k < taps; ++k, w += c.depth * 16 * Z) {
-        for (int r = 0; r < R; ++r) {
-          if (place[r].inside) at[r] = place[r].first + steps[k] + from;
-          else if (c.gather == AT_PIXELS) at[r] = tap(j, place[r], k / c.kernel_w, k % c.kernel_w) + from;
-          else at[r] = copies.data() + r * room + k * c.depth;
-        }
-        accumulate<R, Z, SIGNED>(acc, at, w, c.depth);
-      }
+      for (int r = 0; r < R; ++r) at[r] = j.x + (tile.row + (r < tile.rows ? r : 0)) * c.channels + from;
+      return accumulate<R, Z, SIGNED>(acc, at, weight, c.depth);
     }
+    bool all_inside = true;
+    for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
+    if (!all_inside && c.gather != AT_PIXELS)
+      for (int r = 0; r < R; ++r)
+        if (!place[r].inside) copy_window(j, place[r], from, copies.data() + r * room);
+    const int64_t* steps = j.steps.data();
+    for (int k = 0; k < c.taps; ++k) {
+      if (all_inside)
+        for (int r = 0; r < R; ++r) at[r] = place[r].first + steps[k] + from;
+      else
+        for (int r = 0; r < R; ++r) at[r] = place[r].inside ? place[r].first + steps[k] + from : outside(place[r], r, k);
+      accumulate<R, Z, SIGNED>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth);
+    }
+  }
+
+  // A tap of a window that lies across an edge.
+  const uint8_t* outside(const Place& place, int row, int k) const {
+    if (c.gather != AT_PIXELS) return copies.data() + row * room + k * c.depth;
+    return tap(j, place, k / c.kernel_w, k % c.kernel_w) + from;
+  }
+
+  ALWAYS void end_tile(const Sums& acc, Tile tile) const {
+    if (j.end_form == RAW && width == 16 * Z && tile.rows == R) {
+      const Output& o = j.t.output[0];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int z = 0; z < Z; ++z)
+          _mm512_storeu_si512((int32_t*)o.data + (tile.row + r) * o.stride + column + 16 * z, acc[r][z]);
+      return;
+    }
+    alignas(64) int32_t sums[R * Z * 16];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) _mm512_store_si512(sums + 16 * (r * Z + z), acc[r][z]);
-    end_tile<Z>(j, tile);
+    tile.sums = sums;
+    if (j.end_form == QUICK) end_quick<Z>(j, tile);
+    else finish_any(j.t, j.plain, tile);
   }
+};
+
+template <int R, int Z, bool SIGNED>
+void tiles(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
+  Panel<R, Z, SIGNED>(j, places, group, panel)(begin, end);
 }
 
 void panel_of(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
@@ -175,7 +209,8 @@ void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
 extern "C" int hago_has_conv() { return 1; }
 
 extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail, const uint8_t* x, int threads) {
-  const Job j(*conv, *shape, *tail, x);
+  const Padded images(*conv, *shape, x, threads);
+  const Job j(images.conv, images.shape, *tail, images.x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
   // few pixels are shared out by panels
   const int64_t block = std::max<int64_t>(1, std::min<int64_t>(BLOCK, (pixels + threads - 1) / threads));

@@ -34,15 +34,38 @@ struct Job {
   const Tail& t;
   const uint8_t* x;
   const uint8_t* end;
-  const bool fast, plain;
+  const EndForm end_form;
+  const bool plain;
   std::vector<int64_t> steps;  // from the first byte of a window that lies inside to that of each tap
 
   Job(const Conv& c, const Shape& s, const Tail& t, const uint8_t* x)
-      : c(c), s(s), t(t), x(x), fast(is_quick(t)), plain(is_plain(t)) {
+      : c(c), s(s), t(t), x(x), end_form(end_form_of(t)), plain(is_plain(t)) {
     end = x + s.images * s.height * s.width * c.channels;
     const int across = c.gather == AT_PIXELS ? c.kernel_w : 1;
     for (int k = 0; k < c.taps; ++k)
       steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
+  }
+};
+
+// Images with their padding around them, where rows of pixels are read at once: no window lies across an edge.
+struct Padded {
+  Conv conv;
+  Shape shape;
+  const uint8_t* x;
+  std::vector<uint8_t> room;
+
+  Padded(const Conv& c, const Shape& s, const uint8_t* from, int threads) : conv(c), shape(s), x(from) {
+    if (c.gather != IN_ROWS || !(c.pad_h || c.pad_w)) return;
+    conv.pad_h = conv.pad_w = 0;
+    shape.height += 2 * c.pad_h;
+    shape.width += 2 * c.pad_w;
+    const int64_t row = s.width * c.channels, wide = shape.width * c.channels, edge = (int64_t)c.pad_w * c.channels;
+    room.assign(s.images * shape.height * wide, c.zeros[0]);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t image = 0; image < s.images; ++image)
+      for (int64_t y = 0; y < s.height; ++y)
+        std::memcpy(&room[(image * shape.height + y + c.pad_h) * wide + edge], from + (image * s.height + y) * row, row);
+    x = room.data();
   }
 };
 

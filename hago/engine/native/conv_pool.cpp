@@ -67,12 +67,13 @@ struct Run {
 extern "C" void hago_conv_max_pool(const Conv* conv, const Shape* shape, const Tail* tail, const Window* window,
                                    const Tail* after, const uint8_t* x, int threads) {
   const Window& w = *window;
+  const Padded images(*conv, *shape, x, threads);
   const int64_t runs = std::min(w.out_height, (threads + w.images - 1) / w.images);  // of an image
   const int64_t rows = (w.out_height + runs - 1) / runs;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t unit = 0; unit < w.images * runs; ++unit) {
     const int64_t top = unit % runs * rows;
-    Run{*conv, *shape, *tail, *after, w, x, unit / runs}(top, std::min(w.out_height, top + rows));
+    Run{images.conv, images.shape, *tail, *after, w, images.x, unit / runs}(top, std::min(w.out_height, top + rows));
   }
 }
 #else

@@ -11,6 +11,7 @@ template <bool SIGNED>
 void channels(const Job& j, int64_t begin, int64_t end) {
   const Conv& c = j.c;
   const int taps = c.taps, fours = (taps + 3) / 4;
+  const bool fast = j.end_form == QUICK;
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   std::vector<const uint8_t*> at(4 * fours, c.zeros);
   alignas(64) int32_t sums[64];
@@ -48,17 +49,17 @@ void channels(const Job& j, int64_t begin, int64_t end) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i)
         sum[i] = _mm512_add_epi32(in_order[i], _mm512_loadu_si512(c.offset + block + 16 * i));
-      if (j.fast && width == 64) {
+      if (fast && width == 64) {
         quick_64(sum[0], sum[1], sum[2], sum[3], o, block, pixel * o.stride + block);
         continue;
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const __mmask16 lanes = first_lanes(width - 16 * i);
-        if (j.fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
-        if (!j.fast) _mm512_store_si512(sums + 16 * i, sum[i]);
+        if (fast && lanes) quick(sum[i], o, block + 16 * i, pixel * o.stride + block + 16 * i, lanes);
+        if (!fast) _mm512_store_si512(sums + 16 * i, sum[i]);
       }
-      if (!j.fast) finish_any(j.t, j.plain, {sums, 1, 64, width, block, pixel, block});
+      if (!fast) finish_any(j.t, j.plain, {sums, 1, 64, width, block, pixel, block});
     }
   }
 }

@@ -20,10 +20,14 @@ inline bool is_plain(const Tail& t) {
   return plain;
 }
 
-// Whether all there is to do is `quanta` and a store of bytes.
-inline bool is_quick(const Tail& t) {
+// What there is to do with sums: `quanta` and a store of bytes; a store as they are; or `finish`.
+enum EndForm { QUICK, RAW, ANY };
+
+inline EndForm end_form_of(const Tail& t) {
   const Output& o = t.output[0];
-  return is_plain(t) && !t.adds && !t.clamps && t.outputs == 1 && o.move.form == RATIO && o.type <= I8;
+  if (!is_plain(t) || t.adds || t.clamps || t.outputs != 1) return ANY;
+  if (o.move.form == RATIO && o.type <= I8) return QUICK;
+  return o.move.form == AS_IS && o.type == I32 && o.zero == 0 && !o.move.first ? RAW : ANY;
 }
 
 // ---------------------------------------------------------------- 16 values from and to memory
