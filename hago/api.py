@@ -47,7 +47,7 @@ def search_quantize_strategy(
     hardware: HardwareLike,
     dataset: Iterable[Any],
     *,
-    searcher: str | Searcher | Any = "greedy",
+    searcher: str | Searcher | Any = "gradient",
     estimator: str | Estimator | None = None,
     objective: ObjectiveLike = "sqnr",
     budget: str | int | None = None,
@@ -80,12 +80,12 @@ def search_quantize_strategy(
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
         hardware: a Hardware, a name in hardware_specs, or a path.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
-        searcher: greedy, annealing, random, exhaustive, default (the start alone), sensitivity or pareto
-            (guided by one pass over the data; docs/design.md), each with options
-            where wanted ("greedy:tolerance=0.1"), or an object
-            with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
-        estimator: of thresholds, e.g. "mse" or "percentile:99.9"; "dorefa" and "dorefa_relative" also put weights on
-            DoReFa-Net's levels, see docs/training.md.
+        searcher: gradient (thresholds refined by a few gradient passes, then few evaluations), greedy,
+            annealing, random, exhaustive, default (the start alone), sensitivity or pareto (guided by one
+            pass over the data; docs/design.md), each with options where wanted ("greedy:tolerance=0.1"), or
+            an object with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
+        estimator: of thresholds, e.g. "mse" or "percentile:99.9", which no searcher then refines; "dorefa" and
+            "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.
         objective: what is maximised: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
             function of (reference outputs, outputs, labels).
         budget: "200 trials", "10m", "50 forwards", a number of trials, or None for as long as the

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument(
         "--carrier-images", type=int, default=16, help="images of the slow paths of the section `trial`"
     )
-    parser.add_argument("--searcher", default="greedy", help="the default search of the section `search`")
+    parser.add_argument("--searcher", default="gradient", help="the default search of the section `search`")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--workers", type=int, default=4)

@@ -16,7 +16,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument(
         "--searcher",
-        default="greedy",
+        default="gradient",
         metavar="NAME[:OPTION=VALUE,...]",
         help=f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
     )

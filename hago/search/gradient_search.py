@@ -8,7 +8,7 @@ from typing import Final
 from hago.errors import HagoError
 from hago.search.searcher import Searcher
 from hago.search.sensitivity_search import Explored, SensitivityOptions, steps
-from hago.search.walk import Walk
+from hago.search.walk import Steps, Walk
 from hago.space import Bits
 
 #: Where the number of moves is not given, one for so many groups; several where a cost is minimised.
@@ -35,7 +35,7 @@ class GradientOptions:
 
 def gradient(explored: Explored, start: Bits, seed: int, options: GradientOptions) -> Searcher:
     """A searcher that asks `start`, what an integer program over expected losses picks, and a few moves around the
-    best of them.
+    best of them; and more of both where none of these keeps every limit.
 
     Before it, and not its own work, the thresholds of the start were made better by gradients (`refinement`): there
     most is won, and most forwards are spent. Where a cost is minimised, the program is solved along the front.
@@ -44,4 +44,12 @@ def gradient(explored: Explored, start: Bits, seed: int, options: GradientOption
     moves = max(2, each * len(explored.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
     rounds = 4 if explored.guide.minimize else 1
     chosen = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
-    return Walk("gradient", options, steps(explored, start, chosen))
+    return Walk("gradient", options, _steps(explored, start, chosen, options.moves < 0))
+
+
+def _steps(explored: Explored, start: Bits, chosen: SensitivityOptions, more: bool) -> Steps[None]:
+    yield from steps(explored, start, chosen)
+    bits, score = explored.best
+    if more and not score.accepted:
+        # no limit is given up for the sake of few evaluations
+        yield from steps(explored, bits, SensitivityOptions(batch=BATCH))

@@ -115,8 +115,7 @@ def make_searcher(
     """
     if name not in SEARCHERS:
         raise HagoError(f"unknown searcher {name!r}; known: {', '.join(SEARCHERS)}.{did_you_mean(name, SEARCHERS)}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
+    check_seed(seed)
     begin = space.widest() if start is None else {k: int(b) for k, b in start.items()}
     space.check(begin)
     entry = SEARCHERS[name]
@@ -125,6 +124,12 @@ def make_searcher(
         return entry.make(space, begin, seed, chosen, feeds)
     known = Explored(space, plain_guide(space) if guide is None else guide, feeds or feeds_of(space))
     return entry.make(known, begin, seed, chosen)
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
 
 
 def make_options(name: str, given: Any = None) -> Any:

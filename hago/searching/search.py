@@ -17,7 +17,7 @@ from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, plann
 from hago.search.driver import SearchResult, search
 from hago.search.guide import Guide
 from hago.search.searcher import Searcher
-from hago.search.searchers import SEARCHERS, make_searcher, parse_searcher
+from hago.search.searchers import SEARCHERS, check_seed, make_searcher, parse_searcher
 from hago.search.trial import Trial
 from hago.searching.anytime import Anytime
 from hago.searching.descriptions import confirmed, description, header_of
@@ -50,7 +50,7 @@ LEAST: Final = 6.0
 class SearchOptions:
     """What a user may choose of a search; see `hago.search_quantize_strategy`."""
 
-    searcher: str | Searcher | Any = "greedy"
+    searcher: str | Searcher | Any = "gradient"
     estimator: str | Estimator | None = None
     objective: ObjectiveLike = "sqnr"
     budget: str | int | None = None
@@ -112,6 +112,7 @@ class Result(float):
 
 def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
     """Search; see `hago.search_quantize_strategy`."""
+    check_seed(options.seed)
     goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
     costs = costs_in_use(options.searcher, goal)
     kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology

@@ -60,7 +60,7 @@ def defective(reference, outputs, labels):
     raise ZeroDivisionError("a defect")
 """
 MODEL, DATA = "cli_zoo:net", "cli_zoo:batches"
-SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA]
+SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "--searcher", "greedy"]
 
 
 @pytest.fixture(scope="module")

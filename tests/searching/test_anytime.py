@@ -86,7 +86,7 @@ def test_the_bar_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch
         def close(self) -> None: ...
 
     monkeypatch.setattr("hago.search.progress.tqdm", Bar)
-    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget="8 trials, 1h"))
+    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, searcher="greedy", budget="8 trials, 1h"))
     last = shown[-1]
     assert set(last) - {"repeats"} == {"best", "left", "weight_bytes", "front", "forwards", "cached"}
     assert last["forwards"].endswith(" of 8") and last["cached"].endswith(" %") and int(last["front"]) >= 1
