@@ -28,7 +28,7 @@ constexpr int BYTES[] = {1, 1, 2, 4, 4};
 template <int WRITES>
 ALWAYS void fetch_rows(const Tile& tile, const char* data, int type, int64_t stride) {
   for (int r = 0; r < tile.rows; ++r) {
-    const char* from = data + ((tile.row + r) * stride + tile.column) * BYTES[type];
+    const char* from = data + (tile.at(r) * stride + tile.column) * BYTES[type];
     for (int at = 0; at < tile.width * BYTES[type]; at += 64) __builtin_prefetch(from + at, WRITES);
   }
 }
@@ -69,7 +69,7 @@ __attribute__((noinline)) void end_quick(const Job& j, const Tile& tile) {
   const Output& o = j.t.output[0];
   for (int r = 0; r < tile.rows; ++r) {
     const int32_t* sums = tile.sums + r * tile.pitch;
-    const int64_t at = (tile.row + r) * o.stride + tile.column;
+    const int64_t at = tile.at(r) * o.stride + tile.column;
     if (Z == 4 && tile.width == 64) {
       quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
                _mm512_load_si512(sums + 48), o, tile.channel, at);
@@ -81,20 +81,63 @@ __attribute__((noinline)) void end_quick(const Job& j, const Tile& tile) {
   }
 }
 
+// The pixels of a block and their windows, MOST_ROWS more than there are; no windows where they are single pixels
+// one after the other. Where a zero point is stored as 0, taps that no window of a tile has need not be added: so
+// pixels whose windows lie across the same edges of an image stand side by side, the edges going round.
+struct Pixels {
+  std::vector<Place> places;
+  std::vector<int64_t> order;
+  bool skips = false;
+
+  Pixels(const Job& j, int64_t begin, int64_t end) {
+    const Conv& c = j.c;
+    if (is_pointwise(j)) return;
+    places = places_of(j, begin, end);
+    const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
+    skips = many && c.gather == AT_PIXELS && !c.is_signed && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
+    if (skips) sort(j, begin);
+    places.insert(places.end(), MOST_ROWS, places.back());
+  }
+
+ private:
+  void sort(const Job& j, int64_t begin) {
+    // by whether a window passes the top (1), the bottom (2), the left (4), the right (8)
+    static constexpr int RANK[16] = {0, 2, 6, 9, 8, 1, 7, 9, 4, 3, 5, 9, 9, 9, 9, 9};
+    const auto rank = [&](const Place& p) {
+      const Conv& c = j.c;
+      const bool bottom = p.y + (c.kernel_h - 1) * c.dilation_h >= j.s.height;
+      const bool right = p.x + (c.kernel_w - 1) * c.dilation_w >= j.s.width;
+      return p.inside ? 0 : RANK[(p.y < 0) + 2 * bottom + 4 * (p.x < 0) + 8 * right];
+    };
+    std::vector<int> ranks(places.size());
+    int64_t starts[11] = {};
+    for (size_t i = 0; i < places.size(); ++i) ++starts[(ranks[i] = rank(places[i])) + 1];
+    for (int r = 0; r < 10; ++r) starts[r + 1] += starts[r];
+    std::vector<Place> sorted(places.size());
+    order.resize(places.size());
+    for (size_t i = 0; i < places.size(); ++i) {
+      const int64_t to = starts[ranks[i]]++;
+      sorted[to] = places[i];
+      order[to] = begin + i;
+    }
+    places.swap(sorted);
+  }
+};
+
 // One panel of output channels, R pixels by 16 * Z channels at a time.
 template <int R, int Z, bool SIGNED>
 struct Panel {
   using Sums = __m512i[R][Z];
   const Job& j;
   const Conv& c;
-  const Place* places;  // null where windows are single pixels one after the other
+  const Pixels& pixels;
   const int from, width, column, room;
   const int8_t* weight;
   const int32_t* offset;
   std::vector<uint8_t> copies;
 
-  Panel(const Job& j, const Place* places, int group, int panel)
-      : j(j), c(j.c), places(places), from(group * (c.channels / c.groups)),
+  Panel(const Job& j, const Pixels& pixels, int group, int panel)
+      : j(j), c(j.c), pixels(pixels), from(group * (c.channels / c.groups)),
         width(std::min(c.panel, c.out_channels / c.groups - panel * c.panel)),
         column(group * (c.out_channels / c.groups) + panel * c.panel), room(c.taps * c.depth + 4),
         weight(c.weight + (int64_t)(group * c.panels + panel) * c.taps * c.depth * 16 * Z),
@@ -103,11 +146,12 @@ struct Panel {
   // The pixels [begin, end).
   void operator()(int64_t begin, int64_t end) {
     for (int64_t first = begin; first < end; first += R) {
-      const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column};
+      const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column,
+                      pixels.skips ? &pixels.order[first - begin] : nullptr};
       if (j.end_form == ANY) fetch(j.t, tile);
       Sums acc;
       start(acc);
-      add_window(acc, tile, places ? places + (first - begin) : nullptr);
+      add_window(acc, tile, pixels.places.empty() ? nullptr : &pixels.places[first - begin]);
       end_tile(acc, tile);
     }
   }
@@ -124,7 +168,7 @@ struct Panel {
   // Adds the windows at `place`; rows past the end of a tile are computed and dropped.
   ALWAYS void add_window(Sums& acc, const Tile& tile, const Place* place) {
     const uint8_t* at[R];
-    if (!places) {
+    if (!place) {
       for (int r = 0; r < R; ++r) at[r] = j.x + (tile.row + (r < tile.rows ? r : 0)) * c.channels + from;
       return accumulate<R, Z, SIGNED>(acc, at, weight, c.depth);
     }
@@ -135,10 +179,15 @@ struct Panel {
         if (!place[r].inside) copy_window(j, place[r], from, copies.data() + r * room);
     const int64_t* steps = j.steps.data();
     for (int k = 0; k < c.taps; ++k) {
+      bool nothing = pixels.skips && !all_inside;
       if (all_inside)
         for (int r = 0; r < R; ++r) at[r] = place[r].first + steps[k] + from;
       else
-        for (int r = 0; r < R; ++r) at[r] = place[r].inside ? place[r].first + steps[k] + from : outside(place[r], r, k);
+        for (int r = 0; r < R; ++r) {
+          at[r] = place[r].inside ? place[r].first + steps[k] + from : outside(place[r], r, k);
+          nothing = nothing && at[r] == c.zeros + from;
+        }
+      if (nothing) continue;
       accumulate<R, Z, SIGNED>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth);
     }
   }
@@ -156,7 +205,7 @@ struct Panel {
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int z = 0; z < Z; ++z)
-          _mm512_storeu_si512((int32_t*)o.data + (tile.row + r) * o.stride + column + 16 * z, acc[r][z]);
+          _mm512_storeu_si512((int32_t*)o.data + tile.at(r) * o.stride + column + 16 * z, acc[r][z]);
       return;
     }
     alignas(64) int32_t sums[R * Z * 16];
@@ -171,39 +220,37 @@ struct Panel {
 };
 
 template <int R, int Z, bool SIGNED>
-void tiles(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
-  Panel<R, Z, SIGNED>(j, places, group, panel)(begin, end);
+void tiles(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
+  Panel<R, Z, SIGNED>(j, pixels, group, panel)(begin, end);
 }
 
-void panel_of(const Job& j, const Place* places, int group, int panel, int64_t begin, int64_t end) {
+void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
   const bool few = end - begin <= 2;  // a row or two of a matrix: no tile of pixels
   switch (j.c.panel / 16 + (j.c.is_signed ? 4 : 0) + (few ? 8 : 0)) {
-    case 1: return tiles<14, 1, false>(j, places, group, panel, begin, end);
-    case 2: return tiles<12, 2, false>(j, places, group, panel, begin, end);
-    case 3: return tiles<8, 3, false>(j, places, group, panel, begin, end);
-    case 4: return tiles<6, 4, false>(j, places, group, panel, begin, end);
-    case 5: return tiles<14, 1, true>(j, places, group, panel, begin, end);
-    case 6: return tiles<12, 2, true>(j, places, group, panel, begin, end);
-    case 7: return tiles<8, 3, true>(j, places, group, panel, begin, end);
-    case 8: return tiles<6, 4, true>(j, places, group, panel, begin, end);
-    case 9: return tiles<1, 1, false>(j, places, group, panel, begin, end);
-    case 10: return tiles<1, 2, false>(j, places, group, panel, begin, end);
-    case 11: return tiles<1, 3, false>(j, places, group, panel, begin, end);
-    case 12: return tiles<1, 4, false>(j, places, group, panel, begin, end);
-    case 13: return tiles<1, 1, true>(j, places, group, panel, begin, end);
-    case 14: return tiles<1, 2, true>(j, places, group, panel, begin, end);
-    case 15: return tiles<1, 3, true>(j, places, group, panel, begin, end);
-    default: return tiles<1, 4, true>(j, places, group, panel, begin, end);
+    case 1: return tiles<14, 1, false>(j, pixels, group, panel, begin, end);
+    case 2: return tiles<12, 2, false>(j, pixels, group, panel, begin, end);
+    case 3: return tiles<8, 3, false>(j, pixels, group, panel, begin, end);
+    case 4: return tiles<6, 4, false>(j, pixels, group, panel, begin, end);
+    case 5: return tiles<14, 1, true>(j, pixels, group, panel, begin, end);
+    case 6: return tiles<12, 2, true>(j, pixels, group, panel, begin, end);
+    case 7: return tiles<8, 3, true>(j, pixels, group, panel, begin, end);
+    case 8: return tiles<6, 4, true>(j, pixels, group, panel, begin, end);
+    case 9: return tiles<1, 1, false>(j, pixels, group, panel, begin, end);
+    case 10: return tiles<1, 2, false>(j, pixels, group, panel, begin, end);
+    case 11: return tiles<1, 3, false>(j, pixels, group, panel, begin, end);
+    case 12: return tiles<1, 4, false>(j, pixels, group, panel, begin, end);
+    case 13: return tiles<1, 1, true>(j, pixels, group, panel, begin, end);
+    case 14: return tiles<1, 2, true>(j, pixels, group, panel, begin, end);
+    case 15: return tiles<1, 3, true>(j, pixels, group, panel, begin, end);
+    default: return tiles<1, 4, true>(j, pixels, group, panel, begin, end);
   }
 }
 
 }  // namespace
 
 void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
-  std::vector<Place> places;
-  if (!is_pointwise(j)) places = places_of(j, begin, end, MOST_ROWS);
-  const Place* at = places.empty() ? nullptr : places.data();
-  for (int p = first; p < first + count; ++p) panel_of(j, at, p / j.c.panels, p % j.c.panels, begin, end);
+  const Pixels pixels(j, begin, end);
+  for (int p = first; p < first + count; ++p) panel_of(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
 }
 
 extern "C" int hago_has_conv() { return 1; }

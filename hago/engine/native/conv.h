@@ -92,15 +92,15 @@ inline void place_at(const Job& j, const uint8_t* image, int64_t out_y, int64_t 
   if (c.gather == IN_PATCH) p.inside = false;
 }
 
-// The windows of the output pixels [begin, end), and `more` times the last one.
-inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end, int more) {
-  std::vector<Place> places(end - begin + more);
+// The windows of the output pixels [begin, end).
+inline std::vector<Place> places_of(const Job& j, int64_t begin, int64_t end) {
+  std::vector<Place> places(end - begin);
   const int64_t plane = j.s.out_height * j.s.out_width, size = j.s.height * j.s.width * j.c.channels;
   const uint8_t* image = j.x + begin / plane * size;
   int64_t y = begin % plane / j.s.out_width, x = begin % j.s.out_width;
-  for (int64_t i = 0; i < (int64_t)places.size(); ++i) {
-    place_at(j, image, y, x, places[i]);
-    if (begin + i + 1 >= end || ++x < j.s.out_width) continue;
+  for (Place& place : places) {
+    place_at(j, image, y, x, place);
+    if (++x < j.s.out_width) continue;
     x = 0;
     if (++y < j.s.out_height) continue;
     y = 0;
@@ -118,7 +118,7 @@ inline const uint8_t* tap(const Job& j, const Place& p, int ky, int kx) {
 inline void finish_any(const Tail& t, bool plain, const Tile& tile) {
   if (plain) return finish_tile(tile, t);
   for (int r = 0; r < tile.rows; ++r)
-    finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.row + r, t, tile.column);
+    finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.at(r), t, tile.column);
 }
 
 // The output pixels [begin, end): every channel by itself, or panel by panel.

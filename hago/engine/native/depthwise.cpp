@@ -15,7 +15,7 @@ void channels(const Job& j, int64_t begin, int64_t end) {
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   std::vector<const uint8_t*> at(4 * fours, c.zeros);
   alignas(64) int32_t sums[64];
-  const std::vector<Place> places = places_of(j, begin, end, 0);
+  const std::vector<Place> places = places_of(j, begin, end);
   for (int64_t pixel = begin; pixel < end; ++pixel) {
     const Place& place = places[pixel - begin];
     for (int k = 0; k < taps; ++k)

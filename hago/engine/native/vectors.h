@@ -88,11 +88,15 @@ struct Plain {
 };
 
 // ---------------------------------------------------------------- tiles
-// Rows of sums, `pitch` from one to the next; the first is row `row` of what is stored, from `column` on.
+// Rows of sums, `pitch` from one to the next; the first is row `row` of what is stored, from `column` on, and the
+// others follow it there or lie where `order` says.
 struct Tile {
   int32_t* sums;
   int rows, pitch, width, channel;
   int64_t row, column;
+  const int64_t* order = nullptr;
+
+  int64_t at(int r) const { return order ? order[r] : row + r; }
 };
 
 // Calls `each(sums, row, column, lanes)` in the order of memory.
@@ -100,9 +104,10 @@ template <typename Each>
 inline void by_rows(const Tile& t, Each each) {
   for (int r = 0; r < t.rows; ++r) {
     int32_t* sums = t.sums + r * t.pitch;
+    const int64_t row = t.at(r);
     int i = 0;
-    for (; i + 16 <= t.width; i += 16) each(sums + i, t.row + r, i, All{});
-    if (i < t.width) each(sums + i, t.row + r, i, first_lanes(t.width - i));
+    for (; i + 16 <= t.width; i += 16) each(sums + i, row, i, All{});
+    if (i < t.width) each(sums + i, row, i, first_lanes(t.width - i));
   }
 }
 
