@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -27,6 +30,12 @@ class Estimated:
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
         self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
         self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
+
+    def with_refined(self, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Estimated:
+        """The same with these instead of estimated ones, by group and grid; what was estimated is shared."""
+        other = copy(self)
+        other._refined = refined
+        return other
 
     def _row(self, key: str, source: str) -> str | None:
         return None if source in self._consts else self._given.named(key, source)

@@ -22,13 +22,15 @@ from hago.costing import plan_cost
 from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull
 from hago.objective import Objective
 from hago.prepare import Prepared
+from hago.resolve import Resolver
+from hago.schemes import Grid
 from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
 from hago.searching.guidance import make_guide
 from hago.searching.sensitivity import PROBES, measure_sensitivity
 from hago.searching.weight_scales import WeightScales
 from hago.space import Bits, Space
-from hago.threshold_sources import estimated_resolver
+from hago.threshold_sources import Estimated, estimated_resolver
 from hago.trials.evaluate import Evaluator, safe_start
 from hago.trials.goal import Goal
 from hago.types import Edge
@@ -155,7 +157,7 @@ class _Refinement:
             there = self.scales.improved(now, loss, share)
             if all(torch.equal(there[e], now[e]) for e in now):
                 return
-            tried = _with(self.prepared, replace(self.prepared.calibration, refined=self.scales.thresholds(there)))
+            tried = _with_refined(self.prepared, self.scales.thresholds(there))
             value = self._measured(tried, bits)
             if value is not None and value > best:
                 best, outputs, now, known, failed = value, self._outputs, there, False, 0
@@ -207,6 +209,15 @@ def _with(prepared: Prepared, calibration: Calibration) -> Prepared:
     p, mse = prepared, Mse()
     resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, p.hardware.known_ops)
     return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refined=True)
+
+
+def _with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
+    """The same with these thresholds; the others are not estimated again."""
+    p, source = prepared, prepared.resolver.thresholds
+    assert isinstance(source, Estimated)
+    ops, known = p.hardware.known_ops, source.with_refined(refined)
+    resolver = Resolver(p.graph, p.hardware, p.topology, p.space, known, ops)
+    return replace(p, calibration=replace(p.calibration, refined=refined), resolver=resolver)
 
 
 def weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:
