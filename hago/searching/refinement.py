@@ -66,9 +66,7 @@ class Refined:
     forwards: float
 
 
-def refined(
-    prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, most: float, seed: int = 0
-) -> Refined:
+def refined(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, most: float, seed: int = 0) -> Refined:
     """The same with other thresholds.
 
     Args:
