@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.errors import GraphError, HagoError, did_you_mean
+from hago.errors import GraphError, HagoError
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.nesting import Nesting
 from hago.ops import OPS, Ops, _opaque
 
 #: Computes a node from the values of its inputs.
@@ -113,7 +114,16 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
     Raises:
         GraphError: the wrong number, nesting, shape, name or kind of arguments.
     """
-    tensors = [x for x in _leaves(graph, args, kwargs) if isinstance(x, Tensor)]
+    return check_inputs(graph, nesting_of(graph).leaves(args, kwargs))
+
+
+def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors among flat arguments, if they are what the graph's inputs take.
+
+    Raises:
+        GraphError: the wrong number, shape or kind of tensors.
+    """
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
     if len(tensors) != len(graph.inputs):
         raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
@@ -137,29 +147,14 @@ def _check_input(node: Node, tensor: Tensor) -> None:
         raise GraphError(f"input {node.name!r} holds NaN, which no integer stands for")
 
 
-def _leaves(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What the arguments hold, in the order of the graph's inputs, whatever order a dict has."""
-    if graph.in_spec is not None:
-        try:
-            return pytree.treespec_loads(graph.in_spec).flatten_up_to((tuple(args), dict(kwargs)))
-        except ValueError:
-            pass  # nested otherwise than exported: an argument given by name or by position instead
-    leaves = pytree.tree_leaves(tuple(args))
-    left = graph.inputs[sum(isinstance(x, Tensor) for x in leaves) :]
-    for name in kwargs:
-        if name not in left:
-            raise GraphError(
-                f"the model takes no further argument {name!r}; its inputs are {', '.join(graph.inputs)}."
-                + did_you_mean(name, left)
-            )
-    return [*leaves, *(kwargs[name] for name in left if name in kwargs)]
+def nesting_of(graph: Graph) -> Nesting:
+    """How a graph's arguments and results are nested."""
+    return Nesting.read(graph.inputs, graph.in_spec, graph.out_spec)
 
 
 def nest_outputs(graph: Graph, values: Sequence[Any]) -> Any:
     """The outputs as the model returns them: one tensor, a tuple, or a nested structure."""
-    if graph.out_spec is not None:
-        return pytree.tree_unflatten(list(values), pytree.treespec_loads(graph.out_spec))
-    return values[0] if len(values) == 1 else tuple(values)
+    return nesting_of(graph).nested(values)
 
 
 def example_inputs(graph: Graph, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,14 +7,64 @@ out of a file is checked here first, so that nothing is imported because a file 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.errors import GraphError
+from hago.errors import GraphError, did_you_mean
 
 #: Containers that torch rebuilds by importing what the text names.
 _IMPORTING: Final = frozenset({"collections.defaultdict"})
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """How the arguments and the results of a model are nested, in a form that torch.compile can follow.
+
+    Args:
+        inputs: the names of the tensors among the arguments, in order.
+        arguments, results: None where they are not nested.
+    """
+
+    inputs: tuple[str, ...]
+    arguments: pytree.TreeSpec | None
+    results: pytree.TreeSpec | None
+
+    @classmethod
+    def read(cls, inputs: Sequence[str], arguments: str | None, results: str | None) -> Nesting:
+        """From what torch's pytree wrote."""
+        specs = (None if text is None else pytree.treespec_loads(text) for text in (arguments, results))
+        return cls(tuple(inputs), *specs)
+
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """What the arguments hold, in the order of the inputs, whatever order a dict has.
+
+        Raises:
+            GraphError: an argument of a name that the model does not take.
+        """
+        if self.arguments is not None:
+            try:
+                return self.arguments.flatten_up_to((tuple(args), dict(kwargs)))
+            except ValueError:
+                pass  # nested otherwise than exported: an argument given by name or by position instead
+        leaves = pytree.tree_leaves(tuple(args))
+        left = self.inputs[sum(isinstance(x, Tensor) for x in leaves) :]
+        for name in kwargs:
+            if name not in left:
+                raise GraphError(
+                    f"the model takes no further argument {name!r}; its inputs are {', '.join(self.inputs)}."
+                    + did_you_mean(name, left)
+                )
+        return [*leaves, *(kwargs[name] for name in left if name in kwargs)]
+
+    def nested(self, values: Sequence[Any]) -> Any:
+        """Results as the model returns them: one tensor, a tuple, or a nested structure."""
+        if self.results is not None:
+            return pytree.tree_unflatten(list(values), self.results)
+        return values[0] if len(values) == 1 else tuple(values)
 
 
 def check_nesting(text: str) -> None:

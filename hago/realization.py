@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.execute import compute_real, flatten_inputs, last_readers, nest_outputs, run
+from hago.compiling import registered, run_compiled
+from hago.execute import check_inputs, compute_real, last_readers, nesting_of, run
 from hago.graph import OUTPUT, Node
 from hago.numerics import Requantize, apply_simq, dequantize
 from hago.ops import OPS
@@ -42,6 +43,7 @@ class IntegerModel(nn.Module):
         super().__init__()
         self.plan, self.provenance = plan, provenance
         self._done = last_readers(plan.graph)
+        self._nesting, self._handle = nesting_of(plan.graph), registered(self)
         for name, node in plan.nodes.items():
             for slot, values in node.consts.items():
                 qparams = node.operands[slot]
@@ -50,8 +52,10 @@ class IntegerModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The integer model's outputs, nested as the model's."""
-        graph = self.plan.graph
-        return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
+        leaves = self._nesting.leaves(args, kwargs)
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return self._nesting.nested(run_compiled(leaves, self._handle))
+        return self._nesting.nested(self.run(check_inputs(self.plan.graph, leaves)))
 
     def run(
         self,

@@ -1,0 +1,129 @@
+"""Integer models in torch.compile: one graph, equal outputs, whatever the batch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from building import Builder, residual_block, seeded
+from plans import resolver_of
+from random_graphs import random_graph, random_inputs
+from torch import Tensor
+
+from hago.api import load_integer_model
+from hago.compiling import run_compiled
+from hago.engine.model import FastModel
+from hago.errors import GraphError, HagoError
+from hago.graph import Graph
+from hago.hardware_file import load_hardware
+from hago.plan import Plan
+from hago.realization import IntegerModel
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    torch._dynamo.reset()
+
+
+def mixed() -> Graph:
+    """Residual, depthwise, concatenated, with a float island and two outputs, one of them twice."""
+    b = Builder()
+    x = b.input(3, 6, 5, name="x")
+    wide = b.call("relu", b.conv2d(x, seeded(8, 3, 3, 3, seed=1)))
+    deep = b.conv2d(wide, seeded(8, 1, 3, 3, seed=2), groups=8)
+    joined = b.call("concat", b.call("add", wide, deep), deep, axis=1)
+    mean = b.call("mean", joined, axes=[2, 3], keepdim=False, count=30)
+    scores = b.call("linear", mean, b.const(seeded(5, 16, seed=3)))
+    return b.graph(b.call("softmax", scores, axis=-1), joined, joined)
+
+
+def plan_of(graph: Graph, x: list[Tensor], hardware: str = "x86_vnni") -> Plan:
+    resolver = resolver_of(graph, load_hardware(hardware), x)
+    return resolver(resolver.space.widest())
+
+
+def same(found: object, expected: object) -> bool:
+    if isinstance(expected, Tensor):
+        assert isinstance(found, Tensor)
+        return found.equal(expected) and found.stride() == expected.stride()
+    assert isinstance(found, tuple) and isinstance(expected, tuple)
+    return len(found) == len(expected) and all(map(same, found, expected))
+
+
+@BACKENDS
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+def test_one_graph_with_equal_outputs(backend: str, dynamic: bool, engine: type[IntegerModel]) -> None:
+    model = engine(plan_of(mixed(), [seeded(2, 3, 6, 5)]))
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
+    for batch in (4, 1, 3):
+        x = seeded(batch, 3, 6, 5, seed=batch, size=3.0).requires_grad_()
+        assert same(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("seed", range(40, 43))
+def test_random_networks(seed: int) -> None:
+    graph = random_graph(seed)
+    model = FastModel(plan_of(graph, random_inputs(graph, seed)))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for batch in (3, 2):
+        x = random_inputs(graph, seed + 1, batch=batch)
+        assert same(compiled(*x), model(*x))
+
+
+def test_one_models_graph_never_runs_another() -> None:
+    x = seeded(2, 3, 8, 8)
+    models = [FastModel(plan_of(residual_block(), [x * size])) for size in (1.0, 3.0)]
+    compiled = [torch.compile(m, backend="eager", fullgraph=True) for m in models]
+    assert [c(x).equal(m(x)) for c, m in zip(compiled, models, strict=True)] == [True, True]
+    assert not models[0](x).equal(models[1](x))
+
+
+def test_what_comes_before_and_after_is_in_the_same_graph() -> None:
+    x = seeded(2, 3, 8, 8)
+    model, graphs = FastModel(plan_of(residual_block(), [x])), []
+
+    def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(backend=count, fullgraph=True)
+    def classes(image: Tensor) -> Tensor:
+        return model(image / 2).flatten(1).argmax(1)
+
+    assert classes(x).equal(model(x / 2).flatten(1).argmax(1)) and len(graphs) == 1
+
+
+def test_copies_and_stored_models_compile(tmp_path: Path) -> None:
+    x = seeded(2, 3, 6, 5)
+    model = FastModel(plan_of(mixed(), [x]))
+    expected = model(x)
+    model.save(tmp_path / "model")
+    again = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), load_integer_model(tmp_path / "model")]
+    for other in again:
+        assert same(torch.compile(other, backend="aot_eager", fullgraph=True)(x), expected)
+
+
+def test_bad_inputs_are_refused_as_they_are_without() -> None:
+    model = FastModel(plan_of(residual_block(), [seeded(2, 3, 8, 8)]))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for bad, why in ((torch.full((2, 3, 8, 8), torch.nan), "holds NaN"), (seeded(2, 3, 8, 9), "expected")):
+        with pytest.raises(GraphError, match=why):
+            compiled(bad)
+
+
+def test_a_graph_whose_model_is_gone_says_so() -> None:
+    x = seeded(2, 3, 8, 8)
+    model = FastModel(plan_of(residual_block(), [x]))
+    handle = model._handle
+    assert run_compiled([x], handle)[0].equal(model(x))
+    del model
+    gc.collect()
+    with pytest.raises(HagoError, match="is gone; keep the model"):
+        run_compiled([x], handle)
