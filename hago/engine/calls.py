@@ -181,7 +181,8 @@ class PoolCall:
             self.calls.hago_max_pool(addressof(window), code, x.data_ptr(), made[0].data_ptr(), threads)
             return made
         made = [laid_empty(shape, 1, dtype) for dtype in self.tail.dtypes]
-        tail = self.tail.bound(made, channels)
+        addend = laid(values[1], 1) if len(values) > 1 else None
+        tail = self.tail.bound(made, channels, addend)
         self.calls.hago_sum_pool(addressof(window), addressof(tail), code, zero, x.data_ptr(), threads)
         return made
 

@@ -142,6 +142,17 @@ def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
         assert "in the kernel of conv" in {row.node: row.why for row in executor.explain().rows}["pool"]
 
 
+@pytest.mark.parametrize("name", ["x86_vnni", "vta", "affine_at_output", "int16_wraps"])
+def test_an_average_that_only_a_sum_reads(name: str) -> None:
+    b = Builder()
+    conv = b.conv2d(b.input(3, 8, 6, name="x"), seeded(20, 3, 3, 3, seed=1), name="conv")
+    half = b.conv2d(conv, seeded(20, 20, 1, 1, seed=2), name="half", stride=[2, 2], padding=[0, 0])
+    size = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0]}
+    pool = b.call("avg_pool2d", conv, **size, ceil_mode=False, count_include_pad=True, divisor_override=None)
+    b.conv2d(b.call("add", half, pool), seeded(4, 20, 1, 1, seed=3), name="next")
+    check(plan_of(b.graph(), HARDWARE[name], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)])
+
+
 # ---------------------------------------------------------------- other kernels
 def _variants() -> dict[str, Kernels]:
     found, no = kernels(), Verdict(False, "not to be used")
