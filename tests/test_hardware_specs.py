@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hago
-from hago.hardware import Accumulator, Hardware, create_sample_hardware
+from hago.hardware import Accumulator, FixedOut, Hardware, create_sample_hardware
 from hago.hardware_document import hardware_hash, to_document
 from hago.hardware_file import available_hardware, check_hardware, load_hardware, save_hardware
 from hago.hardware_table import explain_hardware
@@ -141,14 +141,16 @@ def test_arm_neon() -> None:
     assert chip.weight.scheme == "symmetric" and INT16.max >= 2 * 128 * 127
 
 
+#: Ops in forms of TensorFlow Lite's kernels.
+KERNELS = ("add", "sub", "mul", "leaky_relu", "prelu", "avg_pool2d")
+
+
 @pytest.mark.parametrize("name", ["tflite", "cmsis_nn", "ethos_u"])
 def test_tflite_and_its_kin(name: str) -> None:
     chip = load_hardware(name)
     how = chip.requantize
     assert (how.form, how.multiplier_bits, how.two_stage, how.search) == ("multiplier_shift", 31, True, "nearest")
-    assert {
-        op: chip.ops[op][0].form for op in ("add", "sub", "mul", "leaky_relu", "prelu", "avg_pool2d")
-    } == dict.fromkeys(("add", "sub", "mul", "leaky_relu", "prelu", "avg_pool2d"), "tflite")
+    assert {op: chip.ops[op][0].form for op in KERNELS} == dict.fromkeys(KERNELS, "tflite")
     conv = chip.ops["conv2d"][0]
     assert [conv.in_dtype(i) for i in range(3)] == [INT8, INT8, INT32] and conv.out_dtype == INT8
     assert (chip.activation.scheme, chip.weight.scheme, chip.weight.granularity) == (
@@ -167,6 +169,7 @@ def test_sixteen_bit_activations(name: str) -> None:
     wide, narrow = chip.requantize.of_register(INT64), chip.requantize.of_register(INT32)
     assert (wide.search, wide.multiplier_bits, wide.two_stage, wide.shift_rounding) == ("reduced", 15, False, "half_up")
     assert narrow is chip.requantize and narrow.two_stage
+    assert {d.fixed_out for op in ("sigmoid", "tanh") for d in chip.integer_descs(op)} == {FixedOut(2.0**-15, 0)}
     assert chip.activation.scheme == "symmetric"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ def _parse(call: Call) -> Parsed | None:
     return Parsed((call["self"],), {"axes": axes, "keepdim": call["keepdim"], "count": count})
 
 
-def _sum(attrs: Attrs, x: Tensor) -> Tensor:
+def total(attrs: Attrs, x: Tensor) -> Tensor:
+    """The sum over the axes of `attrs`."""
     return x.sum(attrs["axes"], keepdim=attrs["keepdim"])
 
 
@@ -30,7 +31,11 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
 
 
 def reduce_rule(
-    name: str, aten: str, fn: Callable[..., Tensor], scale: Callable[[Attrs, Sequence[Tensor]], Tensor]
+    name: str,
+    aten: str,
+    fn: Callable[..., Tensor],
+    scale: Callable[[Attrs, Sequence[Tensor]], Tensor],
+    forms: Mapping[str, IntegerForm] | None = None,
 ) -> OpRule:
     """The rule of a sum over axes whose scale becomes `scale`."""
 
@@ -45,7 +50,8 @@ def reduce_rule(
         aten=(aten,),
         parse=_parse,
         compute=compute,
-        integer=IntegerForm(slots=("follow",), scale=scale, compute=_sum, bound=_bound),
+        integer=IntegerForm(slots=("follow",), scale=scale, compute=total, bound=_bound),
+        forms=forms or {},
         samples=(
             case((2, 3, 4, 5), (2, 3)),
             case((2, 3, 4, 5), (-2, -1), keepdim=True),

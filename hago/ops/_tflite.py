@@ -105,6 +105,34 @@ def tflite_product() -> IntegerForm:
     return _kernel(compute, attrs_at, slots=("own", "own"), bound=bound)
 
 
+def tflite_mean(total: Callable[..., Tensor]) -> IntegerForm:
+    """`MBQM(sum(c), s_in / s_out / count)`, the count in the multiplier: `floor(m * 2**k / count) / 2**(n + k)`.
+
+    m / 2**n is the multiplier of s_in / s_out, and k `min(floor(log2(count)), 32, 62 - n)`: what is left is cut.
+
+    Args:
+        total: `(attrs, c)` to the sums; attrs hold the count.
+
+    References:
+        TFLite internal/reference/reduce.h, QuantizedMeanOrSum; PrepareMeanOrSum in lite/kernels/reduce.cc.
+    """
+
+    def attrs_at(attrs: Attrs, site: Site) -> Attrs:
+        how, ratio = _plain(site.how), site.scales[0].reshape(()) / site.target.scale.reshape(())
+        m, n = (int(v) for v in how.multiplier(ratio))
+        k = max(0, min(attrs["count"].bit_length() - 1, 32, 62 - n))
+        out = (torch.tensor((m << k) // attrs["count"]), torch.tensor(n + k))
+        return {**attrs, "out": out, "how": site.how, "factor": float(ratio)}
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        return _mbqm(total(attrs, x.to(torch.int64)), attrs["out"], attrs["how"]).to(x.dtype)
+
+    def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+        return _largest(attrs["factor"], operands)
+
+    return _kernel(compute, attrs_at, slots=("follow",), bound=bound)
+
+
 # ---------------------------------------------------------------- rectifiers
 def tflite_leaky_relu() -> IntegerForm:
     """`MBQM(c, s_in / s_out)` where c >= 0, else `MBQM(c, s_in * slope / s_out)`; ratios in float32.
