@@ -203,6 +203,12 @@ def _batch_norm(w: Writer, node: Node, x: Inputs, out: str) -> None:
     w.op("BatchNormalization", x, out, epsilon=node.attrs["eps"])
 
 
+def _softmax(w: Writer, node: Node, x: Inputs, out: str) -> None:
+    """With a maximum of 0 that changes nothing but keeps a softmax between quantized tensors in one piece:
+    ONNX Runtime's QLinearSoftmax multiplies by floor(1 / scale), which errs where that is no integer."""
+    w.op("Max", [w.step("Softmax", x, out, axis=node.attrs["axis"]), w.number(0.0, out)], out)
+
+
 REAL: Final[Mapping[str, Emit]] = {
     **{f"conv{d}d": _conv for d in (1, 2, 3)},
     **{f"conv_transpose{d}d": _conv_transpose for d in (1, 2)},
@@ -216,7 +222,7 @@ REAL: Final[Mapping[str, Emit]] = {
     "mean": _reduce("ReduceMean", 18),
     "sum": _reduce("ReduceSum", 13),
     "concat": renamed("Concat", axis="axis"),
-    "softmax": renamed("Softmax", axis="axis"),
+    "softmax": _softmax,
     "permute": renamed("Transpose", perm="axes"),
     "reshape": _along("Reshape", "shape"),
     "squeeze": _along("Squeeze", "axes"),
