@@ -1,26 +1,28 @@
 """The exported ONNX files of the measured networks: are the integers ours, and how fast are they?
 
 Equality: each node of the file is fed the integers of our integer model, with power-of-two and with float scales.
-Speed: the file in ONNX Runtime, beside what its own `quantize_static` makes of the same float file, and beside that
-float file, in interleaved rounds; a ratio is the median of the ratios of the rounds. OpenVINO runs the same file
-where it is installed. Nothing is asserted.
+Speed: the file in ONNX Runtime against what its own `quantize_static` makes of the same float file, and against that
+float file, each in interleaved pairs; a ratio is the median of the ratios of the rounds, with the interval that it
+lies in with 95 % confidence. OpenVINO runs the same file where it is installed. Nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from _assets import NAMES, Asset, Samples, load
 from _peers import static_file
+from scipy import stats
 
 from hago.comparison import Against, compare_plan
 from hago.errors import HagoError
@@ -33,6 +35,8 @@ from hago.plan import Plan
 from hago.prepare import prepare
 
 BEGIN: Final = "<!-- engines:begin -->"
+#: How long one turn of a timed part lasts at least, in seconds.
+_TURN: Final = 0.01
 END: Final = "<!-- engines:end -->"
 SCALES: Final = {"power of two": "power2_range", "float": "mse"}
 TITLES: Final = (
@@ -57,7 +61,8 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=256)
     parser.add_argument("--samples", type=int, default=32, help="compared node by node")
     parser.add_argument("--batch", type=int, default=32, help="of the timed runs")
-    parser.add_argument("--rounds", type=int, default=21, help="timed; 0: no timing")
+    parser.add_argument("--rounds", type=int, default=41, help="timed, of four turns; 0: no timing")
+    parser.add_argument("--only-speed", action="store_true", help="compare no integers")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cpu", action="store_true", help="processor time, not wall time: for a busy machine")
     parser.add_argument("--json", type=Path, help="write the results there")
@@ -83,7 +88,7 @@ def network(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         plan = prepared.resolver(prepared.space.widest())
         row: dict[str, Any] = {"network": name, "scales": scales, "hardware": options.hardware}
         try:
-            row |= equality(plan, asset, options) | speed(plan, asset, options)
+            row |= ({} if options.only_speed else equality(plan, asset, options)) | speed(plan, asset, options)
         except HagoError as error:
             row["refused"] = str(error)
         rows.append(row)
@@ -142,11 +147,15 @@ def speed(plan: Plan, asset: Asset, options: argparse.Namespace) -> dict[str, An
         write_onnx(real, Path(folder) / "float.onnx")
         static = load_onnx().load(static_file(Path(folder) / "float.onnx", names, asset.calibration))
         models = {"ours": make_onnx(plan, options.form).model, "static": static, "float": real.model}
-        parts = {name: bound(onnxruntime(model, options.threads), names, batch) for name, model in models.items()}
-        seconds = interleaved(parts, options.rounds, time.process_time if options.cpu else time.perf_counter)
-    medians = {name: statistics.median(spent) for name, spent in seconds.items()}
-    ratios = {f"ours/{name}": ratio(seconds["ours"], seconds[name]) for name in ("static", "float")}
-    return {"seconds": medians, "ratios": ratios, "batch": options.batch, "threads": options.threads}
+        runs = {name: bound(onnxruntime(model, options.threads), names, batch) for name, model in models.items()}
+        clock = time.process_time if options.cpu else time.perf_counter
+        found = {other: paired(runs["ours"], runs[other], options.rounds, clock) for other in ("static", "float")}
+    return {"ratios": {f"ours/{k}": asdict(v) for k, v in found.items()}, **measured(options)}
+
+
+def measured(options: argparse.Namespace) -> dict[str, int]:
+    """What times depend on."""
+    return {"batch": options.batch, "threads": options.threads, "rounds": options.rounds}
 
 
 def float_plan(plan: Plan) -> Plan:
@@ -165,23 +174,47 @@ def bound(run: Run, names: Sequence[str], batch: Samples) -> Callable[[], Any]:
     return lambda: run(feed)
 
 
-def interleaved(
-    parts: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
-) -> dict[str, list[float]]:
-    """Seconds of every part in every round, after two that are not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in parts}
-    for number in range(rounds + 2):
-        for name, part in parts.items():
-            started = clock()
-            part()
-            if number > 1:
-                seconds[name].append(clock() - started)
-    return seconds
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How long one part takes against another.
+
+    Args:
+        median: of the rounds.
+        low, high: the median lies between them with 95 % confidence, whatever the noise is distributed like.
+        seconds: of one run of either, medians.
+    """
+
+    median: float
+    low: float
+    high: float
+    seconds: tuple[float, float]
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+def paired(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, clock: Callable[[], float]) -> Ratio:
+    """Ours against theirs in rounds of four turns: ours, theirs, theirs, ours. So either is run as often after
+    itself as after the other, whatever that leaves in the caches, and a drift of the machine falls on both."""
+    repeats = max(1, math.ceil(_TURN / min(turn(part, 1, time.perf_counter) for part in (ours, theirs) * 2)))
+    found = []
+    for _ in range(rounds):
+        first, second, third, fourth = (turn(part, repeats, clock) for part in (ours, theirs, theirs, ours))
+        found.append((first + fourth, second + third))
+    ratios = sorted(a / b for a, b in found)
+    # order statistics between which the median lies: the binomial distribution of rounds below it
+    end = int(stats.binom.ppf(0.025, rounds, 0.5))
+    seconds = (statistics.median(part) / (2 * repeats) for part in zip(*found, strict=True))
+    low, high = ratios[max(end - 1, 0)], ratios[min(rounds - end, rounds - 1)]
+    return Ratio(statistics.median(ratios), low, high, (next(seconds), next(seconds)))
+
+
+def turn(part: Callable[[], Any], repeats: int, clock: Callable[[], float]) -> float:
+    """Seconds of that many runs."""
+    started = clock()
+    for _ in range(repeats):
+        part()
+    return clock() - started
 
 
 # ---------------------------------------------------------------- the table
@@ -194,13 +227,17 @@ def line(row: Mapping[str, Any]) -> str:
     cells = [
         row["network"],
         row["scales"],
-        f"{row['onnxruntime'].get('compared', 0):,}",
-        engine_cell(row["onnxruntime"]),
-        engine_cell(row["openvino"]),
-        f"{row['fast']['outputs'] - row['fast']['differing']:,} of {row['fast']['outputs']:,} equal",
-        *(f"{ratios[key]:.3f}" if key in ratios else "" for key in ("ours/static", "ours/float")),
+        *(equal_cells(row) if "fast" in row else [""] * 4),
+        *(str(Ratio(**ratios[key])) if key in ratios else "" for key in ("ours/static", "ours/float")),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def equal_cells(row: Mapping[str, Any]) -> list[str]:
+    """What was compared, and what differs where."""
+    compared, fast = row["onnxruntime"].get("compared", 0), row["fast"]
+    equal = f"{fast['outputs'] - fast['differing']:,} of {fast['outputs']:,} equal"
+    return [f"{compared:,}", engine_cell(row["onnxruntime"]), engine_cell(row["openvino"]), equal]
 
 
 def engine_cell(found: Mapping[str, Any]) -> str:

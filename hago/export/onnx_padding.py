@@ -1,4 +1,5 @@
-"""Zeros around what only convolutions read are a part of their windows, since 0 is the zero point on every grid.
+"""Zeros around what only convolutions read are a part of their windows, since 0 is the zero point on every grid:
+of integers, and of reals that are quantized behind the padding.
 
 Engines have no integer kernel for padding by itself and would go through real values for it.
 """
@@ -40,10 +41,10 @@ def _adds_zeros(plan: Plan, node: Node) -> bool:
 
 
 def _pads_itself(plan: Plan, pad: Node, reader: str, slot: int) -> bool:
-    """Whether a reader is a convolution of what is padded, of the same kind: in integers, or not."""
+    """Whether a reader is a convolution of what is padded; one in float does not read integers."""
     if reader == OUTPUT or slot != 0 or plan.graph[reader].op not in _CONVS:
         return False
-    return (reader in plan.nodes) == (pad.name in plan.nodes)
+    return reader in plan.nodes or pad.name not in plan.nodes
 
 
 def _with(plan: Plan, pad: Node, conv: Node) -> Node:

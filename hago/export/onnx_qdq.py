@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hago.export.onnx_file import Walk
-from hago.export.onnx_real import emit_real
-from hago.export.onnx_values import Value, numpy_dtype, quantizes_to
+from hago.export.onnx_moved import MOVED, Emit, mover, passes_through
+from hago.export.onnx_real import emit_real, squeeze_pooled
+from hago.export.onnx_values import Value, quantizes_to
+from hago.export.onnx_writer import MICROSOFT
 from hago.graph import Node
 from hago.plan import NodePlan
 from hago.types import Edge, QParams
@@ -24,8 +26,8 @@ def emit_qdq(walk: Walk, node: Node, made: NodePlan) -> Value:
             return replace(source, qparams=made.out, label=f"{node.name}:q")
     if node.op == "linear" and walk.rank(node.inputs[0]) > 2 and walk.operand(node.edges[0]).held == "stored":
         return _rows(walk, node, made)
-    if clips_stored(walk, node, made):
-        clip_stored(walk, node, made, walk.operand(node.edges[0]), f"{node.name}:q")
+    if (emit := _on_bytes(walk, node, made)) is not None:
+        emit(walk, node, made, [walk.operand(e) for e in node.edges], f"{node.name}:q")
         return Value(f"{node.name}:q", "stored", made.out)
     name = node.name if is_wide(made) else f"{node.name}:real"
     real = [_real_operand(walk, node, made, e) for e in node.edges]
@@ -38,40 +40,9 @@ def is_wide(made: NodePlan) -> bool:
     return made.out_simq is None and not quantizes_to(made.out.dtype)
 
 
-def passes_through(walk: Walk, node: Node, made: NodePlan) -> bool:
-    """Whether the stored integers that come are those that go: a division of the scale, or a clamp that cuts
-    off nothing that its input can hold."""
-    form = walk.plan.ops[node.op].integer
-    if made.simqs[0] is not None or made.out_simq is not None or form is None or walk.plan.edges[node.edges[0]]:
-        return False
-    if node.op == "div":
-        return True
-    q = made.operands[0]
-    if form.limits is None or q is None or not quantizes_to(q.dtype):
-        return False
-    low, high = form.limits(made.attrs)
-    zero = q.zero_point
-    return (low is None or bool((q.qmin - zero >= low).all())) and (high is None or bool((q.qmax - zero <= high).all()))
-
-
-def clips_stored(walk: Walk, node: Node, made: NodePlan) -> bool:
-    """Whether the node is a clamp of stored bytes, which Clip does without leaving them."""
-    form, q = walk.plan.ops[node.op].integer, made.operands[0]
-    if form is None or form.limits is None or q is None or made.out_simq is not None or q.dtype != made.out.dtype:
-        return False
-    value = walk.operand(node.edges[0])
-    return value.held == "stored" and numpy_dtype(q.dtype).itemsize == 1
-
-
-def clip_stored(walk: Walk, node: Node, made: NodePlan, x: Value, out: str) -> None:
-    """A relu or clamp on stored bytes."""
-    form = walk.plan.ops[node.op].integer
-    assert form is not None and form.limits is not None
-    q, kind = made.out, numpy_dtype(made.out.dtype)
-    zero = int(q.zero_point)
-    ends = zip(form.limits(made.attrs), (q.qmin, q.qmax), strict=True)
-    limits = [own if end is None else min(max(int(end) + zero, q.qmin), q.qmax) for end, own in ends]
-    walk.w.op("Clip", [x.name, *(walk.w.number(v, out, str(kind)) for v in limits)], out)
+def _on_bytes(walk: Walk, node: Node, made: NodePlan) -> Emit | None:
+    """How a clamp or padding is written without leaving stored bytes: engines fuse none with what is around it."""
+    return mover(walk, node, made, [walk.operand(node.edges[0])]) if node.op in MOVED else None
 
 
 def _real_operand(walk: Walk, node: Node, made: NodePlan, edge: Edge) -> str:
@@ -103,7 +74,10 @@ def _emit(walk: Walk, node: Node, made: NodePlan, real: list[str], out: str) -> 
     elif node.op == "mean" and rank == 4 and node.attrs["axes"] == [2, 3]:
         pooled = w.op("GlobalAveragePool", real[:1], out if node.attrs["keepdim"] else w.fresh(f"{out}:pool"))
         if not node.attrs["keepdim"]:
-            w.op("Squeeze", [pooled, w.integers([2, 3], out)], out)
+            squeeze_pooled(w, pooled, rank, out)
+    elif node.op == "silu" and walk.plan.hardware.requantize.form == "onnxruntime":
+        # as two operators it is read through two DequantizeLinear and not put together again
+        w.op("QuickGelu", real, out, MICROSOFT, alpha=1.0)
     else:
         emit_real(w, node, real, out)
 

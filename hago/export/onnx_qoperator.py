@@ -7,7 +7,7 @@ A table is a Gather. So every integer of the plan comes out as it is, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -15,17 +15,14 @@ import torch
 
 from hago.export.onnx_carried import emit_carried
 from hago.export.onnx_file import Walk
-from hago.export.onnx_qdq import clip_stored, passes_through
-from hago.export.onnx_real import emit_real, pad_sizes, pads
+from hago.export.onnx_moved import Emit, all_bytes, mover, passes_through
+from hago.export.onnx_real import emit_real, pads
 from hago.export.onnx_values import Value, numpy_dtype
 from hago.export.onnx_writer import MICROSOFT
 from hago.graph import Node
 from hago.numerics import Requantize, ratio, ratio_of_float32
 from hago.plan import NodePlan
 from hago.types import Edge, QParams
-
-#: Writes an integer node whose operands and output are stored in 8 bits; the last argument names the output.
-Emit = Callable[[Walk, Node, NodePlan, list[Value], str], None]
 
 
 def emit_qoperator(walk: Walk, node: Node, made: NodePlan) -> Value:
@@ -38,7 +35,7 @@ def emit_qoperator(walk: Walk, node: Node, made: NodePlan) -> Value:
     emit = _operator(walk, node, made, operands)
     if emit is not None:
         return _narrowed(walk, node, made, lambda out: emit(walk, node, made, operands, out))
-    if made.desc.form == "dequantize" or (node.op in JOINED and _all_bytes(operands, made)):
+    if made.desc.form == "dequantize" or (node.op in JOINED and all_bytes(operands, made)):
         real = [walk.dequantized(e) if e.slot not in made.consts else _real(walk, node, e) for e in node.edges]
         emit_real(walk.w, node, real, f"{node.name}:real")
         return walk.stored(f"{node.name}:real", made.out, node)
@@ -68,25 +65,14 @@ JOINED: Final = ("sub", "stack", "neg")
 
 def _operator(walk: Walk, node: Node, made: NodePlan, operands: list[Value]) -> Emit | None:
     """The operator on stored integers that computes just what the plan says, if there is one."""
-    if not _all_bytes(operands, made):
+    if not all_bytes(operands, made):
         return None
-    form = walk.plan.ops[node.op].integer
     if made.desc.form in ("qlinear", "dequantize"):
         return QLINEAR.get((node.op, made.desc.form))
     if made.out_simq is not None:
         fused = _multiplies_alike(made, walk.plan.hardware.requantize)
         return FUSED.get(node.op) if fused else None
-    if form is None or not made.within_hull or made.out.dtype != operands[0].dtype:
-        return None
-    return MOVED.get(node.op, _moved)
-
-
-def _all_bytes(operands: Sequence[Value], made: NodePlan) -> bool:
-    """Whether data lie in 8 bits; a bias may be wider."""
-    data = operands[:2] if len(operands) == 3 else operands
-    return numpy_dtype(made.out.dtype).itemsize == 1 and all(
-        v.held == "real" or (v.held == "stored" and numpy_dtype(v.dtype).itemsize == 1) for v in data
-    )
+    return mover(walk, node, made, operands)
 
 
 def _multiplies_alike(made: NodePlan, how: Requantize) -> bool:
@@ -199,24 +185,3 @@ QLINEAR: Final[Mapping[tuple[str, str], Emit]] = {
     ("concat", "dequantize"): _concat,
     **{(f"{kind}_pool{d}d", "qlinear"): _average for kind in ("avg", "adaptive_avg") for d in (1, 2)},
 }
-
-
-# ---------------------------------------------------------------- values that are only moved
-def _moved(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    emit_real(walk.w, node, [v.name for v in x], out)
-
-
-def _clip(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    clip_stored(walk, node, made, x[0], out)
-
-
-def _pad(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    if node.attrs["mode"] != "constant":
-        _moved(walk, node, made, x, out)
-        return
-    w, q = walk.w, made.out
-    sizes = w.integers(pad_sizes(node, walk.rank(node.inputs[0])), out)
-    w.op("Pad", [x[0].name, sizes, w.number(int(q.zero_point), out, str(numpy_dtype(q.dtype)))], out)
-
-
-MOVED: Final[Mapping[str, Emit]] = {"relu": _clip, "clamp": _clip, "pad": _pad}

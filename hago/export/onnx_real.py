@@ -138,6 +138,35 @@ def _along(kind: str, ours: str) -> Emit:
     return emit
 
 
+def _reshape(w: Writer, node: Node, x: Inputs, out: str) -> None:
+    w.op("Reshape", [_channels_last(w, node, x[0], out), w.integers(node.attrs["shape"], out)], out)
+
+
+def _squeeze(w: Writer, node: Node, x: Inputs, out: str) -> None:
+    axes = node.attrs["axes"]
+    if axes == list(range(2, len(w.graph[node.inputs[0]].shape or ()))):
+        squeeze_pooled(w, x[0], len(axes) + 2, out)
+    else:
+        w.op("Squeeze", [x[0], w.integers(axes, out)], out)
+
+
+def squeeze_pooled(w: Writer, x: str, rank: int, out: str) -> None:
+    """A value whose axes from the second on have size 1, without them."""
+    w.op("Squeeze", [_turned(w, x, rank, out), w.integers(range(1, rank - 1), out)], out)
+
+
+def _channels_last(w: Writer, node: Node, x: str, out: str) -> str:
+    """What is about to be reshaped, its channels last where no other axis but the batch has a size."""
+    shape = w.graph[node.inputs[0]].shape or ()
+    return _turned(w, x, len(shape), out) if len(shape) > 2 and set(shape[2:]) == {1} else x
+
+
+def _turned(w: Writer, x: str, rank: int, out: str) -> str:
+    """Changes nothing in memory, and lets ONNX Runtime keep channels last up to here: its layout does not pass a
+    Clip that no transposition follows, and a global pooling of channels first takes ten times as long."""
+    return w.step("Transpose", [x], out, perm=[0, *range(2, rank), 1])
+
+
 def _expand(w: Writer, node: Node, x: Inputs, out: str) -> None:
     w.op("Expand", [x[0], w.integers([max(s, 1) for s in node.attrs["size"]], out)], out)  # 1 keeps a size
 
@@ -224,8 +253,8 @@ REAL: Final[Mapping[str, Emit]] = {
     "concat": renamed("Concat", axis="axis"),
     "softmax": _softmax,
     "permute": renamed("Transpose", perm="axes"),
-    "reshape": _along("Reshape", "shape"),
-    "squeeze": _along("Squeeze", "axes"),
+    "reshape": _reshape,
+    "squeeze": _squeeze,
     "unsqueeze": _along("Unsqueeze", "axis"),
     "expand": _expand,
     "slice": _slice,

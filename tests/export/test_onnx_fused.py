@@ -1,0 +1,110 @@
+"""What ONNX Runtime makes of the files: nothing between integer kernels that quantize_static's files have not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from building import Builder, seeded
+from networks import images
+from plans import resolver_of
+from torch import Tensor
+
+from hago.export.onnx_check import OnnxCheck, check_onnx
+from hago.export.onnx_export import make_onnx
+from hago.graph import Graph
+from hago.hardware_file import load_hardware
+from hago.plan import Plan
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+CHIP = load_hardware("onnxruntime_cpu")
+FORMS = pytest.mark.parametrize("form", ["qdq", "qoperator"])
+
+
+def widest(graph: Graph, inputs: list[Tensor], estimator: str = "max_range") -> Plan:
+    resolver = resolver_of(graph, CHIP, inputs, estimator)
+    return resolver(resolver.space.widest())
+
+
+def fused(plan: Plan, form: str, folder: Path) -> list[Any]:
+    """The nodes of ONNX Runtime's optimized model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(folder / "fused.onnx")
+    made = make_onnx(plan, form).model.SerializeToString()
+    ort.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+    return list(onnx.load(str(folder / "fused.onnx")).graph.node)
+
+
+def kinds(nodes: list[Any]) -> Counter[str]:
+    return Counter(n.op_type for n in nodes)
+
+
+def checked(plan: Plan, inputs: list[Tensor], form: str) -> OnnxCheck:
+    return check_onnx(make_onnx(plan, form), plan, [inputs])
+
+
+@FORMS
+@pytest.mark.parametrize("tail", ["reshape", "squeeze", "mean"])
+def test_channels_stay_last_behind_a_clip(tail: str, form: str, tmp_path: Path) -> None:
+    """relu6 is a Clip where 6 is no end of the grid, and a global pooling behind it needs no transposition."""
+    b = Builder()
+    x = b.conv2d(b.input(3, 6, 6, name="x"), seeded(8, 3, 3, 3), name="conv")
+    x = b.call("clamp", x, min=0.0, max=6.0, name="relu6")
+    if tail == "mean":
+        x = b.call("mean", x, axes=[2, 3], keepdim=False, count=36, name="flat")
+    else:
+        x = b.call("adaptive_avg_pool2d", x, output_size=[1, 1], input_size=[6, 6], name="pool")
+        attrs = {"shape": [-1, 8]} if tail == "reshape" else {"axes": [2, 3]}
+        x = b.call(tail, x, name="flat", **attrs)
+    graph = b.graph(b.linear(x, seeded(4, 8), name="last"))
+    inputs = [images(2, 3, 6, 6)]
+    plan = widest(graph, inputs, "power2_range")
+    assert plan.nodes["relu6"].out.qmax * float(plan.nodes["relu6"].out.scale) > 6
+    nodes = fused(plan, form, tmp_path)
+    if (tail, form) != ("mean", "qoperator"):  # sums of integers are written out there
+        (pool,) = (n for n in nodes if n.op_type == "QLinearGlobalAveragePool")
+        assert [a.i for a in pool.attribute if a.name == "channels_last"] == [1]
+        assert kinds(nodes)["Transpose"] == 1 and kinds(nodes)["Clip"] == 1
+    found = checked(plan, inputs, form)
+    assert found.same and found.compared, str(found)
+
+
+@FORMS
+def test_zeros_around_reals_are_a_part_of_the_integer_convolution(form: str) -> None:
+    b = Builder()
+    pad = b.call("pad", b.input(3, 8, 8, name="x"), pad=[1, 2, 0, 1], mode="constant", value=0.0, name="pad")
+    graph = b.graph(b.conv2d(pad, seeded(4, 3, 3, 3), name="conv"))
+    inputs = [images(2, 3, 8, 8) - 3.0]  # zero is no integer's edge
+    plan = widest(graph, inputs)
+    assert "pad" not in plan.nodes and "conv" in plan.nodes
+    made = make_onnx(plan, form)
+    assert not [n for n in made.model.graph.node if n.op_type == "Pad"]
+    found = check_onnx(made, plan, [inputs])
+    assert found.same and found.compared and not sum(p.differing for p in found.outputs), str(found)
+
+
+@FORMS
+def test_padding_by_itself_moves_bytes(form: str, tmp_path: Path) -> None:
+    b = Builder()
+    x = b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3), name="first")
+    x = b.call("pad", x, pad=[1, 1, 1, 1], mode="reflect", value=0.0, name="pad")
+    plan = widest(b.graph(b.conv2d(x, seeded(4, 4, 3, 3), name="last")), [images(2, 3, 8, 8)])
+    found = kinds(fused(plan, form, tmp_path))
+    assert found["Pad"] == 1 and found["QuantizeLinear"] == found["DequantizeLinear"] == 1
+    assert checked(plan, [images(2, 3, 8, 8)], form).same
+
+
+def test_silu_is_one_operator(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3), name="first")
+    graph = b.graph(b.conv2d(b.call("silu", x, name="silu"), seeded(4, 4, 3, 3), name="last"))
+    inputs = [images(2, 3, 8, 8)]
+    plan = widest(graph, inputs)
+    found = kinds(fused(plan, "qdq", tmp_path))
+    assert found["QuickGelu"] == 1 and found["DequantizeLinear"] == 2 and not found["Sigmoid"]
+    assert checked(plan, inputs, "qdq").tolerable
