@@ -40,7 +40,7 @@ class Runs(Protocol):
 class _Known:
     """The models of this process by handle, and the library that the operator lives in."""
 
-    library: torch.library.Library
+    library: Any
     models: MutableMapping[str, Runs] = field(default_factory=WeakValueDictionary)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -63,7 +63,8 @@ def run_compiled(leaves: Sequence[Any], handle: str) -> list[Tensor]:
 
 @functools.cache
 def _known() -> _Known:
-    library = torch.library.Library("hago", "FRAGMENT")
+    untyped: Any = torch.library
+    library = untyped.Library("hago", "FRAGMENT")
     library.define("run_integer_model(Tensor[] inputs, str model) -> Tensor[]")
     library.impl("run_integer_model", _run, "CompositeExplicitAutograd")
     torch.library.register_fake(_NAME, _shapes, lib=library)
