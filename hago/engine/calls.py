@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from ctypes import addressof
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class RowsCall:
         source: code and zero point of the value as stored.
         axis: along which arrays vary; None where nothing does.
         period: entries of an array.
+        const: the other operand of a sum, as stored, where that is a constant.
     """
 
     calls: Any
@@ -96,6 +98,7 @@ class RowsCall:
     source: tuple[int, int]
     axis: int | None
     period: int
+    const: Tensor | None = None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         x = values[0]
@@ -104,11 +107,10 @@ class RowsCall:
         elif not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
             x = x.contiguous()
         made = [torch.empty_like(x, dtype=dtype) for dtype in self.tail.dtypes]
-        addend = None
-        if len(values) > 1:
-            addend = values[1] if values[1].stride() == x.stride() else torch.empty_like(x, dtype=values[1].dtype)
-            if addend is not values[1]:
-                addend.copy_(values[1])
+        other = values[1] if len(values) > 1 else self.const
+        addend = other
+        if other is not None and (other.shape != x.shape or other.stride() != x.stride()):
+            addend = torch.empty_like(x, dtype=other.dtype).copy_(other)
         tail = self.tail.bound(made, 0, addend)
         code, zero = self.source
         if x.numel():
@@ -185,6 +187,40 @@ class PoolCall:
         tail = self.tail.bound(made, channels, addend)
         self.calls.hago_sum_pool(addressof(window), addressof(tail), code, zero, x.data_ptr(), threads)
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceCall:
+    """Sums over axes.
+
+    Args:
+        axes: counted from the front; neither the first one nor all of the others.
+        keepdim: whether they stay, with one entry.
+    """
+
+    calls: Any
+    axes: tuple[int, ...]
+    keepdim: bool
+    source: tuple[int, int]
+    tail: Built
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        x = values[0]
+        kept = [a for a in range(x.ndim) if a not in self.axes]
+        x = x.permute(*kept[:-1], *self.axes, kept[-1]).contiguous()
+        sizes, width = [values[0].shape[a] for a in kept], math.prod(values[0].shape[a] for a in self.axes)
+        channels, images = sizes[-1], math.prod(sizes[:-1])
+        window = native.Window(images, 1, width, 1, 1, channels, 1, width, 1, 1, 0, 0, 1, 1)
+        made = [torch.empty(sizes, dtype=dtype) for dtype in self.tail.dtypes]
+        addend = values[1].reshape(sizes).contiguous() if len(values) > 1 else None
+        tail = self.tail.bound(made, channels, addend)
+        self.calls.hago_sum_pool(
+            addressof(window), addressof(tail), *self.source, x.data_ptr(), torch.get_num_threads()
+        )
+        if not self.keepdim:
+            return made
+        whole = [1 if a in self.axes else n for a, n in enumerate(values[0].shape)]
+        return [m.reshape(whole) for m in made]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hago.engine.moves import AS_IS, Moved, largest_of, stored_type, to_real
 from hago.engine.pack import Packs
-from hago.engine.tail import MOST_OUTPUTS, Added, Stored, Tail, raw, register_of
+from hago.engine.tail import MOST_OUTPUTS, Added, Stored, Tail, raw, register_of, sum_of
 from hago.engine.wants import Wants
 from hago.graph import Node
 from hago.plan import NodePlan
@@ -92,7 +92,7 @@ class Chains:
         qparams = target if simq is None or simq.source is None else simq.source
         if qparams is None or stored_type(qparams) is None:
             return None
-        return Added(self.wants.names[node.edges[1 - slot]], qparams, moves[0], moves[1])
+        return Added(self.wants.names[node.edges[1 - slot]], qparams, moves[0], moves[1], sum_of(node.op, slot))
 
     def _absorb_add(self, tail: Tail, node: Node) -> Node:
         """The add that alone reads the node, where its other operand is there already; else the node."""

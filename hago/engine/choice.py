@@ -22,7 +22,8 @@ from hago.plan import NodePlan, Plan
 
 #: What a kernel reads on an edge: the producer's own value, or what the edge requantizes it to.
 Takes = Literal["own", "moved"]
-Kind = Literal["conv", "add", "clamp", "max_pool", "sum_pool", "table", "move", "reference", "float"]
+Sums = Literal["conv", "matmul", "multiply", "sum_pool", "reduce"]
+Kind = Sums | Literal["add", "spread_add", "clamp", "max_pool", "table", "pad", "move", "reference", "float"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ class Choice:
     geometry: Geometry | None = None
 
 
-def choose(plan: Plan, node: Node, *, conv: bool, passes: bool) -> Choice:
+def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool = False) -> Choice:
     """The kernel of a node.
 
     Args:
-        conv, passes: which of the native kernels may be used.
+        conv, passes, products: which of the native kernels may be used.
     """
     made = plan.nodes.get(node.name)
     if made is None:
@@ -54,12 +55,15 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool) -> Choice:
     form = plan.ops[node.op].integer
     if made.table is not None:
         try_ = _table
-    elif form is None or form.lands or form.attrs_at is not None:
-        try_ = None  # computes, or goes to the output's scale, in a way of its own
+    elif form is None or form.lands or (form.attrs_at is not None and try_ is not _pad):
+        try_, found = None, "computes, or goes to the output's scale, in a way of its own"
     if try_ is not None:
         found = "no native kernels here"
-        if try_ is _mover or (conv if try_ in (_conv, _linear, _matmul) else passes):
+        sums = conv if try_ in (_conv, _linear, _matmul, _affine) else passes
+        if try_ in (_mover, _pad) or (products if try_ is _multiply else sums):
             found = try_(plan, node, made)
+    if isinstance(found, str) and products and made.table is None and try_ in (_linear, _matmul):
+        found = _words(plan, node, made)
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
 
@@ -103,8 +107,44 @@ def _matmul(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
     return _macs(node, made, _matrix(int(channels), int(out)))
 
 
+def _affine(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    if 1 not in made.consts or not 2 <= len(node.shape or ()) <= 4:
+        return "a weight that is no constant, or more than two axes after the channels"
+    n = made.consts[1].numel()
+    return _macs(node, made, Geometry(n, n, n, (1, 1), (1, 1), (0, 0), (1, 1)))
+
+
+def is_flat(node: Node) -> bool:
+    """Whether a sum of products has its channels last, so that rows are its pixels."""
+    return node.op in ("linear", "matmul") or len(node.shape or ()) == 2
+
+
 def _matrix(channels: int, out: int) -> Geometry:
     return Geometry(channels, out, 1, (1, 1), (1, 1), (0, 0), (1, 1))
+
+
+# ---------------------------------------------------------------- products of two values
+def _words(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    """A product of matrices whose entries int16 holds, centered."""
+    for q in made.operands[:2]:
+        if q is None or stored_type(q) not in (0, 1, 2) or largest_of(q) >= 2**15 + (not int(q.zero_point)):
+            return f"operands of {q and q.dtype} that int16 does not hold, centered"
+    if len(node.inputs) > 2 and (2 not in made.consts or int(made.consts[2].abs().max()) >= 2**31):
+        return "a bias that is no constant, or beyond int32"
+    if axis_of(made.register.scale, len(node.shape or ())) not in (None, len(node.shape or ()) - 1):
+        return "scales that vary along another axis than the columns"
+    register = register_of(made)
+    return register if isinstance(register, str) else Choice("matmul", "s16 x s16 products in int32")
+
+
+def _multiply(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    for q in made.operands:
+        if q is None or stored_type(q) is None:
+            return f"an operand of {q and q.dtype}"
+    axis, register = axis_of(made.register.scale, len(node.shape or ())), register_of(made)
+    if isinstance(axis, str) or isinstance(register, str):
+        return axis if isinstance(axis, str) else str(register)
+    return Choice("multiply", "both operands multiplied in one pass, in int32")
 
 
 # ---------------------------------------------------------------- passes
@@ -112,16 +152,23 @@ def _add(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
     form, shapes = plan.ops[node.op].integer, {plan.graph[s].shape for s in node.inputs}
     if form is None or form.slots != ("common",):
         return "no common scale"
-    if len(shapes) > 1 or any(plan.graph[s].op == CONST for s in node.inputs):
-        return "operands of different shapes"
     register = register_of(made)
     if isinstance(register, str) or register != (0, None):
         return "sums that may leave their register"
+    if len(shapes) > 1 or any(plan.graph[s].op == CONST for s in node.inputs):
+        return _spread_add(plan, node, made)
     for slot in range(2):
         why = _operand_moves(plan, made, slot)
         if why:
             return why
     return Choice("add", "both operands requantized and added in one pass", "own")
+
+
+def _spread_add(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    whole = [s for s, n in enumerate(node.inputs) if s not in made.consts and plan.graph[n].shape == node.shape]
+    if not whole or any(q is None or stored_type(q) is None for q in made.operands) or made.out.scale.numel() > 1:
+        return "no operand has the shape of the sum, or types that the pass does not know"
+    return Choice("spread_add", "an operand broadcast, and added in one pass")
 
 
 def _operand_moves(plan: Plan, made: NodePlan, slot: int) -> str:
@@ -154,6 +201,21 @@ def _sum_pool(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
     if x is None or stored_type(x) is None or made.attrs.get("ceil_mode"):
         return f"values of {x and x.dtype}, or ceil_mode"
     return register if isinstance(register, str) else Choice("sum_pool", "window sums in int32")
+
+
+def _reduce(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    x, register, axes = made.operands[0], register_of(made), made.attrs["axes"]
+    rank = len(plan.graph[node.inputs[0]].shape or ())
+    if x is None or stored_type(x) is None or made.register.scale.numel() > 1:
+        return f"values of {x and x.dtype}, or a scale per channel"
+    if 0 in axes or rank - len(axes) < 2:
+        return "sums over the batch, or over everything else"
+    return register if isinstance(register, str) else Choice("reduce", "sums in int32")
+
+
+def _pad(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    found = _mover(plan, node, made)
+    return found if isinstance(found, str) else Choice("pad", "pads values as they are stored")
 
 
 def _table(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
@@ -191,7 +253,13 @@ _CHOICES: Final[Mapping[str, Chooser]] = {
     "conv2d": _conv,
     "linear": _linear,
     "matmul": _matmul,
+    "affine": _affine,
+    "mul": _multiply,
     "add": _add,
+    "sub": _add,
+    "mean": _reduce,
+    "sum": _reduce,
+    "pad": _pad,
     "relu": _clamp,
     "clamp": _clamp,
     "max_pool1d": _max_pool,

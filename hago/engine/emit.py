@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hago.engine import native
-from hago.engine.calls import ConvCall, ConvPoolCall, PoolCall, RowsCall, TableCall
+from hago.engine.calls import ConvCall, ConvPoolCall, PoolCall, ReduceCall, RowsCall, TableCall
 from hago.engine.chains import Chains
-from hago.engine.choice import Choice, axis_of
+from hago.engine.choice import Choice, axis_of, is_flat
 from hago.engine.kernels import Kernels
-from hago.engine.moves import SLACK, period, stored_type
+from hago.engine.moves import AS_IS, SLACK, period, stored_type
 from hago.engine.onednn_call import onednn_call
 from hago.engine.pack import Packs
-from hago.engine.tail import Tail
+from hago.engine.products import MatmulCall, MultiplyCall, Place
+from hago.engine.tail import Added, Tail, sum_of
 from hago.engine.wants import Wants
 from hago.graph import Node
 from hago.plan import NodePlan, Plan
@@ -71,7 +73,7 @@ def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     offset = packed.offsets(made.consts.get(2), zero + 128 * signed, g.groups)
     zeros = torch.full((g.channels + SLACK,), zero % 256, dtype=torch.uint8)
     template = native.conv_of(g, packed, signed, offset, zeros)
-    flat = not node.op.startswith("conv")
+    flat = is_flat(node)
     pooled = owner.chains.pooled(tail) if node.op == "conv2d" and not g.pointwise else None
     call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
     if pooled is None:
@@ -93,6 +95,62 @@ def _sum_pool(owner: Owner, node: Node, choice: Choice) -> Call | str:
     return _with_tail("native sum pool", tail, owner.wants.names[node.edges[0]], call)
 
 
+def _reduce(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, tail = owner.plan.nodes[node.name], owner.chains.after(node, 1)
+    if tail is None:
+        return _NO_FORM
+    axes, keepdim = tuple(made.attrs["axes"]), bool(made.attrs["keepdim"])
+    call = ReduceCall(owner.kernels.calls, axes, keepdim, _place(made.operands[0]), tail.build())
+    return _with_tail("native sum over axes", tail, owner.wants.names[node.edges[0]], call)
+
+
+# ---------------------------------------------------------------- kernels that multiply two values
+def _matmul(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, shape = owner.plan.nodes[node.name], node.shape or ()
+    tail = owner.chains.after(node, shape[-1])
+    if tail is None:
+        return _NO_FORM
+    a, b = (_stored_const(made, slot) for slot in (0, 1))
+    if b is not None and node.op == "linear":
+        b = b.t()
+    offset = made.consts[2].flatten().to(torch.int32).contiguous() if 2 in made.consts else None
+    places = _place(made.operands[0]), _place(made.operands[1])
+    call = MatmulCall(owner.kernels.calls, tail.build(), places, (a, b), offset)
+    return _of_two(owner, "native matmul", node, tail, call)
+
+
+def _multiply(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, shape = owner.plan.nodes[node.name], node.shape or ()
+    axis = axis_of(made.register.scale, len(shape))
+    assert not isinstance(axis, str)
+    channels = 1 if axis is None else shape[axis]
+    tail = owner.chains.after(node, channels)
+    if tail is None:
+        return _NO_FORM
+    consts, places = (_stored_const(made, 0), _stored_const(made, 1)), tuple(map(_place, made.operands))
+    call = MultiplyCall(owner.kernels.calls, tail.build(), (places[0], places[1]), consts, channels, axis)
+    return _of_two(owner, "native multiply", node, tail, call)
+
+
+def _of_two(owner: Owner, kernel: str, node: Node, tail: Tail, run: MatmulCall | MultiplyCall) -> Call:
+    edges = [e for slot, e in enumerate(node.edges[:2]) if run.consts[slot] is None]
+    inputs = (*(owner.wants.names[e] for e in edges), *((tail.added.name,) if tail.added else ()))
+    return Call(tuple(dict.fromkeys(tail.nodes)), kernel, inputs, tuple(s.name for s in tail.stored), run)
+
+
+def _stored_const(made: NodePlan, slot: int) -> Tensor | None:
+    qparams = made.operands[slot]
+    assert qparams is not None
+    return store(made.consts[slot], qparams) if slot in made.consts else None
+
+
+def _place(qparams: QParams | None) -> Place:
+    """Code and zero point of a value whose type the kernels know."""
+    code = None if qparams is None else stored_type(qparams)
+    assert qparams is not None and code is not None
+    return code, int(qparams.zero_point)
+
+
 # ---------------------------------------------------------------- passes
 def _add(owner: Owner, node: Node, choice: Choice) -> Call | str:
     made, shape = owner.plan.nodes[node.name], node.shape or ()
@@ -108,6 +166,21 @@ def _add(owner: Owner, node: Node, choice: Choice) -> Call | str:
     first = made.operands[0] if (s := made.simqs[0]) is None or s.source is None else s.source
     assert first is not None
     return _rows(owner, "native add", tail, first, axis, owner.wants.names[node.edges[0]])
+
+
+def _spread_add(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    made, names = owner.plan.nodes[node.name], owner.wants.names
+    shapes = [owner.plan.graph[n].shape for n in node.inputs]
+    slot = next(s for s in (0, 1) if s not in made.consts and shapes[s] == node.shape)
+    x, other, const = made.operands[slot], made.operands[1 - slot], _stored_const(made, 1 - slot)
+    assert x is not None and other is not None
+    added = names[node.edges[1 - slot]]
+    tail = Tail(1, [node.name], added=Added(added, other, AS_IS, AS_IS, sum_of(node.op, slot)))
+    if not owner.chains.finish(tail, node):
+        return _NO_FORM
+    call = RowsCall(owner.kernels.calls, tail.build(), _place(x), None, period(1), const)
+    inputs = (names[node.edges[slot]], *((added,) if const is None else ()))
+    return Call(tuple(dict.fromkeys(tail.nodes)), "native add", inputs, tuple(s.name for s in tail.stored), call)
 
 
 def _clamp(owner: Owner, node: Node, choice: Choice) -> Call | str:
@@ -162,6 +235,17 @@ def _move(owner: Owner, node: Node, choice: Choice) -> Call:
     return _one(owner, node, "torch on bytes", run)
 
 
+def _pad(owner: Owner, node: Node, choice: Choice) -> Call:
+    made = owner.plan.nodes[node.name]
+    sizes, mode = made.attrs["pad"], made.attrs["mode"]
+    value = int(made.attrs["value"] or 0) + int(made.out.zero_point) if mode == "constant" else None
+
+    def run(values: Sequence[Any]) -> Sequence[Tensor]:
+        return (F.pad(values[0], sizes, mode, value),)
+
+    return _one(owner, node, "torch on bytes", run)
+
+
 def _one(owner: Owner, node: Node, kernel: str, run: Callable[[Sequence[Any]], Sequence[Any]]) -> Call:
     return Call((node.name,), kernel, tuple(owner.wants.names[e] for e in node.edges), (node.name,), run)
 
@@ -188,10 +272,15 @@ def _window(made: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], 
 Emitter = Callable[[Owner, Node, Choice], "Call | str"]
 EMIT: Final[Mapping[str, Emitter]] = {
     "conv": _conv,
+    "matmul": _matmul,
+    "multiply": _multiply,
     "add": _add,
+    "spread_add": _spread_add,
     "clamp": _clamp,
     "max_pool": _max_pool,
     "sum_pool": _sum_pool,
+    "reduce": _reduce,
+    "pad": _pad,
     "table": _table,
     "move": _move,
 }

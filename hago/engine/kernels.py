@@ -8,6 +8,7 @@ through it, and it is used only where every integer is right.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ from hago.engine.calls import ConvCall, RowsCall
 from hago.engine.moves import AS_IS, SLACK, move_of, period
 from hago.engine.onednn import onednn_conv, onednn_fused
 from hago.engine.pack import Geometry, pack
+from hago.engine.products import MatmulCall, MultiplyCall, Place
 from hago.engine.tail import Stored, Tail
 from hago.numerics import Requantize, apply_simq
 from hago.rounding import ROUNDINGS
@@ -53,6 +55,7 @@ class Kernels:
         passes, conv: its passes over whole values, and its convolution.
         onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
         fused: the same with requantization by powers of two.
+        products: products of two values, entry by entry and of matrices, of our own.
     """
 
     calls: Any
@@ -60,14 +63,18 @@ class Kernels:
     conv: Verdict
     onednn: Verdict
     fused: Verdict
+    products: Verdict
 
     def __str__(self) -> str:
-        named = (("native passes", self.passes), ("native convolution", self.conv), ("oneDNN", self.onednn))
-        said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in (*named, ("fused", self.fused))]
+        named = (
+            *(("native passes", self.passes), ("native products", self.products), ("native convolution", self.conv)),
+            *(("oneDNN", self.onednn), ("fused", self.fused)),
+        )
+        said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
         return "; ".join(said)
 
 
-NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 4)
+NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 5)
 
 
 @functools.cache
@@ -83,7 +90,8 @@ def kernels() -> Kernels:
             conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups))
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
-    return Kernels(library.calls if passes.exact else None, passes, conv, onednn, fused)
+    products = check_products(library.calls) if passes.exact else passes
+    return Kernels(library.calls if passes.exact else None, passes, conv, onednn, fused, products)
 
 
 # ---------------------------------------------------------------- trials
@@ -136,6 +144,47 @@ def check_fused(fused_of: FusedOf) -> Verdict:
                 wrong += int((found.to(torch.int64) != exact).sum())
                 total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
+
+
+def check_products(calls: Any) -> Verdict:
+    """Extreme and random values of every type through both products, against exact integers modulo 2**32."""
+    generator = torch.Generator().manual_seed(0)
+    wrong = total = 0
+    for dtypes in itertools.product((torch.uint8, torch.int8, torch.int16), repeat=2):
+        for zeros in ((0, 0), (3, -5)):
+            small = torch.int16 not in dtypes or zeros == (0, 0)  # int16 must hold what is multiplied, centered
+            for shapes in PRODUCTS if small else PRODUCTS[:2]:
+                pair = [_extreme(shape, dtype, generator) for shape, dtype in zip(shapes, dtypes, strict=True)]
+                a, b = (x.to(torch.int64) - zero for x, zero in zip(pair, zeros, strict=True))
+                places = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
+                exact = a @ b if len(shapes[0]) == 3 else a * b
+                found = _product(calls, pair, (places[0], places[1]), len(shapes[0]) == 3)
+                wrong += int((found != exact.to(torch.int32)).sum())
+                total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} products of extreme operands are wrong")
+
+
+#: Shapes of operands: of products entry by entry, then of matrices.
+PRODUCTS: Final = (
+    *(((2, 40, 3, 5), (2, 40, 1, 1)), ((700,), (700,))),
+    *(((2, 13, 37), (1, 37, 40)), ((1, 25, 64), (2, 64, 65))),
+)
+
+
+def _extreme(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    ends = torch.iinfo(dtype)
+    drawn = torch.randint(ends.min, ends.max + 1, shape, generator=generator)
+    drawn = drawn.where(torch.rand(shape, generator=generator) < 0.5, torch.tensor(ends.min))
+    return drawn.where(torch.rand(shape, generator=generator) < 0.8, torch.tensor(ends.max)).to(dtype)
+
+
+def _product(calls: Any, pair: list[Tensor], places: tuple[Place, Place], matrices: bool) -> Tensor:
+    """Sums as they are."""
+    none = (None, None)
+    tail = Tail(pair[1].shape[-1] if matrices else 1, [], stored=[Stored("", AS_IS, _SUMS)]).build()
+    multiply = MultiplyCall(calls, tail, places, none, 1, None)
+    (made,) = (MatmulCall(calls, tail, places, none, None) if matrices else multiply)(pair)
+    return made
 
 
 def check_passes(calls: Any) -> Verdict:

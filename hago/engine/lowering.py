@@ -51,9 +51,10 @@ class Lowering:
     def __init__(self, wiring: Wiring, packs: Packs, kernels: Kernels) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
         self.packs, self.kernels = packs, kernels
-        sums = kernels.conv.exact or kernels.onednn.exact
+        sums, passes = kernels.conv.exact or kernels.onednn.exact, kernels.calls is not None
+        products = passes and kernels.products.exact
         self.choices: dict[str, Choice] = {
-            n.name: choose(self.plan, n, conv=sums, passes=kernels.calls is not None)
+            n.name: choose(self.plan, n, conv=sums, passes=passes, products=products)
             for n in self.graph
             if n.op not in (INPUT, CONST) and n.name not in wiring.skipped
         }
@@ -163,12 +164,21 @@ class Lowering:
         kind, attrs = self.choices[node.name].kind, node.attrs
         if node.shape is None or node.shape[:1] != (1,) or kind in ("float", "reference"):
             return False
+        if kind in ("matmul", "multiply", "spread_add") and not self._batches_agree(node):
+            return False
         if kind != "move":
             return node.op != "matmul" or len(node.shape) == len(self.graph[node.inputs[0]].shape or ())
         first = {"reshape": "shape", "permute": "axes"}.get(node.op)
         if first is not None:
             return bool(attrs[first][0] == (-1 if node.op == "reshape" else 0))
         return node.op in ("concat", "slice") and attrs["axis"] % len(node.shape) > 0
+
+    def _batches_agree(self, node: Node) -> bool:
+        """Whether the first axis of every operand that is no constant is that of the result."""
+        made, rank = self.plan.nodes[node.name], len(node.shape or ())
+        free = [s for s in range(len(node.inputs)) if s not in made.consts]
+        matrices = node.op == "matmul" and 1 in free and rank < 3
+        return not matrices and all(len(self.graph[node.inputs[s]].shape or ()) == rank for s in free)
 
     def _convert(self, root: str) -> None:
         """Passes for the forms of a value that its kernel did not store."""

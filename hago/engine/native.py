@@ -5,7 +5,8 @@ The library is built on first use into a folder of the user's (`HAGO_CACHE`, els
 a temporary name and renamed, so processes that build it at the same time do not disturb each other. Where
 it cannot be built, `library()` says why and other kernels are used: results are the same.
 
-The structures mirror native/rows.h, native/conv.h and native/window.h field by field.
+The structures mirror native/rows.h, native/conv.h, native/window.h, native/multiply.cpp and native/matmul.cpp field
+by field.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PATIENCE: Final = 300
 TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
 ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_zero", "floor")
 AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
+PLUS, MINUS, FROM = 1, 2, 3
 #: The longest row that is worked on at once.
 ROW: Final = 512
 
@@ -100,6 +102,29 @@ class Window(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Operand(ctypes.Structure):
+    """An operand of a product."""
+
+    _fields_ = [("data", c_void_p), ("type", c_int32), ("zero", c_int32)]
+
+
+class Spread(ctypes.Structure):
+    """How the smaller operand of a product lies against the larger."""
+
+    _fields_ = [("repeat", c_int64), ("inner", c_int64)]
+
+
+class Matrices(ctypes.Structure):
+    """Products of matrices."""
+
+    _fields_ = [
+        *((n, c_int64) for n in ("outer", "inner", "rows", "columns", "depth", "a_outer", "a_inner", "a_row")),
+        *((n, c_int64) for n in ("b_outer", "b_inner", "b_row", "b_column")),
+        *((n, c_int32) for n in ("a_type", "a_zero", "b_type", "b_zero")),
+        ("offset", c_void_p),
+    ]
+
+
 def conv_of(geometry: Any, packed: Any, signed: bool, offset: Any, zeros: Any) -> Conv:
     """The structure of a convolution (`pack.Geometry`, `pack.Packed`); the tensors must outlive it."""
     g = geometry
@@ -121,6 +146,8 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     ),
     "hago_max_pool": (c_void_p, c_int, c_void_p, c_void_p, c_int),
     "hago_sum_pool": (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int),
+    "hago_multiply": (*[c_void_p] * 4, *[c_int64] * 3, c_int),
+    "hago_matmul": (*[c_void_p] * 4, c_int),
     "hago_table": (c_void_p, c_void_p, c_void_p, c_int64, c_int),
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hago.engine.choice import is_flat
 from hago.engine.kernels import Kernels
 from hago.engine.onednn import FINEST, OnednnConv, prepack
 from hago.engine.pack import Geometry, Packs
@@ -104,7 +105,7 @@ def _run(
         clip: limits of q, where they are not the dtype's.
         stored: what becomes of sums that come out as they are.
     """
-    flat = not node.op.startswith("conv")
+    flat = is_flat(node)
 
     def run(values: Sequence[Any]) -> Sequence[Tensor]:
         x = values[0]

@@ -33,12 +33,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The other operand of a sum: its value's name and qparams, and how both operands are requantized first."""
+    """The other operand of a sum: its value's name and qparams, how both operands are requantized first, and what
+    is done then (native.PLUS and so on)."""
 
     name: str
     qparams: QParams
     own: Moved
     other: Moved
+    sum: int
 
 
 @dataclass(slots=True)
@@ -83,8 +85,8 @@ class Tail:
             made.clamps, made.clamp_low, made.clamp_high = 1, self.limits[0].data_ptr(), self.limits[1].data_ptr()
             kept += self.limits
         if self.added is not None:
-            made.adds = 1
             added = self.added
+            made.adds = added.sum
             made.addend.own, made.addend.other = added.own.move, added.other.move
             made.addend.type, made.addend.zero = _place(added.qparams)
             kept += (*added.own.kept, *added.other.kept)
@@ -126,7 +128,14 @@ def register_of(plan: NodePlan) -> tuple[int, tuple[int, int] | None] | str:
         return (0 if register.dtype.bits == 32 else register.dtype.bits), None
     if register.overflow == "saturate_end" and plan.bound < 2**31 and register.dtype.bits <= 32:
         return 0, (register.dtype.min, register.dtype.max)
+    if plan.proved:
+        return "sums beyond int32"
     return f"a register of {register.dtype} that may overflow ({register.overflow})"
+
+
+def sum_of(op: str, slot: int) -> int:
+    """What an add or a sub is to its operand in a slot."""
+    return native.PLUS if op == "add" else native.MINUS if slot == 0 else native.FROM
 
 
 def raw(name: str, qparams: QParams) -> Stored | None:

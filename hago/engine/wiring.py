@@ -18,11 +18,11 @@ from hago.graph import OUTPUT, Node
 from hago.plan import NodePlan, Plan
 from hago.types import Edge, SimQ
 
-#: Ops that give every value of their operand back or leave it out, or the largest of several.
+#: Ops that give every value of their operand back or leave it out, or the largest of several, or zeros besides.
 MOVERS: Final = frozenset(
     {
         *("max_pool1d", "max_pool2d", "adaptive_max_pool2d", "reshape", "permute", "squeeze", "unsqueeze"),
-        *("slice", "select", "expand", "pixel_shuffle", "upsample_nearest2d"),
+        *("slice", "select", "expand", "pixel_shuffle", "upsample_nearest2d", "pad"),
     }
 )
 #: Ops that give every value of their operands back, all of which they read on one scale.
@@ -76,7 +76,8 @@ def _sink(plan: Plan) -> Plan:
 def _common_form(plan: Plan, node: Node, made: NodePlan, edges: Mapping[Edge, SimQ | None]) -> SimQ | None:
     """What all readers of a mover requantize its value to, if they agree and it narrows the value."""
     out = plan.graph.out_edges[node.name]
-    moves = (node.op in MOVERS and made.within_hull) or _joins(plan, node, made)
+    zeros = not made.attrs.get("value")  # what is padded with, which stays as it is
+    moves = (node.op in MOVERS and made.within_hull and zeros) or _joins(plan, node, made)
     if not moves or made.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
         return None
     wanted = [edges[e] for e in out]

@@ -2,11 +2,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "rows.h"
+#include "finish.h"
 #include "window.h"
-#ifdef __AVX512VNNI__
-#include "vectors.h"
-#endif
 
 namespace {
 
@@ -15,13 +12,6 @@ void max_pool(const Window& w, const T* x, T* out, int threads) {
   const int64_t pixels = w.images * w.out_height * w.out_width;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t pixel = 0; pixel < pixels; ++pixel) max_row(w, x, pixel, w.channels, out + pixel * w.channels);
-}
-
-void finish_row(int32_t* c, int n, int channel, const Tail& tail, int64_t at) {
-#ifdef __AVX512VNNI__
-  if (is_plain(tail)) return finish_tile({c, 1, n, n, channel, 0, at}, tail);
-#endif
-  finish(c, n, channel, 0, tail, at);
 }
 
 }  // namespace
@@ -36,7 +26,7 @@ extern "C" void hago_rows(const Tail* tail, const char* x, int type, int zero, i
     for (int64_t at = piece; at < end;) {
       const int64_t channel = at % period, n = std::min({(int64_t)ROW, period - channel, end - at});
       load(x, type, zero, at, c, (int)n);
-      finish_row(c, (int)n, (int)channel, *tail, at);
+      finish_rows(*tail, c, 1, (int)n, (int)n, (int)channel, 0, at);
       at += n;
     }
   }

@@ -136,7 +136,8 @@ void finish(int32_t* c, int n, int channel, int64_t row, const Tail& t, int64_t 
     load(t.addend.data, t.addend.type, t.addend.zero, row * t.addend.stride + column, there, n);
     move(c, own, n, t.addend.own, channel);
     move(there, other, n, t.addend.other, channel);
-    for (int i = 0; i < n; ++i) c[i] = own[i] + other[i];
+    const int32_t *first = t.adds == FROM ? other : own, *second = t.adds == FROM ? own : other;
+    for (int i = 0; i < n; ++i) c[i] = t.adds == PLUS ? first[i] + second[i] : first[i] - second[i];
   }
   if (t.clamps) {
     const int32_t *__restrict low = t.clamp_low + channel, *__restrict high = t.clamp_high + channel;

@@ -40,9 +40,12 @@ struct Addend {
   const char* data;
 };
 
+// What a tail does with its two operands, the one at hand and the one in memory.
+enum Sum : int32_t { NONE = 0, PLUS = 1, MINUS = 2, FROM = 3 };  // own + other, own - other, other - own
+
 struct Tail {
   int32_t wrap_bits;  // of the register, where a sum may leave it; 0 for none
-  int32_t saturates, clamps, adds, outputs;
+  int32_t saturates, clamps, adds, outputs;  // adds: a Sum
   int32_t low, high;           // of the register, where it saturates
   const int32_t* clamp_low;    // of a relu or clamp, per channel
   const int32_t* clamp_high;

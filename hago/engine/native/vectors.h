@@ -111,8 +111,8 @@ inline void by_rows(const Tile& t, Each each) {
   }
 }
 
-template <typename T>
-void add_tile(const Tile& t, const Addend& a) {
+template <typename T, typename Sum>
+void add_tile(const Tile& t, const Addend& a, Sum sum) {
   const Plain own(a.own), other(a.other);
   const __m512i zero = _mm512_set1_epi32(a.zero);
   const int64_t stride = a.stride;
@@ -120,8 +120,18 @@ void add_tile(const Tile& t, const Addend& a) {
   by_rows(t, [&](int32_t* sums, int64_t row, int i, auto lanes) {
     const __m512i there = _mm512_sub_epi32(load_16(data + row * stride + i, lanes), zero);
     const __m512i c = own(_mm512_loadu_si512(sums), t.channel + i);
-    _mm512_storeu_si512(sums, _mm512_add_epi32(c, other(there, t.channel + i)));
+    _mm512_storeu_si512(sums, sum(c, other(there, t.channel + i)));
   });
+}
+
+template <typename Sum>
+void add_tile_of(const Tile& t, const Addend& a, Sum sum) {
+  switch (a.type) {
+    case U8: return add_tile<uint8_t>(t, a, sum);
+    case I8: return add_tile<int8_t>(t, a, sum);
+    case I16: return add_tile<int16_t>(t, a, sum);
+    default: return add_tile<int32_t>(t, a, sum);
+  }
 }
 
 inline void clamp_tile(const Tile& t, const int32_t* low, const int32_t* high) {
@@ -155,14 +165,12 @@ void store_tile(const Tile& t, const Output& o) {
 
 // Bytes keep their low 8 bits, so that int8 and uint8 are stored alike.
 inline void finish_tile(const Tile& tile, const Tail& t) {
-  if (t.adds) {
-    switch (t.addend.type) {
-      case U8: add_tile<uint8_t>(tile, t.addend); break;
-      case I8: add_tile<int8_t>(tile, t.addend); break;
-      case I16: add_tile<int16_t>(tile, t.addend); break;
-      default: add_tile<int32_t>(tile, t.addend);
-    }
-  }
+  const auto plus = [](__m512i own, __m512i other) { return _mm512_add_epi32(own, other); };
+  const auto minus = [](__m512i own, __m512i other) { return _mm512_sub_epi32(own, other); };
+  const auto from = [](__m512i own, __m512i other) { return _mm512_sub_epi32(other, own); };
+  if (t.adds == PLUS) add_tile_of(tile, t.addend, plus);
+  if (t.adds == MINUS) add_tile_of(tile, t.addend, minus);
+  if (t.adds == FROM) add_tile_of(tile, t.addend, from);
   if (t.clamps) clamp_tile(tile, t.clamp_low, t.clamp_high);
   for (int k = 0; k < t.outputs; ++k) {
     const Output& o = t.output[k];

@@ -1,0 +1,206 @@
+"""The kernels beside convolutions (products, differences, sums over axes, padding), bit for bit the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from building import Builder, seeded
+from torch import Tensor
+
+from hago.engine import native
+from hago.engine.executor import Executor
+from hago.engine.kernels import Verdict, check_products, kernels
+from hago.exactness import compare
+from hago.realization import IntegerModel
+
+from .test_executor import HARDWARE, check, plan_of
+
+CHIPS = ["x86_vnni", "vta", "cambricon_mlu", "arm_dot", "tflite_int16", "onnxruntime_cpu", "affine_at_output",
+         "int16_saturates", "int16_wraps"]  # fmt: skip
+Grow = Callable[[Builder, str, str], object]
+
+
+def _gate(b: Builder, x: str, y: str) -> None:
+    b.call("mul", x, b.call("mean", y, axes=[2, 3], keepdim=True, count=48))
+
+
+def _heads(b: Builder, x: str, y: str) -> None:
+    parts = [b.call("reshape", v, shape=[-1, 4, 5, 48]) for v in (x, y)]
+    scores = b.call("matmul", b.call("permute", parts[0], axes=[0, 1, 3, 2]), parts[1])
+    b.call("matmul", parts[1], scores)
+
+
+def _matrices(b: Builder, x: str, y: str) -> None:
+    tokens, others = (b.call("reshape", v, shape=[-1, 20, 48]) for v in (x, y))
+    b.call("matmul", tokens, b.call("permute", others, axes=[0, 2, 1]))
+
+
+def _linear(b: Builder, x: str, y: str) -> None:
+    rows = b.call("reshape", x, shape=[-1, 20, 48])
+    b.call("linear", rows, b.const(seeded(35, 48, seed=5)), b.const(seeded(35, seed=6)))
+
+
+def _affine_rows(b: Builder, x: str, y: str) -> None:
+    rows = b.call("sum", x, axes=[2, 3], keepdim=False, count=48)
+    b.call("affine", rows, b.const(seeded(20, seed=3)), b.const(seeded(20, seed=4)), rank=2)
+
+
+def _residual_product(b: Builder, x: str, y: str) -> None:
+    b.call("relu", b.call("add", b.call("mul", x, y), b.conv2d(x, seeded(20, 20, 1, 1, seed=4), padding=[0, 0])))
+
+
+def _option_a(b: Builder, x: str, y: str) -> None:
+    half = b.call("slice", b.call("slice", x, axis=2, start=0, stop=None, step=2), axis=3, start=0, stop=None, step=2)
+    padded = b.call("pad", half, pad=[0, 0, 0, 0, 4, 4], mode="constant", value=0.0)
+    b.call("add", padded, b.conv2d(y, seeded(28, 20, 3, 3, seed=4), stride=[2, 2]))
+
+
+def _reduced(op: str, axes: list[int], count: int) -> Grow:
+    return lambda b, x, y: b.call(op, b.call("add", x, y), axes=axes, keepdim=False, count=count)
+
+
+def _padded(mode: str) -> Grow:
+    def grow(b: Builder, x: str, y: str) -> None:
+        b.conv2d(b.call("pad", x, pad=[1, 2, 0, 3], mode=mode, value=0.0), seeded(6, 20, 3, 3, seed=4), padding=[0, 0])
+
+    return grow
+
+
+def _by(op: str, *shape: int, first: bool = False) -> Grow:
+    """With a constant of a shape."""
+
+    def grow(b: Builder, x: str, y: str) -> None:
+        const = b.const(seeded(*shape, seed=3) * 0.5)
+        b.call(op, *((const, x) if first else (x, const)))
+
+    return grow
+
+
+GROW: dict[str, Grow] = {
+    "mul": lambda b, x, y: b.call("mul", x, y),
+    "mul of itself": lambda b, x, y: b.call("mul", x, x),
+    "mul by a gate": _gate,
+    "mul by a gate before": lambda b, x, y: b.call("mul", b.call("mean", y, axes=[2, 3], keepdim=True, count=48), x),
+    "mul by a map": lambda b, x, y: b.call("mul", x, b.call("slice", y, axis=1, start=3, stop=4, step=1)),
+    "mul of a row and a column": lambda b, x, y: b.call(
+        "mul", b.call("slice", x, axis=2, start=0, stop=1, step=1), b.call("slice", y, axis=3, start=1, stop=2, step=1)
+    ),
+    "mul by channels": _by("mul", 20, 1, 1),
+    "mul by a number": _by("mul", first=True),
+    "mul with a residual": _residual_product,
+    "sub": lambda b, x, y: b.call("relu", b.call("sub", x, y)),
+    "sub the other way": lambda b, x, y: b.call("sub", y, b.conv2d(x, seeded(20, 1, 3, 3, seed=4), groups=20)),
+    "sub of channels": _by("sub", 20, 1, 1),
+    "sub from a number": _by("sub", first=True),
+    "add of columns": _by("add", 6),
+    "add of a map": lambda b, x, y: b.call("add", b.call("slice", y, axis=1, start=0, stop=1, step=1), x),
+    "affine": lambda b, x, y: b.call("affine", x, b.const(seeded(20, seed=3)), b.const(seeded(20, seed=4)), rank=4),
+    "affine rows": _affine_rows,
+    "mean of images": _reduced("mean", [2, 3], 48),
+    "sum of rows": _reduced("sum", [3], 6),
+    "mean of channels": _reduced("mean", [1], 20),
+    "mean of channels and rows": _reduced("mean", [1, 2], 160),
+    "pad": _padded("constant"),
+    "reflected": _padded("reflect"),
+    "replicated": _padded("replicate"),
+    "circular": _padded("circular"),
+    "option A": _option_a,
+    "matrices": _matrices,
+    "heads": _heads,
+    "linear": _linear,
+}  # fmt: skip
+
+
+def network(grow: Grow) -> Builder:
+    b = Builder()
+    image = b.input(3, 8, 6, name="x")
+    x = b.call("relu", b.conv2d(image, seeded(20, 3, 3, 3, seed=1), seeded(20, seed=2), name="first"))
+    y = b.conv2d(image, seeded(20, 3, 1, 1, seed=2), name="second", padding=[0, 0])
+    grow(b, x, y)
+    return b
+
+
+@pytest.mark.parametrize("case", GROW)
+def test_every_kernel(case: str) -> None:
+    graph, used = network(GROW[case]).graph(), set()
+    laid = seeded(3, 3, 8, 6, seed=7, size=3.0).contiguous(memory_format=torch.channels_last)
+    for name in CHIPS:
+        plan = plan_of(graph, HARDWARE[name], [seeded(2, 3, 8, 6)])
+        executor = check(plan, [laid])
+        check(plan, [laid[:1]])
+        if executor.at_once is not None:
+            executor.at_once = 1
+            assert executor.run([laid])[0].equal(IntegerModel(plan).run([laid])[0])
+        assert compare(plan, [laid[:2]]).same
+        used |= set(executor.explain().kernels)
+    ours = {"native multiply", "native add", "native sum over axes", "native matmul", "native conv", "torch on bytes"}
+    assert not kernels().products.exact or used & ours
+
+
+@pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul"])
+def test_no_node_is_left_to_the_reference(op: str) -> None:
+    if not (kernels().products.exact and kernels().conv.exact):
+        pytest.skip(str(kernels()))
+    cases = [c for c in GROW if c.startswith(op)] or {"matmul": ["matrices", "heads"]}[op]
+    for case in cases:
+        plan = plan_of(network(GROW[case]).graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 8, 6)])
+        rows = [r for r in Executor(plan).explain().rows if r.op == op]
+        assert rows and all(r.kernel != "reference" for r in rows), rows
+
+
+def test_extreme_integers_through_every_type() -> None:
+    """int16 by int8, as chips with 16-bit activations have it: the largest products, and sums next to 2**31."""
+    b = Builder()
+    x = b.input(500, name="x")
+    b.linear(x, torch.full((40, 500), 1.0), name="sum")
+    plan = plan_of(b.graph(), HARDWARE["tflite_int16"], [torch.ones(2, 500)])
+    for value in (1.0, -1.0, 3.0, -3.0):
+        check(plan, [torch.full((13, 500), value)])
+
+
+# ---------------------------------------------------------------- and where they are not to be had
+def test_results_stay_without_them() -> None:
+    using = replace(kernels(), products=Verdict(False, "found wrong"))
+    for case in ("heads", "mul by a gate", "linear"):
+        plan = plan_of(network(GROW[case]).graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 8, 6)])
+        executor, x = Executor(plan, using=using), [seeded(2, 3, 8, 6, seed=8)]
+        assert executor.run(x)[0].equal(IntegerModel(plan).run(x)[0])
+        assert not {"native multiply", "native matmul"} & set(executor.explain().kernels)
+
+
+@pytest.mark.parametrize("name", ["hago_multiply", "hago_matmul"])
+def test_a_library_that_multiplies_otherwise_is_found(name: str) -> None:
+    library = native.library()
+    if library.calls is None:
+        pytest.skip(library.why)
+    assert check_products(library.calls).exact
+
+    class Lying:
+        def __getattr__(self, asked: str) -> object:
+            real = getattr(library.calls, asked)
+
+            def call(first: int, second: int, *rest: object) -> None:
+                real(first, second, *rest)
+                output = native.Tail.from_address(second if name == "hago_matmul" else first).output[0]
+                (native.c_int32 * 1).from_address(output.data)[0] ^= 1
+
+            return call if asked == name else real
+
+    assert not check_products(Lying()).exact
+
+
+def test_threads_share_the_work() -> None:
+    before, x = torch.get_num_threads(), [seeded(5, 3, 8, 6, seed=8)]
+    try:
+        for case in ("heads", "mul by a gate", "linear", "mean of images"):
+            plan = plan_of(network(GROW[case]).graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 8, 6)])
+            found: list[Tensor] = []
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                found += Executor(plan).run([x[0][:threads]])[:1]
+                check(plan, x)
+    finally:
+        torch.set_num_threads(before)
