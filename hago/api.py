@@ -81,9 +81,10 @@ def search_quantize_strategy(
         hardware: a Hardware, a name in hardware_specs, or a path.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
         searcher: gradient (thresholds refined by a few gradient passes, then few evaluations), greedy,
-            annealing, random, exhaustive, default (the start alone), sensitivity or pareto (guided by one
-            pass over the data; docs/design.md), each with options where wanted ("greedy:tolerance=0.1"), or
-            an object with `ask` and `tell`; a function of (space, start, seed) makes one for this search.
+            annealing, random, exhaustive, default (the start alone), sensitivity (guided by one pass over the
+            data) or pareto (guided too, with thresholds of all choices refined in that pass; docs/design.md),
+            each with options where wanted ("greedy:tolerance=0.1"), or an object with `ask` and `tell`; a
+            function of (space, start, seed) makes one for this search.
         estimator: of thresholds, e.g. "mse" or "percentile:99.9", which no searcher then refines; "dorefa" and
             "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.
         objective: what is maximised: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a

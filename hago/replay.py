@@ -15,8 +15,9 @@ from hago.objective import objective as named_objective
 from hago.prepare import HardwareLike, ModelLike, Prepared, StrategyLike, as_strategy, planned, prepare
 from hago.search.header import Header
 from hago.search.log import read_log
+from hago.search.searchers import SEARCHERS
 from hago.search.trial import Trial
-from hago.searching.search import costs_in_use, refined_start
+from hago.searching.search import costs_in_use, refined_as
 from hago.searching.waste import tidied
 from hago.trials.evaluate import Evaluator
 from hago.trials.goal import Goal, parse_limits
@@ -151,9 +152,13 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
         goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits")))
     except TypeError as error:
         raise LogError(f"log {log}: its settings cannot be read ({error}); it was edited") from None
-    costs = costs_in_use(str(header.searcher["name"]), goal)
+    name, how = str(header.searcher["name"]), header.searcher["options"]
+    if name not in SEARCHERS:
+        raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
+    costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scored = Scoring(goal, tidied(prepared, costs), None, race, header.seed)
-    return refined_start(scored, next(iter(costs), ""), prepared.space.size, header.seed).prepared
+    metric, which = next(iter(costs), ""), SEARCHERS[name].refined
+    return refined_as(which, scored, metric, prepared.space.size, header.seed).prepared
 
 
 def _best(trials: Iterable[Trial]) -> Trial:

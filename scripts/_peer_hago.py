@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hago.cost import Cost
 from hago.costing import plan_cost
-from hago.prepare import prepare
-from hago.search.front import Front
+from hago.prepare import as_graph, as_hardware, plan_of
 from hago.searching.search import SearchOptions, find
 from hago.simulator import Simulator
 
@@ -25,18 +24,15 @@ def main() -> None:
     how = SearchOptions(searcher="pareto", progress=False)
     found = find(network, hardware, data, how)
     seconds = task.seconds()
-    line = Front("sqnr", "weight_bytes")
-    for trial in found.result.trials:
-        line.take(trial)
-    prepared = prepare(network, hardware, data)
-    for trial in line.trials:
-        plan = prepared.resolver(trial.bits)
+    graph, _ = as_graph(network, data)
+    for point in found.front:
+        plan = plan_of(graph, as_hardware(hardware), point.strategy)
         model, cost = Simulator(plan), plan_cost(plan)
 
         def run(x: Tensor, model: Simulator = model) -> Tensor:
             return torch.as_tensor(model(x))
 
-        task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {trial.index}")
+        task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}")
     task.end(seconds)
 
 

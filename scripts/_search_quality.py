@@ -2,13 +2,17 @@
 
 Every search sees the same calibration samples and the same space. Each keeps what is a front there; those
 points are then measured on held-out samples, and compared there. Random search and TPE have ten times as many
-evaluations as Pareto search.
+evaluations as Pareto search, its pass for gradients counted in.
+
+Pareto search refines thresholds of its own; the baselines have the estimator's, as they have when they are asked for.
+In a second table some of them are given the refined ones: what is then left is how points are chosen.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +23,30 @@ from _fronts import Point, Row, compared, listed, plot
 from hago.frontend.data import Batches
 from hago.objective import OBJECTIVES
 from hago.prepare import Prepared, prepare
+from hago.search.driver import search
 from hago.search.front import Front
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.trial import Trial
 from hago.search.walk import Ask, Steps, Walk, shifted
+from hago.searching.refined_choices import refined_choices
+from hago.searching.refinement import PASS
 from hago.searching.search import SearchOptions, find
 from hago.searching.waste import tidied
 from hago.space import Bits, Space
-from hago.trials.evaluate import Evaluator
+from hago.trials.evaluate import Evaluator, safe_start
+from hago.trials.goal import make_goal
+from hago.trials.scoring import Scoring
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 UNIFORM = (8, 6, 4)
 #: So many times the evaluations of Pareto search for random search and TPE.
 MORE = 10
-#: What Pareto search is compared with.
+#: What Pareto search is compared with, and what of that again with its thresholds.
 BASELINES = ("uniform", "greedy", "rfc_greedy", "random", "tpe", "descent")
+REFINED = ("tpe", "descent")
+#: A limit that nothing exceeds.
+NO_LIMIT = "weight_bytes <= 1e15"
 Make = Callable[[Space, Bits, int], Searcher]
 
 
@@ -134,32 +146,46 @@ class Contest:
     seed: int
     prepared: Prepared
     held_out: Evaluator
+    refined: Prepared
     seconds: dict[str, float] = field(default_factory=dict)
     trials: dict[str, int] = field(default_factory=dict)
     fronts: dict[str, list[Point]] = field(default_factory=dict)
     measured: dict[str, Point] = field(default_factory=dict)
 
-    def run(self, name: str, searchers: Sequence[str | Make]) -> None:
-        """Search, keep the front of all trials, and measure it."""
+    def run(self, name: str, searchers: Sequence[str | Make], given: bool = False) -> None:
+        """Search, keep the front of all trials, and measure it.
+
+        Args:
+            given: whether a baseline is given the refined thresholds.
+        """
         begun = time.perf_counter()
         kept = Front("sqnr", "weight_bytes")
         self.trials[name] = 0
         for searcher in searchers:
-            for trial in self._searched(searcher):
+            for trial in self._given(searcher) if given else self._searched(searcher):
                 self.trials[name] += trial.same_as is None
                 kept.take(trial)
         self.seconds[name] = time.perf_counter() - begun
-        self.fronts[name] = [self.point(t) for t in kept.trials]
+        prepared = self.refined if given or "pareto" in searchers else self.prepared
+        self.fronts[name] = [self.point(t, prepared) for t in kept.trials]
 
     def _searched(self, searcher: str | Make) -> Iterator[Trial]:
         # with a limit on the cost that nothing exceeds, every searcher has the same space
-        limit = None if searcher == "pareto" else "weight_bytes <= 1e15"
+        limit = None if searcher == "pareto" else NO_LIMIT
         how = SearchOptions(searcher=searcher, progress=False, seed=self.seed, budget_cost=limit)
         yield from find(self.asset.module, self.hardware, self.asset.calibration, how).result.trials
 
-    def point(self, trial: Trial) -> Point:
+    def _given(self, searcher: str | Make) -> Sequence[Trial]:
+        """The trials of a search on refined thresholds."""
+        resolver, space = self.refined.resolver, self.refined.space
+        start = safe_start(resolver, self.refined.calibration.peaks)
+        assert callable(searcher)
+        scored = Scoring(make_goal("sqnr", budget_cost=NO_LIMIT), self.refined)
+        return search(space, searcher(space, start, self.seed), scored, plan_key=lambda b: resolver(b).key).trials
+
+    def point(self, trial: Trial, prepared: Prepared) -> Point:
         """A trial on held-out samples."""
-        plan = self.prepared.resolver(trial.bits)
+        plan = prepared.resolver(trial.bits)
         if plan.key not in self.measured:
             found = self.held_out.measure(plan).contributions
             signal, noise = found["sqnr"].T
@@ -179,7 +205,8 @@ def contest(assets: str, net: str, hardware: str, options: Any) -> Contest:
         rows = [(*inputs, y) for inputs, y in zip(asset.test, labels, strict=True)]
     batches = Batches(rows, prepared.graph.inputs)
     held_out = Evaluator(prepared.graph, batches, OBJECTIVES["sqnr"], prepared.hardware.known_ops, cache_bytes=0)
-    return Contest(asset, hardware, options.seed, prepared, held_out)
+    refined = refined_choices(prepared, make_goal("sqnr"), "weight_bytes", options.seed).prepared
+    return Contest(asset, hardware, options.seed, prepared, held_out, refined)
 
 
 def quality(options: Any) -> list[Row]:
@@ -197,7 +224,7 @@ def quality(options: Any) -> list[Row]:
 
 def searchers(found: Contest) -> dict[str, list[str | Make]]:
     """Of every baseline."""
-    more = MORE * found.trials["pareto"]
+    more = math.ceil(MORE * (found.trials["pareto"] + PASS))
     return {
         "uniform": [listed_points(uniform(found.prepared))],
         "greedy": [f"greedy:tolerance={t:g}" for t in TOLERANCES],
@@ -211,31 +238,42 @@ def searchers(found: Contest) -> dict[str, list[str | Make]]:
 def _measured(found: Contest, net: str, options: Any) -> list[Row]:
     found.run("pareto", ["pareto"])
     baselines = searchers(found)
-    for name in options.baselines.split(","):
-        found.run(name, baselines[name])
-        print(f"  {name}: {found.trials[name]} trials in {found.seconds[name]:.1f} s", flush=True)
+    names = options.baselines.split(",")
+    for name, given in [*((n, False) for n in names), *((n, True) for n in REFINED if n in names)]:
+        called = f"{name}, refined" if given else name
+        found.run(called, baselines[name], given)
+        print(f"  {called}: {found.trials[called]} trials in {found.seconds[called]:.1f} s", flush=True)
     samples = found.held_out.batches.samples
     print(f"{net} on {found.hardware}: {options.images} images to search on, {samples} held out")
+    where = {"network": net, "hardware": found.hardware, "samples": samples}
+    plain = {name: found.fronts[name] for name in ("pareto", *names)}
+    given_too = {name: line for name, line in found.fronts.items() if name == "pareto" or name not in names}
+    rows = [where | row for row in _table(found, plain, "the baselines with the estimator's thresholds")]
+    if len(given_too) > 1:
+        rows += [where | row for row in _table(found, given_too, "with the refined thresholds of pareto")[1:]]
+    if options.out:
+        path = Path(options.out) / f"fronts_{net}_{found.hardware}.png"
+        print("  " + plot(found.fronts, path, f"{net}, {found.hardware}"))
+    rows[0]["fronts"] = listed(found.fronts)
+    for row in listed(found.fronts):
+        low, high = row["interval"]
+        top1 = "" if row["top1"] is None else f", top-1 {row['top1']:.4f}"
+        print(f"    {row['front']:16} {row['bytes']:10.0f} B {row['sqnr']:7.2f} dB [{low:.2f}, {high:.2f}]{top1}")
+    return rows
+
+
+def _table(found: Contest, fronts: Mapping[str, Sequence[Point]], title: str) -> list[Row]:
+    """Fronts beside that of Pareto search, printed."""
+    print(f"  {title}:")
     rows = []
-    for row in compared(found.fronts, "pareto"):
+    for row in compared(fronts, "pareto"):
         name = row["front"]
-        where = {"network": net, "hardware": found.hardware, "samples": samples}
-        rows.append(where | row | {"trials": found.trials[name], "seconds": found.seconds[name]})
+        rows.append(row | {"trials": found.trials[name], "seconds": found.seconds[name]})
         print(
-            f"  {name:11} {row['points']:3} points of {found.trials[name]:5} trials, {found.seconds[name]:7.1f} s; "
+            f"  {name:16} {row['points']:3} points of {found.trials[name]:5} trials, {found.seconds[name]:7.1f} s; "
             f"hypervolume {row['hypervolume']:.4f} of pareto's; above it: {row['above']} (top-1: {row['top1_above']})",
             flush=True,
         )
         for said in row["above_said"]:
             print(f"      {said}")
-    if options.out:
-        print(
-            "  "
-            + plot(found.fronts, Path(options.out) / f"fronts_{net}_{found.hardware}.png", f"{net}, {found.hardware}")
-        )
-    rows[0]["fronts"] = listed(found.fronts)
-    for row in listed(found.fronts):
-        low, high = row["interval"]
-        top1 = "" if row["top1"] is None else f", top-1 {row['top1']:.4f}"
-        print(f"    {row['front']:11} {row['bytes']:10.0f} B {row['sqnr']:7.2f} dB [{low:.2f}, {high:.2f}]{top1}")
     return rows

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hago.errors import HagoError, did_you_mean
 from hago.search.annealing import AnnealingOptions, annealing
@@ -25,6 +25,8 @@ from hago.search.sensitivity_search import Explored, SensitivityOptions, sensiti
 from hago.search.walk import Feeds
 from hago.space import Bits, Space
 
+Refines = Literal["", "start", "choices"]
+
 
 @dataclass(frozen=True, slots=True)
 class SearcherEntry:
@@ -35,25 +37,26 @@ class SearcherEntry:
             holds space, feeds and guide, and (start, seed, options).
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
-        refined: whether thresholds are made better before it begins, where nobody chose them.
+        refined: which thresholds are made better before it begins, where nobody chose them: for the point where it
+            starts, or alike for every choice; empty for none.
     """
 
     make: Callable[..., Searcher]
     options: type[Any]
     guided: bool = False
-    refined: bool = False
+    refined: Refines = ""
 
 
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
     {
         "default": SearcherEntry(default, DefaultOptions),
-        "gradient": SearcherEntry(gradient, GradientOptions, guided=True, refined=True),
+        "gradient": SearcherEntry(gradient, GradientOptions, guided=True, refined="start"),
         "random": SearcherEntry(random_search, RandomOptions),
         "greedy": SearcherEntry(greedy, GreedyOptions),
         "annealing": SearcherEntry(annealing, AnnealingOptions),
         "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
         "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True),
-        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True),
+        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True, refined="choices"),
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True),
         "gp": SearcherEntry(gp, OptunaOptions, guided=True),

@@ -28,7 +28,7 @@ from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
 from hago.searching.guidance import make_guide
 from hago.searching.sensitivity import PROBES, measure_sensitivity
-from hago.searching.weight_scales import WeightScales
+from hago.searching.weight_scales import Chosen, WeightGradients, WeightScales
 from hago.space import Bits, Space
 from hago.threshold_sources import Estimated, estimated_resolver
 from hago.trials.evaluate import Evaluator, safe_start
@@ -75,7 +75,7 @@ def refined(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, m
         most: what may be spent, in forwards; the first pass is spent in any case.
     """
     found = _Refinement(prepared, goal.objective, evaluator, seed)
-    sensitivity = measure_sensitivity(prepared, goal.objective, seed, CHUNK, found.scales.see_probe, found.settle)
+    sensitivity = measure_sensitivity(prepared, goal.objective, seed, CHUNK, found.probes.see, found.settle)
     start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
     guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
     picked = _picked(found.prepared, goal, guide, start)
@@ -123,18 +123,20 @@ class _Refinement:
 
     def __init__(self, prepared: Prepared, objective: Objective, evaluator: Evaluator, seed: int) -> None:
         self.objective, self.evaluator, self.seed = objective, evaluator, seed
-        self.prepared = _with(prepared, prepared.calibration)
+        self.prepared = with_statistics(prepared, prepared.calibration)
         bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
         self.scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
+        self.probes = WeightGradients.of_probes(prepared)
         self.forwards, self.differentiated = 0.0, 0.0
         self._outputs: list[Sequence[Tensor]] = []
         self._full: set[str] = set()
 
-    def settle(self, seen: Gradients) -> Prepared:
+    def settle(self, seen: Gradients) -> tuple[Prepared, Gradients]:
         """With what is known of activations."""
         self._passed()
-        self.prepared = _with(self.prepared, weighted(self.prepared, seen.spectra))
-        return self.prepared
+        self.scales.take_probes(self.probes)
+        self.prepared = with_statistics(self.prepared, weighted(self.prepared, seen.spectra))
+        return self.prepared, seen
 
     def _passed(self) -> None:
         self.forwards += PASS
@@ -147,24 +149,25 @@ class _Refinement:
         now, share, failed = self.scales.as_estimated, SHARE, 0
         if pull is None or not self.scales.weights or self.forwards + 2 + PASS > most:
             return
-        best, outputs, known = self._measured(self.prepared, bits), self._outputs, False
-        loss = 0.0
-        while best is not None and failed < TRIES and self.forwards + 1 + (0 if known else PASS) <= most:
-            if not known:
-                loss, known = self._slopes(pull, outputs), True
-            there = self.scales.improved(now, loss, share)
-            if all(torch.equal(there[e], now[e]) for e in now):
-                return
-            tried = _with_refined(self.prepared, self.scales.thresholds(there))
+        best, outputs, known, loss = self._measured(self.prepared, bits), self._outputs, False, 0.0
+        there: Chosen | None = self.scales.alone(self.prepared.resolver(bits))
+        while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else PASS) <= most:
+            if there is None:
+                loss, known = (loss, True) if known else (self._slopes(pull, outputs), True)
+                there = self.scales.improved(now, loss, share)
+                if all(torch.equal(there[e], now[e]) for e in now):
+                    return
+            tried = with_refined(self.prepared, self.scales.thresholds(there))
             value = self._measured(tried, bits)
             if value is not None and value > best:
-                best, outputs, now, known, failed = value, self._outputs, there, False, 0
+                best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
                 self.prepared = tried
             elif value is None:
                 self.scales.bar(self._full, now)
                 failed += 1
             else:
                 share, failed = share / 2, failed + 1
+            there = None
 
     def _measured(self, prepared: Prepared, bits: Bits) -> float | None:
         """The objective, or None where an accumulator overflowed; its outputs are kept."""
@@ -194,22 +197,22 @@ class _Refinement:
             losses.append(sum(float((e * v).sum()) / 2 for e, v in both if e is not None and v is not None))
             return pulls
 
-        self.scales.forget_slopes()
-        p = self.prepared
+        p, seen = self.prepared, WeightGradients(1)
         batches, ops = self.evaluator.batches, p.hardware.known_ops
-        gradients(p.graph, batches, {}, probe, lambda edge: (), ops, self.seed, SLOPES, self.scales.see_slope)
+        gradients(p.graph, batches, {}, probe, lambda edge: (), ops, self.seed, SLOPES, seen.see)
+        self.scales.take_slopes(seen)
         self._passed()
         return sum(losses)
 
 
-def _with(prepared: Prepared, calibration: Calibration) -> Prepared:
+def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
     """The same with thresholds of least error on what was seen."""
     p, mse = prepared, Mse()
     resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, p.hardware.known_ops)
     return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refined=True)
 
 
-def _with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
+def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
     """The same with these thresholds; the others are not estimated again."""
     p, source = prepared, prepared.resolver.thresholds
     assert isinstance(source, Estimated)

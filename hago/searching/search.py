@@ -17,13 +17,14 @@ from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, plann
 from hago.search.driver import SearchResult, search
 from hago.search.guide import Guide
 from hago.search.searcher import Searcher
-from hago.search.searchers import SEARCHERS, check_seed, make_searcher, parse_searcher
+from hago.search.searchers import SEARCHERS, Refines, check_seed, make_searcher, parse_searcher
 from hago.search.trial import Trial
 from hago.searching.anytime import Anytime
 from hago.searching.descriptions import confirmed, description, header_of
 from hago.searching.fronts import ParetoFront
 from hago.searching.guidance import DEFAULT_COST, make_guide
 from hago.searching.reachable import check_reachable, nearest
+from hago.searching.refined_choices import refined_choices
 from hago.searching.refinement import PASS, Refined, refined
 from hago.searching.waste import tidied
 from hago.space import Bits, Space
@@ -235,7 +236,7 @@ def _begin(
     chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
     if entry is not None and entry.refined and not chosen:
         check_reachable(goal.of_costs, prepared, start, scored.first)
-        found = refined_start(scored, metric, whole, options.seed)
+        found = refined_as(entry.refined, scored, metric, whole, options.seed)
         scored, guide, spent = scored.of(found.prepared), found.guide, found.forwards
         check_reachable(goal, found.prepared, guide.most or start, scored.first)
         prepared, start = found.prepared, found.start
@@ -246,13 +247,16 @@ def _begin(
     return _searcher(named, prepared.space, start, options.seed, guide), scored, spent
 
 
-def refined_start(scored: Scoring, metric: str, whole: int, seed: int) -> Refined:
+def refined_as(which: Refines, scored: Scoring, metric: str, whole: int, seed: int) -> Refined:
     """What a search whose thresholds are refined begins with.
 
     Args:
+        which: see SearcherEntry.
         metric: the first of the costs in use, if any.
         whole: how many choices there are.
     """
+    if which == "choices":
+        return refined_choices(scored.prepared, scored.goal, metric, seed)
     most = max(LEAST, whole / CHOICES_A_FORWARD)
     return refined(scored.prepared, scored.goal, metric, scored.bench.evaluator, most, seed)
 

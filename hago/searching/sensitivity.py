@@ -8,7 +8,7 @@ predicts is a guide for searchers; what counts is measured. The papers: `gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -109,7 +109,8 @@ def measure_sensitivity(
     seed: int = 0,
     chunk: int = CHUNK,
     see: SeeConstant | None = None,
-    settle: Callable[[Gradients], Prepared] | None = None,
+    settle: Callable[[Gradients], tuple[Prepared, Gradients]] | None = None,
+    known: Collection[Edge] = (),
 ) -> Sensitivity:
     """The expected loss of every choice in the space.
 
@@ -117,16 +118,22 @@ def measure_sensitivity(
         seed: of the random signs.
         chunk: samples that are differentiated at once.
         see: hears of every constant's gradients.
-        settle: what to go on with after the pass: the same with thresholds that it makes of what the pass saw. Losses
-            of activations are those on its grids.
+        settle: what to go on with after the pass: the same with thresholds that it makes of what the pass saw, on
+            whose grids losses of activations are; and what was seen, to which it may add losses of constants.
+        known: constants whose losses it adds.
     """
     probe, measure = PROBES.get(objective.name, (squared_error, "squared error"))
     ops = prepared.hardware.known_ops
     found = _Losses(prepared)
     ranges = prepared.calibration.ranges
-    seen = gradients(prepared.graph, prepared.batches, ranges, probe, found.errors, ops, seed, chunk, see)
+
+    def errors(edge: Edge) -> Sequence[Tensor]:
+        return () if edge in known else found.errors(edge)
+
+    seen = gradients(prepared.graph, prepared.batches, ranges, probe, errors, ops, seed, chunk, see)
     if settle is not None:
-        found.move(settle(seen))
+        moved, seen = settle(seen)
+        found.move(moved)
     unit = seen.signal if measure == "squared error" else float(seen.samples)
     groups = {key: group for key, group in prepared.space.groups.items() if not group.is_kind}
     losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in groups.items()}

@@ -7,7 +7,8 @@ channel changes its weights by d and the outputs by about J d, J being the float
 
 The first term is exact to first order: `slopes`, from gradients of <H e, outputs>. The second is estimated: with
 random v, E[v v^T] = H, it is E[<J^T v, d>^2] / 2, and each chunk of samples gives one v: `sketch`. Sketches of several
-changes add up, so what channels do to each other is in it.
+changes add up, so what channels do to each other is in it. Kept are those of each threshold's error against the float
+weight: of two, the difference is that of the change, and one by itself says what the channel loses alone, at any Plan.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?
@@ -24,7 +25,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.lru import LRU
 from hago.numerics import quantize
 from hago.plan import Plan
 from hago.prepare import Prepared
@@ -36,18 +36,53 @@ from hago.types import Edge, QParams
 FACTORS: Final = (1.0, *(f / 50 for f in range(40, 56) if f != 50))
 #: The same where scales are powers of two.
 POWERS: Final = (1.0, 0.25, 0.5, 2.0)
-#: Sketches that are kept apart; later chunks are added to earlier ones, their signs being independent.
+#: Sketches that are kept apart, fewer of large networks; later chunks are added to earlier ones, their signs being
+#: independent.
 SKETCHES: Final = 32
-#: Bytes of changes that are kept; others are worked out again.
-CHANGE_BYTES: Final = 1 << 28
+LEAST_SKETCHES: Final = 8
+#: Bytes of gradients that are kept while a pass runs.
+GRADIENT_BYTES: Final = 1 << 29
 #: What the second term of a change is taken for, as a multiple of its estimate: the change that is chosen is one for
 #: which the estimate is low by chance.
 DOUBT: Final = 1.25
+#: As how many sketches counts what a channel would lose were its values' errors independent, where it is alone.
+APART: Final = 4
 #: Changes that gain less than this part of the loss are left out.
 LEAST: Final = 2e-3
 
 #: By the edge of a weight, which factor each channel has.
 Chosen = Mapping[Edge, Tensor]
+#: Ends by group and grid.
+Thresholds = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
+
+
+@dataclass(slots=True)
+class WeightGradients:
+    """What a pass sees of weights. Products with errors are sums over chunks, so it is gradients that are summed.
+
+    Args:
+        count: sums that are kept apart.
+        sums: by edge, float32 (count, *shape).
+    """
+
+    count: int
+    sums: dict[Edge, Tensor] = field(default_factory=dict)
+    _chunks: dict[Edge, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of_probes(prepared: Prepared) -> WeightGradients:
+        """For random vectors on the outputs."""
+        sizes = {g.source: prepared.graph.consts[g.source].numel() for g in _of_constants(prepared)}
+        room = GRADIENT_BYTES // (4 * max(1, sum(sizes.values())))
+        return WeightGradients(min(SKETCHES, max(LEAST_SKETCHES, room)))
+
+    def see(self, edge: Edge, g: Tensor) -> None:
+        """The gradients of one chunk."""
+        chunk = self._chunks.get(edge, 0)
+        if edge not in self.sums:
+            self.sums[edge] = torch.zeros(self.count, *g.shape)
+        self.sums[edge][chunk % self.count] += g.detach()
+        self._chunks[edge] = chunk + 1
 
 
 @dataclass(slots=True)
@@ -55,24 +90,26 @@ class _Weight:
     """What is known of one weight.
 
     Args:
+        exact: its float values, float64.
         grid, qparams: of the weight in the Plan that changes are counted from.
         ends: (lo, hi), float64 (C,).
         axis: of its channels, or None where it has one threshold.
         sketch: float64 (C, J, K), by channel, factor and sketch.
+        apart: float64 (C, J), the sum of squares of a sketch if errors within a channel neither added up nor cancelled.
         slopes: float64 (C, J).
         barred: bool (C, J), factors that are not to be tried.
     """
 
     key: str
-    source: str
+    exact: Tensor
     grid: Grid
     qparams: QParams
     ends: tuple[Tensor, Tensor]
     axis: int | None
     sketch: Tensor
+    apart: Tensor
     slopes: Tensor
     barred: Tensor
-    chunks: int = 0
 
     def rows(self, x: Tensor) -> Tensor:
         """(C, n)."""
@@ -96,47 +133,61 @@ class _Weight:
 class WeightScales:
     """The choices of thresholds of all weights of a Plan, and what is known of them."""
 
-    prepared: Prepared
+    rounding: str
     weights: dict[Edge, _Weight]
     factors: tuple[float, ...]
-    _changes: LRU[Edge, Tensor] = field(
-        default_factory=lambda: LRU(CHANGE_BYTES, lambda t: t.numel() * t.element_size())
-    )
 
     @staticmethod
     def of(prepared: Prepared, plan: Plan, bits: Bits) -> WeightScales:
         """Those of a Plan of these bits; nothing is known of them yet."""
         power = prepared.hardware.requantize.power_of_two
         factors = POWERS if power else FACTORS
-        found = (_weight(prepared, plan, group, bits, len(factors)) for group in prepared.space.groups.values())
-        return WeightScales(prepared, {g.edges[0]: w for g, w in found if w is not None}, factors)
+        found = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in _of_constants(prepared))
+        weights = {g.edges[0]: w for g, w in found if w is not None}
+        return WeightScales(prepared.hardware.requantize.rounding, weights, factors)
 
     @property
     def as_estimated(self) -> dict[Edge, Tensor]:
         """The first factor for every channel."""
         return {edge: torch.zeros(len(w.ends[0]), dtype=torch.int64) for edge, w in self.weights.items()}
 
+    def alone(self, plan: Plan) -> dict[Edge, Tensor]:
+        """For every channel the factor with which it is expected to lose the least by itself; none below the first
+        where an accumulator of the Plan is not proved to hold, since integers get larger.
+        """
+        small = torch.tensor(self.factors, dtype=torch.float64) < self.factors[0]
+        found = {}
+        for edge, weight in self.weights.items():
+            share = APART / (APART + weight.sketch.shape[2])
+            losses = weight.sketch.square().sum(2) * (1.0 - share) + weight.apart * share
+            losses[weight.barred if plan.nodes[edge.dst].proved else weight.barred | small] = torch.inf
+            found[edge] = losses.argmin(1)
+        return found
+
+    def losses(self, chosen: Chosen) -> dict[Edge, float]:
+        """What weights are expected to lose, their channels alone, summed over samples: E[<J^T v, d>^2]."""
+        return {
+            edge: float(weight.sketch[torch.arange(len(chosen[edge])), chosen[edge]].square().sum())
+            for edge, weight in self.weights.items()
+        }
+
     def keep(self, bits: Bits) -> None:
         """Those alone whose weights have the bits that they have in the Plan, or nothing is known of them."""
         self.weights = {edge: w for edge, w in self.weights.items() if w.grid.bits == bits[w.key]}
 
-    def see_probe(self, edge: Edge, g: Tensor) -> None:
-        """The gradients of one chunk for a random vector on the outputs."""
-        weight = self.weights.get(edge)
-        if weight is not None:
-            weight.sketch[:, :, weight.chunks % SKETCHES] += self._products(edge, weight, g)
-            weight.chunks += 1
+    def take_probes(self, seen: WeightGradients) -> None:
+        """What random vectors on the outputs say."""
+        for edge, weight in self.weights.items():
+            if edge in seen.sums:
+                weight.sketch, weight.apart = self._products(weight, seen.sums[edge])
+            else:
+                weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, seen.count)
 
-    def see_slope(self, edge: Edge, g: Tensor) -> None:
-        """The gradients of one chunk for the error that the outputs have."""
-        weight = self.weights.get(edge)
-        if weight is not None:
-            weight.slopes += self._products(edge, weight, g)
-
-    def forget_slopes(self) -> None:
-        """Before the error at another point is seen."""
-        for weight in self.weights.values():
-            weight.slopes.zero_()
+    def take_slopes(self, seen: WeightGradients) -> None:
+        """What the error that the outputs have says."""
+        for edge, weight in self.weights.items():
+            if edge in seen.sums:
+                weight.slopes = self._products(weight, seen.sums[edge])[0][:, :, 0]
 
     def bar(self, nodes: Collection[str], now: Chosen) -> None:
         """No smaller thresholds, and so no larger integers, for weights of nodes whose accumulators are full."""
@@ -145,21 +196,19 @@ class WeightScales:
             if edge.dst in nodes:
                 weight.barred |= factors < factors[now[edge]].unsqueeze(1)
 
-    def _products(self, edge: Edge, weight: _Weight, g: Tensor) -> Tensor:
-        rows = weight.rows(g.detach().to(torch.float32))
-        return torch.bmm(self._change(edge, weight), rows.unsqueeze(2)).squeeze(2).to(torch.float64)
-
-    def _change(self, edge: Edge, weight: _Weight) -> Tensor:
-        """float32 (C, J, n): how the weight changes with each factor."""
-        found = self._changes.get(edge)
-        if found is None:
-            exact = self.prepared.graph.consts[weight.source].to(torch.float64)
-            rounding = self.prepared.hardware.requantize.rounding
-            grids = (weight.with_factor(f) for f in self.factors)
-            held = [weight.rows(quantize(exact, q, rounding) * q.scale) for q in grids]
-            found = torch.stack([(h - held[0]).to(torch.float32) for h in held], 1)
-            self._changes.put(edge, found)
-        return found
+    def _products(self, weight: _Weight, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """float64 (C, J, K), the errors with each factor times each sum of gradients; and (C, J), the sums of the
+        squares of the products of single values."""
+        rows = torch.stack([weight.rows(g) for g in sums], 2)
+        squares = rows.square().sum(2)
+        products, apart = [], []
+        for factor in self.factors:
+            qparams = weight.with_factor(factor)
+            exact = quantize(weight.exact, qparams, self.rounding) * qparams.scale - weight.exact
+            error = weight.rows(exact).to(torch.float32)
+            products.append(torch.bmm(error.unsqueeze(1), rows).squeeze(1))
+            apart.append((error.square() * squares).sum(1))
+        return torch.stack(products, 1).to(torch.float64), torch.stack(apart, 1).to(torch.float64)
 
     def improved(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
         """Other factors for some channels, one channel after the other, each time the one of the most gain with
@@ -200,7 +249,7 @@ class WeightScales:
             alone[first : first + len(self.factors)] = torch.inf
         return found
 
-    def thresholds(self, chosen: Chosen) -> dict[tuple[str, Grid], tuple[Tensor, Tensor]]:
+    def thresholds(self, chosen: Chosen) -> Thresholds:
         """By group and grid, the ends of the weights that have other factors than the first."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return {
@@ -210,23 +259,27 @@ class WeightScales:
         }
 
 
-def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> tuple[Group, _Weight | None]:
-    """A group's weight, or None where it is no constant with thresholds of its own."""
-    if len(group.edges) != 1 or group.source not in prepared.graph.consts:
-        return group, None
+def _of_constants(prepared: Prepared) -> list[Group]:
+    """The groups of one constant each."""
+    return [g for g in prepared.space.groups.values() if len(g.edges) == 1 and g.source in prepared.graph.consts]
+
+
+def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> _Weight | None:
+    """A constant's weight, or None where it has no thresholds of its own."""
     edge = group.edges[0]
     node = plan.nodes.get(edge.dst)
     qparams = None if node is None else node.operands[edge.slot]
     ends = plan.thresholds.get(group.key)
     if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
-        return group, None
+        return None
     scheme, power = prepared.hardware.weight.scheme, prepared.hardware.requantize.power_of_two
     signed = bool((qparams.qmin < qparams.zero_point).any())
     grid = Grid(bits[group.key], scheme, signed or qparams.dtype.signed, power)
     lo, hi = (end.reshape(-1).clone() for end in ends)
     axes = [i for i, size in enumerate(qparams.scale.shape) if size > 1]
+    exact = prepared.graph.consts[group.source].to(torch.float64)
     sketch = torch.zeros(len(lo), count, SKETCHES, dtype=torch.float64)
     slopes = torch.zeros(len(lo), count, dtype=torch.float64)
     axis = axes[0] if axes else None
     barred = torch.zeros(len(lo), count, dtype=torch.bool)
-    return group, _Weight(group.key, group.source, grid, qparams, (lo, hi), axis, sketch, slopes, barred)
+    return _Weight(group.key, exact, grid, qparams, (lo, hi), axis, sketch, slopes.clone(), slopes, barred)
