@@ -8,6 +8,7 @@ Nothing is imported on behalf of a document: operators come from the table that 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 from hago.errors import GraphError, HagoError, ModelFileError
-from hago.execute import infer_shape
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.hardware import Hardware
+from hago.hardware_check import check_document
 from hago.hardware_document import from_document as hardware_from_document
 from hago.hardware_document import hardware_hash
 from hago.hardware_document import to_document as hardware_to_document
@@ -27,13 +28,25 @@ from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
 from hago.pairs import CUTS, Pairs
 from hago.plan import NodePlan, Plan
+from hago.plan_check import check_plan
 from hago.stored_values import Reader, Writer
 from hago.tensor_file import dtype_name, storable_dtype
-from hago.types import Edge, SimQ
+from hago.types import Edge, QParams, SimQ
 
 #: Fields of a NodePlan that are written in a way of their own.
 _OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs")
 _PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
+#: What the others are; a schema cannot tell.
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "attrs": (dict,),
+    "operands": (tuple,),
+    "register": (QParams,),
+    "out_simq": (SimQ, type(None)),
+    "out": (QParams,),
+    "table": (Tensor, type(None)),
+    "parts": (int,),
+    "saturated_biases": (int,),
+}
 
 
 # ---------------------------------------------------------------- writing
@@ -155,23 +168,34 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
     """
     _check_ops(document, where, ops)
     try:
-        hardware = _hardware(document, where, ops)
-        rules = hardware.computes(ops)
-        read = Reader(tensors, hardware.requantize)
-        read.enter(document["scales"], document["qparams"])
-        graph = _read_graph(document["graph"], read)
-        listed = {Edge.parse(e): _read_simq(s, read) for e, s in document["edges"].items()}
-        if not set(listed) <= set(graph.edges):
-            raise HagoError(f"edges that the graph does not have: {sorted(map(str, set(listed) - set(graph.edges)))}")
-        edges = {e: listed.get(e) for e in graph.edges}
-        nodes = {n: _read_node(graph[n], said, read, hardware, edges, rules) for n, said in document["plans"].items()}
-        for node in graph:
-            _check_shape(graph, node, nodes.get(node.name), rules)
-    except ModelFileError:
-        raise
-    except (HagoError, KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        with _reading("$.hardware"):
+            hardware = _hardware(document, where, ops)
+        rules, read = hardware.computes(ops), Reader(tensors, hardware.requantize)
+        with _reading("$.scales, $.qparams"):
+            read.enter(document["scales"], document["qparams"])
+        with _reading("$.graph"):
+            graph = _read_graph(document["graph"], read)
+        with _reading("$.edges"):
+            edges = _read_edges(document["edges"], graph, read)
+        nodes = {}
+        for name, said in document["plans"].items():
+            with _reading(f"$.plans[{name!r}]"):
+                nodes[name] = _read_node(graph[name], said, read, hardware, edges, rules)
+        plan = Plan(graph, hardware, rules, nodes, edges)
+        check_plan(plan)
+    except HagoError as error:
         raise ModelFileError(f"{where}: its parts contradict each other: {error}") from error
-    return Plan(graph, hardware, rules, nodes, edges)
+    return plan
+
+
+@contextlib.contextmanager
+def _reading(place: str) -> Iterator[None]:
+    """While this lasts, what a Reader raises names the place in the document."""
+    try:
+        yield
+    except (HagoError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise HagoError(f"at {place}: {what}") from error
 
 
 def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
@@ -186,7 +210,10 @@ def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
 
 
 def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
-    hardware = hardware_from_document(document["hardware"], where, ops)
+    try:
+        hardware = hardware_from_document(document["hardware"], where, ops)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise HagoError("; ".join(map(str, check_document(document["hardware"], ops)))) from None
     if hardware_hash(hardware) != document["hardware_hash"]:
         raise HagoError("its hardware has another hash than it says; it was written by another version of hago")
     return hardware
@@ -203,6 +230,8 @@ def _read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
         for n in said["nodes"]
     )
     for node in nodes:
+        if not isinstance(node.attrs, dict):
+            raise HagoError(f"node {node.name!r} has no attributes by name")
         why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
         if why_not is not None:
             raise HagoError(f"node {node.name!r}: {why_not}")
@@ -220,17 +249,28 @@ def _read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
     )
 
 
-def _read_simq(said: list[int | None], read: Reader) -> SimQ:
-    source, target = (None if q is None else read.qparams(q) for q in said)
-    return SimQ(source, target)
+def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: Reader) -> dict[Edge, SimQ | None]:
+    found: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
+    for text, said in listed.items():
+        edge = Edge.parse(text)
+        if edge not in found:
+            raise HagoError(f"the graph has no edge {text}")
+        source, target = (None if q is None else read.qparams(q) for q in said)
+        found[edge] = SimQ(source, target)
+    return found
 
 
 def _read_node(
     node: Node, said: Mapping[str, Any], read: Reader, hardware: Hardware, edges: Mapping[Edge, SimQ | None], ops: Ops
 ) -> NodePlan:
+    descs, plain = hardware.ops.get(node.op, ()), {key: read(said[key]) for key in _PLAIN}
+    wrong = [key for key, kinds in _KINDS.items() if not isinstance(plain[key], kinds)]
+    wrong += [] if all(q is None or isinstance(q, QParams) for q in plain["operands"]) else ["operands"]
+    if wrong or len(plain["operands"]) != len(node.inputs) or said["desc"] >= len(descs):
+        raise HagoError(f"{', '.join(wrong) or 'operands or desc'} do not fit {node}")
     plan = NodePlan(
-        **{key: read(said[key]) for key in _PLAIN},
-        desc=hardware.ops[node.op][said["desc"]],
+        **plain,
+        desc=descs[said["desc"]],
         simqs=tuple(edges[e] for e in node.edges),
         consts={int(slot): read(c) for slot, c in said["consts"].items()},
         thresholds={k: read(v) for k, v in said["thresholds"].items()},
@@ -238,10 +278,6 @@ def _read_node(
     )
     if said["largest_pair"] is not None:
         plan = replace(plan, pairs=_pairs(node, plan, ops, said["largest_pair"]))
-    if len(plan.operands) != len(node.inputs):
-        raise HagoError(f"node {node.name!r} has {len(node.inputs)} inputs and {len(plan.operands)} operands")
-    for slot, values in plan.consts.items():
-        _check_const(node, slot, values, plan)
     return plan
 
 
@@ -250,38 +286,3 @@ def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:
     if form is None or form.product is None or x is None or w is None or plan.desc.register.overflow not in CUTS:
         raise HagoError(f"node {node.name!r} has pairs of products, and is no matrix product that adds them")
     return Pairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)
-
-
-def _check_shape(graph: Graph, node: Node, plan: NodePlan | None, ops: Ops) -> None:
-    """Kernels trust shapes, windows and strides: a file that was edited must not reach them with others."""
-    if node.op in (INPUT, CONST, _opaque.NAME):
-        return
-    shapes = [graph[s].shape for s in node.inputs]
-    if node.shape is None or any(s is None for s in shapes):
-        return
-    shape = infer_shape(node, [s for s in shapes if s is not None], ops)
-    if shape != node.shape:
-        raise HagoError(f"node {node.name!r} ({node.op}) has the shape {node.shape}; its attributes give {shape}")
-    if plan is None:
-        return
-    form = ops[node.op].integer
-    weighs = form is not None and form.weight is not None and form.attrs_at is None
-    other = [k for k, v in node.attrs.items() if isinstance(v, (list, tuple)) and plan.attrs.get(k, v) != v]
-    if other or (weighs and dict(plan.attrs) != dict(node.attrs)):
-        raise HagoError(f"node {node.name!r} has two values of {', '.join(other or node.attrs)}")
-    for slot, source in enumerate(node.inputs):
-        values = plan.consts.get(slot)
-        if values is not None and tuple(values.shape) != shapes[slot]:
-            raise HagoError(f"edge {Edge(node.name, slot)} has integers of shape {tuple(values.shape)}")
-        if values is None and graph[source].op == CONST and plan.operands[slot] is not None:
-            raise HagoError(f"edge {Edge(node.name, slot)} has no integers")
-
-
-def _check_const(node: Node, slot: int, values: Tensor, plan: NodePlan) -> None:
-    q = plan.operands[slot]
-    if q is None or not q.dtype.is_int:
-        raise HagoError(f"edge {Edge(node.name, slot)} has integers and no qparams")
-    low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
-    c = values.to(torch.int64)
-    if not bool(((c >= low) & (c <= high)).all()):
-        raise HagoError(f"edge {Edge(node.name, slot)} has integers outside of its range")

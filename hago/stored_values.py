@@ -176,11 +176,12 @@ class Reader:
         made = [self(s) for s in scales]
         for q in qparams:
             dtype, zero = named_dtype(q["dtype"]), self(q["zero_point"])
-            if not dtype.min <= q["qmin"] <= q["qmax"] <= dtype.max or zero.dtype != torch.int64:
+            whole = type(q["qmin"]) is type(q["qmax"]) is int and dtype.is_int and zero.dtype == torch.int64
+            if not whole or not dtype.min <= q["qmin"] <= q["qmax"] <= dtype.max:
                 raise HagoError(f"integers from {q['qmin']} to {q['qmax']} in {dtype}, zero points in {zero.dtype}")
             scale = made[_index(q["scale"], made)]
-            if scale.dtype != torch.float64 or not bool((scale > 0).all()):
-                raise HagoError("a scale that is not positive, or not in float64")
+            if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
+                raise HagoError("a scale that is not positive and finite, or not in float64")
             self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype))
 
     def qparams(self, number: int) -> QParams:

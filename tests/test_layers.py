@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "packing tensor_file nesting",
         "graph ops hardware hardware_check hardware_document hardware_file hardware_table arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
-        "strategy bounds pairs plan stored_values plan_document stored node_builder operands resolve space",
+        "strategy bounds pairs plan plan_check stored_values plan_document stored node_builder operands resolve space",
         "fusion compiling peaks simulator realization engine exactness calibrate objective cost costing cost_range "
         "gradients",
         "search debug export qat",

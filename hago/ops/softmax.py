@@ -15,6 +15,7 @@ def _parse(call: Call) -> Parsed | None:
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
+    x.size(attrs["axis"])  # which torch does not look at on meta tensors, where shapes are inferred
     return F.softmax(x, attrs["axis"])
 
 
