@@ -102,6 +102,10 @@ class Knapsack:
             self._at_most.append((entries, 0.0))
         return key, found
 
+    def _held(self, room: Room) -> tuple[list[tuple[int, float]], float]:
+        """The bits of a room's groups stay within it."""
+        return [(self.index[k, b], float(b)) for k in room.keys for b in self.choices[k]], float(room.bits)
+
     def _joint(self, term: Term) -> Vector:
         """Variables for the rows of a term over several groups; their costs."""
         rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
@@ -139,18 +143,13 @@ class Knapsack:
         if limit is not None:
             unit = abs(limit) or 1.0
             constraints.append(LinearConstraint(self.cost[None, :] / unit, -np.inf, limit / unit))
-        for room in self.rooms:
-            row = np.zeros((1, self.size))
-            for key in room.keys:
-                for bits in self.choices[key]:
-                    row[0, self.index[key, bits]] += bits
-            constraints.append(LinearConstraint(row, -np.inf, room.bits))
-        if self._at_most:
-            rows = [r for r, (entries, _) in enumerate(self._at_most) for _ in entries]
-            columns = [c for entries, _ in self._at_most for c, _ in entries]
-            values = [v for entries, _ in self._at_most for _, v in entries]
-            below = coo_matrix((values, (rows, columns)), shape=(len(self._at_most), self.size))
-            constraints.append(LinearConstraint(below, -np.inf, [side for _, side in self._at_most]))
+        at_most = [*map(self._held, self.rooms), *self._at_most]
+        if at_most:
+            rows = [r for r, (entries, _) in enumerate(at_most) for _ in entries]
+            columns = [c for entries, _ in at_most for c, _ in entries]
+            values = [v for entries, _ in at_most for _, v in entries]
+            below = coo_matrix((values, (rows, columns)), shape=(len(at_most), self.size))
+            constraints.append(LinearConstraint(below, -np.inf, [side for _, side in at_most]))
         integral = np.zeros(self.size)
         integral[: len(self.index)] = 1
         with quiet_stdout():

@@ -13,6 +13,7 @@ from hago.errors import HagoError
 from hago.search.correction import factors
 from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack, Picked, Room
+from hago.search.nearby import Change, Nearby
 from hago.search.repair import repair, swapped
 from hago.search.searcher import Score, Searcher, point_key
 from hago.search.walk import Ask, Feeds, Seen, Steps, Walk, measure, shifted
@@ -195,65 +196,49 @@ _DOUBT: Final = 0.7
 _PAIRED: Final = 24
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """Other bits for one or two groups, and what is expected of them.
-
-    Args:
-        loss, cost: the change.
-        churn: the sum of the sizes of all changes of loss.
-    """
-
-    bits: Mapping[str, int]
-    loss: float
-    cost: float
-    churn: float
-
-    @property
-    def at_best(self) -> float:
-        """The change of loss if expectations are off in its favour."""
-        return self.loss - _DOUBT * self.churn
+def _at_best(move: Change) -> float:
+    """The change of loss if expectations are off in its favour."""
+    return move.loss - _DOUBT * move.churn
 
 
 def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
     """Single steps and swaps that may improve a point, the most promising first."""
-    space, cost, here = explored.space, guide.cost(bits), guide.parts(bits)
-
-    def move(there: Bits) -> _Move:
-        changed = {k: b for k, b in there.items() if b != bits[k]}
-        changes = [x - here[k] for k, x in guide.parts(there).items() if x != here[k]]
-        return _Move(changed, math.fsum(changes), guide.cost(there) - cost, math.fsum(map(abs, changes)))
-
-    downs, ups = ([move(p) for k in space.groups if (p := shifted(space, bits, k, s)) != bits] for s in (1, -1))
+    space, near = explored.space, Nearby(guide, bits)
+    steps = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
+    downs, ups = ([near.change({k: b}) for k, b in there if b != bits[k]] for there in steps)
     # bits of a node that is float say nothing
-    downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=lambda m: m.at_best) for ms in (downs, ups))
+    downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=_at_best) for ms in (downs, ups))
     pairs = itertools.product(ups[:_PAIRED], downs[:_PAIRED])
     swaps = [_both(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
-    traded = (move(p) for p in swapped(space, explored.known_feeds, bits))
+    traded = (near.change(p) for p in swapped(space, explored.known_feeds, bits))
     found = [*downs, *ups, *swaps, *(m for m in traded if m.churn or m.cost)]
     # expected costs may be a little off: they are trusted in differences
     spare = math.inf if guide.limit is None else guide.limit - guide.cost_of(score)
-    rooms = explored.rooms
+    rooms: dict[str, list[tuple[Sequence[str], int]]] = {}
+    for keys, most in explored.rooms.items():
+        for key in keys:
+            rooms.setdefault(key, []).append((keys, most))
     kept = [m for m in found if m.cost <= spare and _fits(rooms, bits, m)]
     if guide.minimize:
         # what neighbours save by both being float is not in the expected costs, so every flip is tried, last
         flips = [m for m in kept if m.cost >= 0 and len(m.bits) == 1 and guide.gates.keys() & m.bits.keys()]
-        kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: m.at_best / -m.cost), *flips]
+        kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: _at_best(m) / -m.cost), *flips]
     else:
-        kept.sort(key=lambda m: m.at_best)
+        kept.sort(key=_at_best)
     for chosen in kept:
         yield {**bits, **chosen.bits}
 
 
-def _both(up: _Move, down: _Move) -> _Move:
+def _both(up: Change, down: Change) -> Change:
     """Two moves at once; their costs are taken to add up."""
-    return _Move({**up.bits, **down.bits}, up.loss + down.loss, up.cost + down.cost, up.churn + down.churn)
+    return Change({**up.bits, **down.bits}, up.loss + down.loss, up.cost + down.cost, up.churn + down.churn)
 
 
-def _fits(rooms: Mapping[tuple[str, ...], int], bits: Bits, move: _Move) -> bool:
-    """Whether the accumulators that it feeds are known to hold as many bits."""
-    return all(
-        sum(move.bits.get(k, bits[k]) for k in keys) <= most
-        for keys, most in rooms.items()
-        if any(k in move.bits for k in keys)
-    )
+def _fits(rooms: Mapping[str, Sequence[tuple[Sequence[str], int]]], bits: Bits, move: Change) -> bool:
+    """Whether the accumulators that it feeds are known to hold as many bits.
+
+    Args:
+        rooms: by group, the groups that share room with it, and how much.
+    """
+    felt = (room for key in move.bits for room in rooms.get(key, ()))
+    return all(sum(move.bits.get(k, bits[k]) for k in keys) <= most for keys, most in felt)

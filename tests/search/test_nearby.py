@@ -1,0 +1,47 @@
+"""What is expected near a point: the whole guide's figures to the last bit, without computing them whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from hago.search.guide import Guide, Term
+from hago.search.nearby import Nearby, exact_sum
+from hago.space import FLOAT, INTEGER
+
+CHOICES = {"a:0": (8, 6, 4), "a:1": (8, 4), "b:0": (8, 7, 6, 5), "a:kind": (INTEGER, FLOAT), "b:kind": (INTEGER, FLOAT)}
+GATES = {"a:kind": ("a:0", "a:1"), "b:kind": ("b:0",)}
+
+
+def guide_of(rng: random.Random) -> Guide:
+    losses = {k: {b: rng.uniform(0, 10 ** rng.randint(-9, 3)) for b in CHOICES[k]} for k in ("a:0", "a:1", "b:0")}
+    keys = [(k,) for k in CHOICES] + [("a:0", "a:1", "a:kind"), ("b:0", "b:kind"), ("a:1", "b:0")]
+    rows = [(names, itertools.product(*(CHOICES[k] for k in names))) for names in keys]
+    terms = [Term(names, {row: rng.uniform(-1, 10 ** rng.randint(-6, 9)) for row in table}) for names, table in rows]
+    return Guide("size", losses, terms, constant=rng.uniform(0, 1e6), gates=GATES)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_changes_are_differences_of_the_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    guide = guide_of(rng)
+    here, there = ({k: rng.choice(listed) for k, listed in CHOICES.items()} for _ in range(2))
+    some = {k: there[k] for k in rng.sample(sorted(CHOICES), rng.randint(0, 3))}
+    found, whole = Nearby(guide, here).change(some), {**here, **some}
+    parts, moved = guide.parts(here), guide.parts(whole)
+    assert found.bits == {k: b for k, b in some.items() if b != here[k]}
+    assert found.cost == guide.cost(whole) - guide.cost(here)
+    assert found.loss == math.fsum(moved[k] - parts[k] for k in parts)
+    assert found.churn == math.fsum(abs(moved[k] - parts[k]) for k in parts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sum_that_is_kept_exactly(seed: int) -> None:
+    rng = random.Random(seed)
+    values = [rng.uniform(-1, 1) * 10.0 ** rng.randint(-20, 20) for _ in range(50)]
+    for more in ([], [1.0], [-v for v in values[:7]]):
+        assert math.fsum([*exact_sum(values), *more]) == math.fsum([*values, *more])
+    assert len(exact_sum(values)) < 10
