@@ -24,7 +24,12 @@ from torch import nn
 
 from hago import search_quantize_strategy
 
-SEARCHES = {"greedy": "40 trials", "random:trials=60,batch=6": "60 trials", "annealing:cooling=0.9": "40 trials"}
+SEARCHES = {
+    "greedy": "40 trials", "random:trials=60,batch=6": "60 trials", "annealing:cooling=0.9": "40 trials",
+    "sensitivity": "40 trials", "pareto": "40 trials", "gradient": "40 trials",
+}  # fmt: skip
+#: What cannot be raced: every point matters to a front.
+FRONTS = ("sensitivity", "pareto")
 
 
 def main() -> int:
@@ -44,7 +49,8 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for searcher in options.searchers:
-            wrong += check(options, searcher, Path(folder))
+            if not (options.race and searcher in FRONTS):
+                wrong += check(options, searcher, Path(folder))
     return 1 if wrong else 0
 
 

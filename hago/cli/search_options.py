@@ -28,6 +28,13 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     )
     _goal(parser)
     table_options(parser)
+    _course(group)
+    _outcome(group)
+    _machine(group)
+
+
+def _course(group: argparse._ArgumentGroup) -> None:
+    """How long a search goes on, and where."""
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
@@ -38,8 +45,6 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="let nodes be float where the hardware takes both; default: if bops, cycles, latency or energy is in use",
     )
     group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
-    group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
-    group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
     group.add_argument(
         "--race",
         type=share,
@@ -49,6 +54,12 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="give a point up once its samples say that it is worse than the best so far; a point that is not is "
         "given up with probability ALPHA at most (%(const)s where only --race is given)",
     )
+
+
+def _outcome(group: argparse._ArgumentGroup) -> None:
+    """What becomes of the points that were found."""
+    group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
+    group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
     group.add_argument(
         "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
     )
@@ -60,6 +71,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="train what was found as the last stage, and keep it where it is better, e.g. 'budget=5m' or "
         "'scheme=dorefa_relative,steps=400'; the trained weights go beside --save",
     )
+
+
+def _machine(group: argparse._ArgumentGroup) -> None:
+    """What points are scored on."""
     group.add_argument(
         "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hago.costing import node_macs
 from hago.debug.headroom import safe_bits
 from hago.debug.text import WIDTH, count, head, ratio_text, table, tail, wrapped
 from hago.graph import CONST, INPUT, Graph, Node
@@ -206,20 +207,12 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
         op=node.attrs["target"] if node.op == "opaque" else node.op,
         integer=integer,
         reason=topology.reasons[node.name],
-        macs=_macs(graph, node, ops),
+        macs=node_macs(graph, node, ops),
         signatures=tuple(str(d) for d in descs),
         edges=edges,
         safe_bits=safe,
         always_safe=always,
     )
-
-
-def _macs(graph: Graph, node: Node, ops: Ops) -> int:
-    shapes = [graph[s].shape for s in node.inputs]
-    rule = ops.get(node.op)
-    if rule is None or node.shape is None or any(s is None for s in shapes):
-        return 0
-    return rule.macs(node.attrs, [s for s in shapes if s is not None], node.shape)
 
 
 # ---------------------------------------------------------------- edges

@@ -8,6 +8,7 @@ what is continued, and each search needs a log of its own.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -124,8 +125,11 @@ class _Study:
         """
         import optuna
 
-        sizes = {k: len(g.choices) for k, g in self.space.groups.items()}
-        self.distributions = {k: optuna.distributions.IntDistribution(0, n - 1) for k, n in sizes.items()}
+        self.distributions = {
+            key: optuna.distributions.IntDistribution(min(shown), max(shown), step=step)
+            for key, group in self.space.groups.items()
+            for shown, step in [shown_as(group.choices)]
+        }
         seed = int(generator(self.seed, 0).integers(1 << 31))
         with speaking(self.options.storage, "open"):
             self.storage = open_storage(self.options.storage)
@@ -141,13 +145,15 @@ class _Study:
         """A trial of the study, and its point."""
         with speaking(self.options.storage, "ask"):
             trial = self.study.ask(self.distributions)
-        return trial, {k: g.choices[trial.params[k]] for k, g in self.space.groups.items()}
+        groups = self.space.groups
+        return trial, {k: g.choices[shown_as(g.choices)[0].index(trial.params[k])] for k, g in groups.items()}
 
     def enqueue(self, bits: Bits) -> None:
         """Have a point proposed next."""
-        indices = {k: g.choices.index(bits[k]) for k, g in self.space.groups.items()}
+        groups = self.space.groups
+        values = {k: shown_as(g.choices)[0][g.choices.index(bits[k])] for k, g in groups.items()}
         with speaking(self.options.storage, "write to"):
-            self.study.enqueue_trial(indices, skip_if_exists=True)
+            self.study.enqueue_trial(values, skip_if_exists=True)
 
     def tell(self, trial: Any, score: Score) -> None:
         """The score of a trial of the study."""
@@ -163,8 +169,17 @@ class _Study:
             self.study.tell(trial, values if self.both else values[:1])
 
 
+def shown_as(choices: Sequence[int]) -> tuple[Sequence[int], int]:
+    """What a study calls each choice of a group, and the step between them: the bits themselves where they are
+    evenly spaced, as they mostly are, else their place, the most bits last."""
+    steps = {more - less for more, less in itertools.pairwise(choices)}
+    if len(steps) <= 1:
+        return choices, min(steps, default=1)
+    return range(len(choices) - 1, -1, -1), 1
+
+
 def _digest(space: Space) -> str:
-    said = json.dumps([[g.key, list(g.choices)] for g in space.groups.values()])
+    said = json.dumps([[g.key, list(shown_as(g.choices)[0]), list(g.choices)] for g in space.groups.values()])
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 

@@ -15,6 +15,7 @@ import optuna
 import pytest
 
 from hago.errors import HagoError
+from hago.search.optuna_search import shown_as
 from hago.search.searchers import make_searcher
 from hago.search.storages import close_storage, full, hidden, open_storage
 
@@ -138,3 +139,20 @@ def test_passwords_are_not_said() -> None:
     assert hidden("postgresql://host:5432/x") == "postgresql://host:5432/x"
     options = make_searcher("tpe", TOY, options={"storage": url}).options
     assert "p@ss" not in json.dumps(dict(options))
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///{}", "journal:{}"])
+def test_a_dashboard_shows_bits(kind: str, tmp_path: Path) -> None:
+    storage = kind.format(tmp_path / "study")
+    run("nsga2", evaluate=separable, options={"trials": 6, "storage": storage, "study": "seen", "startup": 2})
+    opened = open_storage(storage)
+    (study,) = opened.get_all_studies()
+    trials = [t for t in opened.get_all_trials(study._study_id) if t.state.name == "COMPLETE"]
+    assert trials and all(t.params[k] in g.choices for t in trials for k, g in TOY.groups.items())
+    close_storage(opened)
+
+
+def test_choices_that_are_not_evenly_spaced_are_numbered() -> None:
+    assert shown_as((8, 6, 4)) == ((8, 6, 4), 2) and shown_as((8,)) == ((8,), 1)
+    shown, step = shown_as((16, 8, 7))
+    assert (list(shown), step) == ([2, 1, 0], 1)
