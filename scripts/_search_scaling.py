@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -13,10 +14,11 @@ from _fronts import Row
 from _naive import float_forward
 from _search_subjects import seconds_of, subjects
 
-from hago import Graph
+from hago import Graph, search_quantize_strategy
 from hago.graph import Node
 from hago.objective import objective
 from hago.prepare import Prepared, prepare
+from hago.search.log import read_log
 from hago.search.searcher import Score
 from hago.space import Bits
 from hago.trials.bench import make_bench, work_of
@@ -43,8 +45,10 @@ def chain(edges: int) -> Graph:
 
 
 def scaling(options: Any) -> list[Row]:
-    """Time of a trial, resolving included, as edges and images grow; each trial changes one edge at random."""
-    print(f"{'edges':>6} {'images':>7} {'ms a trial':>11} {'us an edge':>11} {'float forwards':>15}")
+    """Time of a trial, resolving included, as edges and images grow, and of a whole search with all its files; each
+    trial changes one edge at random."""
+    titles = f"{'edges':>6} {'images':>7} {'ms a trial':>11} {'us an edge':>11} {'float forwards':>15}"
+    print(f"{titles} {'whole search':>13} {'ms an edge':>11} {'trials':>7}")
     rows: list[Row] = []
     sizes = [(e, options.images) for e in options.edges] + [(100, options.images * k) for k in (1, 2, 4)]
     for edges, images in sizes:
@@ -59,12 +63,26 @@ def scaling(options: Any) -> list[Row]:
         one = statistics.mean(spent)
         groups = len(prepared.space.groups)
         part = one / statistics.median(floats)
+        whole, trials = whole_search(graph, data, options)
         rows.append({"edges": groups, "images": images, "seconds_a_trial": one, "float_forwards": part})
+        rows[-1] |= {"seconds": whole, "trials": trials}
         print(
-            f"{groups:6} {images:7} {1e3 * one:11.2f} {1e6 * one / groups:11.1f} {part:15.3f}",
+            f"{groups:6} {images:7} {1e3 * one:11.2f} {1e6 * one / groups:11.1f} {part:15.3f} {whole:11.1f} s "
+            f"{1e3 * whole / groups:11.1f} {trials:7}",
             flush=True,
         )
     return rows
+
+
+def whole_search(graph: Graph, data: Sequence[Any], options: Any) -> tuple[float, int]:
+    """Seconds of the default search from calibration to its end, log, strategy and front on disk; its trials."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, save, front = (f"{folder}/{name}" for name in ("log.jsonl", "best.json", "front.json"))
+        search = partial(
+            search_quantize_strategy, graph, options.hardware[0], data, searcher=options.searcher, log=log, save=save,
+            front=front, progress=False,
+        )  # fmt: skip
+        return seconds_of(search, options.clock), len(read_log(log).trials)
 
 
 def one_edge_at_a_time(prepared: Prepared, count: int) -> list[Bits]:
