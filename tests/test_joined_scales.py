@@ -19,7 +19,10 @@ from hago.prepare import Prepared, prepare
 from hago.training.qat_model import from_qat, prepare_qat
 
 #: Hardware that requantizes at outputs and concatenates integers of one scale.
-JOINING = ("arm_dot", "cmsis_nn", "ethos_u", "tensorrt_gpu", "tflite", "tpu_mlir_bm1684x", "tpu_mlir_bm1684x_asym")
+JOINING = (
+    *("arm_dot", "cmsis_nn", "ethos_u", "onnxruntime_cpu", "tensorrt_gpu", "tflite"),
+    *("tpu_mlir_bm1684x", "tpu_mlir_bm1684x_asym"),
+)
 
 
 class Branches(nn.Module):

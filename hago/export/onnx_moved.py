@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import torch
+
 from hago.export.onnx_file import Walk
 from hago.export.onnx_real import emit_real, pad_sizes
 from hago.export.onnx_values import Value, numpy_dtype, quantizes_to
 from hago.graph import Node
+from hago.numerics import apply_simq, dequantize, quantize
 from hago.plan import NodePlan
+from hago.types import Edge
 
 #: Writes an integer node whose operands and output are stored in 8 bits; the last argument names the output.
 Emit = Callable[[Walk, Node, NodePlan, list[Value], str], None]
@@ -44,6 +48,21 @@ def mover(walk: Walk, node: Node, made: NodePlan, operands: list[Value]) -> Emit
     form = walk.plan.ops[node.op].integer
     moves = form is not None and made.within_hull and made.out_simq is None and made.out.dtype == operands[0].dtype
     return MOVED.get(node.op, _moved) if moves and all_bytes(operands, made) else None
+
+
+def same_through_reals(walk: Walk, edge: Edge) -> bool:
+    """Whether bytes requantized on an edge are, each of them, what dequantizing and quantizing again gives, which
+    engines do inside a concatenation."""
+    simq, value = walk.plan.edges[edge], walk.values.get(walk.graph.source(edge))
+    if simq is None or simq.source is None or simq.target is None or value is None or value.held != "stored":
+        return False
+    source, target, how = simq.source, simq.target, walk.plan.hardware.requantize
+    if source.dtype.bits > 8 or source.dtype != target.dtype or source.per_channel or target.per_channel:
+        return False
+    centered = torch.arange(source.qmin, source.qmax + 1) - source.zero_point
+    whole = (target.qmin, target.qmax) == (target.dtype.min, target.dtype.max)
+    again = quantize(dequantize(centered, source), target, how.rounding)
+    return whole and again.to(torch.int64).equal(apply_simq(centered, simq, how).to(torch.int64))
 
 
 # ---------------------------------------------------------------- on stored bytes

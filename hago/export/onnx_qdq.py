@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hago.export.onnx_file import Walk
-from hago.export.onnx_moved import MOVED, Emit, mover, passes_through
+from hago.export.onnx_moved import MOVED, Emit, mover, passes_through, same_through_reals
 from hago.export.onnx_real import emit_real, squeeze_pooled
 from hago.export.onnx_values import Value, quantizes_to
 from hago.export.onnx_writer import MICROSOFT
@@ -51,6 +51,8 @@ def _real_operand(walk: Walk, node: Node, made: NodePlan, edge: Edge) -> str:
         return walk.real(node.inputs[edge.slot])
     if edge.slot in made.consts:
         return _constant(walk, node, edge, q)
+    if node.op == "concat" and same_through_reals(walk, edge):
+        return walk.real(node.inputs[edge.slot])
     return walk.dequantized(edge)
 
 

@@ -108,3 +108,45 @@ def test_silu_is_one_operator(tmp_path: Path) -> None:
     found = kinds(fused(plan, "qdq", tmp_path))
     assert found["QuickGelu"] == 1 and found["DequantizeLinear"] == 2 and not found["Sigmoid"]
     assert checked(plan, inputs, "qdq").tolerable
+
+
+def branches(plain: bool) -> Graph:
+    """Two branches of very different ranges, joined; then, unless `plain`, that joined with what becomes of it."""
+    b = Builder()
+    x = b.conv2d(b.input(3, 6, 6, name="x"), seeded(4, 3, 3, 3), name="stem")
+    wide = b.call("relu", b.conv2d(x, seeded(4, 4, 3, 3, size=3.0), name="wide"), name="wide_relu")
+    narrow = b.call("relu", b.conv2d(x, seeded(4, 4, 1, 1, seed=1), name="narrow"), name="narrow_relu")
+    joined = b.call("concat", wide, narrow, axis=1, name="joined")
+    last = b.conv2d(joined, seeded(4, 8, 3, 3), name="last")
+    if plain:
+        return b.graph(last)
+    again = b.call("concat", joined, last, axis=1, name="again")
+    return b.graph(b.conv2d(again, seeded(4, 12, 1, 1), name="end"))
+
+
+@pytest.mark.parametrize("estimator", ["mse", "power2_range"])
+def test_a_concatenation_copies(estimator: str, tmp_path: Path) -> None:
+    inputs = [images(2, 3, 6, 6)]
+    plan = widest(branches(plain=True), inputs, estimator)
+    nodes = fused(plan, "qdq", tmp_path)
+    constants = onnx.load(str(tmp_path / "fused.onnx")).graph.initializer
+    values = {c.name: onnx.numpy_helper.to_array(c) for c in constants}
+    (joined,) = (n for n in nodes if n.op_type == "QLinearConcat")
+    scales, zeros = ({float(values[i]) for i in joined.input[k::3]} for k in (0, 1))
+    assert len(scales) == len(zeros) == 1
+    assert checked(plan, inputs, "qdq").same
+
+
+@FORMS
+@pytest.mark.parametrize("bits", [8, 6])
+def test_a_joined_operand_that_others_read(bits: int, form: str, tmp_path: Path) -> None:
+    """Its change of scale is the table of the concatenation, where the plan's integers are those of the table."""
+    inputs = [images(2, 3, 6, 6)]
+    resolver = resolver_of(branches(plain=False), CHIP, inputs, "mse")
+    plan = resolver({**resolver.space.widest(), "last:out": bits})
+    assert plan.nodes["again"].simqs[0] is not None and plan.nodes["again"].simqs[1] is None
+    found = kinds(fused(plan, form, tmp_path))
+    if form == "qdq":
+        assert (found["Cast"] == 0) == (bits == 8)
+    report = checked(plan, inputs, form)
+    assert report.same and report.compared, str(report)
