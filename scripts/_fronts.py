@@ -174,6 +174,7 @@ def plot(fronts: Mapping[str, Sequence[Point]], path: Path, title: str) -> str:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return f"plotted in {path}"
