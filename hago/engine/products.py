@@ -126,7 +126,8 @@ class MatmulCall:
             *a.shape[:2], rows, columns, a.shape[-1], *a.stride()[:3], *b.stride(), a_type, a_zero, b_type, b_zero,
             0 if self.offset is None else self.offset.data_ptr(),
         )  # fmt: skip
-        tail = self.tail.bound(made, columns, None if addend is None else addend.contiguous())
+        addend = None if addend is None else addend.contiguous()  # a tail holds no tensors: this one must stay
+        tail = self.tail.bound(made, columns, addend)
         if made[0].numel():
             self.calls.hago_matmul(
                 addressof(matrices), addressof(tail), a.data_ptr(), b.data_ptr(), torch.get_num_threads()
