@@ -13,7 +13,7 @@ from hago.errors import HagoError
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
-from hago.plan import NodePlan, Plan
+from hago.plan import Plan
 from hago.types import DTYPES, FLOAT32, DType, Edge, QParams, SimQ
 
 
@@ -91,19 +91,18 @@ class _Account:
         return self._float_desc(node).out_dtype
 
     def _float_desc(self, node: Node) -> OpDesc:
+        for edge in node.edges:
+            if edge in self.plan.weights:
+                return self.plan.weights[edge].desc
         descs = self.hardware.float_descs(node.op)
         return descs[0] if descs else OpDesc("float32", "float32", name="float32")
 
     def _const_bits(self, edge: Edge) -> int:
         """That each value of a constant takes in memory while the model runs."""
-        target = self._target(edge)
+        target = self.plan.target(edge)
         if target is not None:
             return target.dtype.bits
         return self.graph.consts[self.graph.source(edge)].element_size() * 8
-
-    def _target(self, edge: Edge) -> QParams | None:
-        plan = self.plan.nodes.get(edge.dst)
-        return None if plan is None else plan.operands[edge.slot]
 
     # ------------------------------------------------------------ edges
     def _edge(self, edge: Edge) -> EdgeCost:
@@ -112,7 +111,7 @@ class _Account:
         if self.graph[source].op == CONST:
             return self._constant(edge, source, elements)
         simq: SimQ | None = self.plan.edges.get(edge)
-        target = self._target(edge)
+        target = self.plan.target(edge)
         dtype = self._stored(source) if target is None and simq is None else FLOAT32 if target is None else target.dtype
         bits = dtype.bits if target is None else bits_of(target)
         if simq is None:
@@ -123,7 +122,7 @@ class _Account:
         return EdgeCost(str(edge), kind, elements, bits, dtype.name, 0, elements, cycles, energy)
 
     def _constant(self, edge: Edge, source: str, elements: int) -> EdgeCost:
-        target = self._target(edge)
+        target = self.plan.target(edge)
         bits = self._const_bits(edge) if target is None else bits_of(target)
         rule = None if edge.dst == OUTPUT else self.ops.get(self.graph[edge.dst].op)
         slot = "own" if rule is None or rule.integer is None else rule.integer.slot(edge.slot)
@@ -155,7 +154,7 @@ class _Account:
             integer=plan is not None,
             signature=desc.name or str(desc),
             macs=macs,
-            bops=macs * self._mac_bits(plan, desc),
+            bops=macs * self._mac_bits(node, desc),
             read_bytes=read,
             write_bytes=write,
             requantized=requantized,
@@ -191,13 +190,12 @@ class _Account:
         known = [t for t in terms if t is not None]
         return math.fsum(known) if known else None
 
-    @staticmethod
-    def _mac_bits(plan: NodePlan | None, desc: OpDesc) -> int:
+    def _mac_bits(self, node: Node, desc: OpDesc) -> int:
         """Bits of one operand times bits of the other."""
-        if plan is None:
-            return desc.out_dtype.bits**2
-        operands = [q for q in plan.operands[:2] if q is not None]
-        return math.prod(map(bits_of, operands)) if len(operands) == 2 else 0
+        first, second = [*(self.plan.target(e) for e in node.edges[:2]), None, None][:2]
+        if node.name in self.plan.nodes:
+            return 0 if first is None or second is None else bits_of(first) * bits_of(second)
+        return math.prod(desc.out_dtype.bits if q is None else bits_of(q) for q in (first, second))
 
     # ------------------------------------------------------------ figures of the spec
     def _figure(self, desc: OpDesc, name: str, what: str) -> float | None:

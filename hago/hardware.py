@@ -67,8 +67,9 @@ class OpDesc:
         cost: e.g. {"macs_per_cycle": 64}.
 
     Raises:
-        HardwareError: no dtypes, an accumulator that is no integer for integer operands, or a fixed output
-            of a node that emits its accumulator.
+        HardwareError: no dtypes, an accumulator that is no integer for integer operands, integers and floats
+            other than one integer operand of a float node (its weight), or a fixed output of a node that
+            emits its accumulator.
     """
 
     in_dtypes: Any
@@ -93,10 +94,11 @@ class OpDesc:
         if self.accumulator is None:
             object.__setattr__(self, "accumulator", Accumulator(self.out_dtype))
         kinds = {d.is_int for d in (*self.in_dtypes, self.out_dtype, self.register.dtype)}
-        if len(kinds) != 1:
+        if len(kinds) != 1 and not self.is_weight_only:
             raise HardwareError(
                 f"signature {self.name!r} mixes integer and float dtypes: "
-                f"{', '.join(map(str, self.in_dtypes))} -> {self.out_dtype}; give two signatures"
+                f"{', '.join(map(str, self.in_dtypes))} -> {self.out_dtype}; give two signatures, or one whose "
+                "weight alone is an integer"
             )
         if self.fixed_out is not None and not (self.is_integer and self.requantize_at == "output"):
             raise HardwareError(
@@ -115,6 +117,12 @@ class OpDesc:
     @property
     def is_integer(self) -> bool:
         return self.out_dtype.is_int
+
+    @property
+    def is_weight_only(self) -> bool:
+        """Whether it computes in float, and one operand, the weight, rests as integers."""
+        floats = [d for d in (*self.in_dtypes, self.register.dtype) if not d.is_int]
+        return not self.is_integer and len(floats) == len(self.in_dtypes) > 1
 
     def in_dtype(self, slot: int) -> DType:
         """The dtype of operand `slot`; the last listed one repeats."""
@@ -228,9 +236,10 @@ class Hardware:
         """The float signatures of `op`.
 
         Where it has none, `other_ops: float32` is one for an op that is not listed, and for a node
-        that the listed signatures do not fit (`fits=False`).
+        that the listed signatures do not fit (`fits=False`). Those whose weight rests as integers are no
+        float signatures.
         """
-        listed = tuple(d for d in self.ops.get(op, ()) if not d.is_integer)
+        listed = tuple(d for d in self.ops.get(op, ()) if not (d.is_integer or d.is_weight_only))
         if listed or self.other_ops != "float32" or (fits and op in self.ops):
             return listed
         return (OpDesc("float32", "float32", name="other_ops"),)

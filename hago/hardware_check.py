@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import Any, Final
 
@@ -18,31 +16,14 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from hago.errors import did_you_mean
+from hago.hardware_finding import Document, Finding, Path, any_of, figures, known_name, show
+from hago.hardware_signature import check_signature
 from hago.multipliers import MULTIPLIERS
 from hago.ops import Ops, aliases
-from hago.ops._rule import IntegerForm
+from hago.ops._rule import IntegerForm, OpRule
 from hago.rounding import ROUNDINGS
-from hago.schemes import SCHEMES, SMALLEST_SCALE
-from hago.types import DTYPES, DType
-
-Path = tuple[str | int, ...]
-Document = Mapping[str, Any]
-
-DEFAULT_MIN_BITS: Final = 4
-#: What only integers have.
-_INTEGER_KEYS: Final = ("accumulator", "requantize_at", "min_bits", "max_bits", "fixed_out")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One mistake: where it is, and what was got and expected."""
-
-    path: Path
-    text: str
-
-    def __str__(self) -> str:
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in self.path)
-        return f"${where}: {self.text}"
+from hago.schemes import SCHEMES
+from hago.types import DTYPES
 
 
 def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
@@ -68,15 +49,6 @@ def _validator() -> Draft202012Validator:
     return Draft202012Validator(json.loads(text))
 
 
-def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _any_of(names: Iterable[Any]) -> str:
-    return ", ".join(map(str, names))
-
-
 #: What is said of a value that a keyword refuses; {} is the keyword's own value.
 _EXPECTED: Final = {
     "const": "{}",
@@ -98,16 +70,16 @@ def _shape_findings(error: ValidationError) -> Iterator[Finding]:
     if keyword == "additionalProperties":
         known = error.schema["properties"]
         for key in (k for k in got if k not in known):
-            yield Finding((*path, key), f"unknown key; known: {_any_of(known)}.{did_you_mean(key, known)}")
+            yield Finding((*path, key), f"unknown key; known: {any_of(known)}.{did_you_mean(key, known)}")
     elif keyword == "required":
         for key in (k for k in wanted if k not in got):
             yield Finding((*path, key), "the key is missing")
     elif keyword == "enum":
         close = did_you_mean(got, wanted) if isinstance(got, str) else ""
-        yield Finding(path, f"got {_show(got)}; expected one of {_any_of(wanted)}.{close}")
+        yield Finding(path, f"got {show(got)}; expected one of {any_of(wanted)}.{close}")
     else:
-        expected = _EXPECTED[str(keyword)].format(_show(wanted) if keyword == "const" else wanted)
-        yield Finding(path, f"got {_show(got)}; expected {expected}")
+        expected = _EXPECTED[str(keyword)].format(show(wanted) if keyword == "const" else wanted)
+        yield Finding(path, f"got {show(got)}; expected {expected}")
 
 
 def _without(document: Any, broken: Iterable[Path]) -> Document:
@@ -128,26 +100,13 @@ def _without(document: Any, broken: Iterable[Path]) -> Document:
 def _meaning(document: Document) -> Iterator[Finding]:
     for part in ("activation", "weight"):
         if part in document:
-            yield from _known((part, "scheme"), document[part]["scheme"], SCHEMES, "scheme")
+            yield from known_name((part, "scheme"), document[part]["scheme"], SCHEMES, "scheme")
     if "rounding" in document:
-        yield from _known(("rounding",), document["rounding"], ROUNDINGS, "rounding")
+        yield from known_name(("rounding",), document["rounding"], ROUNDINGS, "rounding")
     yield from _requantize(document)
-    yield from _figures(("cost",), document.get("cost", {}))
+    yield from figures(("cost",), document.get("cost", {}))
     for name, body in document.get("signatures", {}).items():
-        yield from _signature(("signatures", name), body)
-
-
-def _known(path: Path, got: str, known: Iterable[str], what: str) -> Iterator[Finding]:
-    known = list(known)
-    if got not in known:
-        text = f"unknown {what} {_show(got)}; expected one of {_any_of(known)}.{did_you_mean(got, known)}"
-        yield Finding(path, text)
-
-
-def _figures(path: Path, figures: Mapping[str, Any]) -> Iterator[Finding]:
-    for key, value in figures.items():
-        if isinstance(value, float) and value != value:
-            yield Finding((*path, key), "got NaN; expected a number")
+        yield from check_signature(("signatures", name), body)
 
 
 def _requantize(document: Document) -> Iterator[Finding]:
@@ -158,73 +117,15 @@ def _requantize(document: Document) -> Iterator[Finding]:
             yield Finding(("requantize", key), f"belongs to the form multiplier_shift; got the form {form}")
     if how.get("two_stage") and how.get("multiplier_bits", 31) != 31:
         yield Finding(("requantize", "two_stage"), "needs multiplier_bits 31: stage one divides by 2**31")
-    yield from _known(("requantize", "shift_rounding"), how.get("shift_rounding", "floor"), ROUNDINGS, "rounding")
-    yield from _known(("requantize", "search"), how.get("search", "nearest"), MULTIPLIERS, "search of a multiplier")
+    yield from known_name(("requantize", "shift_rounding"), how.get("shift_rounding", "floor"), ROUNDINGS, "rounding")
+    yield from known_name(("requantize", "search"), how.get("search", "nearest"), MULTIPLIERS, "search of a multiplier")
     if how.get("search") == "reduced" and how.get("multiplier_bits", 31) != 15:
         yield Finding(("requantize", "search"), "reduced has multiplier_bits 15")
     for part in ("activation", "weight"):
         scheme = document.get(part, {}).get("scheme", "hago")
         if form == "shift" and scheme in SCHEMES and scheme != "hago":
-            text = f"got {_show(scheme)}; expected hago: a shift moves between powers of two only"
+            text = f"got {show(scheme)}; expected hago: a shift moves between powers of two only"
             yield Finding((part, "scheme"), text)
-
-
-def _signature(path: Path, body: Document) -> Iterator[Finding]:
-    yield from _figures(path, {k: v for k, v in body.items() if not isinstance(v, (dict, list))})
-    listed = [((*path, "in", i), n) for i, n in enumerate(body["in"])] + [((*path, "out"), body["out"])]
-    register = body.get("accumulator", {}).get("dtype", body["out"])
-    if "accumulator" in body:
-        listed.append(((*path, "accumulator", "dtype"), register))
-    unknown = [f for where, name in listed for f in _known(where, name, DTYPES, "dtype")]
-    yield from unknown
-    if unknown:
-        return
-    operands, out = [DTYPES[n] for n in body["in"]], DTYPES[body["out"]]
-    if len({d.is_int for d in (*operands, out)}) > 1:
-        text = f"mixes integer and float dtypes: {_any_of(body['in'])} -> {out}; expected two signatures"
-        yield Finding(path, text)
-    elif out.is_int:
-        yield from _integer_signature(path, body, operands, out, DTYPES[register])
-    else:
-        for key in (k for k in _INTEGER_KEYS if k in body):
-            yield Finding((*path, key), f"got {_show(body[key])}; a float signature has none: remove it")
-
-
-def _integer_signature(
-    path: Path, body: Document, operands: list[DType], out: DType, register: DType
-) -> Iterator[Finding]:
-    widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
-    where = (*path, "accumulator", "dtype") if "accumulator" in body else (*path, "out")
-    if not register.is_int:
-        yield Finding(where, f"got {_show(register.name)}; expected an integer dtype, as the operands are")
-    elif register.bits < widest:
-        yield Finding(where, f"got {_show(register.name)}; expected at least an operand's {widest} bits")
-    elif body.get("requantize_at", "edge") == "edge" and out != register:
-        text = f"got {_show(out.name)}; expected {register}, since the node emits its accumulator"
-        yield Finding((*path, "out"), f"{text} (or state requantize_at: output)")
-    yield from _fixed_out((*path, "fixed_out"), body, out)
-    low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", 64)
-    if low > high:
-        yield Finding((*path, "max_bits"), f"got {high}; expected at least min_bits, {low}")
-    if low > narrowest:
-        text = f"got {low}{'' if 'min_bits' in body else ' (the default)'}; expected at most {narrowest}"
-        yield Finding((*path, "min_bits"), f"{text}, the bits of an operand")
-    if "max_bits" in body and high > widest:
-        yield Finding((*path, "max_bits"), f"got {high}; expected at most {widest}, as no operand holds more")
-
-
-def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:
-    fixed = body.get("fixed_out")
-    if fixed is None:
-        return
-    scale, zero = float(fixed["scale"]), fixed["zero_point"]
-    if body.get("requantize_at") != "output":
-        yield Finding(path, "the node emits its accumulator; expected requantize_at: output")
-    if struct.unpack("f", struct.pack("f", scale))[0] != scale or scale < SMALLEST_SCALE:
-        text = f"got {fixed['scale']}; expected a number that float32 holds exactly, at least {SMALLEST_SCALE:g}"
-        yield Finding((*path, "scale"), text)
-    if not out.min <= zero <= out.max:
-        yield Finding((*path, "zero_point"), f"got {zero}; expected an integer of {out}, {out.min} to {out.max}")
 
 
 # ---------------------------------------------------------------- ops and what they refer to
@@ -250,14 +151,14 @@ def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
     for op, listed in sound.get("ops", {}).items():
         name = spelled.get(op, op)
         if name in seen:
-            yield Finding(("ops", op), f"lists {name} a second time, after {_show(seen[name])}; expected one")
+            yield Finding(("ops", op), f"lists {name} a second time, after {show(seen[name])}; expected one")
         seen.setdefault(name, op)
         if name not in known_ops:
             close = did_you_mean(op, [*known_ops, *spelled])
-            yield Finding(("ops", op), f"unknown op; expected one of {_any_of(known_ops)}.{close}")
+            yield Finding(("ops", op), f"unknown op; expected one of {any_of(known_ops)}.{close}")
         for index, signature in enumerate(listed):
             path = ("ops", op, index)
-            yield from _known(path, signature, names, "signature")
+            yield from known_name(path, signature, names, "signature")
             if name in known_ops and signature in signatures:
                 yield from _op_takes(path, name, signatures[signature], known_ops, sound.get("requantize", {}))
         if name in known_ops:
@@ -266,15 +167,29 @@ def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
 
 def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Document) -> Iterator[Finding]:
     rule, out, named = known_ops[op], DTYPES.get(signature["out"]), signature.get("form")
-    if out is None or not out.is_int:
+    if out is None:
+        return
+    if not out.is_int:
+        yield from _weight_only(path, op, signature, rule)
         return
     if rule.integer is None and not rule.forms:
         yield Finding(path, f"hago has no integer form of {op}; expected a float signature")
     elif named not in rule.forms and (named is not None or rule.integer is None):
-        known = f"it has {_any_of(rule.forms) or 'one, without a name'}"
-        yield Finding(path, f"{op} has no form {_show(named)}; {known}.{did_you_mean(named or '', rule.forms)}")
+        known = f"it has {any_of(rule.forms) or 'one, without a name'}"
+        yield Finding(path, f"{op} has no form {show(named)}; {known}.{did_you_mean(named or '', rule.forms)}")
     elif (form := rule.integer if named is None else rule.forms[named]) is not None:
         yield from _form_takes(path, op, signature, form, how)
+
+
+def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iterator[Finding]:
+    """A float signature whose weight is an integer is for ops that have one there."""
+    integers = [slot for slot, n in enumerate(signature["in"]) if (d := DTYPES.get(n)) is not None and d.is_int]
+    weight = None if rule.integer is None else rule.integer.weight
+    if integers and weight is None:
+        yield Finding(path, f"hago knows no weight of {op}; expected a signature of floats alone, or of integers alone")
+    elif weight is not None and integers not in ([], [weight.slot]):
+        text = f"the weight of {op} is operand {weight.slot}; got an integer as operand {any_of(integers)}"
+        yield Finding(path, f"{text} of a float signature")
 
 
 def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:
@@ -296,5 +211,5 @@ def _one_form(path: Path, listed: list[Document]) -> Iterator[Finding]:
     integers = [s for s in listed if (d := DTYPES.get(s["out"])) is not None and d.is_int]
     named = list(dict.fromkeys(s.get("form") for s in integers))
     if len(named) > 1:
-        forms = _any_of(n or "none" for n in named)
+        forms = any_of(n or "none" for n in named)
         yield Finding(path, f"lists signatures of {len(named)} forms ({forms}); expected one form for the op")

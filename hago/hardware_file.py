@@ -16,8 +16,9 @@ from typing import Any
 
 from hago.errors import HardwareError, LogError, did_you_mean
 from hago.hardware import Hardware
-from hago.hardware_check import Finding, check_document
+from hago.hardware_check import check_document
 from hago.hardware_document import from_document, to_document
+from hago.hardware_finding import Finding
 from hago.json_text import replace_file
 from hago.ops import OPS, Ops
 

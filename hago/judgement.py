@@ -212,5 +212,6 @@ def weight_bytes(plan: Plan) -> WeightBytes:
     graph = plan.graph
     sizes = {n: t.numel() * t.element_size() for n, t in graph.consts.items()}
     integers = sum(b.numel() * b.element_size() for b in IntegerModel(plan).buffers())
-    left = {s for n in graph if n.name not in plan.nodes for s in n.inputs if graph[s].op == CONST}
+    real = [e for n in graph if n.name not in plan.nodes for e in n.edges if e not in plan.weights]
+    left = {s for e in real if graph[s := graph.source(e)].op == CONST}
     return WeightBytes(sum(sizes.values()), integers, sum(sizes[s] for s in left))

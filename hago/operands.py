@@ -166,10 +166,10 @@ class Operands:
             if joined and source.dtype != dtype:  # the sign differs, where ranges were given
                 return self.made(self.owner.hardware.activation.scheme, *represented_ends(source), dtype.bits, dtype)
             return source
-        return self._quantized(slot, bits, desc.in_dtype(slot))
+        return self.quantized(slot, bits, desc.in_dtype(slot))
 
-    def _quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
-        """From a threshold of the operand's own."""
+    def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
+        """The qparams of an operand from a threshold of its own."""
         name = self.node.inputs[slot]
         hardware = self.owner.hardware
         chosen = hardware.weight if self.is_const(slot) else hardware.activation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -106,6 +106,23 @@ class NodePlan:
         return self.table[index].to(c.dtype)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """The weight of a node that computes in float: it rests as integers and is dequantized where it is read.
+
+    Args:
+        desc: the signature that the node uses.
+        qparams: what the integers mean.
+        integers: centered, in their storage dtype.
+        threshold: (lo, hi) that the qparams are made of; None in a model that was stored.
+    """
+
+    desc: OpDesc
+    qparams: QParams
+    integers: Tensor
+    threshold: tuple[Tensor, Tensor] | None
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A node plan for every integer node, and the SimQ of every edge.
@@ -113,6 +130,7 @@ class Plan:
     Args:
         nodes: integer nodes only.
         edges: every edge of the graph, its outputs included; None where values pass as they are.
+        weights: of float nodes, those that rest as integers; their edges dequantize.
     """
 
     graph: Graph
@@ -120,6 +138,7 @@ class Plan:
     ops: Ops
     nodes: Mapping[str, NodePlan]
     edges: Mapping[Edge, SimQ | None]
+    weights: Mapping[Edge, StoredWeight] = field(default_factory=dict)
 
     @functools.cached_property
     def key(self) -> str:
@@ -127,12 +146,23 @@ class Plan:
         digest = hashlib.sha256()
         for name, node in self.nodes.items():
             digest.update(name.encode() + node.digest)
+        for edge, weight in self.weights.items():
+            digest.update(repr((str(edge), weight.qparams.key)).encode())
         return digest.hexdigest()
 
     @property
     def thresholds(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Every threshold that was used, by group key."""
-        return {key: pair for n in self.nodes.values() for key, pair in n.thresholds.items()}
+        found = {key: pair for n in self.nodes.values() for key, pair in n.thresholds.items()}
+        return found | {str(edge): w.threshold for edge, w in self.weights.items() if w.threshold is not None}
+
+    def target(self, edge: Edge) -> QParams | None:
+        """The qparams that an operand arrives in at an integer node, or that a weight rests in; None for real
+        values."""
+        if edge in self.weights:
+            return self.weights[edge].qparams
+        node = self.nodes.get(edge.dst)
+        return None if node is None else node.operands[edge.slot]
 
     @property
     def verdicts(self) -> dict[str, Verdict]:

@@ -38,6 +38,8 @@ def check_plan(plan: Plan) -> None:
         _check_integer(plan, plan.graph[name], made)
     for edge in plan.graph.edges:
         _check_edge(plan, edge)
+    for edge in plan.weights:
+        _check_weight(plan, edge)
 
 
 # ---------------------------------------------------------------- the graph
@@ -72,12 +74,30 @@ def _check_node(plan: Plan, node: Node) -> None:
 def _check_edge(plan: Plan, edge: Edge) -> None:
     """What travels on an edge begins as its producer gives it and ends as its reader takes it."""
     source, reader, simq = plan.nodes.get(plan.graph.source(edge)), plan.nodes.get(edge.dst), plan.edges[edge]
-    given = None if source is None else source.out
+    given = plan.weights[edge].qparams if edge in plan.weights else None if source is None else source.out
     taken = None if edge.dst == OUTPUT or reader is None else reader.operands[edge.slot]
     ends = (given, given) if simq is None else (simq.source, simq.target)
     if ends[0] is not given or ends[1] is not taken or (simq is not None and given is taken):
         said = "nothing" if simq is None else str(simq)
         raise HagoError(f"on edge {edge} goes {said}; its producer gives {given}, its reader takes {taken}")
+
+
+def _check_weight(plan: Plan, edge: Edge) -> None:
+    """A weight that a float node reads as integers is a constant, of its shape and within its range."""
+    weight, source = plan.weights[edge], plan.graph[plan.graph.source(edge)]
+    q, desc = weight.qparams, weight.desc
+    fits = desc.is_weight_only and desc.in_dtype(edge.slot) == q.dtype and edge.dst not in plan.nodes
+    if not (fits and source.op == CONST and source.shape is not None and _stands(q, source.shape)):
+        raise HagoError(f"edge {edge} has integers that its signature or its constant do not allow")
+    if not _holds(q, weight.integers, source.shape):
+        raise HagoError(f"edge {edge} has integers outside of its range, or of another shape than its constant")
+
+
+def _holds(q: QParams, values: Tensor, shape: tuple[int, ...] | None) -> bool:
+    """Whether centered integers are of a shape and within range."""
+    c = values.to(torch.int64)
+    low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
+    return values.shape == shape and bool(((c >= low) & (c <= high)).all())
 
 
 # ---------------------------------------------------------------- integer nodes
@@ -131,11 +151,8 @@ def _constants(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> boo
         q, values = made.operands[slot], made.consts.get(slot)
         if (values is None) == (plan.graph[source].op == CONST and q is not None):
             return False
-        if values is not None and q is not None:
-            low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
-            c = values.to(torch.int64)
-            if values.shape != plan.graph[source].shape or not bool(((c >= low) & (c <= high)).all()):
-                return False
+        if values is not None and q is not None and not _holds(q, values, plan.graph[source].shape):
+            return False
     return set(made.consts) <= set(range(len(node.inputs)))
 
 

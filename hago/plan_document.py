@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from hago.errors import GraphError, HagoError, ModelFileError
 from hago.graph import CONST, INPUT, Graph, Node
-from hago.hardware import Hardware
+from hago.graph_document import read_graph, write_graph, written
+from hago.hardware import Hardware, OpDesc
 from hago.hardware_check import check_document
 from hago.hardware_document import from_document as hardware_from_document
 from hago.hardware_document import hardware_hash
@@ -27,10 +27,9 @@ from hago.nesting import check_nesting
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
 from hago.pairs import CUTS, Pairs
-from hago.plan import NodePlan, Plan
+from hago.plan import NodePlan, Plan, StoredWeight
 from hago.plan_check import check_plan
 from hago.stored_values import Reader, Writer
-from hago.tensor_file import dtype_name, storable_dtype
 from hago.types import Edge, QParams, SimQ
 
 #: Fields of a NodePlan that are written in a way of their own.
@@ -66,10 +65,12 @@ def to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "hardware": hardware_to_document(plan.hardware),
         "hardware_hash": hardware_hash(plan.hardware),
         "own_ops": sorted({n.op for n in plan.graph} & set(own_rules(plan.ops))),
-        "graph": _graph(plan, write),
+        "graph": write_graph(plan.graph, set(_read_as_floats(plan)), write),
         "edges": {str(e): _simq(s, write) for e, s in plan.edges.items() if s is not None},
         "plans": {name: _node_plan(plan, name, write) for name in plan.nodes},
     }
+    if plan.weights:
+        document["weights"] = {str(e): _weight(plan, e, w, write) for e, w in plan.weights.items()}
     return document | {"scales": write.scales, "qparams": write.qparams}, write.tensors
 
 
@@ -91,43 +92,13 @@ def _check_node(node: Node, plan: Plan) -> None:
         raise GraphError(f"node {node.name!r} cannot be stored: its op {node.op!r} has no rule")
 
 
-def _written(write: Writer, value: Any, node: str, name: str) -> Any:
-    try:
-        return write(value, name)
-    except HagoError as error:
-        raise GraphError(f"node {node!r} cannot be stored: {error}") from None
-
-
-def _graph(plan: Plan, write: Writer) -> dict[str, Any]:
-    graph = plan.graph
-    needed = set(_read_as_floats(plan))
-    consts = {n.name: graph.consts[n.name] for n in graph if n.op == CONST}
-    return {
-        "inputs": list(graph.inputs),
-        "outputs": list(graph.outputs),
-        "in_spec": graph.in_spec,
-        "out_spec": graph.out_spec,
-        "nodes": [
-            {
-                "name": n.name,
-                "op": n.op,
-                "inputs": list(n.inputs),
-                "attrs": _written(write, dict(n.attrs), n.name, f"{n.name}.attrs"),
-                "shape": None if n.shape is None else list(n.shape),
-            }
-            for n in graph
-        ],
-        "consts": {n: _written(write, t, n, n) for n, t in consts.items() if n in needed},
-        "left_out": {n: [dtype_name(t.dtype), list(t.shape)] for n, t in consts.items() if n not in needed},
-    }
-
-
 def _read_as_floats(plan: Plan) -> Iterator[str]:
     """The constants whose own values something reads: float nodes, operands without integers, outputs."""
     for edge in plan.graph.edges:
         source, node = plan.graph.source(edge), plan.nodes.get(edge.dst)
         table = node is not None and node.table is not None
-        if plan.graph[source].op == CONST and not table and (node is None or edge.slot not in node.consts):
+        integers = edge in plan.weights or (node is not None and edge.slot in node.consts)
+        if plan.graph[source].op == CONST and not (table or integers):
             yield source
 
 
@@ -135,17 +106,26 @@ def _simq(simq: SimQ, write: Writer) -> list[int | None]:
     return [None if q is None else write.number(q) for q in (simq.source, simq.target)]
 
 
+def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: Writer) -> dict[str, Any]:
+    number, name = _desc_number(plan, edge.dst, weight.desc), plan.graph.source(edge)
+    return {"desc": number, "integers": written(write, weight.integers, edge.dst, name)}
+
+
+def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
+    descs = plan.hardware.ops.get(plan.graph[name].op, ())
+    if desc not in descs:
+        raise GraphError(f"node {name!r} cannot be stored: its signature {desc} is none of its hardware's")
+    return descs.index(desc)
+
+
 def _node_plan(plan: Plan, name: str, write: Writer) -> dict[str, Any]:
     node, found = plan.graph[name], plan.nodes[name]
-    descs = plan.hardware.ops.get(node.op, ())
-    if found.desc not in descs:
-        raise GraphError(f"node {name!r} cannot be stored: its signature {found.desc} is none of its hardware's")
     data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
-    said = {key: _written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
+    said = {key: written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
     return said | {
-        "desc": descs.index(found.desc),
-        "consts": {str(s): _written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
-        "thresholds": {k: _written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
+        "desc": _desc_number(plan, name, found.desc),
+        "consts": {str(s): written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
+        "thresholds": {k: written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
         "digest": found.digest.hex(),
         "largest_pair": None if found.pairs is None else found.pairs.largest,
     }
@@ -174,14 +154,18 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
         with _reading("$.scales, $.qparams"):
             read.enter(document["scales"], document["qparams"])
         with _reading("$.graph"):
-            graph = _read_graph(document["graph"], read)
+            graph = read_graph(document["graph"], read)
         with _reading("$.edges"):
             edges = _read_edges(document["edges"], graph, read)
         nodes = {}
         for name, said in document["plans"].items():
             with _reading(f"$.plans[{name!r}]"):
                 nodes[name] = _read_node(graph[name], said, read, hardware, edges, rules)
-        plan = Plan(graph, hardware, rules, nodes, edges)
+        weights = {}
+        for edge, said in document.get("weights", {}).items():
+            with _reading(f"$.weights[{edge!r}]"):
+                weights[Edge.parse(edge)] = _read_weight(graph, Edge.parse(edge), said, read, hardware, edges)
+        plan = Plan(graph, hardware, rules, nodes, edges, weights)
         check_plan(plan)
     except HagoError as error:
         raise ModelFileError(f"{where}: its parts contradict each other: {error}") from error
@@ -219,36 +203,6 @@ def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
     return hardware
 
 
-def _read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
-    consts = {name: read(t) for name, t in said["consts"].items()}
-    for name, (kind, shape) in said["left_out"].items():
-        consts[name] = torch.empty(shape, dtype=storable_dtype(kind), device="meta")
-    nodes = tuple(
-        Node(
-            n["name"], n["op"], tuple(n["inputs"]), read(n["attrs"]), None if n["shape"] is None else tuple(n["shape"])
-        )
-        for n in said["nodes"]
-    )
-    for node in nodes:
-        if not isinstance(node.attrs, dict):
-            raise HagoError(f"node {node.name!r} has no attributes by name")
-        why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
-        if why_not is not None:
-            raise HagoError(f"node {node.name!r}: {why_not}")
-    for text in (said["in_spec"], said["out_spec"]):
-        if text is not None:
-            check_nesting(text)
-    order = [n.name for n in nodes if n.op == CONST]
-    return Graph(
-        nodes,
-        tuple(said["inputs"]),
-        tuple(said["outputs"]),
-        {name: consts[name] for name in order},
-        said["in_spec"],
-        said["out_spec"],
-    )
-
-
 def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: Reader) -> dict[Edge, SimQ | None]:
     found: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
     for text, said in listed.items():
@@ -279,6 +233,20 @@ def _read_node(
     if said["largest_pair"] is not None:
         plan = replace(plan, pairs=_pairs(node, plan, ops, said["largest_pair"]))
     return plan
+
+
+def _read_weight(
+    graph: Graph,
+    edge: Edge,
+    said: Mapping[str, Any],
+    read: Reader,
+    hardware: Hardware,
+    edges: Mapping[Edge, SimQ | None],
+) -> StoredWeight:
+    simq, integers = edges[edge], read(said["integers"])
+    if simq is None or simq.source is None or simq.target is not None:
+        raise HagoError("there are integers, and nothing that makes real values of them")
+    return StoredWeight(hardware.ops[graph[edge.dst].op][said["desc"]], simq.source, integers, None)
 
 
 def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:

@@ -49,6 +49,8 @@ class IntegerModel(nn.Module):
                 qparams = node.operands[slot]
                 assert qparams is not None
                 self.register_buffer(_buffer(Edge(name, slot)), store(values, qparams))
+        for edge, weight in plan.weights.items():
+            self.register_buffer(_buffer(edge), store(weight.integers, weight.qparams))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The integer model's outputs, nested as the model's."""
@@ -70,8 +72,7 @@ class IntegerModel(nn.Module):
             if node.name in self.plan.nodes:
                 made = self.plan.nodes[node.name]
                 return compute_integer(self.plan, node, made, values, self._constant, on_edge)
-            real = [real_value(self.plan.edges[e], v) for e, v in zip(node.edges, values, strict=True)]
-            return compute_real(node, real, self.plan.ops)
+            return compute_float(self.plan, node, values, self._constant)
 
         with torch.no_grad():
             outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
@@ -95,6 +96,17 @@ class IntegerModel(nn.Module):
     def _constant(self, node: str, slot: int) -> Tensor:
         """A constant operand as it rests: q in its storage dtype."""
         return self.get_buffer(_buffer(Edge(node, slot)))
+
+
+def compute_float(plan: Plan, node: Node, values: Sequence[Any], constant: Callable[[str, int], Tensor]) -> Any:
+    """The value of a float node from the stored values of its inputs.
+
+    Args:
+        constant: q of a weight that rests as integers, by node and slot.
+    """
+    edges = zip(node.edges, values, strict=True)
+    held = [(plan.edges[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
+    return compute_real(node, [real_value(simq, v) for simq, v in held], plan.ops)
 
 
 def compute_integer(

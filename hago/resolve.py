@@ -22,10 +22,11 @@ from hago.node_builder import NodeBuilder
 from hago.numerics import quantize
 from hago.operands import ThresholdSource
 from hago.ops import OPS, Ops
-from hago.plan import NodePlan, Plan
+from hago.plan import NodePlan, Plan, StoredWeight
 from hago.space import Bits, Group, Space, build_space
 from hago.topology import Topology, analyze, escape
 from hago.types import Edge, QParams, SimQ
+from hago.weight_only import stored_weight
 
 MEMORY: Final = 1 << 16
 CONST_BYTES: Final = 1 << 30
@@ -101,7 +102,7 @@ class Resolver:
 
     def _variant(self, floats: frozenset[str]) -> Resolver:
         base, graph, ops = self.topology, self.graph, self.ops
-        kept = [n.name for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
+        kept = [k for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name] for k in _kept(n, base)]
         topology = analyze(graph, self.hardware, [escape(n) for n in (*kept, *sorted(floats))], ops) if floats else base
         space = build_space(graph, self.hardware, topology, None, ops)
         return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, self, self.constants)
@@ -119,18 +120,22 @@ class Resolver:
         values: dict[str, _Value] = {}
         nodes: dict[str, NodePlan] = {}
         edges: dict[Edge, SimQ | None] = {}
+        weights: dict[Edge, StoredWeight] = {}
         for node in self.graph:
             if not self.topology.nodes[node.name]:
                 values[node.name] = self._memory.real
                 for edge in node.edges:
                     edges[edge] = self._to_real(values[self.graph.source(edge)])
+                    if self.topology.edges[edge]:
+                        weights[edge] = stored_weight(self, node, edge, bits[self.group_of[edge]])
+                        edges[edge] = SimQ(weights[edge].qparams, None)
                 continue
             plan, values[node.name] = self._node(node, bits, [values[s] for s in node.inputs])
             nodes[node.name] = plan
             edges.update(zip(node.edges, plan.simqs, strict=True))
         for slot, name in enumerate(self.graph.outputs):
             edges[Edge(OUTPUT, slot)] = self._to_real(values[name])
-        return Plan(self.graph, self.hardware, self.ops, nodes, edges)
+        return Plan(self.graph, self.hardware, self.ops, nodes, edges, weights)
 
     @staticmethod
     def _to_real(value: _Value) -> SimQ | None:
@@ -189,6 +194,12 @@ class Resolver:
         """A Resolver like this one of another space."""
         graph, topology = self.graph, self.topology
         return Resolver(graph, self.hardware, topology, space, self.thresholds, self.ops, constants=self.constants)
+
+
+def _kept(node: Node, topology: Topology) -> list[str]:
+    """What of a float node is float: all of it, or the edges other than its weight's."""
+    real = [str(e) for e in node.edges if not topology.edges[e]]
+    return [node.name] if len(real) == len(node.edges) else real
 
 
 def _nearest(group: Group, bits: int | None) -> int:

@@ -159,13 +159,15 @@ class _Stepping:
 
     def _float(self, node: Node) -> Step:
         simqs = [self.simqs[e] for e in node.edges]
-        ops = self.plan.ops
+        ops, stored = self.plan.ops, {e.slot: w for e in node.edges if (w := self.plan.weights.get(e))}
 
         def compute(values: Sequence[Any]) -> tuple[Any]:
-            return (compute_real(node, [to_real(s, v) for s, v in zip(simqs, values, strict=True)], ops),)
+            held = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
+            return (compute_real(node, [to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
 
         inputs = tuple(map(self._origin, node.inputs))
-        return Step(inputs, (node.name,), compute, node.name.encode(), (None,))
+        digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
+        return Step(inputs, (node.name,), compute, digest.encode(), (None,))
 
     def _integer(self, node: Node, plan: NodePlan) -> Iterator[Step]:
         """Those of the edges that are not there yet, then the node's."""

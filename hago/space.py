@@ -22,7 +22,7 @@ from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops
 from hago.ops._rule import IntegerForm
-from hago.topology import Topology, check_patterns, fitting_descs, matches
+from hago.topology import Topology, check_patterns, fitting_descs, matches, weight_only_descs
 from hago.types import DType, Edge
 
 Bits = Mapping[str, int]
@@ -156,9 +156,16 @@ class _Builder:
                 self._visit(node)
             else:
                 self.emits[node.name] = frozenset()
+                self._visit_float(node)
         self._merge_outputs()
         check_patterns(list(self.fixed), [*self.groups, *self.topology.nodes], "fix_bits")
         return Space({key: self._fix(group) for key, group in self.groups.items()})
+
+    def _visit_float(self, node: Node) -> None:
+        """Its weight may rest as integers."""
+        for edge in node.edges:
+            if self.topology.edges[edge]:
+                self._add(edge, weight_only_descs(self.graph, node, self.hardware, self.ops))
 
     def _visit(self, node: Node) -> None:
         form = self.ops[node.op].integer

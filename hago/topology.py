@@ -1,8 +1,11 @@
 """Topology: which nodes run in integers and which edges are quantized, and why.
 
 The rule, node by node in order: a node is integer if the hardware has an integer signature that its
-attributes fit, the user did not keep it float, and (it is a seed such as conv or linear, or one of
-its inputs comes from an integer node, or the hardware has no float signature for it).
+attributes fit, the user kept neither it nor one of its edges float, and (it is a seed such as conv or
+linear, or one of its inputs comes from an integer node, or the hardware has no float signature for it).
+
+A node that computes in float may have its weight quantized all the same (*weight only*): where the
+hardware prefers such a signature to what else the node could run on, or the user kept only the data float.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class Topology:
 
     Args:
         nodes: whether each node is integer.
-        edges: whether each in-edge of a node is quantized.
+        edges: whether each in-edge of a node is quantized: some of an integer node's, and the weight of a
+            float node that rests as integers.
         reasons: why a node is what it is, in words.
     """
 
@@ -63,6 +67,22 @@ def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) 
     return () if misfit(graph, node, hardware, ops) else hardware.integer_descs(node.op)
 
 
+def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
+    """The signatures that take the node in float with its weight as integers, preferred first; none where its
+    weight is no constant."""
+    edge = weight_edge(node, ops)
+    if edge is None or graph[graph.source(edge)].op != CONST:
+        return ()
+    return tuple(d for d in hardware.ops.get(node.op, ()) if d.is_weight_only and d.in_dtype(edge.slot).is_int)
+
+
+def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
+    """The edge on which a node reads its weight; None where its op has none."""
+    rule = ops.get(node.op)
+    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    return None if weight is None else node.edges[weight.slot]
+
+
 def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
     """Why the node cannot be integer on this hardware, or None."""
     rule = hardware.rule(node.op, ops)
@@ -90,15 +110,16 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), op
     """The topology of a graph on a piece of hardware.
 
     Args:
-        keep_float: shell patterns over node names that must stay float.
+        keep_float: shell patterns over names of nodes that must stay float as a whole, and over edges whose
+            values must (`fc:0`, the data of `fc`: its weight may still be quantized).
 
     Raises:
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
-        HagoError: a pattern that matches no node.
+        HagoError: a pattern that matches neither node nor edge.
     """
     ops = hardware.computes(ops)
     compute = [n for n in graph if n.op not in (INPUT, CONST)]
-    check_patterns(keep_float, [n.name for n in compute], "keep_float")
+    check_patterns(keep_float, [*(n.name for n in compute), *(str(e) for n in compute for e in n.edges)], "keep_float")
     integer: dict[str, bool] = {}
     reasons: dict[str, str] = {}
     edges: dict[Edge, bool] = {}
@@ -106,12 +127,26 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), op
         if node.op in (INPUT, CONST):
             integer[node.name], reasons[node.name] = False, node.op
             continue
-        integer[node.name], reasons[node.name] = _decide(graph, node, hardware, integer, keep_float, ops)
+        found = _decide(graph, node, hardware, integer, keep_float, ops)
+        integer[node.name], reasons[node.name] = found.integer, found.reason
+        rule = ops.get(node.op)
         for edge in node.edges:
-            rule = ops.get(node.op)
             plain = rule is None or rule.integer is None or rule.integer.slot(edge.slot) == "plain"
-            edges[edge] = integer[node.name] and not plain
+            edges[edge] = (found.integer and not plain) or (found.weight_only and edge == weight_edge(node, ops))
     return Topology(integer, edges, reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a node runs.
+
+    Args:
+        weight_only: in float, and its weight is quantized.
+    """
+
+    integer: bool
+    reason: str
+    weight_only: bool = False
 
 
 def _decide(
@@ -121,28 +156,49 @@ def _decide(
     integer: Mapping[str, bool],
     keep_float: Sequence[str],
     ops: Ops,
-) -> tuple[bool, str]:
+) -> _Kind:
     why_not = misfit(graph, node, hardware, ops)
     has_float = bool(hardware.float_descs(node.op, fits=why_not is None))
     remedy = "List a signature for it, or other_ops: float32"
-    if why_not is None and matches(node.name, keep_float):
-        why_not, remedy = "kept float by the user", "List a float signature for it, or let it be integer"
+    if why_not is None and (kept := _kept(node, keep_float)):
+        why_not, remedy = kept, "List a float signature for it, or let it be integer"
+    weight_only = _weight_only(graph, node, hardware, keep_float, ops)
+    if why_not is None and weight_only and hardware.ops[node.op][0].is_weight_only:
+        return _Kind(False, f"{hardware.name} prefers to quantize its weight alone", True)
     if why_not is not None:
-        if not has_float:
+        if not (has_float or weight_only):
             raise UnsupportedOp(
                 f"node {node.name!r} ({node.op}) cannot run on {hardware.name}: {why_not}, and the "
                 f"hardware takes no float {node.op}. {remedy}"
             )
-        return False, why_not
+        return _Kind(False, why_not, weight_only)
     rule = ops[node.op]
     assert rule.integer is not None
     if rule.integer.seed:
-        return True, "starts an integer region"
+        return _Kind(True, "starts an integer region")
     if any(integer[s] for s in node.inputs):
-        return True, "an input is integer"
-    if not has_float:
-        return True, f"{hardware.name} has no float {node.op}"
-    return False, "no input is integer"
+        return _Kind(True, "an input is integer")
+    if not (has_float or weight_only):
+        return _Kind(True, f"{hardware.name} has no float {node.op}")
+    return _Kind(False, "no input is integer", weight_only)
+
+
+def _kept(node: Node, keep_float: Sequence[str]) -> str:
+    """What of a node the user keeps float, in words; empty where nothing."""
+    if matches(node.name, keep_float):
+        return "kept float by the user"
+    return next((f"edge {e} is kept float by the user" for e in node.edges if matches(str(e), keep_float)), "")
+
+
+def _weight_only(graph: Graph, node: Node, hardware: Hardware, keep_float: Sequence[str], ops: Ops) -> bool:
+    """Whether a node, where it is float, has its weight quantized: the hardware lists that before float through
+    and through, or the user keeps other edges of it float."""
+    descs, edge = weight_only_descs(graph, node, hardware, ops), weight_edge(node, ops)
+    if not descs or matches(node.name, keep_float) or matches(str(edge), keep_float):
+        return False
+    listed = hardware.ops[node.op]
+    plain = [i for i, d in enumerate(listed) if not (d.is_integer or d.is_weight_only)]
+    return bool(_kept(node, keep_float)) or not plain or listed.index(descs[0]) < plain[0]
 
 
 def crossings(graph: Graph, topology: Topology) -> list[Edge]:

@@ -22,9 +22,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors version lru memory types rounding multipliers requantization numerics schemes represented json_text "
         "packing tensor_file nesting",
-        "graph ops hardware hardware_check hardware_document hardware_file hardware_table arithmetic",
+        "graph ops hardware hardware_finding hardware_signature hardware_check hardware_document hardware_file "
+        "hardware_table arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
-        "strategy bounds pairs plan plan_check stored_values plan_document stored node_builder operands resolve space",
+        "strategy bounds pairs plan plan_check stored_values graph_document plan_document stored node_builder operands "
+        "weight_only resolve space",
         "fusion compiling peaks simulator realization engine exactness calibrate objective cost costing cost_range "
         "gradients",
         "search debug export qat",

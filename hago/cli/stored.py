@@ -50,11 +50,7 @@ def stored_quantizer(args: Namespace) -> Quantizer:
     plan, provenance = load_plan(args.model, load_ops(args))
     known = provenance or Provenance("", {}, {})
     nodes = {n.name: n.name in plan.nodes for n in plan.graph}
-    edges = {
-        str(e): n.name in plan.nodes and plan.nodes[n.name].operands[e.slot] is not None
-        for n in plan.graph
-        for e in n.edges
-    }
+    edges = {str(e): plan.target(e) is not None for n in plan.graph for e in n.edges}
     hardware = HardwareId(plan.hardware.name, hardware_hash(plan.hardware))
     conditions = Conditions(nodes, edges)
     return Quantizer(

@@ -18,7 +18,8 @@ but without its limits, `C` applies the limits, `w` are constants (weights and b
 or saturates. A node that does not requantize its output ends at v5 = S; one without constants has
 v2 = v3; a table computes `f` where others compute `f_q`.
 
-A float node computes on `x` alone, so all its error is inherited.
+A float node computes on `x` alone, so all its error is inherited; one whose weight alone is quantized adds
+constants = S - f(x, w).
 
 Where a requantized output covers only what a relu, clamp or pooling behind it lets through, every value
 here is taken past those: what they cut off anyway is no error.
@@ -191,19 +192,18 @@ class NodeSplitter:
                 free[slot] = self.consts[slot]
             elif simq is not None and target is not None:
                 free[slot] = apply_simq(carriers[slot], SimQ(simq.source, unlimited(target)), self.how)
-                edges[slot] = _moved(sources[slot], free[slot], target)
+                edges[slot] = moved_sample(sources[slot], free[slot], target)
         return free, edges
 
     def _const(self, slot: int) -> Tensor:
         target = self.node_plan.operands[slot]
         assert target is not None
-        real = self.plan.graph.consts[self.node.inputs[slot]].to(torch.float64)
-        return quantize(real, unlimited(target), self.how.rounding).to(torch.float32)
+        return free_integers(self.plan, self.node.inputs[slot], target)
 
     def _const_edge(self, slot: int, free: Tensor) -> EdgeSample:
         target = self.node_plan.operands[slot]
         assert target is not None
-        return _moved(self.plan.graph.consts[self.node.inputs[slot]], free, target)
+        return moved_sample(self.plan.graph.consts[self.node.inputs[slot]], free, target)
 
     def _rounded(self, sources: Sequence[Tensor], free: Sequence[Tensor], inherited: Tensor) -> Tensor:
         """v2: data rounded, constants real."""
@@ -272,5 +272,12 @@ def limit(c: Tensor, target: QParams) -> Tensor:
     return torch.minimum(torch.maximum(c, low), high)
 
 
-def _moved(before: Tensor, free: Tensor, target: QParams) -> EdgeSample:
+def free_integers(plan: Plan, const: str, target: QParams) -> Tensor:
+    """The centered integers of a constant without limits, float32."""
+    real = plan.graph.consts[const].to(torch.float64)
+    return quantize(real, unlimited(target), plan.hardware.requantize.rounding).to(torch.float32)
+
+
+def moved_sample(before: Tensor, free: Tensor, target: QParams) -> EdgeSample:
+    """What an edge did, from the real value before it and its integers without limits."""
     return edge_sample(before, dequantize(free, target), dequantize(limit(free, target), target))

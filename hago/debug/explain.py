@@ -18,7 +18,7 @@ from hago.graph import CONST, INPUT, Graph, Node
 from hago.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.space import Space
-from hago.topology import Topology, crossings, fitting_descs
+from hago.topology import Topology, crossings, fitting_descs, weight_only_descs
 from hago.types import Edge
 
 
@@ -53,7 +53,8 @@ class NodeChoice:
         reason: why.
         macs: multiply-accumulates at batch 1.
         signatures: the ways that the hardware can run it, preferred first.
-        edges: of an integer node, what its in-edges and output may be.
+        edges: of an integer node, what its in-edges and output may be; of a float node whose weight is
+            quantized, what that may be.
         safe_bits: the most bits on all its operands at which its accumulator cannot overflow,
             whatever weights and thresholds are; None where that depends on them.
         always_safe: whether that holds for every choice.
@@ -196,8 +197,14 @@ def _crossing(graph: Graph, topology: Topology, edge: Edge) -> Crossing:
 def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, space: Space, ops: Ops) -> NodeChoice:
     integer = topology.nodes[node.name]
     fitting = fitting_descs(graph, node, hardware, ops)
-    descs = fitting if integer else hardware.float_descs(node.op, fits=bool(fitting))
-    edges = _edges(graph, node, space, ops) if integer else ()
+    weight_only = not integer and any(topology.edges[e] for e in node.edges)
+    edges: tuple[EdgeChoice, ...] = ()
+    if weight_only:
+        descs = weight_only_descs(graph, node, hardware, ops)
+        edges = tuple(_real(e, space) for e in node.edges)
+    else:
+        descs = fitting if integer else hardware.float_descs(node.op, fits=bool(fitting))
+        edges = _edges(graph, node, space, ops) if integer else ()
     safe, always = None, False
     if integer:
         choices = [e.choices for e in edges[: len(node.inputs)]]
@@ -216,6 +223,12 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
 
 
 # ---------------------------------------------------------------- edges
+def _real(edge: Edge, space: Space) -> EdgeChoice:
+    """An in-edge of a float node: its weight may have bits."""
+    group = space.groups.get(str(edge))
+    return EdgeChoice(str(edge), () if group is None else group.choices, "not quantized" if group is None else "chosen")
+
+
 def _edges(graph: Graph, node: Node, space: Space, ops: Ops) -> tuple[EdgeChoice, ...]:
     form = ops[node.op].integer
     assert form is not None

@@ -150,7 +150,7 @@ class Lockstep:
     def _split(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
         splitter = self.splitters.get(node.name)
         if splitter is None:
-            return Split(reference, (("inherited", simulated),))
+            return self._split_float(node, reference, simulated)
         with torch.no_grad():
             return splitter(
                 reference,
@@ -162,6 +162,16 @@ class Lockstep:
                 lost=self._lost.pop(node.name, None),
             )
 
+    def _split_float(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
+        """All error of a float node is inherited, but for what a weight that rests as integers adds."""
+        if not any(e in self.plan.weights for e in node.edges):
+            return Split(reference, (("inherited", simulated),))
+        inherited = reference
+        if not all(self._exact[s] for s in node.inputs):
+            with torch.no_grad():
+                inherited = compute_real(node, [self._simulated[s] for s in node.inputs], self.plan.ops)
+        return Split(reference, (("inherited", inherited), ("constants", simulated)))
+
 
 def alone(plan: Plan, node: Node) -> Plan:
     """The plan of one node whose producers are inputs, so that it can be run by itself."""
@@ -172,7 +182,8 @@ def alone(plan: Plan, node: Node) -> Plan:
     consts = {s.name: graph.consts[s.name] for s in sources if s.op == CONST}
     edges = {e: plan.edges[e] for e in node.edges} | {Edge(OUTPUT, 0): None}
     planned = {node.name: plan.nodes[node.name]} if node.name in plan.nodes else {}
-    return Plan(Graph((*nodes, node), inputs, (node.name,), consts), plan.hardware, plan.ops, planned, edges)
+    weights = {e: plan.weights[e] for e in node.edges if e in plan.weights}
+    return Plan(Graph((*nodes, node), inputs, (node.name,), consts), plan.hardware, plan.ops, planned, edges, weights)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
-from hago.debug.causes import CAUSES, OUT, Cause, EdgeSample, NodeSplitter, limit
+from hago.debug.causes import CAUSES, OUT, Cause, EdgeSample, NodeSplitter, free_integers, limit, moved_sample
 from hago.debug.statistic import CauseStatistic, EdgeKind, EdgeStatistic, NodeStatistic, ValueStatistic
 from hago.debug.tally import EdgeTally, Moments, Tally
 from hago.graph import CONST, Node
@@ -49,7 +49,7 @@ def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | Non
         causes=_causes(tally),
         differences=tally.differences,
         max_difference=tally.max_difference,
-        edges=() if splitter is None else _edges(splitter, tally),
+        edges=_weights(plan, node, tally) if splitter is None else _edges(splitter, tally),
         verdict=_verdict(node_plan, tally),
         register=None if node_plan is None else str(node_plan.desc.register.dtype),
         on_overflow=None if node_plan is None else node_plan.desc.register.overflow,
@@ -118,7 +118,7 @@ def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:
         if slot in splitter.consts:
             made = _edge(edge, source, "constant", qparams)
             made = _moved(made, splitter.const_edges[slot], None if in_units else power)
-            channels, narrow = _channels(splitter, slot)
+            channels, narrow = _channels(splitter.plan, Edge(node.name, slot), splitter.consts[slot])
             made = replace(made, channels=channels, narrow_channels=narrow)
         else:
             made = _edge(edge, source, "data", qparams)
@@ -158,15 +158,32 @@ def _moved(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: float | N
     )
 
 
-def _channels(splitter: NodeSplitter, slot: int) -> tuple[int, int]:
-    """Output channels of a weight, and how many are narrow; (0, 0) for other constants."""
-    form = splitter.plan.ops[splitter.node.op].integer
-    if form is None or form.weight is None or form.weight.slot != slot:
+def _weights(plan: Plan, node: Node, tally: Tally) -> tuple[EdgeStatistic, ...]:
+    """Of a float node, the weights that rest as integers."""
+    power = tally.signal / tally.count if tally.count else 0.0
+    found = []
+    for edge in node.edges:
+        if (weight := plan.weights.get(edge)) is not None:
+            source = plan.graph.source(edge)
+            free = free_integers(plan, source, weight.qparams)
+            made = _edge(str(edge), source, "constant", weight.qparams)
+            made = _moved(made, moved_sample(plan.graph.consts[source], free, weight.qparams), power)
+            channels, narrow = _channels(plan, edge, free)
+            found.append(replace(made, channels=channels, narrow_channels=narrow))
+    return tuple(found)
+
+
+def _channels(plan: Plan, edge: Edge, free: Tensor) -> tuple[int, int]:
+    """Output channels of a weight, and how many are narrow; (0, 0) for other constants.
+
+    Args:
+        free: its centered integers without limits.
+    """
+    form, target = plan.ops[plan.graph[edge.dst].op].integer, plan.target(edge)
+    if form is None or form.weight is None or form.weight.slot != edge.slot or target is None:
         return 0, 0
-    target = splitter.node_plan.operands[slot]
-    assert target is not None
-    peaks = _per_channel(limit(splitter.consts[slot], target), form.weight.axis)
-    real = _per_channel(splitter.plan.graph.consts[splitter.node.inputs[slot]], form.weight.axis)
+    peaks = _per_channel(limit(free, target), form.weight.axis)
+    real = _per_channel(plan.graph.consts[plan.graph.source(edge)], form.weight.axis)
     return peaks.numel(), int(((peaks < NARROW) & (real > 0)).sum())
 
 

@@ -21,9 +21,8 @@ from hago.engine.kernels import Kernels
 from hago.engine.pack import Packs
 from hago.engine.wants import Wants
 from hago.engine.wiring import Wiring
-from hago.execute import compute_real
 from hago.graph import CONST, INPUT, OUTPUT, Node
-from hago.realization import compute_integer, real_value, store
+from hago.realization import compute_float, compute_integer, store
 from hago.steps import Step
 from hago.types import Edge
 
@@ -97,10 +96,11 @@ class Lowering:
         self._add((node.name,), kernel, why, [self.wants.names[e] for e in node.edges], (node.name,), run)
 
     def _float(self, node: Node) -> Run:
-        ops, simqs = self.plan.ops, [self.plan.edges[e] for e in node.edges]
+        plan, weights = self.plan, self.plan.weights
+        stored = {e.slot: store(w.integers, w.qparams) for e in node.edges if (w := weights.get(e))}
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
-            return (compute_real(node, [real_value(s, v) for s, v in zip(simqs, values, strict=True)], ops),)
+            return (compute_float(plan, node, values, lambda _, slot: stored[slot]),)
 
         return run
 

@@ -76,7 +76,7 @@ class Walk:
         elif node.name in self.plan.nodes:
             self.values[node.name] = self._integer(self, node, self.plan.nodes[node.name])
         else:
-            emit_real(self.w, node, [self.real(s) for s in node.inputs], node.name)
+            emit_real(self.w, node, [self._read(e) for e in node.edges], node.name)
             self.values[node.name] = Value(node.name, "real")
 
     # ------------------------------------------------------------ what nodes read
@@ -94,6 +94,14 @@ class Walk:
         if name not in self._real:
             self._real[name] = self.scales.dequantize(value, self.rank(name), name)
         return self._real[name]
+
+    def _read(self, edge: Edge) -> str:
+        """The real value that a float node reads on an edge."""
+        source, weight = self.graph.source(edge), self.plan.weights.get(edge)
+        if weight is None:
+            return self.real(source)
+        value = self.scales.constant(str(edge), weight.integers, weight.qparams, packed=True)
+        return self.scales.dequantize(value, self.rank(source), f"{value.name}:real")
 
     def constant(self, edge: Edge, shape: tuple[int, ...] | None = None, packed: bool = False) -> Value:
         """A constant operand of an integer node, in its own shape or another."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.tpu_mlir_tables import CalibrationTable, QuantizeTable, Row
+from hago.errors import HagoError
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.numerics import dequantize
 from hago.plan import NodePlan, Plan
@@ -55,7 +56,15 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
     Args:
         bits: of the Plan's groups, as a strategy holds them.
         observed: (minimum, maximum) of nodes, for those that no edge quantizes: the last layer, say.
+
+    Raises:
+        HagoError: a float node whose weight is quantized, which the tables have no mode for.
     """
+    for edge in plan.weights:
+        raise HagoError(
+            f"node {edge.dst!r} computes in float with its weight as integers; TPU-MLIR's quantize table has no mode "
+            f"that quantizes weights alone. Keep the weight float: keep_float=[{str(edge)!r}]"
+        )
     found = _Ranges(plan, bits)
     rows = {name: _widest(pairs) for name, pairs in found.wide.items()}
     _pass_on(plan, rows)

@@ -69,14 +69,16 @@ def dorefa_weights(
     """
     found: dict[str, Weight] = {}
     for name, start in starts.items():
-        edges = [e for e in plan.graph.out_edges[name] if e.dst in plan.nodes and is_weight(plan.graph, e, plan.ops)]
+        edges = [
+            e for e in plan.graph.out_edges[name] if plan.target(e) is not None and is_weight(plan.graph, e, plan.ops)
+        ]
         if not edges:
             continue
         chosen = {bits[e] for e in edges}
         if len(chosen) > 1:
             raise HagoError(f"weight {name!r} has edges of {sorted(chosen)} bits; DoReFa's grid needs one number")
         for edge in edges:
-            check_holds(plan.hardware, plan.nodes[edge.dst].operands[edge.slot])
+            check_holds(plan.hardware, plan.target(edge))
         width = min(chosen)
         own = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
         levels = Levels.of(how, name, start)

@@ -8,7 +8,7 @@ that training started from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -21,47 +21,16 @@ from hago.hardware import Hardware
 from hago.numerics import apply_simq
 from hago.operands import ThresholdSource
 from hago.ops._rule import IntegerForm, Site
-from hago.plan import NodePlan, Plan
-from hago.qat.moves import Ends, Slope, move, to_real
+from hago.plan import NodePlan
+from hago.qat.moves import Ends, move, to_real
 from hago.qat.operands import LiveOperands, RangeThresholds, extremes
 from hago.qat.ranges import Range
 from hago.qat.straight_through import straight_through
-from hago.topology import Topology
+from hago.qat.training import Training
 from hago.types import Edge, QParams, SimQ
 
 #: In the place of the state of a range that takes a gradient.
 _MOVING: Final = object()
-#: What qparams depend on (producers' qparams, states of ranges), and what they were last time.
-_Known = tuple[tuple[Any, ...], Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Training:
-    """What stays the same in training.
-
-    Args:
-        plan: that training starts from.
-        topology: of its graph.
-        bits: by group.
-        groups: whose bits each edge has.
-        ranges: by the key of the threshold; edges that ask for the same integers share one.
-        cut: relus that are part of their readers' clipping.
-        slope: how gradients pass.
-        known: qparams that were resolved before and take no gradient.
-    """
-
-    plan: Plan
-    topology: Topology
-    bits: Mapping[str, int]
-    groups: Mapping[Edge, str]
-    ranges: Mapping[str, Range]
-    cut: frozenset[str]
-    slope: Slope
-    known: dict[str, _Known] = field(default_factory=dict)
-
-    def range_of(self, edge: Edge) -> Range | None:
-        """The range of an edge that has one."""
-        return self.ranges.get(str(edge))
 
 
 class LivePass:
@@ -100,9 +69,7 @@ class LivePass:
     def __call__(self, node: Node, values: Sequence[Any]) -> Any:
         plan = self.plan.nodes.get(node.name)
         if plan is None:
-            self.qparams[node.name] = None
-            real = [self.real(s, v) for s, v in zip(node.inputs, values, strict=True)]
-            return compute_real(node, real, self.ops)
+            return self._float(node, values)
         if node.name in self.training.cut:
             self.qparams[node.name] = self.qparams[node.inputs[0]]
             return values[0]
@@ -110,6 +77,23 @@ class LivePass:
         targets = self._targets(node, plan)
         operands = [self._operand(node, plan, targets[slot], slot, v) for slot, v in enumerate(values)]
         return self._compute(node, plan, targets, operands)
+
+    def _float(self, node: Node, values: Sequence[Any]) -> Any:
+        """A float node, whose weight may rest as integers."""
+        self.qparams[node.name] = None
+        self._observe_operands(node, values)
+        real = [
+            self._weight(node, e, v) if e in self.plan.weights else self.real(s, v)
+            for e, s, v in zip(node.edges, node.inputs, values, strict=True)
+        ]
+        return compute_real(node, real, self.ops)
+
+    def _weight(self, node: Node, edge: Edge, value: Tensor) -> Tensor:
+        """What a float node reads of a weight that rests as integers."""
+        dtype = self.plan.weights[edge].desc.in_dtype(edge.slot)
+        bits = self.training.bits[self.training.groups[edge]]
+        target = self._operands(node).quantized(edge.slot, bits, dtype)
+        return to_real(self._quantized(node, edge.slot, value, target, None), target).contiguous()
 
     def real(self, source: str, value: Any) -> Any:
         """A value as a float node, or the caller, reads it."""
@@ -125,11 +109,15 @@ class LivePass:
             return self.real(name, value)
         if target is source:
             return value.to(self._carrier(plan))
+        return self._quantized(node, slot, value, target, source).to(self._carrier(plan))
+
+    def _quantized(self, node: Node, slot: int, value: Any, target: QParams, source: QParams | None) -> Tensor:
+        """The centered integers of an operand, made once for all edges that ask for the same."""
+        name, edge = node.inputs[slot], node.edges[slot]
         key = (name, id(target))
         found = self._moved.get(key)
         if found is None:
             const = name in self.graph.consts
-            edge = Edge(node.name, slot)
             found = move(
                 value.to(torch.float64) if const else value,
                 source,
@@ -140,7 +128,7 @@ class LivePass:
                 ends=self._moving_ends(edge, target),
             )
             self._moved[key] = found
-        return found.to(self._carrier(plan))
+        return found
 
     def _narrowed(self, name: str, target: QParams) -> QParams:
         """The target past a relu that is part of its clipping."""

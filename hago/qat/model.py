@@ -23,7 +23,7 @@ from hago.graph import OUTPUT, Graph
 from hago.plan import Plan
 from hago.qat.dorefa_grid import DoReFa
 from hago.qat.dorefa_training import Weight, dorefa_weights, squash_norms
-from hago.qat.live import LivePass, Training
+from hago.qat.live import LivePass
 from hago.qat.moves import Slope
 from hago.qat.norms import FoldedNorm
 from hago.qat.operands import RangeThresholds
@@ -31,6 +31,7 @@ from hago.qat.optimizer import channel_sizes
 from hago.qat.passes import FloatPass, NormedPass
 from hago.qat.ranges import Range
 from hago.qat.tensorflow_observers import Schedule
+from hago.qat.training import Training
 from hago.resolve import Resolver
 from hago.simulator import Simulator, channels_last
 from hago.space import Space

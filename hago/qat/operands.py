@@ -30,11 +30,11 @@ class LiveOperands(Operands):
     out: Range | None = None
     shared: dict[tuple[int, int, str, bool], QParams] = field(default_factory=dict)
 
-    def _quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
+    def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
         key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._signed(slot))
         found = self.shared.get(key)
         if found is None:
-            found = self.shared[key] = Operands._quantized(self, slot, bits, dtype)
+            found = self.shared[key] = Operands.quantized(self, slot, bits, dtype)
         else:
             self.thresholds[str(self.node.edges[slot])] = _ends(self.ranges[slot])
         return found

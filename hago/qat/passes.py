@@ -10,10 +10,12 @@ from torch import Tensor
 from hago.execute import compute_real
 from hago.graph import Node
 from hago.plan import NodePlan
-from hago.qat.live import LivePass, Training
+from hago.qat.live import LivePass
 from hago.qat.moves import to_real
-from hago.qat.norms import Folded, FoldedNorm
+from hago.qat.norms import Folded, FoldedNorm, Layer
 from hago.qat.operands import extremes
+from hago.qat.training import Training
+from hago.topology import weight_edge
 from hago.types import QParams
 
 Norms = Mapping[str, FoldedNorm]
@@ -36,15 +38,30 @@ class NormedPass(LivePass):
         if norm is None:
             return super().__call__(node, values)
         if plan is None:
-            self.qparams[node.name] = None
-            return norm.normalized(self._layer(node, self.real(node.inputs[0], values[0])))
+            return self._float_layer(node, norm, values[0])
         self._observe_operands(node, values[:1])
         first = self._operands(node).first(plan.desc)
         x = to_real(self._operand(node, plan, first, 0, values[0]), first)
         folded = self._folded[node.name] = norm.in_training(self._layer(node, x))
         return super().__call__(node, [values[0], folded.weight, folded.bias])
 
-    def _layer(self, node: Node, x: Tensor) -> Any:
+    def _float_layer(self, node: Node, norm: FoldedNorm, value: Any) -> Tensor:
+        """A float layer, whose folded weight may rest as integers."""
+        self.qparams[node.name] = None
+        layer = self._layer(node, self.real(node.inputs[0], value))
+        edge = weight_edge(node, self.ops)
+        if edge is None or edge not in self.plan.weights:
+            return norm.normalized(layer)
+        folded = norm.in_training(layer)
+        self._observe_operands(node, [value, folded.weight])
+        weight = self._weight(node, edge, folded.weight)
+        if folded.correction is None or folded.shift is None:
+            return layer(weight, folded.bias)
+        y = layer(weight, None)
+        shape = [1, -1, *[1] * (y.ndim - 2)]
+        return y * folded.correction.reshape(shape) + folded.shift.reshape(shape)
+
+    def _layer(self, node: Node, x: Tensor) -> Layer:
         def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
             found: Tensor = compute_real(node, [x, weight] if bias is None else [x, weight, bias], self.ops)
             return found
@@ -83,7 +100,8 @@ class FloatPass:
             found = compute_real(node, values, self.ops)
         else:
             found = norm.normalized(lambda weight, bias: self._layer(node, values[0], weight, bias))
-        if self.observing and node.name in self.training.plan.nodes:
+        plan = self.training.plan
+        if self.observing and (node.name in plan.nodes or any(e in plan.weights for e in node.edges)):
             seen = values if norm is None else [values[0], *norm.folded()]
             for edge, value in zip(node.edges, seen, strict=True):
                 self._observe(str(edge), node, value)

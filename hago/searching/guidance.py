@@ -139,11 +139,11 @@ def _operations(prepared: Prepared) -> tuple[list[Term], float]:
     for node in widest.nodes:
         if not node.macs:
             continue
-        if not node.integer:
+        edges = [Edge(node.node, 0), Edge(node.node, 1)]
+        if not node.integer and not any(prepared.topology.edges[e] for e in edges):
             rest += node.bops
             continue
-        edges = [Edge(node.node, 0), Edge(node.node, 1)]
-        keys = [_feeding(prepared, e) for e in edges]
+        keys = [_feeding(prepared, e) if prepared.topology.edges[e] else None for e in edges]
         own = list(dict.fromkeys(k for k in keys if k is not None))
         table = {}
         for row in itertools.product(*(prepared.space.groups[k].choices for k in own)):
@@ -208,8 +208,10 @@ def _term(prepared: Prepared, metric: str, start: Bits, node: str, keys: Sequenc
 
 def _groups_at(prepared: Prepared, node: str) -> list[str]:
     """The groups that decide in which dtypes a node reads and writes."""
-    if node == OUTPUT or not prepared.topology.nodes[node]:
+    if node == OUTPUT:
         return []
+    if not prepared.topology.nodes[node]:
+        return [str(e) for e in prepared.graph[node].edges if prepared.topology.edges[e]]
     keys = [_feeding(prepared, e) for e in prepared.graph[node].edges]
     own = f"{node}:out"
     return list(dict.fromkeys([*(k for k in keys if k), *([own] if own in prepared.space.groups else [])]))

@@ -186,7 +186,7 @@ class _Losses:
         node, _, slot = group.key.rpartition(":")
         if slot == "out":
             return plan.nodes[node].out
-        target = plan.nodes[node].operands[int(slot)]
+        target = plan.target(Edge(node, int(slot)))
         if target is None:
             raise HagoError(f"group {group.key!r} has no grid; this is a defect of hago")
         return target

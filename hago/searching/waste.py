@@ -16,7 +16,7 @@ from hago.hardware import OpDesc
 from hago.plan import Plan
 from hago.prepare import Prepared
 from hago.space import Group, Space
-from hago.topology import fitting_descs
+from hago.topology import fitting_descs, weight_only_descs
 from hago.types import Edge
 
 #: Costs that count the bits of constants alone.
@@ -41,7 +41,9 @@ def classes(prepared: Prepared, group: Group) -> list[tuple[int, ...]]:
 
 
 def _descs(prepared: Prepared, name: str) -> tuple[OpDesc, ...]:
-    return fitting_descs(prepared.graph, prepared.graph[name], prepared.hardware, prepared.hardware.known_ops)
+    """The signatures that a node may take as it is: in integers, or in float with its weight as integers."""
+    descs = fitting_descs if prepared.topology.nodes[name] else weight_only_descs
+    return descs(prepared.graph, prepared.graph[name], prepared.hardware, prepared.hardware.known_ops)
 
 
 def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:

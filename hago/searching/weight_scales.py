@@ -267,8 +267,7 @@ def _of_constants(prepared: Prepared) -> list[Group]:
 def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> _Weight | None:
     """A constant's weight, or None where it has no thresholds of its own."""
     edge = group.edges[0]
-    node = plan.nodes.get(edge.dst)
-    qparams = None if node is None else node.operands[edge.slot]
+    qparams = plan.target(edge)
     ends = plan.thresholds.get(group.key)
     if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
         return None

@@ -241,6 +241,8 @@ class _Builder:
                 assert target is not None
                 as_stored = outs.get(id(target)) if node.simqs[int(slot)] is None else None
                 found[key] = as_stored or self._shared(key, source, target, ends)
+        for edge, weight in self.plan.weights.items():
+            found[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
         return found
 
     def _shared(self, key: str, source: str, target: QParams, ends: Any) -> Range:
