@@ -116,7 +116,8 @@ class Scales:
         self.w.constant(name, stored if shape is None else stored.reshape(shape), kind)
         if narrow:
             self.w.need(NARROW_AND_WIDE_OPSET)
-            zero = np.zeros(q.scale.numel() if q.per_channel else (), dtype=np.int64) + int(q.zero_point.flatten()[0])
+            shape = (q.scale.numel(),) if q.per_channel else ()
+            zero = q.zero_point.flatten().expand(shape) if shape else q.zero_point.reshape(())
             self.w.constant(f"{name}:zero", zero, kind)
         return Value(name, "stored", q)
 
