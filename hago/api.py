@@ -94,7 +94,8 @@ def search_quantize_strategy(
         seed: of all randomness.
         log: a path for the JSON lines; a log that stands there is continued if `resume`.
         progress: show a bar on a terminal.
-        keep_float: shell patterns over nodes that stay float, or a policy (`policy:dorefa`).
+        keep_float: shell patterns over nodes that stay float, or edges whose values do (`fc:0`: the data of
+            fc, whose weight may still be quantized), or a policy (`policy:dorefa`).
         fix_bits: bits by shell pattern over edges or nodes.
         thresholds: of nodes, instead of the estimator's: the (low, high) that their integers should stand for,
             by name, or the path of a TPU-MLIR calibration table. Nodes without one are estimated;

@@ -129,7 +129,7 @@ def prepare(
 
     Args:
         estimator: `power2_range` by default where the hardware requires powers of two, else `mse`.
-        keep_float: shell patterns over node names, or `policy:tensorflow` and `policy:dorefa`, which
+        keep_float: shell patterns over names of nodes and edges, or `policy:tensorflow` and `policy:dorefa`, which
             stand for the nodes that these policies keep float.
         thresholds, modes: see `hago.search_quantize_strategy`.
         kinds: whether the space chooses between integer and float, too.

@@ -61,6 +61,16 @@ def test_random_hardware_is_sound(tmp_path: Path) -> None:
         seen |= {d.form for descs in chip.ops.values() for d in descs}
         seen |= {d.register.overflow for descs in chip.ops.values() for d in descs}
         seen |= {chip.requantize.form, chip.requantize.search}
-    assert seen >= {"tflite", "tpu_mlir", "dequantize", "qlinear", "saturate_pairs", "onnxruntime", "least_error"}
+        seen |= {"weight only" for descs in chip.ops.values() if descs[0].is_weight_only}
+    assert seen >= {
+        "tflite",
+        "tpu_mlir",
+        "dequantize",
+        "qlinear",
+        "saturate_pairs",
+        "onnxruntime",
+        "least_error",
+        "weight only",
+    }
     save_hardware(chip, tmp_path / "chip.json")
     assert load_hardware(tmp_path / "chip.json") == chip == random_hardware(seed)

@@ -202,7 +202,13 @@ def test_openvino_cpu() -> None:
 
 def test_tensorrt_gpu() -> None:
     chip = load_hardware("tensorrt_gpu")
-    assert [str(d.in_dtype(1)) for d in chip.integer_descs("linear")] == ["int4", "int8"]
+    assert [str(d) for d in chip.ops["linear"]] == [
+        "(int8, int8, int32) -> int8 in int32 wrap requantized at output",
+        "(float32) -> float32",
+        "(float32, int4, float32) -> float32",
+    ]
+    assert {op for op, descs in chip.ops.items() if any(d.is_weight_only for d in descs)} == {"linear", "matmul"}
+    assert any("every block of 64 or 128 weights" in note for note in chip.notes)
     assert (chip.activation.scheme, chip.requantize.form, chip.requantize.rounding) == (
         "symmetric_full",
         "float32",

@@ -126,7 +126,7 @@ def _patterns(group: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="nodes that stay float, e.g. 'head.*' or policy:dorefa; may be repeated",
+        help="nodes or edges that stay float, e.g. 'head.*', fc:0 or policy:dorefa; may be repeated",
     )
     group.add_argument(
         "--fix-bits",

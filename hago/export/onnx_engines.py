@@ -31,10 +31,16 @@ def onnxruntime(model: Any, threads: int | None = None) -> Run:
 
     Raises:
         HagoError: onnxruntime is not installed, or refuses the model.
+
+    References:
+        ONNX Runtime, qdq_selector_action_transformer.cc: DequantizeLinear and MatMul become MatMulNBits, at
+        accuracy level 4 (int8 data) unless the session says otherwise.
     """
     ort = _package("onnxruntime", "onnx")
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # products with narrow weights in float32, as the file says: by default it rounds the data to 8 bits there
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

@@ -8,7 +8,7 @@ from typing import Final
 from hago.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
 from hago.numerics import Overflow, Requantize
 from hago.ops import OPS, Ops
-from hago.ops._rule import IntegerForm
+from hago.ops._rule import IntegerForm, OpRule
 from hago.rounding import ROUNDINGS
 from hago.types import dtype
 
@@ -23,6 +23,7 @@ class Chip:
         operand: dtype of activations; weights are int8.
         register: dtype of sums.
         floats: whether every op may run in float too.
+        stored: dtype of weights of layers that compute in float, which are preferred where it is given.
     """
 
     operand: str = "int8"
@@ -35,18 +36,22 @@ class Chip:
     requantize: Requantize = field(default_factory=Requantize)
     floats: bool = False
     min_bits: int = 3
+    stored: str = ""
 
     def hardware(self, ops: Ops = OPS, name: str = "made_up") -> Hardware:
         """The Hardware that lists every op with an integer form."""
         listed = {n: self._descs(r.integer) for n, r in ops.items() if r.integer is not None}
         return Hardware(
-            {n: (*d, *([_FLOAT] if self.floats else [])) for n, d in listed.items()},
+            {n: (*self._weight_only(ops[n]), *d, *([_FLOAT] if self.floats else [])) for n, d in listed.items()},
             name=name,
             activation=TensorScheme(self.scheme),
             weight=TensorScheme(self.weight_scheme, self.granularity),
             requantize=self.requantize,
             known_ops=ops,
         )
+
+    def _weight_only(self, rule: OpRule) -> tuple[OpDesc, ...]:
+        return (weight_only(self.stored, self.min_bits),) if self.stored and has_weight(rule) else ()
 
     def _descs(self, form: IntegerForm) -> tuple[OpDesc, ...]:
         sums = Accumulator(dtype(self.register), self.overflow)
@@ -67,6 +72,16 @@ class Chip:
         if form.slot(0) == "common":
             return (narrow, wide) if form.within_hull else (wide,)
         return (OpDesc([self.operand, "int8"], self.register, sums, min_bits=self.min_bits),)
+
+
+def has_weight(rule: OpRule) -> bool:
+    """Whether an op reads a weight."""
+    return rule.integer is not None and rule.integer.weight is not None
+
+
+def weight_only(stored: str, min_bits: int) -> OpDesc:
+    """A signature in float whose weight, the second operand, rests as integers."""
+    return OpDesc(["float32", stored], "float32", min_bits=min(min_bits, dtype(stored).bits))
 
 
 _SHIFTS: Final = {
@@ -106,6 +121,9 @@ CHIPS: Final = {
     "int24_wraps": Chip("uint8", "int24"),
     "wide_operands": Chip("int16", "int40"),
     "floats_too": Chip(floats=True),
+    "stored_int4": Chip(scheme="symmetric", weight_scheme="symmetric", granularity="per_channel", stored="int4"),
+    "stored_uint8": Chip("uint8", scheme="affine", weight_scheme="affine", granularity="per_channel", stored="uint8"),
+    "stored_shift": Chip(requantize=Requantize("shift", "half_up"), floats=True, stored="int8"),
 }
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from chips import Chip
+from chips import Chip, has_weight, weight_only
 
 from hago.hardware import Accumulator, Hardware, OpDesc
 from hago.numerics import Requantize
@@ -38,7 +38,8 @@ def random_hardware(seed: int) -> Hardware:
     if chip.register == "int16" and chip.operand == "int16":
         chip = replace(chip, register="int32")
     hardware = chip.hardware(name=f"random_{seed}")
-    return replace(hardware, ops={**hardware.ops, **_with_pairs(rng, hardware), **_with_forms(rng, hardware, chip)})
+    ops = {**hardware.ops, **_with_pairs(rng, hardware), **_with_forms(rng, hardware, chip)}
+    return replace(hardware, ops={**ops, **_with_stored_weights(random.Random(~seed), ops)})
 
 
 def _requantize(rng: random.Random) -> Requantize:
@@ -87,6 +88,19 @@ def _with_forms(rng: random.Random, hardware: Hardware, chip: Chip) -> Mapping[s
         desc = OpDesc(chip.operand, chip.operand, sums, at, min_bits=chip.min_bits, form=name)
         floats = tuple(d for d in hardware.ops[op] if not d.is_integer)
         found[op] = (desc, *floats)
+    return found
+
+
+def _with_stored_weights(rng: random.Random, ops: Mapping[str, Sequence[OpDesc]]) -> Mapping[str, tuple[OpDesc, ...]]:
+    """On some chips, layers that compute in float with their weights as integers, somewhere in the order."""
+    if rng.random() < 0.7:
+        return {}
+    found = {}
+    for op in (n for n in ops if has_weight(OPS[n]) and rng.random() < 0.7):
+        descs = list(ops[op])
+        stored = rng.choice(["int4", "int4", "uint4", "int8", "uint8", "int3", "int16"])
+        descs.insert(rng.randrange(len(descs) + 1), weight_only(stored, rng.choice([2, 4])))
+        found[op] = tuple(descs)
     return found
 
 

@@ -1,0 +1,77 @@
+"""Training nodes that compute in float with their weights as integers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import Small, images, randomized
+from test_weight_only import INT4, INT8, MAC, REAL, chip
+
+import hago
+from hago.hardware import Hardware
+
+DATA = [(images(8, 1, 8, 8),)]
+SOLELY = chip(INT4)
+
+
+def start(hardware: Hardware, keep_float: tuple[str, ...] = ()) -> tuple[torch.nn.Module, hago.Quantizer]:
+    model = randomized(Small()).eval()
+    return model, hago.quantize(model, hardware, DATA, estimator="max_range", keep_float=keep_float)
+
+
+def trained(
+    model: torch.nn.Module, hardware: Hardware, first: hago.Quantizer, scheme: str, norms: str | None
+) -> object:
+    made = hago.prepare_qat(model, hardware, first.strategy, scheme=scheme, norms=norms, example_inputs=DATA[0])
+    assert made.eval()(*DATA[0]).equal(first.simulate()(*DATA[0]))
+    made.train()
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+    goal = model(*DATA[0]).detach()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (made(*DATA[0]) - goal).square().mean().backward()
+        optimizer.step()
+    assert all(p.grad is not None and bool(p.grad.abs().sum()) for n, p in made.named_parameters() if "weight" in n)
+    return made.eval()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "norms"),
+    [
+        ("lsq", None),
+        ("hago", "tensorflow"),
+        ("tensorflow", None),
+        ("oneflow", None),
+        ("pytorch", "frozen"),
+        ("nudged", None),
+    ],
+)
+def test_what_is_trained_is_what_is_shipped(scheme: str, norms: str | None) -> None:
+    model, first = start(SOLELY)
+    assert first.plan.weights and not first.plan.nodes
+    made = trained(model, SOLELY, first, scheme, norms)
+    shipped = hago.from_qat(made)
+    outputs = [
+        shipped.simulate()(*DATA[0]),
+        shipped.quantize()(*DATA[0]),
+        shipped.quantize(engine="reference")(*DATA[0]),
+    ]
+    assert all(o.equal(made(*DATA[0])) for o in outputs)
+    assert not outputs[0].equal(first.simulate()(*DATA[0]))
+
+
+def test_a_layer_among_integer_ones() -> None:
+    hardware = chip(MAC, REAL, INT4)
+    model, first = start(hardware, ("fc:0",))
+    assert [e.dst for e in first.plan.weights] == ["fc"] and first.plan.nodes
+    made = trained(model, hardware, first, "lsq", None)
+    assert hago.from_qat(made).quantize()(*DATA[0]).equal(made(*DATA[0]))
+
+
+def test_fine_tuning_recovers_four_bits() -> None:
+    hardware, data = chip(INT4, INT8), [(images(48, 1, 8, 8),)]
+    model = randomized(Small()).eval()
+    fixed = hago.quantize(model, hardware, data, fix_bits={"*:1": 4}, estimator="max_range")
+    found = hago.finetune(model, hardware, fixed.strategy, data, steps=30, batch_size=16, progress=False)
+    assert found.kept and found.after["sqnr"] > found.before["sqnr"] + 1
+    assert {w.qparams.dtype.name for w in found.quantizer.plan.weights.values()} == {"int4"}
