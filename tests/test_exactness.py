@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from chips import CHIPS
+from chips import CHIPS, STORED_CHIPS
 from plans import fixed_resolver, points, resolver_of
 from random_graphs import random_graph, random_inputs
 from torch import Tensor
@@ -48,6 +48,21 @@ def test_random_networks(seed: int) -> None:
                 assert found.same, (seed, name, dict(found.differences))
             strategy = make_strategy(prepared, plan, bits, {})
             assert plan_of(graph, HARDWARE[name], strategy).key == plan.key
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("name", STORED_CHIPS)
+def test_random_networks_with_stored_weights(name: str, seed: int) -> None:
+    """The same where layers compute in float on weights that rest as integers, among integer nodes."""
+    graph = random_graph(seed)
+    hardware = STORED_CHIPS[name].hardware(name=name)
+    prepared = prepare(graph, hardware, [tuple(random_inputs(graph, seed))], estimator="max_range")
+    for bits in islice(points(prepared.space, seed), 3):
+        plan = prepared.resolver(bits)
+        found = compare(plan, random_inputs(graph, seed + 77))
+        assert found.same, (seed, name, dict(found.differences))
+        strategy = make_strategy(prepared, plan, bits, {})
+        assert plan_of(graph, hardware, strategy).key == plan.key
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])

@@ -121,6 +121,9 @@ CHIPS: Final = {
     "int24_wraps": Chip("uint8", "int24"),
     "wide_operands": Chip("int16", "int40"),
     "floats_too": Chip(floats=True),
+}
+#: Those whose layers compute in float on weights that rest as integers.
+STORED_CHIPS: Final = {
     "stored_int4": Chip(scheme="symmetric", weight_scheme="symmetric", granularity="per_channel", stored="int4"),
     "stored_uint8": Chip("uint8", scheme="affine", weight_scheme="affine", granularity="per_channel", stored="uint8"),
     "stored_shift": Chip(requantize=Requantize("shift", "half_up"), floats=True, stored="int8"),
