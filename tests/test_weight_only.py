@@ -243,7 +243,7 @@ def test_a_stored_model_holds_packed_integers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda d: d["weights"]["fc:1"].update(desc=1), "nothing that makes real values"),
+        (lambda d: d["weights"]["fc:1"].update(desc=1), "signature or its constant do not allow"),
         (lambda d: d["edges"].pop("fc:1"), "nothing that makes real values"),
         (lambda d: d["weights"].update({"fc:0": d["weights"]["fc:1"]}), "contradict"),
         (lambda d: d["weights"]["fc:1"]["integers"].update(shape=[64, 5]), "shape"),
