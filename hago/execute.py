@@ -98,6 +98,11 @@ def run_real(
         return run(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The layout that convolutions are fastest in; only 4-dimensional tensors have it."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
 def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -> tuple[int, ...]:
     """The shape of a node's value from those of its inputs, by running it on meta tensors.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hago.errors import DataError
-from hago.execute import compute_real, run
+from hago.execute import channels_last, compute_real, run
 from hago.frontend.data import Batch
 from hago.graph import CONST, OUTPUT, Graph, Node
 from hago.ops import OPS, Ops
@@ -35,6 +35,9 @@ from hago.types import Edge
 CHUNK: Final = 16
 #: Bins of a weighted histogram.
 BINS: Final = 2048
+
+#: Values of an edge that are looked at in each chunk, where it has more.
+VALUES: Final = 1 << 16
 
 #: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
@@ -107,13 +110,11 @@ class Spectrum:
         low, high: the range of the values.
         mass: float64 (BINS,), the sum of g**2 over values in each bin; exact zeros are left out,
             since every grid holds them.
-        signal: the sum of all squared values.
     """
 
     low: float
     high: float
     mass: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
-    signal: float = 0.0
 
     @property
     def width(self) -> float:
@@ -125,12 +126,29 @@ class Spectrum:
         return self.low + self.width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
 
     def add(self, x: Tensor, g: Tensor) -> None:
-        """Take note of values and their gradients."""
-        flat = x.reshape(-1)
-        weights = g.reshape(-1).square().mul_(flat != 0)
+        """Take note of values and their gradients; of more than VALUES, of a part that has all channels alike."""
+        order = sorted(range(x.ndim), key=x.stride, reverse=True)  # as they lie in memory
+        step = max(1, x.numel() // VALUES)
+        while math.gcd(step, x.shape[order[-1]] if order else 1) > 1:
+            step -= 1
+        flat = x.permute(order).reshape(-1)[::step]
+        weights = g.permute(order).reshape(-1)[::step].square().mul_(flat != 0)
         index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, BINS - 1).to(torch.int64)
-        self.mass += torch.bincount(index, weights, BINS)
-        self.signal += float(flat.square().sum(dtype=torch.float64))
+        self.mass += torch.bincount(index, weights, BINS) * step
+
+
+def thinned(parts: Iterable[Sequence[Tensor]], step: int) -> tuple[Tensor, ...]:
+    """Every `step`-th row of tensors that come in parts, as whole tensors.
+
+    >>> thinned([[torch.arange(3)], [torch.arange(3, 8)]], 2)
+    (tensor([0, 2, 4, 6]),)
+    """
+    found: list[Sequence[Tensor]] = []
+    seen = 0
+    for part in parts:
+        found.append([t[-seen % step :: step] for t in part])
+        seen += len(part[0])
+    return tuple(torch.cat(rows) for rows in zip(*found, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,6 +214,7 @@ class _Pass:
         self.spectra: dict[Edge, Spectrum] = {}
         self.weights: dict[Edge, list[float]] = {}
         self.samples, self.signal = 0, 0.0
+        self.consts = {n: channels_last(t.detach()) for n, t in graph.consts.items()}
         for edge in graph.edges:
             source = graph.source(edge)
             if graph[source].op != CONST and source in ranges:
@@ -203,8 +222,8 @@ class _Pass:
 
     def go(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
         """One chunk."""
-        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-        consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self._consts().items()}
+        leaves = [channels_last(x.detach().clone()).requires_grad_(x.is_floating_point()) for x in inputs]
+        consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
             outputs = run(self.graph, leaves, self._step, consts=consts)
             outputs = [self._seen(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
@@ -214,9 +233,6 @@ class _Pass:
                 torch.autograd.backward([o for o, _ in pairs], [v for _, v in pairs])
         self.samples += int(inputs[0].shape[0])
         self.signal += sum(float(o.detach().square().sum(dtype=torch.float64)) for o, _ in pairs)
-
-    def _consts(self) -> dict[str, Tensor]:
-        return {n: t.detach().clone() if t.is_floating_point() else t for n, t in self.graph.consts.items()}
 
     def _step(self, node: Node, values: Sequence[Any]) -> Any:
         return compute_real(node, [self._seen(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops)

@@ -195,6 +195,13 @@ class Resolver:
         graph, topology = self.graph, self.topology
         return Resolver(graph, self.hardware, topology, space, self.thresholds, self.ops, constants=self.constants)
 
+    def with_thresholds(self, thresholds: ThresholdSource) -> Resolver:
+        """A Resolver like this one with other thresholds, which shares the integers of constants."""
+        graph, hardware, topology = self.graph, self.hardware, self.topology
+        other = Resolver(graph, hardware, topology, self.space, thresholds, self.ops, constants=self.constants)
+        other._memory.consts, other._memory.interned = self._memory.consts, self._memory.interned
+        return other
+
 
 def _kept(node: Node, topology: Topology) -> list[str]:
     """What of a float node is float: all of it, or the edges other than its weight's."""

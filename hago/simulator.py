@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hago.execute import compute_real, flatten_inputs, nest_outputs
+from hago.execute import channels_last, compute_real, flatten_inputs, nest_outputs
 from hago.fusion import fuse_clamps
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.lru import LRU
@@ -52,11 +52,6 @@ class Carriers:
             found = (integers, value)  # holding the key's object keeps its id unique
             self._kept.put((id(integers), dtype), found)
         return found[1]
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """The layout that convolutions are fastest in; only 4-dimensional tensors have it."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 class Simulator(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hago.calibrate.collect import Calibration
-from hago.calibrate.statistics import Estimator
+from hago.calibrate.statistics import Estimator, TensorStatistics
 from hago.calibrate.thresholds import Thresholds
 from hago.errors import StrategyMismatch
 from hago.graph import Graph
@@ -35,6 +35,12 @@ class Estimated:
         """The same with these instead of estimated ones, by group and grid; what was estimated is shared."""
         other = copy(self)
         other._refined = refined
+        return other
+
+    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Estimated:
+        """The same for other values of activations; what was estimated of constants is shared."""
+        other = copy(self)
+        other._thresholds = self._thresholds.with_statistics(statistics)
         return other
 
     def _row(self, key: str, source: str) -> str | None:

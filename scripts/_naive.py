@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from hago import Graph
-from hago.execute import compute_real, run
+from hago.execute import channels_last, compute_real, run
 from hago.graph import CONST, Node
 from hago.plan import Plan
-from hago.simulator import channels_last
 from hago.types import QParams
 
 

@@ -23,12 +23,12 @@ from hago.calibrate.collect import collect
 from hago.calibrate.estimators import ESTIMATORS, estimator
 from hago.calibrate.observer import constant_statistics
 from hago.exactness import compare
-from hago.execute import compute_real, run
+from hago.execute import channels_last, compute_real, run
 from hago.frontend.data import Batches
 from hago.prepare import Prepared, prepare
 from hago.resolve import Resolver
 from hago.schemes import Grid
-from hago.simulator import Simulator, channels_last
+from hago.simulator import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 COMPARED = 2

@@ -43,6 +43,13 @@ class Thresholds:
         self._whole: dict[str, TensorStatistics] = {}
         self._ranges: dict[tuple[str, Grid, int | None], Range] = {}
 
+    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Thresholds:
+        """The same with others of the nodes; what is known of constants is kept."""
+        other = Thresholds(statistics, self._constants, self.estimator)
+        other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
+        other._ranges = {key: found for key, found in self._ranges.items() if key[0] in self._constants}
+        return other
+
     def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> Range:
         """(lo, hi) of a node for a grid.
 

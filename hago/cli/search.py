@@ -90,7 +90,8 @@ def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Pa
     repeats = sum(t.same_as is not None for t in trials)
     lines = [
         f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in "
-        f"{trials[-1].elapsed:.1f} s; the best is trial {best.index}",
+        f"{trials[-1].elapsed:.1f} s ({found.before:.1f} s before the first) and {found.forwards:.1f} forwards; "
+        f"the best is trial {best.index}",
         *_strategy_lines(found.strategy),
         f"  {_costs(best)}",
         f"  {_overflow(best)}",

@@ -17,7 +17,7 @@ from hago.engine.conversions import conversion
 from hago.engine.executor import Executor
 from hago.engine.kernels import kernels
 from hago.errors import HagoError
-from hago.execute import compute_real
+from hago.execute import channels_last, compute_real
 from hago.frontend.torch_export import from_torch
 from hago.graph import CONST, INPUT, OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
@@ -127,7 +127,7 @@ def _float_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
     graph = from_torch(case.make().eval(), tuple(x[:2] for x in _inputs(case)), ops=hardware.known_ops)
     (node,) = [n for n in graph if n.op not in (INPUT, CONST)]
     values = dict(graph.consts) | dict(zip(graph.inputs, _inputs(case), strict=True))
-    read = [_laid_out(values[name]).to(desc.out_dtype.torch) for name in node.inputs]
+    read = [channels_last(values[name]).to(desc.out_dtype.torch) for name in node.inputs]
 
     def run() -> Tensor:
         with torch.no_grad():
@@ -180,7 +180,7 @@ def requantize_job(hardware: Hardware) -> Job | str:
             continue
         source, target = simq.source, simq.target
         assert source is not None and target is not None
-        value = _laid_out(torch.zeros(plan.graph[name].shape or (), dtype=source.dtype.torch))
+        value = channels_last(torch.zeros(plan.graph[name].shape or (), dtype=source.dtype.torch))
         moved = value.numel() * (source.dtype.torch.itemsize + target.dtype.torch.itemsize)
         return Job(partial(run, [value]), value.numel(), moved, f"{source.dtype} to {target.dtype}, {kernel}")
     return why
@@ -196,11 +196,6 @@ def _work(graph: Graph, case: Case) -> int:
 
 def _size(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """With channels innermost, where there are images."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 def _inputs(case: Case) -> list[Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.execute import flatten_inputs, last_readers, nest_outputs, run
+from hago.execute import channels_last, flatten_inputs, last_readers, nest_outputs, run
 from hago.frontend.exported import check_finite
 from hago.frontend.fold import CHANNEL_AXIS
 from hago.fusion import fuse_clamps
@@ -33,7 +33,7 @@ from hago.qat.ranges import Range
 from hago.qat.tensorflow_observers import Schedule
 from hago.qat.training import Training
 from hago.resolve import Resolver
-from hago.simulator import Simulator, channels_last
+from hago.simulator import Simulator
 from hago.space import Space
 from hago.strategy import Strategy
 from hago.topology import Topology

@@ -21,8 +21,9 @@ class Budget:
 
     Args:
         trials: lines of the log, repeats included.
-        seconds: of wall time spent searching.
-        forwards: sum of `Score.forwards` over evaluations; a repeat costs nothing.
+        seconds: of wall time, from the import of the model.
+        forwards: those of gradients and refinement, and the sum of `Score.forwards` over evaluations; a repeat costs
+            nothing. What comes before the first trial is spent in any case.
 
     Raises:
         HagoError: a limit that is not positive.

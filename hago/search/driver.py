@@ -29,7 +29,7 @@ from hago.search.trial import Trial, best_trial
 from hago.space import Bits, Space
 
 #: (trial, best so far, whether it was read from the log) -> what the bar shows beside.
-OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Mapping[str, str]]
+OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
 Stop: TypeAlias = Literal["finished", "interrupted"] | Spent
 
 
@@ -78,6 +78,7 @@ def search(
     race: bool = False,
     notice: Notice = log_notice,
     clock: Callable[[], float] = time.monotonic,
+    before: tuple[float, float] = (0.0, 0.0),
 ) -> SearchResult:
     """Search until the searcher ends, the budget is spent, or the user interrupts.
 
@@ -101,6 +102,7 @@ def search(
             worse may then be given up early. Not where the searcher has a tolerance.
         notice: is told what the user should know: a torn line that was dropped, other versions.
         clock: seconds, for the budget.
+        before: seconds and forwards that were spent on this search already; they count.
 
     Raises:
         InfeasibleBits: every point overflowed or fits no signature, or the searcher left the space.
@@ -125,7 +127,7 @@ def search(
         run = _Run(
             space, searcher, scorer, file, model_hash, logged, limit, bar, interrupts, *told, allow_overflow, clock
         )
-        reason = run.go()
+        reason = run.go(*before)
     return SearchResult(run.accepted(), tuple(run.trials), reason)
 
 
@@ -160,8 +162,8 @@ class _Run:
     best: Trial | None = None
     announced: Trial | None = None
 
-    def go(self) -> Stop:
-        self.started = self.clock()
+    def go(self, seconds: float, forwards: float) -> Stop:
+        self.started, self.forwards = self.clock() - seconds, forwards
         try:
             reason = self._loop()
             self._announce()
@@ -251,7 +253,7 @@ class _Run:
         self.best = best_trial(rivals, tolerance, self.allow_overflow)
         if not replayed:
             self._announce()
-        also = {} if self.on_trial is None else self.on_trial(trial, self.best, replayed)
+        also = () if self.on_trial is None else self.on_trial(trial, self.best, replayed)
         self.bar.show(trial, self.best, self._elapsed(), self.forwards, replayed, also)
 
     def _announce(self) -> None:

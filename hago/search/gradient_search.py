@@ -16,6 +16,8 @@ GROUPS_A_MOVE: Final = 8
 MANY: Final = 4
 #: Points that are asked at once.
 BATCH: Final = 2
+#: Moves in a row that may be no better before they end, and so many times as many where a cost is minimised.
+PATIENCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,11 @@ def gradient(explored: Explored, start: Bits, seed: int, options: GradientOption
     moves = max(2, each * len(explored.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
     rounds = 4 if explored.guide.minimize else 1
     chosen = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
-    return Walk("gradient", options, _steps(explored, start, chosen, options.moves < 0))
+    return Walk("gradient", options, _steps(explored, start, chosen, PATIENCE * each, options.moves < 0))
 
 
-def _steps(explored: Explored, start: Bits, chosen: SensitivityOptions, more: bool) -> Steps[None]:
-    yield from steps(explored, start, chosen)
+def _steps(explored: Explored, start: Bits, chosen: SensitivityOptions, patience: int, more: bool) -> Steps[None]:
+    yield from steps(explored, start, chosen, patience)
     bits, score = explored.best
     if more and not score.accepted:
         # no limit is given up for the sake of few evaluations

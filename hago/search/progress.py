@@ -1,8 +1,8 @@
-"""Progress: a bar on a terminal, and nothing anywhere else."""
+"""Progress: a line on a terminal, and nothing anywhere else; what an 80 columns wide one cuts off matters least."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +10,27 @@ from tqdm import tqdm
 
 from hago.search.budget import Budget
 from hago.search.trial import Trial
+
+
+class Preliminaries:
+    """Says what a search does before its first trial.
+
+    Args:
+        shown: whether to show anything; even then only where standard error is a terminal.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self._bar: Any = tqdm(bar_format="search: {desc}", disable=None if shown else True, leave=False)
+
+    def __enter__(self) -> Preliminaries:
+        return self
+
+    def __call__(self, what: str) -> None:
+        """It does this now."""
+        self._bar.set_description_str(what)
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.close()
 
 
 class Progress:
@@ -33,9 +54,8 @@ class Progress:
             initial=done,
             disable=hidden,
             unit="trial",
-            desc="search",
             dynamic_ncols=True,
-            bar_format="{desc}: " + count + " trials{postfix}",
+            bar_format=count + " trials{postfix}",
         )
 
     def __enter__(self) -> Progress:
@@ -51,7 +71,7 @@ class Progress:
         seconds: float,
         forwards: float,
         replayed: bool,
-        also: Mapping[str, str] | None = None,
+        also: Sequence[str] = (),
     ) -> None:
         """Add a trial.
 
@@ -62,14 +82,13 @@ class Progress:
             also: what else to show.
         """
         self._saved += trial.same_as is not None
-        shown = {"best": "none runs yet" if best is None else f"{best.score.value:.6g}"}
+        shown = ["none runs yet" if best is None else f"best {best.score.value:.6g}", *also]
         left = self._seconds_left(trial.index + 1, seconds, forwards)
         if left is not None:
-            shown["left"] = _duration(left)
-        shown.update(also or {})
+            shown.append(f"{_duration(left)} left")
         if self._saved:
-            shown["repeats"] = str(self._saved)
-        self._bar.set_postfix(shown, refresh=False)
+            shown.append(f"{self._saved} repeats")
+        self._bar.set_postfix_str(", ".join(shown), refresh=False)
         if not replayed:
             self._bar.update(1)
 

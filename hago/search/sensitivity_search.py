@@ -121,8 +121,12 @@ class Explored:
         return found
 
 
-def steps(explored: Explored, start: Bits, options: SensitivityOptions) -> Steps[None]:
-    """The search itself."""
+def steps(explored: Explored, start: Bits, options: SensitivityOptions, patience: float = math.inf) -> Steps[None]:
+    """The search itself.
+
+    Args:
+        patience: moves in a row that may be no better before they end.
+    """
     space, guide = explored.space, explored.guide
     explored.scored.append((yield from repair(space, start, explored.feeds, explored.seen)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
@@ -136,7 +140,7 @@ def steps(explored: Explored, start: Bits, options: SensitivityOptions) -> Steps
             yield from _within(explored, program, guide.limit, f"round {number}")
         if len(explored.scored) == before:
             break
-    yield from _moves(explored, options)
+    yield from _moves(explored, options, patience)
 
 
 def _within(explored: Explored, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
@@ -176,17 +180,20 @@ def _says(picked: Picked) -> str:
     return f"expected loss {picked.loss:.4g} at cost {picked.cost:.6g}"
 
 
-def _moves(explored: Explored, options: SensitivityOptions) -> Steps[None]:
-    left = options.moves
+def _moves(explored: Explored, options: SensitivityOptions, patience: float) -> Steps[None]:
+    left, failed, before = options.moves, 0, explored.best[0]
     while left > 0:
         bits, score = explored.best
+        failed, before = failed if bits == before else 0, bits
+        if failed >= patience:
+            return
         guide = explored.guide.corrected(factors(explored.guide, explored.scored))
         near = _neighbours(explored, guide, bits, score)
         new = (p for p in near if point_key(p) not in explored.seen)
         points = list(itertools.islice(new, min(left, options.batch)))
         if not points:
             return
-        left -= len(points)
+        left, failed = left - len(points), failed + len(points)
         yield from explored.look_at_all(points, "a move around the best")
 
 

@@ -30,7 +30,7 @@ class Trial:
         why: the searcher's reason to ask.
         at: when it was logged, UTC, ISO 8601.
         seconds: that its evaluation took; 0 for a repeat.
-        elapsed: seconds that the search had taken by then, all its sessions together.
+        elapsed: seconds that the search had taken by then, all its sessions together, what came before trials included.
     """
 
     index: int

@@ -46,7 +46,7 @@ class Anytime:
         self._asked = 0
         self._written = False
 
-    def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Mapping[str, str]:
+    def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
         """Take a trial; what it says of it goes into the bar."""
         changed = self._front.take(trial)
         if not replayed and (changed or not self._written):
@@ -78,15 +78,14 @@ class Anytime:
         value = self._front.value_of(trial)
         return FrontPoint(trial.index, self._strategy_of(trial), value, ends, score.costs, score.results)
 
-    def _figures(self, best: Trial | None) -> dict[str, str]:
-        shown = {}
+    def _figures(self, best: Trial | None) -> list[str]:
+        shown = []
         cost = None if best is None else best.score.costs.get(self._front.cost)
         if cost is not None:
-            shown[self._front.cost] = amount(self._front.cost, cost)
-        shown["front"] = str(len(self._front))
+            shown.append(amount(self._front.cost, cost))
         evaluator = self._scoring.bench.evaluator
         if self._here and self._asked:
             # A run without memory pays a forward for every point that it is asked, repeats and all, at the least.
-            shown["forwards"] = f"{evaluator.forwards:.1f} of {self._asked}"
-            shown["cached"] = f"{100 * evaluator.reuse.spent.share:.0f} %"
-        return shown
+            shown.append(f"{evaluator.forwards:.0f}/{self._asked} forwards")
+            shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
+        return [*shown, f"front {len(self._front)}"]

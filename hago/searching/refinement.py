@@ -19,10 +19,10 @@ from hago.calibrate.collect import Calibration
 from hago.calibrate.mse import Mse
 from hago.calibrate.statistics import TensorStatistics
 from hago.costing import plan_cost
-from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull
+from hago.frontend.data import Batch
+from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull, thinned
 from hago.objective import Objective
 from hago.prepare import Prepared
-from hago.resolve import Resolver
 from hago.schemes import Grid
 from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
@@ -35,6 +35,8 @@ from hago.trials.evaluate import Evaluator, safe_start
 from hago.trials.goal import Goal
 from hago.types import Edge
 
+#: Samples that are differentiated, at most; what is found is confirmed on all.
+SAMPLES: Final = 128
 #: A pass forward and a pass back, in passes forward.
 PASS: Final = 3.0
 #: Samples that share one random vector, and those that are differentiated at once where nothing is random.
@@ -57,13 +59,15 @@ class Refined:
 
     Args:
         start: the best expected point that keeps the limits on costs.
-        forwards: what gradients took, in passes of the float model over the data; simulations are counted elsewhere.
+        forwards: what gradients took, in passes of the float model over the data.
+        simulated: how often a Plan was simulated; what that took is counted elsewhere.
     """
 
     prepared: Prepared
     guide: Guide
     start: Bits
     forwards: float
+    simulated: float = 0.0
 
 
 def refined(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, most: float, seed: int = 0) -> Refined:
@@ -75,12 +79,15 @@ def refined(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, m
         most: what may be spent, in forwards; the first pass is spent in any case.
     """
     found = _Refinement(prepared, goal.objective, evaluator, seed)
-    sensitivity = measure_sensitivity(prepared, goal.objective, seed, CHUNK, found.probes.see, found.settle)
+    sensitivity = measure_sensitivity(
+        found.prepared, goal.objective, seed, CHUNK, found.probes.see, found.settle, batches=[found.batch]
+    )
     start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
     guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
     picked = _picked(found.prepared, goal, guide, start)
     found.improve(picked, most)
-    return Refined(found.prepared, replace(guide, most=start), picked, found.differentiated)
+    simulated = found.forwards - found.differentiated
+    return Refined(found.prepared, replace(guide, most=start), picked, found.differentiated, simulated)
 
 
 # ---------------------------------------------------------------- where the search begins
@@ -128,6 +135,8 @@ class _Refinement:
         self.scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
         self.probes = WeightGradients.of_probes(prepared)
         self.forwards, self.differentiated = 0.0, 0.0
+        self.step = -(-evaluator.batches.samples // SAMPLES)
+        self.batch = self._thinned()
         self._outputs: list[Sequence[Tensor]] = []
         self._full: set[str] = set()
 
@@ -138,20 +147,32 @@ class _Refinement:
         self.prepared = with_statistics(self.prepared, weighted(self.prepared, seen.spectra))
         return self.prepared, seen
 
+    def _thinned(self) -> Batch:
+        """The samples that are differentiated, as many from everywhere in the data."""
+        batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
+        labels = [[b.labels] for b in batches if b.labels is not None] if labelled else []
+        inputs = thinned((b.inputs for b in batches), self.step)
+        return Batch(inputs, thinned(labels, self.step)[0] if labelled else None)
+
+    @property
+    def price(self) -> float:
+        """What differentiating them once takes, in forwards."""
+        return PASS * self.batch.size / self.evaluator.batches.samples
+
     def _passed(self) -> None:
-        self.forwards += PASS
-        self.differentiated += PASS
+        self.forwards += self.price
+        self.differentiated += self.price
 
     def improve(self, bits: Bits, most: float) -> None:
         """Rounds at a point while they pay, for so many forwards at most."""
         pull = PULLS.get(PROBES[self.objective.name][1] if self.objective.name in PROBES else SQUARED)
         self.scales.keep(bits)
         now, share, failed = self.scales.as_estimated, SHARE, 0
-        if pull is None or not self.scales.weights or self.forwards + 2 + PASS > most:
+        if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
             return
         best, outputs, known, loss = self._measured(self.prepared, bits), self._outputs, False, 0.0
         there: Chosen | None = self.scales.alone(self.prepared.resolver(bits))
-        while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else PASS) <= most:
+        while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else self.price) <= most:
             if there is None:
                 loss, known = (loss, True) if known else (self._slopes(pull, outputs), True)
                 there = self.scales.improved(now, loss, share)
@@ -181,11 +202,8 @@ class _Refinement:
 
     def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
         """What the weights' changes would do to the error of outputs, to first order; returns the loss."""
-        chunks = (
-            [out[start : start + SLOPES] for out in batch]
-            for batch, size in zip(outputs, (b.size for b in self.evaluator.batches), strict=True)
-            for start in range(0, size, SLOPES)
-        )
+        whole = thinned(outputs, self.step)
+        chunks = ([o[start : start + SLOPES] for o in whole] for start in range(0, self.batch.size, SLOPES))
         losses: list[float] = []
 
         def probe(wanted: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
@@ -197,28 +215,30 @@ class _Refinement:
             losses.append(sum(float((e * v).sum()) / 2 for e, v in both if e is not None and v is not None))
             return pulls
 
-        p, seen = self.prepared, WeightGradients(1)
-        batches, ops = self.evaluator.batches, p.hardware.known_ops
-        gradients(p.graph, batches, {}, probe, lambda edge: (), ops, self.seed, SLOPES, seen.see)
+        p, ops, seen = self.prepared, self.prepared.hardware.known_ops, WeightGradients(1)
+        gradients(p.graph, [self.batch], {}, probe, lambda edge: (), ops, self.seed, SLOPES, seen.see)
         self.scales.take_slopes(seen)
         self._passed()
         return sum(losses)
 
 
 def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
-    """The same with thresholds of least error on what was seen."""
-    p, mse = prepared, Mse()
-    resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, p.hardware.known_ops)
+    """The same with thresholds of least error on what was seen; what was found of constants is kept."""
+    p, mse, source = prepared, Mse(), prepared.resolver.thresholds
+    if p.estimator == mse and isinstance(source, Estimated):
+        resolver = p.resolver.with_thresholds(source.with_statistics(calibration.statistics))
+    else:
+        ops = p.hardware.known_ops
+        resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, ops)
     return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refined=True)
 
 
 def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
     """The same with these thresholds; the others are not estimated again."""
-    p, source = prepared, prepared.resolver.thresholds
+    source = prepared.resolver.thresholds
     assert isinstance(source, Estimated)
-    ops, known = p.hardware.known_ops, source.with_refined(refined)
-    resolver = Resolver(p.graph, p.hardware, p.topology, p.space, known, ops)
-    return replace(p, calibration=replace(p.calibration, refined=refined), resolver=resolver)
+    resolver = prepared.resolver.with_thresholds(source.with_refined(refined))
+    return replace(prepared, calibration=replace(prepared.calibration, refined=refined), resolver=resolver)
 
 
 def weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:

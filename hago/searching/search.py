@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
 from hago.search.guide import Guide
+from hago.search.progress import Preliminaries
 from hago.search.searcher import Searcher
 from hago.search.searchers import SEARCHERS, Refines, check_seed, make_searcher, parse_searcher
 from hago.search.trial import Trial
@@ -33,11 +35,8 @@ from hago.trials.evaluate import safe_start
 from hago.trials.executors import open_executor
 from hago.trials.goal import Goal, make_goal
 from hago.trials.known import LogPath, known_scores
-from hago.trials.racing import Race
+from hago.trials.racing import Race, as_race, check_racing
 from hago.trials.scoring import Scoring
-
-#: Searchers to which points that are worse than the best matter, too.
-FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
 
 #: Costs that know what it takes to compute in float.
 FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
@@ -89,6 +88,7 @@ class Found:
         front: what no other point beats in both the objective and a cost.
         forwards: what it took by the algorithm, in passes of the float model over the data: simulations in this
             process by the steps that ran, and passes for gradients. Calibration is not in it.
+        before: seconds before the first trial: import, calibration, gradients, refinement.
     """
 
     strategy: Strategy
@@ -96,6 +96,7 @@ class Found:
     result: SearchResult
     front: ParetoFront
     forwards: float = 0.0
+    before: float = 0.0
 
 
 class Result(float):
@@ -113,11 +114,34 @@ class Result(float):
 
 def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
     """Search; see `hago.search_quantize_strategy`."""
+    begun = time.monotonic()
     check_seed(options.seed)
     goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
     costs = costs_in_use(options.searcher, goal)
     kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
-    prepared = prepare(
+    with Preliminaries(options.progress) as doing:
+        doing("importing the model and calibrating")
+        prepared = _prepared(model, hardware, dataset, kinds, options)
+        whole, prepared = prepared.space.size, tidied(prepared, costs)
+        known = known_scores(options.reuse, prepared, goal)
+        scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
+        doing("finding thresholds and what every choice may lose")
+        searcher, scored, spent = _begin(scored, costs, whole, options)
+    if scored.race is not None:
+        check_racing(searcher)
+    how = description(scored.prepared, scored, searcher, options.seed, kinds)
+    before = time.monotonic() - begun
+    session = _Session(
+        scored.prepared, scored, costs, searcher, how, options, (before, spent.gradients + spent.simulated)
+    )
+    found = session.found(*session.run())
+    return replace(found, forwards=spent.gradients + scored.bench.evaluator.reuse.spent.passes, before=before)
+
+
+def _prepared(
+    model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], kinds: bool, options: SearchOptions
+) -> Prepared:
+    return prepare(
         model,
         hardware,
         dataset,
@@ -128,17 +152,6 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         modes=options.modes,
         kinds=kinds,
     )
-    whole, prepared = prepared.space.size, tidied(prepared, costs)
-    known = known_scores(options.reuse, prepared, goal)
-    scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
-    searcher, scored, spent = _begin(scored, costs, whole, options)
-    prepared = scored.prepared
-    if scored.race is not None:
-        check_racing(searcher)
-    how = description(prepared, scored, searcher, options.seed, kinds)
-    session = _Session(prepared, scored, costs, searcher, how, options)
-    found = session.found(*session.run())
-    return replace(found, forwards=spent + scored.bench.evaluator.reuse.spent.passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,7 @@ class _Session:
     Args:
         costs: those in use.
         how: see `description`.
+        before: seconds and forwards that it took until here.
     """
 
     prepared: Prepared
@@ -156,6 +170,7 @@ class _Session:
     searcher: Searcher
     how: Mapping[str, Any]
     options: SearchOptions
+    before: tuple[float, float]
 
     def run(self) -> tuple[SearchResult, ParetoFront]:
         """Search, with the best strategy and the front on disk after every trial."""
@@ -178,6 +193,7 @@ class _Session:
                 allow_overflow=options.allow_overflow,
                 submit=self.scored.submit(hands),
                 race=self.scored.race is not None,
+                before=self.before,
             )
         anytime.finish()
         return result, anytime.front
@@ -221,29 +237,38 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Forwards before the first trial: passes for gradients, and simulations."""
+
+    gradients: float = 0.0
+    simulated: float = 0.0
+
+
 def _begin(
     scored: Scoring, costs: Sequence[str], whole: int, options: SearchOptions
-) -> tuple[Searcher, Scoring, float]:
-    """The searcher, what scores its points, and what its gradients took, in forwards.
+) -> tuple[Searcher, Scoring, _Spent]:
+    """The searcher, what scores its points, and what it took.
 
     Args:
         whole: how many choices there are.
     """
     prepared, goal, named = scored.prepared, scored.goal, options.searcher
     entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
-    metric, guide, spent = next(iter(costs), ""), None, 0.0
+    metric, guide, spent = next(iter(costs), ""), None, _Spent()
     start: Bits = safe_start(prepared.resolver, prepared.calibration.peaks)
     chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
     if entry is not None and entry.refined and not chosen:
         check_reachable(goal.of_costs, prepared, start, scored.first)
         found = refined_as(entry.refined, scored, metric, whole, options.seed)
-        scored, guide, spent = scored.of(found.prepared), found.guide, found.forwards
+        scored, guide = scored.of(found.prepared), found.guide
+        spent = _Spent(found.forwards, found.simulated)
         check_reachable(goal, found.prepared, guide.most or start, scored.first)
         prepared, start = found.prepared, found.start
     else:
         check_reachable(goal, prepared, start, scored.first)
         if entry is not None and entry.guided:
-            guide, spent = make_guide(prepared, goal, start, options.seed, metric), PASS
+            guide, spent = make_guide(prepared, goal, start, options.seed, metric), _Spent(PASS)
     return _searcher(named, prepared.space, start, options.seed, guide), scored, spent
 
 
@@ -272,27 +297,3 @@ def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Guide 
     raise HagoError(
         f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
     )
-
-
-def as_race(given: bool | float | Race) -> Race | None:
-    """The race that a user means: none, the default one, or one with an error level."""
-    if isinstance(given, Race):
-        return given
-    if isinstance(given, bool):
-        return Race() if given else None
-    if not isinstance(given, float):
-        raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
-    return Race(given)
-
-
-def check_racing(searcher: Searcher) -> None:
-    """Refuse searchers that need every point's whole score.
-
-    Raises:
-        HagoError: the searcher looks for a front.
-    """
-    if searcher.name in FRONTS:
-        raise HagoError(
-            f"searcher {searcher.name!r} looks for a front, on which points that are worse than the best belong, too; "
-            "do not race"
-        )

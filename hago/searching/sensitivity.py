@@ -8,7 +8,7 @@ predicts is a guide for searchers; what counts is measured. The papers: `gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 from hago.cost_range import level
 from hago.debug.text import number, table, tail
 from hago.errors import HagoError
+from hago.frontend.data import Batch
 from hago.gradients import (
     CHUNK,
     Gradients,
@@ -34,6 +35,7 @@ from hago.gradients import (
 from hago.json_text import canonical, replace_file
 from hago.lru import LRU
 from hago.objective import Objective, decibels
+from hago.operands import Operands
 from hago.plan import Plan
 from hago.prepare import Prepared
 from hago.space import Bits, Group
@@ -111,6 +113,7 @@ def measure_sensitivity(
     see: SeeConstant | None = None,
     settle: Callable[[Gradients], tuple[Prepared, Gradients]] | None = None,
     known: Collection[Edge] = (),
+    batches: Iterable[Batch] | None = None,
 ) -> Sensitivity:
     """The expected loss of every choice in the space.
 
@@ -121,6 +124,7 @@ def measure_sensitivity(
         settle: what to go on with after the pass: the same with thresholds that it makes of what the pass saw, on
             whose grids losses of activations are; and what was seen, to which it may add losses of constants.
         known: constants whose losses it adds.
+        batches: the data to differentiate; all by default.
     """
     probe, measure = PROBES.get(objective.name, (squared_error, "squared error"))
     ops = prepared.hardware.known_ops
@@ -130,7 +134,8 @@ def measure_sensitivity(
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in known else found.errors(edge)
 
-    seen = gradients(prepared.graph, prepared.batches, ranges, probe, errors, ops, seed, chunk, see)
+    data = prepared.batches if batches is None else batches
+    seen = gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, see)
     if settle is not None:
         moved, seen = settle(seen)
         found.move(moved)
@@ -141,7 +146,7 @@ def measure_sensitivity(
 
 
 class _Losses:
-    """Losses from gradients, group by group; keeps a Plan for every rung of the choices."""
+    """Losses from gradients, group by group; keeps a Plan for every rung of the choices that was asked for."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.unreached: list[str] = []
@@ -151,8 +156,7 @@ class _Losses:
     def move(self, prepared: Prepared) -> None:
         """Go on with other thresholds."""
         self.prepared = prepared
-        rungs = max((len(g.choices) for g in prepared.space.groups.values()), default=0)
-        self.plans = [prepared.resolver(level(prepared.space, rung)) for rung in range(rungs)]
+        self._plans: list[Plan] = []
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
         """What each choice of bits does to the constant on an edge; nothing where there is no choice."""
@@ -162,10 +166,27 @@ class _Losses:
         found = self._errors.get(edge)
         if found is None:
             exact = self.prepared.graph.consts[group.source].to(torch.float64)
-            grids = (self._qparams(self.plans[rung], group) for rung in range(len(group.choices)))
-            found = [(self._held(group, grid) - exact).to(torch.float32) for grid in grids]
+            found = [(self._held(group, grid) - exact).to(torch.float32) for grid in self._grids(edge, group)]
             self._errors.put(edge, found)
         return found
+
+    def _grids(self, edge: Edge, group: Group) -> list[QParams]:
+        """What the constant on an edge is quantized to, choice by choice: a weight's grids do not need the Plans."""
+        node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
+        form = resolver.ops[node.op].integer
+        base = self.plan(0).nodes[node.name].operands[edge.slot]
+        if form is None or form.weight is None or form.weight.slot != edge.slot or base is None:
+            return [self._qparams(self.plan(rung), group) for rung in range(len(group.choices))]
+        alone: list[int | None] = [None] * len(node.inputs)
+        alone[edge.slot] = group.choices[0]
+        operands = Operands(resolver, node, form, alone, [None] * len(node.inputs))
+        return [operands.quantized(edge.slot, bits, base.dtype) for bits in group.choices]
+
+    def plan(self, rung: int) -> Plan:
+        """Where every group has its rung-th choice, or its last."""
+        while len(self._plans) <= rung:
+            self._plans.append(self.prepared.resolver(level(self.prepared.space, len(self._plans))))
+        return self._plans[rung]
 
     def _held(self, group: Group, grid: QParams) -> Tensor:
         return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
@@ -192,7 +213,7 @@ class _Losses:
         return target
 
     def _loss(self, group: Group, rung: int, seen: Gradients) -> float:
-        grid = self._qparams(self.plans[rung], group)
+        grid = self._qparams(self.plan(rung), group)
         node, _, slot = group.key.rpartition(":")
         edges = self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
         total = sum(spectrum_loss(seen.spectra[e], grid) for e in edges if e in seen.spectra)

@@ -32,6 +32,10 @@ from torch import Tensor
 
 from hago.errors import DataError, HagoError
 from hago.frontend.data import Batch, Batches
+from hago.search.searcher import Searcher
+
+#: Searchers to which points that are worse than the best matter, too.
+FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
 
 #: Of the largest bet that cannot lose all, what is bet at most.
 BOLD: Final = 0.75
@@ -81,6 +85,30 @@ class Race:
             if evidence >= -math.log(self.alpha):
                 return True
         return False
+
+
+def as_race(given: bool | float | Race) -> Race | None:
+    """The race that a user means: none, the default one, or one with an error level."""
+    if isinstance(given, Race):
+        return given
+    if isinstance(given, bool):
+        return Race() if given else None
+    if not isinstance(given, float):
+        raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
+    return Race(given)
+
+
+def check_racing(searcher: Searcher) -> None:
+    """Refuse searchers that need every point's whole score.
+
+    Raises:
+        HagoError: the searcher looks for a front.
+    """
+    if searcher.name in FRONTS:
+        raise HagoError(
+            f"searcher {searcher.name!r} looks for a front, on which points that are worse than the best belong, too; "
+            "do not race"
+        )
 
 
 def shuffled(batches: Batches, seed: int, first: int, names: Sequence[str]) -> Batches:

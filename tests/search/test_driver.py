@@ -165,3 +165,12 @@ def test_telling_another_point_is_refused() -> None:
     searcher.ask()
     with pytest.raises(HagoError, match="did not ask"):
         searcher.tell(TOY.narrowest(), Score(0.0))
+
+
+@pytest.mark.parametrize(
+    ("budget", "before", "trials"), [("9 forwards", (0.0, 6.5), 3), ("9s", (6.5, 0.0), 2), ("9s", (9.0, 9.0), 1)]
+)
+def test_what_came_before_the_first_trial_counts(budget: str, before: tuple[float, float], trials: int) -> None:
+    ticks = itertools.count()
+    result = run("exhaustive", budget=budget, before=before, clock=lambda: next(ticks) / 4)
+    assert len(result.trials) == trials and result.trials[0].elapsed >= before[0]
