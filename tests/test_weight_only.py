@@ -196,7 +196,7 @@ def test_costs() -> None:
     assert real["weight_bytes"] == 4 * (108 + 4 + 320)
 
 
-@pytest.mark.parametrize("searcher", ["greedy", "sensitivity", "gradient"])
+@pytest.mark.parametrize("searcher", ["greedy", "sensitivity", "gradient", "pareto"])
 def test_a_search_gives_bits_to_weights(searcher: str) -> None:
     hardware = chip(OpDesc(["float32", "int8"], "float32"), REAL)
     options = SearchOptions(searcher, budget="12 trials", progress=False, budget_cost="weight_bytes <= 600")

@@ -215,7 +215,7 @@ class _Refinement:
             losses.append(sum(float((e * v).sum()) / 2 for e, v in both if e is not None and v is not None))
             return pulls
 
-        p, ops, seen = self.prepared, self.prepared.hardware.known_ops, WeightGradients(1)
+        p, ops, seen = self.prepared, self.prepared.hardware.known_ops, WeightGradients(1, self.scales.weights.keys())
         gradients(p.graph, [self.batch], {}, probe, lambda edge: (), ops, self.seed, SLOPES, seen.see)
         self.scales.take_slopes(seen)
         self._passed()

@@ -174,7 +174,8 @@ class _Losses:
         """What the constant on an edge is quantized to, choice by choice: a weight's grids do not need the Plans."""
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
-        base = self.plan(0).nodes[node.name].operands[edge.slot]
+        plan = self.plan(0).nodes.get(node.name)
+        base = None if plan is None else plan.operands[edge.slot]
         if form is None or form.weight is None or form.weight.slot != edge.slot or base is None:
             return [self._qparams(self.plan(rung), group) for rung in range(len(group.choices))]
         alone: list[int | None] = [None] * len(node.inputs)

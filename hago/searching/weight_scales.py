@@ -62,22 +62,26 @@ class WeightGradients:
 
     Args:
         count: sums that are kept apart.
+        edges: of the weights; other constants are not kept.
         sums: by edge, float32 (count, *shape).
     """
 
     count: int
+    edges: Collection[Edge]
     sums: dict[Edge, Tensor] = field(default_factory=dict)
     _chunks: dict[Edge, int] = field(default_factory=dict)
 
     @staticmethod
     def of_probes(prepared: Prepared) -> WeightGradients:
         """For random vectors on the outputs."""
-        sizes = {g.source: prepared.graph.consts[g.source].numel() for g in _of_constants(prepared)}
+        sizes = {g.edges[0]: prepared.graph.consts[g.source].numel() for g in _of_constants(prepared)}
         room = GRADIENT_BYTES // (4 * max(1, sum(sizes.values())))
-        return WeightGradients(min(SKETCHES, max(LEAST_SKETCHES, room)))
+        return WeightGradients(min(SKETCHES, max(LEAST_SKETCHES, room)), sizes.keys())
 
     def see(self, edge: Edge, g: Tensor) -> None:
         """The gradients of one chunk."""
+        if edge not in self.edges:
+            return
         chunk = self._chunks.get(edge, 0)
         if edge not in self.sums:
             self.sums[edge] = torch.zeros(self.count, *g.shape)
@@ -160,7 +164,8 @@ class WeightScales:
         for edge, weight in self.weights.items():
             share = APART / (APART + weight.sketch.shape[2])
             losses = weight.sketch.square().sum(2) * (1.0 - share) + weight.apart * share
-            losses[weight.barred if plan.nodes[edge.dst].proved else weight.barred | small] = torch.inf
+            holds = edge.dst not in plan.nodes or plan.nodes[edge.dst].proved
+            losses[weight.barred if holds else weight.barred | small] = torch.inf
             found[edge] = losses.argmin(1)
         return found
 

@@ -55,7 +55,7 @@ def test_what_is_expected_of_a_linear_layer_is_what_happens() -> None:
     (edge,) = scales.weights
     error = 0.01 * seeded(20, 1, seed=3)
     ops, nothing = prepared.hardware.known_ops, lambda edge: ()
-    probes, slopes = WeightGradients.of_probes(prepared), WeightGradients(1)
+    probes, slopes = WeightGradients.of_probes(prepared), WeightGradients(1, scales.weights)
     batches = [Batch((x[i : i + 1],), None) for i in range(20)]
     gradients(prepared.graph, batches, {}, squared_error, nothing, ops, see=probes.see)
     pull = squared_error_pull([error], [error])
@@ -98,10 +98,20 @@ def test_integers_do_not_grow_where_an_accumulator_may_be_full() -> None:
 
 
 def test_gradients_of_more_chunks_than_are_kept_are_summed() -> None:
-    seen, edge = WeightGradients(2), Edge("fc", 1)
+    edge = Edge("fc", 1)
+    seen = WeightGradients(2, [edge])
     for value in (1.0, 2.0, 4.0):
         seen.see(edge, torch.full((3,), value))
     assert seen.sums[edge].tolist() == [[5.0] * 3, [2.0] * 3]
+
+
+def test_gradients_of_constants_without_a_choice_are_not_kept() -> None:
+    b = Builder()
+    b.linear(b.linear(b.input(4, name="x"), seeded(3, 4), name="fc"), seeded(5, 3), name="head")
+    prepared = prepare(b.graph(), "x86_vnni", [seeded(8, 4, seed=2)], keep_float=["head"])
+    probes = WeightGradients.of_probes(prepared)
+    gradients(prepared.graph, prepared.batches, {}, squared_error, lambda edge: (), see=probes.see)
+    assert set(probes.sums) == {Edge("fc", 1)}
 
 
 def test_the_pull_of_a_divergence_is_its_gradient() -> None:
