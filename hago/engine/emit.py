@@ -110,12 +110,10 @@ def _matmul(owner: Owner, node: Node, choice: Choice) -> Call | str:
     tail = owner.chains.after(node, shape[-1])
     if tail is None:
         return _NO_FORM
-    a, b = (_stored_const(made, slot) for slot in (0, 1))
-    if b is not None and node.op == "linear":
-        b = b.t()
+    consts = _stored_const(made, 0), _stored_const(made, 1)
     offset = made.consts[2].flatten().to(torch.int32).contiguous() if 2 in made.consts else None
     places = _place(made.operands[0]), _place(made.operands[1])
-    call = MatmulCall(owner.kernels.calls, tail.build(), places, (a, b), offset)
+    call = MatmulCall(owner.kernels.calls, tail.build(), places, consts, offset, node.op == "linear")
     return _of_two(owner, "native matmul", node, tail, call)
 
 

@@ -177,7 +177,7 @@ class Lowering:
         """Whether the first axis of every operand that is no constant is that of the result."""
         made, rank = self.plan.nodes[node.name], len(node.shape or ())
         free = [s for s in range(len(node.inputs)) if s not in made.consts]
-        matrices = node.op == "matmul" and 1 in free and rank < 3
+        matrices = node.op in ("matmul", "linear") and 1 in free and rank < 3
         return not matrices and all(len(self.graph[node.inputs[s]].shape or ()) == rank for s in free)
 
     def _convert(self, root: str) -> None:

@@ -103,6 +103,7 @@ class MatmulCall:
 
     Args:
         offset: int32 (n,), what sums start from; None for nothing.
+        turned: whether the second operand comes as (..., n, k), as weights of linear layers do.
     """
 
     calls: Any
@@ -110,9 +111,11 @@ class MatmulCall:
     places: tuple[Place, Place]
     consts: Pair
     offset: Tensor | None
+    turned: bool = False
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
+        b = b.mT if self.turned else b
         batch, rows, columns = _together(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]
         made = [torch.empty((*batch, rows, columns), dtype=dtype) for dtype in self.tail.dtypes]
         if b.ndim == 2:  # every row stands by itself

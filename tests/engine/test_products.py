@@ -50,6 +50,17 @@ def _linear(b: Builder, x: str, y: str) -> None:
     b.call("linear", rows, b.const(seeded(35, 48, seed=5)), b.const(seeded(35, seed=6)))
 
 
+def _linear_by_a_value(b: Builder, x: str, y: str) -> None:
+    """A weight that is computed lies with its columns first, too."""
+    one = b.call("slice", b.call("slice", y, axis=0, start=0, stop=1, step=1), axis=1, start=0, stop=7, step=1)
+    b.call("linear", b.call("reshape", x, shape=[-1, 20, 48]), b.call("reshape", one, shape=[7, 48]))
+
+
+def _linear_by_all_samples(b: Builder, x: str, y: str) -> None:
+    first, second = (b.call("mean", v, axes=[2, 3], keepdim=False, count=48) for v in (x, y))
+    b.call("linear", first, second)
+
+
 def _affine_rows(b: Builder, x: str, y: str) -> None:
     rows = b.call("sum", x, axes=[2, 3], keepdim=False, count=48)
     b.call("affine", rows, b.const(seeded(20, seed=3)), b.const(seeded(20, seed=4)), rank=2)
@@ -119,6 +130,8 @@ GROW: dict[str, Grow] = {
     "heads": _heads,
     "heads with a residual": _heads_with_a_residual,
     "linear": _linear,
+    "linear by a value": _linear_by_a_value,
+    "linear by all samples": _linear_by_all_samples,
 }  # fmt: skip
 
 
@@ -148,7 +161,7 @@ def test_every_kernel(case: str) -> None:
     assert not kernels().products.exact or used & ours
 
 
-@pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul"])
+@pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul", "linear"])
 def test_no_node_is_left_to_the_reference(op: str) -> None:
     if not (kernels().products.exact and kernels().conv.exact):
         pytest.skip(str(kernels()))
