@@ -80,17 +80,27 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     )
     done = args.finetune is not None and found.result.stopped_because != "interrupted"
     tuned = tune(args, voices, model, hardware, data, found, saved) if done else None
-    return _outcome(args, voices, found, log, saved, tuned)
+    return _outcome(args, voices, found, log, saved, tuned, _took(args, found, earlier))
 
 
-def _outcome(args: Namespace, voices: Voices, found: Found, log: Path, saved: Path, tuned: Tuned | None) -> Outcome:
+def _took(args: Namespace, found: Found, earlier: int) -> str:
+    """The time of all sessions; of one alone, also what came before the first trial, and forwards if made here."""
+    took = f"{found.result.trials[-1].elapsed:.1f} s"
+    if earlier:
+        return took
+    forwards = "" if args.executor else f" and {found.forwards:.1f} forwards"
+    return f"{took} ({found.before:.1f} s before the first){forwards}"
+
+
+def _outcome(
+    args: Namespace, voices: Voices, found: Found, log: Path, saved: Path, tuned: Tuned | None, took: str
+) -> Outcome:
     strategy, trials, best = strategy_of(found, tuned), found.result.trials, found.result.best
     interrupted = found.result.stopped_because == "interrupted"
     held_out = strategy.made_by.get("held_out")
     repeats = sum(t.same_as is not None for t in trials)
     lines = [
-        f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in "
-        f"{trials[-1].elapsed:.1f} s ({found.before:.1f} s before the first) and {found.forwards:.1f} forwards; "
+        f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in {took}; "
         f"the best is trial {best.index}",
         *_strategy_lines(found.strategy),
         f"  {_costs(best)}",

@@ -45,6 +45,7 @@ class Progress:
     def __init__(self, budget: Budget, done: int, shown: bool) -> None:
         self._budget = budget
         self._saved = 0
+        self._before = 0.0
         # None lets tqdm look whether the stream is a terminal.
         hidden = None if shown else True
         # figures, and no bar: what a narrow terminal cuts off stands last
@@ -81,6 +82,8 @@ class Progress:
             replayed: it was read from the log.
             also: what else to show.
         """
+        if trial.index == 0:
+            self._before = trial.elapsed - trial.seconds
         self._saved += trial.same_as is not None
         shown = ["none runs yet" if best is None else f"best {best.score.value:.6g}", *also]
         left = self._seconds_left(trial.index + 1, seconds, forwards)
@@ -93,10 +96,15 @@ class Progress:
             self._bar.update(1)
 
     def _seconds_left(self, trials: int, seconds: float, forwards: float) -> float | None:
-        """Until the first limit is reached, at the pace so far; None where there is none."""
-        limit = self._budget
-        spent = ((limit.seconds, seconds), (limit.trials, float(trials)), (limit.forwards, forwards))
-        each = [max(0.0, most - now) * seconds / now for most, now in spent if most is not None and now > 0]
+        """Until the first limit is reached, at the pace so far, which for trials is that since the first of them began;
+        None where there is none."""
+        limit, searching = self._budget, seconds - self._before
+        spent = (
+            (limit.seconds, seconds, seconds),
+            (limit.trials, float(trials), searching),
+            (limit.forwards, forwards, seconds),
+        )
+        each = [max(0.0, most - now) * took / now for most, now, took in spent if most is not None and now > 0]
         return min(each, default=None)
 
 

@@ -230,6 +230,10 @@ def test_search_says_what_it_found_and_where(hago: Run, found: Path) -> None:
     trials = read_log(found / LOG).trials
     assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
     assert "held out: accuracy" in run.out and "continuing after 6 trials" in run.err
+    # what came before the first trial, and forwards, are known of this session alone
+    assert "before the first" not in run.out and "forwards" not in run.out
+    fresh = hago(*SEARCH, "--budget", "2 trials", "--log", "fresh.jsonl", "--save", "fresh.json")
+    assert "s before the first) and" in fresh.out and "forwards; the best is trial" in fresh.out
     check = next(line for line in run.out.splitlines() if line.startswith("check it"))
     assert hago(*after_hago(check)).code == 0
 

@@ -59,6 +59,14 @@ def test_time_left_is_that_of_the_first_limit(budget: str, left: str, monkeypatc
     assert left in terminal.getvalue() and "front 3" in terminal.getvalue()
 
 
+def test_trials_are_not_expected_to_take_what_came_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress(Budget.parse("11 trials"), 0, True) as bar:
+        bar.show(Trial(0, {"a:0": 8}, Score(1.0), seconds=2.0, elapsed=62.0), None, 62.0, 5.0, False)
+    assert " 20s left" in terminal.getvalue()
+
+
 def test_what_matters_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
