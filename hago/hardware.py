@@ -121,8 +121,8 @@ class OpDesc:
     @property
     def is_weight_only(self) -> bool:
         """Whether it computes in float, and one operand, the weight, rests as integers."""
-        floats = [d for d in (*self.in_dtypes, self.register.dtype) if not d.is_int]
-        return not self.is_integer and len(floats) == len(self.in_dtypes) > 1
+        integers = sum(d.is_int for d in self.in_dtypes)
+        return not (self.is_integer or self.register.dtype.is_int) and integers == 1 < len(self.in_dtypes)
 
     def in_dtype(self, slot: int) -> DType:
         """The dtype of operand `slot`; the last listed one repeats."""

@@ -20,7 +20,7 @@ from hago.exactness import compare
 from hago.export.tpu_mlir import make_tables
 from hago.frontend.data import Batches
 from hago.graph import CONST, Graph
-from hago.hardware import Hardware, OpDesc, TensorScheme
+from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.hardware_document import from_document, hardware_hash, to_document
 from hago.hardware_file import check_hardware
 from hago.ops import OPS
@@ -32,7 +32,7 @@ from hago.simulator import Simulator
 from hago.space import build_space
 from hago.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
 from hago.topology import analyze
-from hago.types import Edge
+from hago.types import Edge, dtype
 
 INT4 = OpDesc(["float32", "int4"], "float32", name="w4", cost={"macs_per_cycle": 8})
 INT8 = OpDesc(["float32", "int8"], "float32", name="w8", cost={"macs_per_cycle": 4})
@@ -284,6 +284,12 @@ def test_signatures_that_are_refused(op: str, desc: OpDesc, says: str) -> None:
 def test_other_mixtures_are_refused(ins: list[str]) -> None:
     with pytest.raises(HardwareError, match="mixes integer and float"):
         OpDesc(ins, "float32")
+
+
+def test_an_integer_register_of_floats_is_no_weight() -> None:
+    for ins in (["float32", "float32"], ["float32", "int4"]):
+        with pytest.raises(HardwareError, match="mixes integer and float"):
+            OpDesc(ins, "float32", accumulator=Accumulator(dtype("int32")))
 
 
 def test_a_signature_is_read_as_it_was_written() -> None:

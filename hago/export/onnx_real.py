@@ -163,7 +163,7 @@ def _channels_last(w: Writer, node: Node, x: str, out: str) -> str:
 
 def _turned(w: Writer, x: str, rank: int, out: str) -> str:
     """Changes nothing in memory, and lets ONNX Runtime keep channels last up to here: its layout does not pass a
-    Clip that no transposition follows, and a global pooling of channels first takes ten times as long."""
+    Clip that no transposition follows, and a global pooling of channels first takes twelve times as long."""
     return w.step("Transpose", [x], out, perm=[0, *range(2, rank), 1])
 
 
