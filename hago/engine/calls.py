@@ -26,6 +26,22 @@ def laid(x: Tensor, axis: int) -> Tensor:
     return x if moved.is_contiguous() else moved.contiguous().movedim(-1, axis)
 
 
+def together(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all are broadcast to."""
+    rank = max(map(len, shapes))
+    whole = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*whole, strict=True))
+
+
+def one_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Values with the batch first, of which one sample stands for as many as there are of the others."""
+    sizes = {len(v) for v in values}
+    if len(sizes) == 1:
+        return values
+    (size,) = sizes - {1}
+    return [v.expand(size, *v.shape[1:]) for v in values]
+
+
 def laid_empty(shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
     """A new tensor with `axis` innermost in memory."""
     if axis == len(shape) - 1:
@@ -55,7 +71,8 @@ class ConvCall:
     flat: bool
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        x, g = values[0], self.geometry
+        values, g = one_batch(values), self.geometry
+        x = values[0]
         axis = x.ndim - 1 if self.flat else 1
         x = laid(x, axis)
         if self.flat:
@@ -101,13 +118,14 @@ class RowsCall:
     const: Tensor | None = None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        x = values[0]
+        x, other = values[0], values[1] if len(values) > 1 else self.const
+        if other is not None and other.shape != x.shape:
+            x = x.expand(together(x.shape, other.shape))
         if self.axis is not None:
             x = laid(x, self.axis)
         elif not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
             x = x.contiguous()
         made = [torch.empty_like(x, dtype=dtype) for dtype in self.tail.dtypes]
-        other = values[1] if len(values) > 1 else self.const
         addend = other
         if other is not None and (other.shape != x.shape or other.stride() != x.stride()):
             addend = torch.empty_like(x, dtype=other.dtype).copy_(other)
@@ -170,6 +188,7 @@ class PoolCall:
     tail: Built | None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        values = one_batch(values)
         x = laid(values[0], 1)
         images, channels = x.shape[:2]
         height, width = (1, *x.shape[2:])[-2:]
@@ -185,7 +204,9 @@ class PoolCall:
         made = [laid_empty(shape, 1, dtype) for dtype in self.tail.dtypes]
         addend = laid(values[1], 1) if len(values) > 1 else None
         tail = self.tail.bound(made, channels, addend)
-        self.calls.hago_sum_pool(addressof(window), addressof(tail), code, zero, x.data_ptr(), threads)
+        self.calls.hago_sum_pool(
+            addressof(window), addressof(tail), code, zero, x.data_ptr(), self.tail.period, threads
+        )
         return made
 
 
@@ -205,6 +226,7 @@ class ReduceCall:
     tail: Built
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        values = one_batch(values)
         x = values[0]
         kept = [a for a in range(x.ndim) if a not in self.axes]
         x = x.permute(*kept[:-1], *self.axes, kept[-1]).contiguous()
@@ -215,8 +237,9 @@ class ReduceCall:
         addend = values[1].reshape(sizes).contiguous() if len(values) > 1 else None
         tail = self.tail.bound(made, channels, addend)
         self.calls.hago_sum_pool(
-            addressof(window), addressof(tail), *self.source, x.data_ptr(), torch.get_num_threads()
-        )
+            addressof(window), addressof(tail), *self.source, x.data_ptr(), self.tail.period,
+            torch.get_num_threads(),
+        )  # fmt: skip
         if not self.keepdim:
             return made
         whole = [1 if a in self.axes else n for a, n in enumerate(values[0].shape)]
@@ -238,6 +261,7 @@ class ConvPoolCall:
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         conv, tail = self.conv, self.pool.tail
         assert tail is not None
+        values = one_batch(values)
         x, channels = laid(values[0], 1), conv.geometry.out_channels
         images, height, width = x.shape[0], *x.shape[2:]
         inner = conv.geometry.out_size(height, width)

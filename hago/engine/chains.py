@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from hago.engine.choice import axis_of
 from hago.engine.moves import AS_IS, Moved, largest_of, stored_type, to_real
 from hago.engine.pack import Packs
 from hago.engine.tail import MOST_OUTPUTS, Added, Stored, Tail, raw, register_of, sum_of
@@ -100,7 +101,7 @@ class Chains:
         if end is None or self.wants.choices[end.name].kind != "add" or end.shape != node.shape:
             return node
         slot = 0 if self.wants.wiring.root(end.inputs[0]) == node.name else 1
-        if self.wants.names[end.edges[1 - slot]] not in self.made:
+        if self.wants.names[end.edges[1 - slot]] not in self.made or not self._along_one_axis(node, end):
             return node
         added, out = self.added(tail, end, slot), self.plan.nodes[end.name]
         if added is None or (out.out_simq is not None and self._move(out.out_simq, out, tail.channels) is None):
@@ -108,6 +109,12 @@ class Chains:
         tail.added = added
         tail.nodes.append(end.name)
         return end
+
+    def _along_one_axis(self, node: Node, end: Node) -> bool:
+        """Whether what an add reads varies along the channels of the node or not at all: lengths alone may agree."""
+        rank, sources = len(node.shape or ()), [s.source for s in self.plan.nodes[end.name].simqs if s is not None]
+        axes = {axis_of(q.scale, rank) for q in sources if q is not None}
+        return axes <= {None, axis_of(self.plan.nodes[node.name].register.scale, rank)}
 
     def _absorb_clamp(self, tail: Tail, node: Node) -> Node:
         """The clamp that alone reads the node, if its limits can be had; else the node."""

@@ -107,7 +107,7 @@ def _reduce(owner: Owner, node: Node, choice: Choice) -> Call | str:
 # ---------------------------------------------------------------- kernels that multiply two values
 def _matmul(owner: Owner, node: Node, choice: Choice) -> Call | str:
     made, shape = owner.plan.nodes[node.name], node.shape or ()
-    tail = owner.chains.after(node, shape[-1])
+    tail = owner.chains.after(node, 1 if made.register.scale.numel() == 1 else shape[-1])
     if tail is None:
         return _NO_FORM
     consts = _stored_const(made, 0), _stored_const(made, 1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hago.engine import native
+from hago.engine.calls import together
 from hago.engine.moves import period
 from hago.engine.tail import Built
 
@@ -28,13 +29,6 @@ def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tens
     rest = iter(values)
     a, b = (next(rest) if const is None else const for const in consts)
     return a, b, next(rest, None)
-
-
-def _together(a: torch.Size, b: torch.Size) -> tuple[int, ...]:
-    """The shape that both are broadcast to."""
-    rank = max(len(a), len(b))
-    first, second = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (a, b))
-    return tuple(n if m == 1 else m for m, n in zip(first, second, strict=True))
 
 
 # ---------------------------------------------------------------- entry by entry
@@ -55,7 +49,7 @@ class MultiplyCall:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
-        shape, places = _together(a.shape, b.shape), self.places
+        shape, places = together(a.shape, b.shape, *([] if addend is None else [addend.shape])), self.places
         if a.shape != shape:
             a, b, places = b, a, places[::-1]
         order = _order(a.expand(shape), self.axis)
@@ -63,7 +57,7 @@ class MultiplyCall:
         large = large.contiguous()
         made = [torch.empty(large.shape, dtype=dtype) for dtype in self.tail.dtypes]
         if addend is not None:
-            addend = addend.permute(order).contiguous()
+            addend = addend.expand(shape).permute(order).contiguous()
         tail = self.tail.bound(made, 0, addend)
         if large.numel():
             spread, small = _spread(small)
@@ -116,11 +110,14 @@ class MatmulCall:
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
         b = b.mT if self.turned else b
-        batch, rows, columns = _together(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]
-        made = [torch.empty((*batch, rows, columns), dtype=dtype) for dtype in self.tail.dtypes]
+        product = (*together(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        shape = product if addend is None else together(product, addend.shape)
+        *batch, rows, columns = shape
+        made = [torch.empty(shape, dtype=dtype) for dtype in self.tail.dtypes]
+        a, b = a.expand(*a.shape[:-2], rows, a.shape[-1]), b.expand(*b.shape[:-1], columns)
         if b.ndim == 2:  # every row stands by itself
-            a = a.reshape(1, -1, a.shape[-1])
-            batch, rows = (1,), a.shape[1]
+            a = a.expand(*batch, *a.shape[-2:]).reshape(1, -1, a.shape[-1])
+            batch, rows = [1], a.shape[1]
         a, b = _two_batches(a, batch), _two_batches(b, batch)
         a = a if a.stride(-1) == 1 else a.contiguous()
         b = b if 1 in b.stride()[-2:] else b.contiguous()
@@ -129,16 +126,18 @@ class MatmulCall:
             *a.shape[:2], rows, columns, a.shape[-1], *a.stride()[:3], *b.stride(), a_type, a_zero, b_type, b_zero,
             0 if self.offset is None else self.offset.data_ptr(),
         )  # fmt: skip
-        addend = None if addend is None else addend.contiguous()  # a tail holds no tensors: this one must stay
+        # a tail holds no tensors: this one must stay
+        addend = None if addend is None else addend.expand(shape).contiguous()
         tail = self.tail.bound(made, columns, addend)
         if made[0].numel():
             self.calls.hago_matmul(
-                addressof(matrices), addressof(tail), a.data_ptr(), b.data_ptr(), torch.get_num_threads()
-            )
+                addressof(matrices), addressof(tail), a.data_ptr(), b.data_ptr(), self.tail.period,
+                torch.get_num_threads(),
+            )  # fmt: skip
         return made
 
 
-def _two_batches(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:
     """The matrices with two axes of batches before them."""
     x = x.expand(*batch, *x.shape[-2:])
     if len(batch) > 2:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hago.engine import native
-from hago.engine.moves import AS_IS, Moved, narrowed, spread, stored_type
+from hago.engine.moves import AS_IS, Moved, narrowed, period, spread, stored_type
 from hago.plan import NodePlan
 from hago.types import QParams
 
@@ -94,16 +94,17 @@ class Tail:
             output.move = value.moved.move
             output.type, output.zero = (native.TYPES["float32"], 0) if value.qparams is None else _place(value.qparams)
             kept += value.moved.kept
-        return Built(made, tuple(kept), tuple(s.dtype for s in self.stored))
+        return Built(made, tuple(kept), tuple(s.dtype for s in self.stored), period(self.channels))
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A tail without its addresses, the arrays it points into, and the dtypes it stores."""
+    """A tail without its addresses, the arrays it points into and their length, and the dtypes it stores."""
 
     template: native.Tail
     kept: tuple[Tensor, ...]
     dtypes: tuple[torch.dtype, ...]
+    period: int
 
     def bound(self, outputs: Sequence[Tensor], stride: int, addend: Tensor | None = None) -> native.Tail:
         """A copy for one call, so that calls from several Python threads do not meet."""

@@ -101,8 +101,8 @@ void multiply(const int16_t* a, const int16_t* panel, int64_t pairs, const int32
 }
 
 // Rows [begin, end) of one product, of which the first is row `row` of what is stored.
-void some_rows(const Matrices& m, const Tail& t, const char* a, int64_t from, const Panels& b, int64_t begin,
-               int64_t end, int64_t row) {
+void some_rows(const Matrices& m, const Tail& t, int64_t period, const char* a, int64_t from, const Panels& b,
+               int64_t begin, int64_t end, int64_t row) {
   std::vector<int16_t> rows(TALL * b.pairs * 2);
   int32_t sums[TALL * WIDE], start[WIDE], wide[ROW];
   for (int64_t first = begin; first < end; first += TALL) {
@@ -119,15 +119,17 @@ void some_rows(const Matrices& m, const Tail& t, const char* a, int64_t from, co
       if (n == TALL) multiply<TALL>(rows.data(), b.panel(p), b.pairs, start, sums);
       else
         for (int r = 0; r < n; ++r) multiply<1>(&rows[r * b.pairs * 2], b.panel(p), b.pairs, start, sums + r * WIDE);
-      finish_rows(t, sums, n, WIDE, width, (int)(p * WIDE), row + first, p * WIDE);
+      finish_rows(t, sums, n, WIDE, width, (int)(p * WIDE % period), row + first, p * WIDE);
     }
   }
 }
 
 }  // namespace
 
-// Every thread takes products, or a part of the rows of one where there are fewer products than threads.
-extern "C" void hago_matmul(const Matrices* matrices, const Tail* tail, const char* a, const char* b, int threads) {
+// Every thread takes products, or a part of the rows of one where there are fewer products than threads. Arrays of the
+// tail are `period` long.
+extern "C" void hago_matmul(const Matrices* matrices, const Tail* tail, const char* a, const char* b, int64_t period,
+                            int threads) {
   const Matrices& m = *matrices;
   const int64_t products = m.outer * m.inner, parts = products < threads ? threads : 1;
   const int64_t each = ((m.rows + parts - 1) / parts + TALL - 1) / TALL * TALL;
@@ -140,6 +142,6 @@ extern "C" void hago_matmul(const Matrices* matrices, const Tail* tail, const ch
     if (m.b_type == U8) panels.fill((const uint8_t*)b + at);
     else if (m.b_type == I8) panels.fill((const int8_t*)b + at);
     else panels.fill((const int16_t*)b + at);
-    some_rows(m, *tail, a, outer * m.a_outer + inner * m.a_inner, panels, begin, end, product * m.rows);
+    some_rows(m, *tail, period, a, outer * m.a_outer + inner * m.a_inner, panels, begin, end, product * m.rows);
   }
 }

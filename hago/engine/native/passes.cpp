@@ -39,8 +39,9 @@ extern "C" void hago_max_pool(const Window* w, int type, const char* x, char* ou
   max_pool(*w, (const int32_t*)x, (int32_t*)out, threads);
 }
 
-// Sums of windows modulo 2**32, of centered integers.
-extern "C" void hago_sum_pool(const Window* w, const Tail* tail, int type, int zero, const char* x, int threads) {
+// Sums of windows modulo 2**32, of centered integers; arrays of the tail are `period` long.
+extern "C" void hago_sum_pool(const Window* w, const Tail* tail, int type, int zero, const char* x, int64_t period,
+                              int threads) {
   const int64_t pixels = w->images * w->out_height * w->out_width;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t pixel = 0; pixel < pixels; ++pixel) {
@@ -51,7 +52,7 @@ extern "C" void hago_sum_pool(const Window* w, const Tail* tail, int type, int z
         load(x, type, zero, at + channel, there, n);
         for (int i = 0; i < n; ++i) sum[i] = (int32_t)((uint32_t)sum[i] + (uint32_t)there[i]);
       });
-      finish(sum, n, (int)channel, pixel, *tail, channel);
+      finish(sum, n, (int)(channel % period), pixel, *tail, channel);
     }
   }
 }
