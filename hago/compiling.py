@@ -81,7 +81,8 @@ def _model(handle: str) -> Runs:
 def _run(inputs: Sequence[Tensor], handle: str) -> list[Tensor]:
     """The outputs, each in memory of its own, as graphs expect of an operator."""
     model = _model(handle)
-    taken = {x.untyped_storage().data_ptr() for x in inputs}
+    consts = [x for x in model.plan.graph.consts.values() if isinstance(x, Tensor)]
+    taken = {x.untyped_storage().data_ptr() for x in (*inputs, *consts)}
     found = []
     for value in model.run(check_inputs(model.plan.graph, inputs)):
         place = value.untyped_storage().data_ptr()

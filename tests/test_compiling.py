@@ -77,6 +77,17 @@ def test_random_networks(seed: int) -> None:
         assert same(compiled(*x), model(*x))
 
 
+@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+def test_an_output_that_is_a_constant_is_a_copy(engine: type[IntegerModel]) -> None:
+    """A graph may write into what it was given."""
+    b = Builder()
+    wide = b.conv2d(b.input(3, 6, 5, name="x"), seeded(8, 3, 3, 3, seed=1))
+    model = engine(plan_of(b.graph(wide, b.const(seeded(1, 5, seed=5))), [seeded(2, 3, 6, 5)]))
+    x = [seeded(2, 3, 6, 5)]
+    run_compiled(x, model._handle)[1].zero_()
+    assert run_compiled(x, model._handle)[1].equal(seeded(1, 5, seed=5))
+
+
 def test_one_models_graph_never_runs_another() -> None:
     x = seeded(2, 3, 8, 8)
     models = [FastModel(plan_of(residual_block(), [x * size])) for size in (1.0, 3.0)]
