@@ -44,6 +44,8 @@ class Anytime:
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}
         self._asked = 0
+        # what came before the first trial is not of the trials
+        self._earlier = scoring.bench.evaluator.forwards if here else 0.0
         self._written = False
 
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
@@ -86,6 +88,6 @@ class Anytime:
         evaluator = self._scoring.bench.evaluator
         if self._here and self._asked:
             # A run without memory pays a forward for every point that it is asked, repeats and all, at the least.
-            shown.append(f"{evaluator.forwards:.0f}/{self._asked} forwards")
+            shown.append(f"{evaluator.forwards - self._earlier:.0f}/{self._asked} forwards")
             shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
         return [*shown, f"front {len(self._front)}"]
