@@ -55,10 +55,10 @@ def registered(model: Runs) -> str:
 
 def run_compiled(leaves: Sequence[Any], handle: str) -> list[Tensor]:
     """A model's outputs, as one call in the graph that is being made."""
-    with torch.no_grad():
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
-        found: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
-        return found
+    # no torch.no_grad: where inputs are refused in the middle of it, tracing leaves gradients off for good
+    tensors = [x.detach() for x in leaves if isinstance(x, Tensor)]
+    found: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
+    return found
 
 
 @functools.cache

@@ -127,6 +127,7 @@ def test_bad_inputs_are_refused_as_they_are_without() -> None:
     for bad, why in ((torch.full((2, 3, 8, 8), torch.nan), "holds NaN"), (seeded(2, 3, 8, 9), "expected")):
         with pytest.raises(GraphError, match=why):
             compiled(bad)
+        assert torch.is_grad_enabled()
 
 
 def test_a_graph_whose_model_is_gone_says_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +14,14 @@ import pytest
 from hago.search.interrupts import Interrupts
 
 from .toys import run, separable, timeless
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    """Python's own: a process that was started in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Thing:
