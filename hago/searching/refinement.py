@@ -171,12 +171,14 @@ class _Refinement:
         if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
             return
         best, outputs, known, loss = self._measured(self.prepared, bits), self._outputs, False, 0.0
-        there: Chosen | None = self.scales.alone(self.prepared.resolver(bits))
+        alone = self.scales.alone(self.prepared.resolver(bits))
+        there: Chosen | None = None if _same(alone, now) else alone
         while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else self.price) <= most:
             if there is None:
-                loss, known = (loss, True) if known else (self._slopes(pull, outputs), True)
+                if not known:
+                    loss, known = self._slopes(pull, outputs), True
                 there = self.scales.improved(now, loss, share)
-                if all(torch.equal(there[e], now[e]) for e in now):
+                if _same(there, now):
                     return
             tried = with_refined(self.prepared, self.scales.thresholds(there))
             value = self._measured(tried, bits)
@@ -220,6 +222,10 @@ class _Refinement:
         self.scales.take_slopes(seen)
         self._passed()
         return sum(losses)
+
+
+def _same(one: Chosen, other: Chosen) -> bool:
+    return all(torch.equal(one[edge], other[edge]) for edge in other)
 
 
 def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:

@@ -116,6 +116,9 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     """Search; see `hago.search_quantize_strategy`."""
     begun = time.monotonic()
     check_seed(options.seed)
+    race = as_race(options.race)
+    if race is not None and isinstance(options.searcher, str):
+        check_racing(parse_searcher(options.searcher)[0])
     goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
     costs = costs_in_use(options.searcher, goal)
     kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
@@ -124,11 +127,11 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         prepared = _prepared(model, hardware, dataset, kinds, options)
         whole, prepared = prepared.space.size, tidied(prepared, costs)
         known = known_scores(options.reuse, prepared, goal)
-        scored = Scoring(goal, prepared, options.cache_bytes, as_race(options.race), options.seed, known)
+        scored = Scoring(goal, prepared, options.cache_bytes, race, options.seed, known)
         doing("finding thresholds and what every choice may lose")
         searcher, scored, spent = _begin(scored, costs, whole, options)
-    if scored.race is not None:
-        check_racing(searcher)
+    if race is not None:
+        check_racing(searcher.name)
     how = description(scored.prepared, scored, searcher, options.seed, kinds)
     before = time.monotonic() - begun
     session = _Session(

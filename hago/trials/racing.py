@@ -32,7 +32,6 @@ from torch import Tensor
 
 from hago.errors import DataError, HagoError
 from hago.frontend.data import Batch, Batches
-from hago.search.searcher import Searcher
 
 #: Searchers to which points that are worse than the best matter, too.
 FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
@@ -98,15 +97,18 @@ def as_race(given: bool | float | Race) -> Race | None:
     return Race(given)
 
 
-def check_racing(searcher: Searcher) -> None:
+def check_racing(searcher: str) -> None:
     """Refuse searchers that need every point's whole score.
 
+    Args:
+        searcher: its name.
+
     Raises:
-        HagoError: the searcher looks for a front.
+        HagoError: it looks for a front.
     """
-    if searcher.name in FRONTS:
+    if searcher in FRONTS:
         raise HagoError(
-            f"searcher {searcher.name!r} looks for a front, on which points that are worse than the best belong, too; "
+            f"searcher {searcher!r} looks for a front, on which points that are worse than the best belong, too; "
             "do not race"
         )
 

@@ -178,6 +178,15 @@ def test_what_cannot_be_raced_is_refused() -> None:
         Race(alpha=2)
 
 
+def test_racing_a_search_for_a_front_is_refused_before_any_data_are_read() -> None:
+    def unread():
+        pytest.fail("data were read")
+        yield
+
+    with pytest.raises(HagoError, match="'pareto' looks for a front"):
+        search_quantize_strategy(residual_block(), "x86_vnni", unread(), searcher="pareto", race=True, progress=False)
+
+
 def test_a_jackknife_interval_of_a_mean_is_the_usual_one() -> None:
     x = torch.randn(200, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     low, high = jackknife_interval(x, lambda t: float(t[0]))
