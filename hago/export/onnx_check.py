@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hago.export.onnx_engines import Run, onnxruntime
 from hago.export.onnx_file import OnnxFile
+from hago.export.onnx_padding import inside
 from hago.export.onnx_parts import Part, Parts
 from hago.export.onnx_values import Value, kind_of_value, numpy_dtype
 from hago.graph import Node
@@ -183,7 +184,7 @@ class _Checker:
         def on_edge(edge: Edge, value: Any) -> None:
             operand = self.made.operands.get(edge)
             if operand is not None and operand.held != "real":
-                keep(operand, _as_held(value, operand))
+                keep(operand, _as_held(self._as_read(edge, value), operand))
 
         results = self.model.run(inputs, on_value, on_edge)
         feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
@@ -191,6 +192,11 @@ class _Checker:
             if name not in feed:
                 self._compare(name, {**known, **feed})
         self._outputs(results, self.whole(feed))
+
+    def _as_read(self, edge: Edge, value: Tensor) -> Tensor:
+        """What the file's node reads on an edge."""
+        source = self.plan.graph[self.plan.graph.source(edge)]
+        return inside(value, source) if source.name in self.made.unpadded else value
 
     def _compare(self, tensor: str, known: Mapping[str, Array]) -> None:
         place, value = self.named[tensor]

@@ -6,7 +6,7 @@ written is the business of a form (`onnx_qdq`, `onnx_qoperator`), which the walk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,14 @@ class OnnxFile:
         values: by node name.
         operands: what each integer node reads, by edge; constants left out.
         form: qdq or qoperator.
+        unpadded: pads that are left to the convolutions behind them, which read what stands inside the padding.
     """
 
     model: Any
     values: Mapping[str, Value]
     operands: Mapping[Edge, Value]
     form: str
+    unpadded: Collection[str] = ()
 
 
 class Walk:
@@ -62,7 +64,7 @@ class Walk:
         outputs = self._outputs()
         inputs = {n: (self._kind(self.graph[n]), self._shape(self.graph[n])) for n in self.graph.inputs}
         values = {name: value for name, value in self.values.items() if name not in self._merged}
-        return OnnxFile(self.w.finish(inputs, outputs, metadata), values, self.operands, form)
+        return OnnxFile(self.w.finish(inputs, outputs, metadata), values, self.operands, form, self._merged)
 
     def _visit(self, node: Node) -> None:
         if node.op == CONST:
@@ -113,10 +115,8 @@ class Walk:
     def operand(self, edge: Edge) -> Value:
         """What an integer node reads on an edge that is no constant: after its SimQ, made once for all edges
         that ask for the same."""
-        found = self._operand(edge)
-        if self.graph.source(edge) not in self._merged:
-            self.operands[edge] = found
-        return found
+        self.operands[edge] = self._operand(edge)
+        return self.operands[edge]
 
     def _operand(self, edge: Edge) -> Value:
         source, simq = self.graph.source(edge), self.plan.edges[edge]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from torch import Tensor
+
 from hago.export.onnx_real import pad_sizes, pads
 from hago.graph import OUTPUT, Node
 from hago.plan import Plan
@@ -28,6 +30,14 @@ def padded_convolutions(plan: Plan) -> tuple[frozenset[str], Mapping[str, Node]]
             merged.add(node.name)
             convolutions |= {e.dst: _with(plan, node, graph[e.dst]) for e in readers}
     return frozenset(merged), convolutions
+
+
+def inside(value: Tensor, pad: Node) -> Tensor:
+    """A padded value without its padding."""
+    sizes = pad_sizes(pad, value.ndim)
+    starts, ends = sizes[: value.ndim], sizes[value.ndim :]
+    within = [slice(low, size - high) for low, size, high in zip(starts, value.shape, ends, strict=True)]
+    return value[tuple(within)]
 
 
 def _adds_zeros(plan: Plan, node: Node) -> bool:

@@ -86,6 +86,8 @@ def test_zeros_around_reals_are_a_part_of_the_integer_convolution(form: str) -> 
     assert not [n for n in made.model.graph.node if n.op_type == "Pad"]
     found = check_onnx(made, plan, [inputs])
     assert found.same and found.compared and not sum(p.differing for p in found.outputs), str(found)
+    places = {p.place: p.compared for p in found.places}
+    assert places == {"conv:0": inputs[0].numel(), "conv": 2 * 4 * 9 * 11}  # what is quantized, and the sums of ours
 
 
 @FORMS
