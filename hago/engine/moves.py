@@ -92,6 +92,9 @@ def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -
         return "scales that vary along another axis than the channels"
     if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
         return _by_ratio(r, how, target, channels, float(low), float(high))
+    if how.form == "shift" and bool((r >= 1).all()) and max(-low, high) <= EXACT_FLOAT32:
+        # integers come out, and what float32 rounds on the way is past the limits with or without
+        return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high))
     if how.form == "shift":
         _, exponent = torch.frexp(r)
         return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
