@@ -86,14 +86,15 @@ def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
     return target.qmin - target.zero_point, target.qmax - target.zero_point
 
 
-def _passes_float32(target: QParams) -> bool:
-    """Whether float32 cannot hold every integer of the range."""
-    return target.qmax - target.qmin > EXACT_FLOAT32
+def passes_float32(target: QParams) -> bool:
+    """Whether float32 cannot hold every centered integer of the range, or its width."""
+    ends = [int(v.abs().max()) if isinstance(v, Tensor) else abs(v) for v in clip_range(target)]
+    return max(*ends, target.qmax - target.qmin) > EXACT_FLOAT32
 
 
 def _clip(c: Tensor, target: QParams) -> Tensor:
     low, high = clip_range(target)
-    if c.dtype == torch.float32 and _passes_float32(target):
+    if c.dtype == torch.float32 and passes_float32(target):
         c = c.to(torch.float64)  # float32 would round a limit such as 2**31 - 1 up
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         low, high = torch.as_tensor(low), torch.as_tensor(high)
@@ -207,7 +208,7 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
     else:
         scale = torch.ldexp(m.to(torch.float64), -n)
         out = _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, _between(n, 1, 53))
-    return _clip(out, target).to(torch.float64 if _passes_float32(target) else c.dtype)
+    return _clip(out, target).to(torch.float64 if passes_float32(target) else c.dtype)
 
 
 def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:

@@ -122,6 +122,18 @@ def test_a_value_of_four_billion_saturates_at_a_limit_that_float32_cannot_hold()
             assert number(found) == 2**31 - 1
 
 
+@pytest.mark.parametrize("zero", [-(2**24) - 151, 2**24 + 151])
+def test_limits_past_float32_are_kept_where_the_range_is_narrow(zero: int) -> None:
+    """A zero point outside of the range: float32 would round the limits to even integers, and leave the range."""
+    narrow = qparams(1.0, "int32", zero, low=-50, high=51)
+    for x, q in ((1e9, 51), (-1e9, -50)):
+        assert number(quantize(torch.tensor([x]), narrow)) + zero == q
+        for carrier in (torch.float32, torch.float64, torch.int64):
+            for how in (Requantize("float32"), Requantize("shift"), Requantize("multiplier_shift")):
+                c = torch.tensor([x / 1e9 * 2**22], dtype=carrier)
+                assert number(requantize(c, qparams(1024.0, "int32"), narrow, how)) + zero == q
+
+
 # ---------------------------------------------------------------- requantize
 @given(st.integers(-(1 << 31), (1 << 31) - 1), SCALES, SCALES, ROUNDING, st.integers(-128, 127))
 def test_the_float32_form(c: int, s_in: float, s_out: float, rounding: str, zero: int) -> None:

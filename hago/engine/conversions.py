@@ -14,7 +14,7 @@ from hago.engine.choice import axis_of
 from hago.engine.moves import move_of, period, stored_type, to_real
 from hago.engine.tail import Stored, Tail
 from hago.graph import INPUT
-from hago.numerics import EXACT_FLOAT32, clip_range
+from hago.numerics import clip_range, passes_float32
 from hago.plan import Plan
 from hago.realization import move_stored, real_value
 from hago.types import SimQ
@@ -44,7 +44,7 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> QuantizeCall | N
     target, node = simq.target, plan.graph[root]
     assert target is not None
     code, real = stored_type(target), node.op == INPUT and node.attrs.get("dtype", "float32") == "float32"
-    if not real or code is None or target.scale.numel() > 1 or target.qmax - target.qmin >= EXACT_FLOAT32:
+    if not real or code is None or target.scale.numel() > 1 or passes_float32(target):
         return None
     low, high = (float(v) for v in clip_range(target))
     rounding = native.ROUNDINGS.index(plan.hardware.requantize.rounding)

@@ -19,6 +19,7 @@ from hago.numerics import (
     apply_simq,
     clip_range,
     is_power_of_two,
+    passes_float32,
     ratio,
     ratio_of_float32,
 )
@@ -113,7 +114,7 @@ def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: f
     made = r.to(torch.float32)
     if not bool(torch.isfinite(made).all()):
         return "a ratio of scales that float32 does not hold"
-    wide = target.qmax - target.qmin > EXACT_FLOAT32
+    wide = passes_float32(target)
     entries = spread(made, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
     plain = how.rounding == "half_even" and not wide

@@ -12,11 +12,16 @@ from plans import resolver_of
 from torch import Tensor
 
 from hago.engine import native
+from hago.engine.calls import RowsCall
 from hago.engine.executor import Executor
 from hago.engine.kernels import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
+from hago.engine.moves import move_of, period
+from hago.engine.tail import Stored, Tail
 from hago.hardware_file import load_hardware
+from hago.numerics import Requantize
 from hago.plan import Plan
 from hago.realization import IntegerModel
+from hago.types import INT32, QParams, SimQ
 
 WRONG = Verdict(False, "found wrong")
 
@@ -82,6 +87,23 @@ def test_a_library_that_rounds_otherwise_is_found() -> None:
             first[0] ^= 1
 
     assert not check_passes(Lying()).exact
+
+
+@pytest.mark.parametrize("how", [Requantize("float32"), Requantize("multiplier_shift")], ids=str)
+def test_a_narrow_range_far_from_its_zero_point(how: Requantize) -> None:
+    """Centered limits of which float32 holds every other only, in the kernels as in the reference."""
+    library = native.library()
+    if library.calls is None:
+        pytest.skip(library.why)
+    zero, one = torch.tensor(2**24 + 151), torch.ones((), dtype=torch.float64)
+    target = QParams(one, zero, -50, 51, INT32)
+    simq = SimQ(QParams(1024 * one, torch.tensor(0), INT32.min, INT32.max, INT32), target)
+    moved = move_of(simq, how, 1, 2**31 - 1)
+    assert not isinstance(moved, str)
+    tail = Tail(1, [], stored=[Stored("", moved, target)]).build()
+    sums = torch.tensor([2**22, -(2**22)], dtype=torch.int32)
+    (found,) = RowsCall(library.calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums])
+    assert found.tolist() == [51, -50]
 
 
 # ---------------------------------------------------------------- what is used then
