@@ -22,6 +22,7 @@ from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.ops import _opaque
 from hago.ops._rule import IntegerForm, Site
 from hago.plan import NodePlan, Plan
+from hago.topology import weight_edge
 from hago.types import Edge, QParams
 
 
@@ -83,7 +84,10 @@ def _check_edge(plan: Plan, edge: Edge) -> None:
 
 
 def _check_weight(plan: Plan, edge: Edge) -> None:
-    """A weight that a float node reads as integers is a constant, of its shape and within its range."""
+    """A weight that a float node reads as integers stands where its op has one, is a constant, of its shape and
+    within its range."""
+    if edge != weight_edge(plan.graph[edge.dst], plan.ops):
+        raise HagoError(f"edge {edge} has integers that a float node reads; its op has no weight there")
     weight, source = plan.weights[edge], plan.graph[plan.graph.source(edge)]
     q, desc = weight.qparams, weight.desc
     fits = desc.is_weight_only and desc.in_dtype(edge.slot) == q.dtype and edge.dst not in plan.nodes

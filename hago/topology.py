@@ -169,7 +169,7 @@ def _decide(
         if not (has_float or weight_only):
             raise UnsupportedOp(
                 f"node {node.name!r} ({node.op}) cannot run on {hardware.name}: {why_not}, and the "
-                f"hardware takes no float {node.op}. {remedy}"
+                f"hardware takes {_float_taken(graph, node, hardware, ops)}. {remedy}"
             )
         return _Kind(False, why_not, weight_only)
     rule = ops[node.op]
@@ -181,6 +181,16 @@ def _decide(
     if not (has_float or weight_only):
         return _Kind(True, f"{hardware.name} has no float {node.op}")
     return _Kind(False, "no input is integer", weight_only)
+
+
+def _float_taken(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
+    """What the hardware takes of an op in float, in words, where that is not the node."""
+    edge = weight_edge(node, ops)
+    if edge is None or not any(d.is_weight_only for d in hardware.ops.get(node.op, ())):
+        return f"no float {node.op}"
+    source = graph[graph.source(edge)]
+    why_not = "its weight is kept float by the user" if source.op == CONST else f"{source.name!r} is computed"
+    return f"float {node.op} only with a constant weight, as integers, where {why_not} ({edge})"
 
 
 def _kept(node: Node, keep_float: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from hago.hardware_document import from_document, hardware_hash, to_document
 from hago.hardware_file import check_hardware
 from hago.ops import OPS
 from hago.plan import Plan
+from hago.plan_check import check_plan
 from hago.prepare import make_strategy, plan_of, prepare
 from hago.realization import IntegerModel
 from hago.searching.search import SearchOptions, find
@@ -32,7 +34,7 @@ from hago.simulator import Simulator
 from hago.space import build_space
 from hago.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
 from hago.topology import analyze
-from hago.types import Edge, dtype
+from hago.types import Edge, SimQ, dtype
 
 INT4 = OpDesc(["float32", "int4"], "float32", name="w4", cost={"macs_per_cycle": 8})
 INT8 = OpDesc(["float32", "int8"], "float32", name="w8", cost={"macs_per_cycle": 4})
@@ -155,8 +157,13 @@ def test_a_weight_that_is_no_constant_stays_float() -> None:
     x = b.input(4, 4, name="x")
     graph = b.graph(b.call("matmul", x, x, name="square"))
     assert not any(analyze(graph, chip(INT4)).edges.values())
-    with pytest.raises(UnsupportedOp, match="square"):
+    says = "no integer signature for matmul, .* float matmul only with a constant weight, .* 'x' is computed"
+    with pytest.raises(UnsupportedOp, match=f"'square'.*{says}"):
         analyze(graph, chip(INT4, other_ops="reject"))
+    strict = chip(INT4, other_ops="reject")
+    strict = replace(strict, ops={**strict.ops, "relu": (REAL,), "reshape": (REAL,)})
+    with pytest.raises(UnsupportedOp, match="'fc' .* its weight is kept float by the user .fc:1."):
+        analyze(network(), strict, ["fc:1"])
 
 
 def test_a_point_of_kinds_keeps_what_is_stored_stored() -> None:
@@ -261,6 +268,21 @@ def test_an_edited_model_is_refused(edit: object, says: str) -> None:
     edit(document)
     with pytest.raises(ModelFileError, match=says):
         plan_from(document, tensors, "x")
+
+
+def test_integers_are_read_where_an_op_has_its_weight_only() -> None:
+    """A file whose hardware has another signature may not say so either."""
+    plan = plan_on(chip(INT4, REAL))
+    weight = plan.weights[Edge("conv", 1)]
+    scale, zero = (t.flatten() for t in (weight.qparams.scale, weight.qparams.zero_point))
+    qparams = replace(weight.qparams, scale=scale, zero_point=zero)
+    desc = OpDesc(["float32", "float32", "int4"], "float32")
+    bias = replace(weight, desc=desc, qparams=qparams, integers=torch.zeros(4, dtype=torch.int8))
+    check_plan(plan)
+    edge = Edge("conv", 2)
+    edges = {**plan.edges, edge: SimQ(qparams, None)}
+    with pytest.raises(HagoError, match="conv:2 has integers .* its op has no weight there"):
+        check_plan(replace(plan, weights={**plan.weights, edge: bias}, edges=edges))
 
 
 # ---------------------------------------------------------------- hardware
