@@ -74,7 +74,7 @@ class WeightGradients:
     @staticmethod
     def of_probes(prepared: Prepared) -> WeightGradients:
         """For random vectors on the outputs."""
-        sizes = {g.edges[0]: prepared.graph.consts[g.source].numel() for g in _of_constants(prepared)}
+        sizes = {g.edges[0]: prepared.graph.consts[g.source].numel() for g in of_constants(prepared)}
         room = GRADIENT_BYTES // (4 * max(1, sum(sizes.values())))
         return WeightGradients(min(SKETCHES, max(LEAST_SKETCHES, room)), sizes.keys())
 
@@ -146,7 +146,7 @@ class WeightScales:
         """Those of a Plan of these bits; nothing is known of them yet."""
         power = prepared.hardware.requantize.power_of_two
         factors = POWERS if power else FACTORS
-        found = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in _of_constants(prepared))
+        found = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in of_constants(prepared))
         weights = {g.edges[0]: w for g, w in found if w is not None}
         return WeightScales(prepared.hardware.requantize.rounding, weights, factors)
 
@@ -264,17 +264,23 @@ class WeightScales:
         }
 
 
-def _of_constants(prepared: Prepared) -> list[Group]:
+def of_constants(prepared: Prepared) -> list[Group]:
     """The groups of one constant each."""
     return [g for g in prepared.space.groups.values() if len(g.edges) == 1 and g.source in prepared.graph.consts]
 
 
+def own_ends(plan: Plan, group: Group) -> tuple[Tensor, Tensor] | None:
+    """The thresholds of a constant, channel by channel; None where it has none of its own."""
+    qparams, ends = plan.target(group.edges[0]), plan.thresholds.get(group.key)
+    if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
+        return None
+    return ends
+
+
 def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> _Weight | None:
     """A constant's weight, or None where it has no thresholds of its own."""
-    edge = group.edges[0]
-    qparams = plan.target(edge)
-    ends = plan.thresholds.get(group.key)
-    if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
+    qparams, ends = plan.target(group.edges[0]), own_ends(plan, group)
+    if qparams is None or ends is None:
         return None
     scheme, power = prepared.hardware.weight.scheme, prepared.hardware.requantize.power_of_two
     signed = bool((qparams.qmin < qparams.zero_point).any())

@@ -17,6 +17,7 @@ from hago.costing import plan_cost
 from hago.errors import LogError
 from hago.frontend.data import Batch
 from hago.gradients import divergence_pull, gradients, squared_error, squared_error_pull
+from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import available_hardware
 from hago.numerics import quantize
 from hago.prepare import Prepared, prepare
@@ -199,6 +200,21 @@ def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
         gains.append(after.value - before.value)
     # of some points together, since expectations may be off at one; powers of two are few
     assert sum(gains) >= 0.0 and (any(gains) or prepared.hardware.requantize.power_of_two)
+
+
+@pytest.mark.parametrize("wide_first", [False, True])
+def test_weights_without_thresholds_at_some_bits_are_measured_by_the_pass(wide_first: bool) -> None:
+    """Past 16 bits a weight has no thresholds that are chosen: what each choice loses stays that choice's."""
+    descs = [OpDesc(["int8", weight, "int64"], "int64") for weight in ("int8", "int32")]
+    hardware = Hardware({"linear": descs[::-1] if wide_first else descs})
+    b = Builder()
+    b.linear(b.linear(b.input(6, name="x"), seeded(4, 6), name="fc"), seeded(3, 4, seed=4), name="last")
+    prepared = prepare(b.graph("last"), hardware, [seeded(16, 6, seed=2)])
+    losses = refined_choices(prepared, make_goal("sqnr"), "weight_bytes").guide.losses
+    for edge in ("fc:1", "last:1"):
+        found = losses[edge]
+        assert tuple(found) == tuple(range(32, 3, -1))
+        assert all(1.5 < found[n - 4] / found[n] < 2.0**14 for n in range(8, 17)), found  # 2**8 is expected
 
 
 def test_the_start_keeps_limits_on_costs(prepared: Prepared) -> None:
