@@ -46,8 +46,9 @@ def all_bytes(operands: Sequence[Value], made: NodePlan) -> bool:
 def mover(walk: Walk, node: Node, made: NodePlan, operands: list[Value]) -> Emit | None:
     """What moves stored bytes as the node does, if it does no more than that."""
     form = walk.plan.ops[node.op].integer
-    moves = form is not None and made.within_hull and made.out_simq is None and made.out.dtype == operands[0].dtype
-    return MOVED.get(node.op, _moved) if moves and all_bytes(operands, made) else None
+    moves = form is not None and made.within_hull and made.out_simq is None and operands[0].held == "stored"
+    same = moves and made.out.dtype == operands[0].dtype and all_bytes(operands, made)
+    return MOVED.get(node.op, _moved) if same else None
 
 
 def same_through_reals(walk: Walk, edge: Edge) -> bool:

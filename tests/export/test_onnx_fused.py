@@ -152,3 +152,22 @@ def test_a_joined_operand_that_others_read(bits: int, form: str, tmp_path: Path)
         assert (found["Cast"] == 0) == (bits == 8)
     report = checked(plan, inputs, form)
     assert report.same and report.compared, str(report)
+
+
+@pytest.mark.parametrize("chip", ["x86_vnni", "sample", "onnxruntime_cpu"])
+@pytest.mark.parametrize("op", ["relu", "clamp", "pad", "max_pool2d"])
+def test_what_follows_a_sum_that_stays_wide(chip: str, op: str) -> None:
+    """Where edges requantize, a sum is real in QDQ form, and so is what moves it or cuts it off."""
+    attrs: dict[str, dict[str, Any]] = {
+        "clamp": {"min": -1.0, "max": 1.0},
+        "pad": {"pad": [1, 0, 0, 1], "mode": "reflect", "value": 0.0},
+        "max_pool2d": {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0], "dilation": [1, 1]},
+    }
+    ceil = {"ceil_mode": False} if op == "max_pool2d" else {}
+    b = Builder()
+    x = b.conv2d(b.input(3, 6, 6, name="x"), seeded(4, 3, 3, 3), name="first")
+    graph = b.graph(b.conv2d(b.call(op, x, **attrs.get(op, {}), **ceil), seeded(4, 4, 3, 3), name="last"))
+    resolver = resolver_of(graph, load_hardware(chip), [seeded(2, 3, 6, 6)], "power2_range")
+    plan = resolver({k: min(bits, 8) for k, bits in resolver.space.widest().items()})
+    found = checked(plan, [seeded(3, 3, 6, 6, seed=3)], "qdq")
+    assert found.same and found.compared, str(found)
