@@ -58,8 +58,21 @@ def _real_operand(walk: Walk, node: Node, made: NodePlan, edge: Edge) -> str:
 
 def _constant(walk: Walk, node: Node, edge: Edge, q: QParams) -> str:
     rank = walk.rank(node.inputs[edge.slot])
+    if node.op == "matmul" and edge.slot == 1 and rank > 2 and q.per_channel:
+        return _matrices(walk, node, edge, q)
     value = walk.constant(edge, _shape_of_weight(walk, node, edge.slot), packed=True)
     return walk.scales.dequantize(value, rank, f"{value.name}:real")
+
+
+def _matrices(walk: Walk, node: Node, edge: Edge, q: QParams) -> str:
+    """Matrices with a scale for each of their columns, dequantized as rows of one: ONNX Runtime loads a MatMul right
+    behind a DequantizeLinear of more than two axes as QLinearMatMul, which then refuses to run on a vector of scales.
+    """
+    shape = walk.graph[node.inputs[edge.slot]].shape or ()
+    value = walk.constant(edge, (-1, shape[-1]), packed=True)
+    flat = replace(q, scale=q.scale.reshape(1, -1), zero_point=q.zero_point.reshape(1, -1))
+    rows = walk.scales.dequantize(replace(value, qparams=flat), 2, f"{value.name}:rows")
+    return walk.w.step("Reshape", [rows, walk.w.integers(shape, value.name)], value.name)
 
 
 def _shape_of_weight(walk: Walk, node: Node, slot: int) -> tuple[int, ...] | None:

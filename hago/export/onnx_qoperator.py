@@ -171,7 +171,19 @@ def _matmul(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) ->
     if len(x) == 3:
         _gemm(walk, node, made, x, out)
     else:
-        walk.w.op("QLinearMatMul", [*_of(walk, x[0]), *_of(walk, x[1]), *_to(walk, node, made.out)], out)
+        matrices = _matrices(walk, x[1], walk.graph[node.inputs[1]].shape or ())
+        walk.w.op("QLinearMatMul", [*_of(walk, x[0]), *matrices, *_to(walk, node, made.out)], out)
+
+
+def _matrices(walk: Walk, value: Value, shape: tuple[int, ...]) -> list[str]:
+    """A tensor with its scale and zero point, which have as many axes as it where every column has its own."""
+    q = value.qparams
+    if q is None or len(shape) == 2 or not q.per_channel:
+        return _of(walk, value)
+    each = (*shape[:-2], 1, shape[-1])
+    zero = q.zero_point.expand(each).numpy().astype(numpy_dtype(q.dtype))
+    scale = walk.w.constant(f"{value.name}:scales", q.scale.to(torch.float32).expand(each))
+    return [value.name, scale, walk.w.constant(f"{value.name}:zeros", zero)]
 
 
 FUSED: Final[Mapping[str, Emit]] = {

@@ -171,3 +171,20 @@ def test_what_follows_a_sum_that_stays_wide(chip: str, op: str) -> None:
     plan = resolver({k: min(bits, 8) for k, bits in resolver.space.widest().items()})
     found = checked(plan, [seeded(3, 3, 6, 6, seed=3)], "qdq")
     assert found.same and found.compared, str(found)
+
+
+@FORMS
+@pytest.mark.parametrize("chip", ["x86_vnni", "onnxruntime_cpu", "openvino_cpu"])
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
+def test_a_product_by_constant_matrices(batch: tuple[int, ...], chip: str, form: str) -> None:
+    """A scale for every column, of one matrix or of several."""
+    b = Builder()
+    x = b.input(*(batch[:-1]), 3, 6, 5, name="x")
+    graph = b.graph(b.call("matmul", x, b.const(seeded(*batch, 5, 4)), name="product"))
+    inputs = [seeded(2, *batch[:-1], 3, 6, 5)]
+    resolver = resolver_of(graph, load_hardware(chip), inputs, "power2_range")
+    plan = resolver({k: min(bits, 8) for k, bits in resolver.space.widest().items()})
+    weight = plan.nodes["product"].operands[1]
+    assert weight is not None and weight.per_channel
+    found = checked(plan, inputs, form)
+    assert found.same and found.compared, str(found)
