@@ -23,7 +23,10 @@ from hago.plan import NodePlan, Plan
 #: What a kernel reads on an edge: the producer's own value, or what the edge requantizes it to.
 Takes = Literal["own", "moved"]
 Sums = Literal["conv", "matmul", "multiply", "sum_pool", "reduce"]
-Kind = Sums | Literal["add", "spread_add", "clamp", "max_pool", "table", "pad", "move", "reference", "float"]
+Passes = Literal["add", "spread_add", "clamp", "max_pool", "table", "pair_table", "pad", "move"]
+Kind = Sums | Passes | Literal["reference", "float"]
+#: Ops that make an entry of one entry of each operand.
+_BY_ENTRY: Final = frozenset({"add", "sub", "mul"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
             found = try_(plan, node, made)
     if isinstance(found, str) and products and made.table is None and try_ in (_linear, _matmul):
         found = _words(plan, node, made)
+    if isinstance(found, str) and passes and node.op in _BY_ENTRY:
+        found = _pair_table(made) or found
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
 
@@ -223,6 +228,14 @@ def _table(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
     if x is None or stored_type(x) not in (0, 1) or stored_type(made.out) not in (0, 1):
         return "a table of other than bytes"
     return Choice("table", "256 entries")
+
+
+def _pair_table(made: NodePlan) -> Choice | None:
+    """Whatever the arithmetic is, where both operands are bytes."""
+    values = (*made.operands, made.out)
+    if len(values) == 3 and all(q is not None and stored_type(q) in (0, 1) and q.scale.numel() == 1 for q in values):
+        return Choice("pair_table", "an entry for every pair of bytes")
+    return None
 
 
 def _mover(plan: Plan, node: Node, made: NodePlan) -> Choice | str:

@@ -18,7 +18,7 @@ from hago.engine.kernels import Kernels
 from hago.engine.moves import AS_IS, SLACK, period, stored_type
 from hago.engine.onednn_call import onednn_call
 from hago.engine.pack import Packs
-from hago.engine.products import MatmulCall, MultiplyCall, Place
+from hago.engine.products import MatmulCall, MultiplyCall, PairTableCall, Place, pair_table
 from hago.engine.tail import Added, Tail, sum_of
 from hago.engine.wants import Wants
 from hago.graph import Node
@@ -224,6 +224,16 @@ def _table(owner: Owner, node: Node, choice: Choice) -> Call:
     return _one(owner, node, "native table", TableCall(owner.kernels.calls, entries, made.out.dtype.torch))
 
 
+def _pair_table(owner: Owner, node: Node, choice: Choice) -> Call:
+    made = owner.plan.nodes[node.name]
+    consts = _stored_const(made, 0), _stored_const(made, 1)
+    held = tuple(q and q.key for q in (*made.operands, made.out))
+    entries = owner.packs.table((node.op, made.digest, held), lambda: pair_table(owner.plan, node))
+    inputs = tuple(owner.wants.names[e] for e in node.edges if e.slot not in made.consts)
+    call = PairTableCall(owner.kernels.calls, entries, consts)
+    return Call((node.name,), "native pair table", inputs, (node.name,), call)
+
+
 def _move(owner: Owner, node: Node, choice: Choice) -> Call:
     made, rule = owner.plan.nodes[node.name], owner.plan.ops[node.op]
 
@@ -280,5 +290,6 @@ EMIT: Final[Mapping[str, Emitter]] = {
     "reduce": _reduce,
     "pad": _pad,
     "table": _table,
+    "pair_table": _pair_table,
     "move": _move,
 }

@@ -149,6 +149,7 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_multiply": (*[c_void_p] * 4, *[c_int64] * 3, c_int),
     "hago_matmul": (*[c_void_p] * 4, c_int64, c_int),
     "hago_table": (c_void_p, c_void_p, c_void_p, c_int64, c_int),
+    "hago_pair_table": (*[c_void_p] * 4, c_int64, c_int),
 }
 
 

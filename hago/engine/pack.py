@@ -23,6 +23,8 @@ from hago.types import SimQ
 PACKED_BYTES: Final = 1 << 29
 #: Requantizations that one Packs keeps, each with an array or two of its channels.
 MOVES: Final = 1 << 13
+#: Tables of pairs of bytes that one Packs keeps, 64 KiB each.
+TABLES: Final = 1 << 9
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
 LANES: Final = 16
@@ -107,11 +109,12 @@ class Packed:
 
 class Packs:
     """What kernels made of weights, by the weights and the kind of kernel, bounded by PACKED_BYTES; and their
-    requantizations, by what they do, bounded by MOVES."""
+    requantizations and tables, by what they do, bounded by MOVES and TABLES."""
 
     def __init__(self) -> None:
         self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
         self._moves: LRU[Hashable, Moved | str] = LRU(MOVES)
+        self._tables: LRU[Hashable, Tensor] = LRU(TABLES)
 
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
         """`make(weight)`, made once for every key."""
@@ -134,6 +137,14 @@ class Packs:
         if found is None:
             found = move_of(simq, how, channels, largest)
             self._moves.put(key, found)
+        return found
+
+    def table(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """`make()`, made once for every key."""
+        found = self._tables.get(key)
+        if found is None:
+            found = make()
+            self._tables.put(key, found)
         return found
 
     def __call__(self, weight: Tensor, geometry: Geometry, transposed: bool = False) -> Packed:

@@ -1,4 +1,4 @@
-"""Calls of the native kernels that multiply two values; frozen, so that they may run in any thread.
+"""Calls of the native kernels that take two values; frozen, so that they may run in any thread.
 
 An operand that is a constant stands in `consts`, as stored; the others come with the call, in order, and after
 them what is added to the product, if anything is.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from ctypes import addressof
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from hago.engine import native
 from hago.engine.calls import together
 from hago.engine.moves import period
 from hago.engine.tail import Built
+from hago.graph import Node
+from hago.plan import Plan
+from hago.realization import compute_integer
 
 #: Code and zero point of a value as stored.
 Place = tuple[int, int]
@@ -66,8 +69,39 @@ class MultiplyCall:
                 addressof(tail), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
                 period(self.channels), torch.get_num_threads(),
             )  # fmt: skip
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return [m.permute(back) for m in made]
+        return [m.permute(_back(order)) for m in made]
+
+
+@dataclass(frozen=True, slots=True)
+class PairTableCall:
+    """A table by the bytes of two operands, broadcast.
+
+    Args:
+        entries: (65536,) as stored; that of a and b at 256 * a + b, both read as uint8.
+    """
+
+    calls: Any
+    entries: Tensor
+    consts: Pair
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
+        a, b, _ = _operands(self.consts, values)
+        shape = together(a.shape, b.shape)
+        order = _order((a if a.shape == shape else b).expand(shape), None)
+        a, b = (x.expand(shape).permute(order).contiguous() for x in (a, b))
+        made = torch.empty(a.shape, dtype=self.entries.dtype)
+        pointers = (x.data_ptr() for x in (a, b, self.entries, made))
+        self.calls.hago_pair_table(*pointers, made.numel(), torch.get_num_threads())
+        return (made.permute(_back(order)),)
+
+
+def pair_table(plan: Plan, node: Node) -> Tensor:
+    """What a node makes of every pair of bytes, in the order of `PairTableCall`, by the reference arithmetic."""
+    made, byte = plan.nodes[node.name], torch.arange(256, dtype=torch.uint8)
+    held = [q.dtype.torch for q in made.operands if q is not None]
+    values = [x.view(dtype) for x, dtype in zip((byte.repeat_interleave(256), byte.repeat(256)), held, strict=True)]
+    told = replace(made, simqs=(None, None), consts={})
+    return compute_integer(plan, node, told, values, lambda _, slot: values[slot])
 
 
 def _order(x: Tensor, axis: int | None) -> list[int]:
@@ -76,6 +110,10 @@ def _order(x: Tensor, axis: int | None) -> list[int]:
         axis = 1
     order = list(range(x.ndim))
     return order if axis is None else [*order[:axis], *order[axis + 1 :], axis]
+
+
+def _back(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _spread(x: Tensor) -> tuple[native.Spread, Tensor]:

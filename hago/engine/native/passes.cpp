@@ -62,3 +62,10 @@ extern "C" void hago_table(const uint8_t* x, const uint8_t* entries, uint8_t* ou
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && total > PIECE)
   for (int64_t i = 0; i < total; ++i) out[i] = entries[x[i]];
 }
+
+// Pairs of bytes through a table of 256 times 256.
+extern "C" void hago_pair_table(const uint8_t* a, const uint8_t* b, const uint8_t* entries, uint8_t* out, int64_t total,
+                                int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && total > PIECE)
+  for (int64_t i = 0; i < total; ++i) out[i] = entries[256 * a[i] + b[i]];
+}

@@ -1,0 +1,39 @@
+"""What combines two bytes entry by entry, in whatever arithmetic, is one table, and gives the reference's integers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from building import Builder, seeded
+from plans import resolver_of
+
+from hago.engine.executor import Executor
+from hago.engine.kernels import kernels
+from hago.exactness import differing
+from hago.hardware_file import load_hardware
+from hago.realization import IntegerModel
+
+
+@pytest.mark.parametrize("other", ["equal", "a gate", "a constant", "itself"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul"])
+@pytest.mark.parametrize("hardware", ["tflite", "onnxruntime_cpu", "tpu_mlir_bm1684x_asym"])
+def test_two_bytes(hardware: str, op: str, other: str) -> None:
+    b = Builder()
+    x, gate = b.input(6, 4, 5), b.input(6, 4, 5)
+    if other == "a gate":
+        gate = b.call("mean", gate, axes=[2, 3], keepdim=True)
+    second = {"a constant": lambda: b.const(seeded(1, 6, 1, 1, seed=3)), "itself": lambda: x}.get(other, lambda: gate)()
+    b.call(op, x, second, name="both")
+    graph, data = b.graph(), [seeded(4, 6, 4, 5, seed=s) for s in range(2)]
+    chip = load_hardware(hardware)
+    resolver = resolver_of(graph, chip, data)
+    plan = resolver(resolver.space.widest())
+    executor = Executor(plan)
+    if kernels().passes.exact and "both" in plan.nodes:
+        assert next(r.kernel for r in executor.explain().rows if r.node == "both") == "native pair table"
+    for size, layout in itertools.product((4, 1), (torch.contiguous_format, torch.channels_last)):
+        inputs = [(3 * v[:size]).to(memory_format=layout) for v in data]
+        (fast,), (exact,) = executor.run(inputs), IntegerModel(plan).run(inputs)
+        assert fast.shape == exact.shape and differing(fast, exact) == 0
