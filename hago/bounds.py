@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hago.graph import Graph, Node
 from hago.numerics import EXACT_FLOAT32
-from hago.ops._rule import IntegerForm, Operand
+from hago.ops._integer import IntegerForm, Operand
 from hago.types import QParams
 
 #: Into how many partial sums a convolution is split at most; beyond, it runs in float64.

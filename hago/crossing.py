@@ -7,7 +7,7 @@ from torch import Tensor
 from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.ops import Ops
-from hago.ops._rule import IntegerForm
+from hago.ops._integer import IntegerForm
 from hago.topology import Topology
 from hago.types import DType, QParams
 

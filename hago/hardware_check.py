@@ -20,7 +20,8 @@ from hago.hardware_finding import Document, Finding, Path, any_of, figures, know
 from hago.hardware_signature import check_signature
 from hago.multipliers import MULTIPLIERS
 from hago.ops import Ops, aliases
-from hago.ops._rule import IntegerForm, OpRule
+from hago.ops._integer import IntegerForm
+from hago.ops._rule import OpRule
 from hago.rounding import ROUNDINGS
 from hago.schemes import SCHEMES
 from hago.types import DTYPES

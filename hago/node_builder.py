@@ -18,7 +18,7 @@ from hago.graph import Node
 from hago.hardware import OpDesc
 from hago.numerics import apply_simq, dequantize
 from hago.operands import Operands, Owner
-from hago.ops._rule import Site
+from hago.ops._integer import Site
 from hago.pairs import CUTS, Pairs, pairs_of
 from hago.plan import NodePlan
 from hago.topology import fitting_descs

@@ -13,7 +13,7 @@ from hago.crossing import passes, range_node
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
-from hago.ops._rule import IntegerForm, Site
+from hago.ops._integer import IntegerForm, Site
 from hago.schemes import TWO_SIDED, Grid, make_qparams
 from hago.topology import Topology
 from hago.types import ZERO, DType, QParams

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hago.numerics import Overflow, saturate, wrap
-from hago.ops._rule import MatrixProduct
+from hago.ops._integer import MatrixProduct
 from hago.types import INT16, QParams
 
 #: What pairs do past 16 bits.

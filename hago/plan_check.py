@@ -20,7 +20,7 @@ from hago.errors import HagoError
 from hago.execute import infer_shape
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.ops import _opaque
-from hago.ops._rule import IntegerForm, Site
+from hago.ops._integer import IntegerForm, Site
 from hago.plan import NodePlan, Plan
 from hago.topology import weight_edge
 from hago.types import Edge, QParams

@@ -21,7 +21,7 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops
-from hago.ops._rule import IntegerForm
+from hago.ops._integer import IntegerForm
 from hago.topology import Topology, check_patterns, fitting_descs, matches, weight_only_descs
 from hago.types import DType, Edge
 

@@ -18,7 +18,7 @@ from hago.exactness import compare, differing
 from hago.execute import run_real
 from hago.graph import Graph
 from hago.hardware_file import available_hardware, load_hardware
-from hago.ops._rule import Attrs
+from hago.ops._integer import Attrs
 from hago.prepare import make_strategy, plan_of, prepare
 from hago.quantizer import Quantizer
 from hago.realization import IntegerModel

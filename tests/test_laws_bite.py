@@ -18,7 +18,7 @@ from torch import Tensor
 from hago import numerics
 from hago.numerics import Requantize
 from hago.ops import OPS, Ops
-from hago.ops._rule import Attrs, Operand
+from hago.ops._integer import Attrs, Operand
 from hago.resolve import Resolver
 from hago.types import SimQ
 

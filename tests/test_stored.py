@@ -32,7 +32,8 @@ from hago.errors import GraphError, HagoError, ModelFileError, UnsupportedOp
 from hago.graph import Graph
 from hago.hardware_file import available_hardware, load_hardware
 from hago.ops import OPS
-from hago.ops._rule import IntegerForm, OpRule
+from hago.ops._integer import IntegerForm
+from hago.ops._rule import OpRule
 from hago.plan import Plan
 from hago.realization import IntegerModel
 from hago.simulator import Simulator

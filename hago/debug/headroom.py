@@ -9,7 +9,7 @@ import torch
 from hago.graph import Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.ops import Ops
-from hago.ops._rule import Operand
+from hago.ops._integer import Operand
 from hago.pairs import CUTS
 from hago.schemes import TWO_SIDED
 from hago.types import INT16

@@ -9,7 +9,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._integer import Attrs, IntegerForm, MatrixProduct, Operand, Weight
+from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, mac_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._integer import Attrs, IntegerForm, Operand, Weight
+from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, bias_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hago.numerics import clip_range, dequantize, quantize
-from hago.ops._rule import Attrs, IntegerForm, Operand, Site, Slot
+from hago.ops._integer import Attrs, IntegerForm, Operand, Site, Slot
 
 
 def landing(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:

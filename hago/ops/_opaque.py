@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 
 from hago.errors import GraphError
-from hago.ops._rule import Attrs, Ref
+from hago.ops._integer import Attrs
+from hago.ops._rule import Ref
 
 NAME: Final = "opaque"
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from hago.ops._integer import Attrs, IntegerForm, Operand
 from hago.ops._qlinear import qlinear_average
-from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample
+from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import has_ref, plain
 from hago.ops._tflite import tflite_average
 from hago.ops._tpu_mlir import tpu_mlir_average

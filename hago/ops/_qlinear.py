@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hago.numerics import clip_range
-from hago.ops._rule import Attrs, IntegerForm, Operand, Site
+from hago.ops._integer import Attrs, IntegerForm, Operand, Site
 from hago.rounding import ROUNDINGS
 from hago.types import QParams
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.ops._rule import Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample
+from hago.ops._integer import Attrs, IntegerForm, Operand
+from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import axes_of
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.ops._rule import Attrs, Call, Operand, Parsed, Ref, Weight
+from hago.ops._integer import Attrs, Operand, Weight
+from hago.ops._rule import Call, Parsed, Ref
 
 
 # ---------------------------------------------------------------- parsing

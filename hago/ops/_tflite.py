@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hago.numerics import Requantize, multiply_by_quantized_multiplier
+from hago.ops._integer import Attrs, IntegerForm, Operand, Site
 from hago.ops._landing import landing
-from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.rounding import round_half_away
 
 #: Fraction bits that the operands of a sum are given: of 8 bits, and of 16.

@@ -16,8 +16,8 @@ from hago.arithmetic.tpu_mlir_activation import leaky_relu_multiplier, prelu_slo
 from hago.arithmetic.tpu_mlir_cast import UniformType
 from hago.arithmetic.tpu_mlir_elementwise import add_multipliers, mul_multiplier
 from hago.arithmetic.tpu_mlir_pool import avg_pool, avg_pool_asymmetric
+from hago.ops._integer import Attrs, IntegerForm, Operand, Site
 from hago.ops._landing import landing, largest_out
-from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.rounding import rounding_shift
 from hago.types import QParams
 

@@ -4,9 +4,10 @@ import operator
 
 from torch import Tensor
 
+from hago.ops._integer import Attrs, IntegerForm
 from hago.ops._landing import dequantized
 from hago.ops._qlinear import qlinear_sum
-from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
+from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import binary, sum_bound
 from hago.ops._tflite import tflite_sum
 from hago.ops._tpu_mlir import tpu_mlir_sum

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, Operand, OpRule, Refusal, Weight
+from hago.ops._integer import Attrs, IntegerForm, Operand, Weight
+from hago.ops._rule import OpRule, Refusal
 from hago.ops._rules import mac_bound, unread
 
 _WEIGHT = Weight(slot=1, axis=0)

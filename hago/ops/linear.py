@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, Weight
+from hago.ops._integer import Attrs, IntegerForm, MatrixProduct, Operand, Weight
+from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, mac_bound, split_k
 
 _WEIGHT = Weight(slot=1, axis=0)

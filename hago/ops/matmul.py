@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._rule import Attrs, Call, IntegerForm, MatrixProduct, Operand, OpRule, Parsed, Refusal, Sample, Weight
+from hago.ops._integer import Attrs, IntegerForm, MatrixProduct, Operand, Weight
+from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import bias_bound, product_scale, split_k
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from hago.ops._integer import Attrs, IntegerForm
 from hago.ops._landing import dequantized
-from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
+from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import binary, sum_bound
 from hago.ops._tflite import tflite_sum
 from hago.ops._tpu_mlir import tpu_mlir_sum

@@ -20,7 +20,7 @@ from hago.graph import Graph, Node
 from hago.hardware import Hardware
 from hago.numerics import apply_simq
 from hago.operands import ThresholdSource
-from hago.ops._rule import IntegerForm, Site
+from hago.ops._integer import IntegerForm, Site
 from hago.plan import NodePlan
 from hago.qat.moves import Ends, move, to_real
 from hago.qat.operands import LiveOperands, RangeThresholds, extremes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hago.hardware import OpDesc
 from hago.operands import Operands
-from hago.ops._rule import Site, Weight
+from hago.ops._integer import Site, Weight
 from hago.qat.ranges import Range
 from hago.schemes import TWO_SIDED, Grid, make_qparams
 from hago.types import DType, QParams

@@ -8,7 +8,8 @@ from typing import Final
 from hago.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
 from hago.numerics import Overflow, Requantize
 from hago.ops import OPS, Ops
-from hago.ops._rule import IntegerForm, OpRule
+from hago.ops._integer import IntegerForm
+from hago.ops._rule import OpRule
 from hago.rounding import ROUNDINGS
 from hago.types import dtype
 

@@ -12,7 +12,7 @@ from chips import Chip, has_weight, weight_only
 from hago.hardware import Accumulator, Hardware, OpDesc
 from hago.numerics import Requantize
 from hago.ops import OPS
-from hago.ops._rule import IntegerForm
+from hago.ops._integer import IntegerForm
 from hago.rounding import ROUNDINGS
 from hago.types import INT32, dtype
 

@@ -16,7 +16,7 @@ from hago.hardware import Hardware
 from hago.hardware_file import load_hardware
 from hago.numerics import dequantize, quantize, requantize
 from hago.ops import OPS
-from hago.ops._rule import Site
+from hago.ops._integer import Site
 from hago.types import ZERO, QParams, dtype
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "litert.json").read_text())["cases"]

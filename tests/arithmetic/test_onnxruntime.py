@@ -13,7 +13,7 @@ from torch import Tensor
 from hago.hardware_file import load_hardware
 from hago.numerics import requantize
 from hago.ops import OPS
-from hago.ops._rule import Site
+from hago.ops._integer import Site
 from hago.types import INT32, UINT8, ZERO, QParams
 
 onnx = pytest.importorskip("onnx")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._rule import Attrs, IntegerForm, Operand
+from hago.ops._integer import Attrs, IntegerForm, Operand
 
 from .one_op import Case
 

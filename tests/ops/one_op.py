@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from hago.frontend.torch_export import from_torch
 from hago.graph import CONST, INPUT
 from hago.ops import OPS
-from hago.ops._rule import IntegerForm, OpRule, Sample
+from hago.ops._integer import IntegerForm
+from hago.ops._rule import OpRule, Sample
 
 # torch.export wants a forward with as many arguments as there are inputs.
 _FORWARDS: dict[int, Callable[..., Tensor]] = {

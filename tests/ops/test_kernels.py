@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hago.ops import OPS
-from hago.ops._rule import Attrs, Operand
+from hago.ops._integer import Attrs, Operand
 
 from .kernel_laws import (
     check_bound,
