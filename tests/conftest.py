@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import products
 import pytest
 import torch
 from hypothesis import settings
@@ -15,16 +16,22 @@ pytest.register_assert_rewrite("ops.laws", "plans")
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 sys.path += [str(SCRIPTS), str(SCRIPTS / "made_up")]
 
-# the same cases in every run; `--hypothesis-profile=explore` draws new ones
-settings.register_profile("hago", deadline=None, derandomize=True)
+# the same cases in every run, more of them with --whole; `--hypothesis-profile=explore` draws new ones
+settings.register_profile("hago", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("whole", deadline=None, derandomize=True, max_examples=200)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
-settings.load_profile("hago")
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; read the diff")
+    parser.addoption("--whole", action="store_true", help="every case of the laws over products, and more drawn ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    products.asked["whole"] = config.getoption("--whole")
+    settings.load_profile("whole" if products.whole() else "hago")
 
 
 @pytest.fixture(autouse=True, scope="session")

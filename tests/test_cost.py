@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from building import Builder, residual_block, seeded
 from plans import fixed_resolver, points, resolver_of
+from specs import SHIPPED
 
 from hago.cost import METRICS, Cost, rows_of
 from hago.cost_range import cost_range
@@ -17,7 +18,6 @@ from hago.debug.cost_report import amount, cost_text, range_text
 from hago.errors import HagoError
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.hardware_file import available_hardware, load_hardware
 from hago.plan import Plan
 from hago.resolve import Resolver
 from hago.space import build_space
@@ -45,7 +45,7 @@ def priced(hardware: Hardware) -> Hardware:
     return replace(hardware, ops=ops, cost={**hardware.cost, **CHIP_COST})
 
 
-CHIPS = {name: priced(load_hardware(name)) for name in available_hardware()}
+CHIPS = {name: priced(chip) for name, chip in SHIPPED.items()}
 
 
 @pytest.fixture(scope="module", params=CHIPS)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 from networks import Small, images, randomized
+from products import whole
 from test_damaged_files import ODD, places
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from hago.simulator import Simulator
 from hago.stored import KIND, from_file_bytes, to_file_bytes
 from hago.tensor_file import from_bytes, to_bytes
 
-EDITS: Final = 120
+EDITS: Final = 120 if whole() else 40
 DATA: Final = [images(4, 1, 6, 6)]
 
 

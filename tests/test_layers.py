@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import hago
 
@@ -48,7 +47,11 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -64,7 +67,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 def own_imports(name: str) -> set[str]:
     """The modules of hago that a module imports."""
     found = set()
-    for imported in imports(TREES[name]):
+    for imported in imports(tree_of(name)):
         while imported not in MODULES and "." in imported:
             imported = imported.rpartition(".")[0]
         if imported.startswith("hago"):
@@ -82,15 +85,15 @@ def layer_of(name: str) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_point_down(name: str) -> None:
-    for imported in own_imports(name):
-        if name.startswith(("hago.cli.", "hago.__main__")) and imported == "hago":
-            continue  # the command line calls what users call
-        assert layer_of(imported) <= layer_of(name), f"{name} imports {imported}, which stands above it"
-        part, other = (".".join(n.split(".")[:2]) for n in (name, imported))
-        if part in SEPARATE and other in SEPARATE:
-            assert part == other, f"{name} imports {imported}, which stands beside it"
+def test_imports_point_down() -> None:
+    for name in MODULES:
+        for imported in own_imports(name):
+            if name.startswith(("hago.cli.", "hago.__main__")) and imported == "hago":
+                continue  # the command line calls what users call
+            assert layer_of(imported) <= layer_of(name), f"{name} imports {imported}, which stands above it"
+            part, other = (".".join(n.split(".")[:2]) for n in (name, imported))
+            if part in SEPARATE and other in SEPARATE:
+                assert part == other, f"{name} imports {imported}, which stands beside it"
 
 
 def test_nothing_imports_itself_in_a_circle() -> None:
@@ -111,49 +114,49 @@ def test_the_search_is_handed_its_evaluation() -> None:
 
 
 # ---------------------------------------------------------------- who may import what of others
-@pytest.mark.parametrize("name", MODULES)
-def test_only_the_frontend_reads_exported_programs(name: str) -> None:
-    for imported in imports(TREES[name]):
-        if imported.startswith(("torch.export", "torch.fx", "torch._export", "torch._dynamo")):
-            a_type = imported == "torch.export.ExportedProgram"  # what users may pass instead of a module
-            assert name.startswith("hago.frontend.") or (a_type and layer_of(name) >= layer_of("hago.prepare"))
+def test_only_the_frontend_reads_exported_programs() -> None:
+    for name in MODULES:
+        for imported in imports(tree_of(name)):
+            if imported.startswith(("torch.export", "torch.fx", "torch._export", "torch._dynamo")):
+                a_type = imported == "torch.export.ExportedProgram"  # what users may pass instead of a module
+                assert name.startswith("hago.frontend.") or (a_type and layer_of(name) >= layer_of("hago.prepare"))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_nothing_is_unpickled(name: str) -> None:
-    for node in ast.walk(TREES[name]):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in (
-            "pickle",
-            "marshal",
-            "shelve",
-            "dill",
-            "joblib",
-        ):
-            assert node.attr.endswith("Error"), f"{name}:{node.lineno}"  # to say what is wrong
-        if isinstance(node, ast.ImportFrom):
-            assert node.module not in ("pickle", "marshal", "shelve", "dill", "joblib"), f"{name}:{node.lineno}"
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "load") and node.keywords:
-            chosen = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            assert ast.unparse(node.func) != "torch.load" or chosen.get("weights_only") == "True", name
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "eval", "exec", "compile"):
-            assert any(k.arg == "weights_only" for k in node.keywords), f"{name}:{node.lineno}"
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "np.load":
-            assert any(k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in node.keywords)
+def test_nothing_is_unpickled() -> None:
+    for name in MODULES:
+        for node in ast.walk(tree_of(name)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in (
+                "pickle",
+                "marshal",
+                "shelve",
+                "dill",
+                "joblib",
+            ):
+                assert node.attr.endswith("Error"), f"{name}:{node.lineno}"  # to say what is wrong
+            if isinstance(node, ast.ImportFrom):
+                assert node.module not in ("pickle", "marshal", "shelve", "dill", "joblib"), f"{name}:{node.lineno}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "load") and node.keywords:
+                chosen = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                assert ast.unparse(node.func) != "torch.load" or chosen.get("weights_only") == "True", name
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "eval", "exec", "compile"):
+                assert any(k.arg == "weights_only" for k in node.keywords), f"{name}:{node.lineno}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "np.load":
+                assert any(k.arg == "allow_pickle" and ast.unparse(k.value) == "False" for k in node.keywords), name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_the_command_line_prints(name: str) -> None:
-    prints = [n for n in ast.walk(TREES[name]) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
-    assert name == "hago.cli" or not prints
+def test_only_the_command_line_prints() -> None:
+    for name in MODULES:
+        prints = [n for n in ast.walk(tree_of(name)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
+        assert name == "hago.cli" or not prints
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_how_a_module_reads(name: str) -> None:
+def test_how_a_module_reads() -> None:
     """A first line that says its job, no bare except, no assignment to another module's names."""
-    assert (ast.get_docstring(TREES[name]) or "").strip()
-    for node in ast.walk(TREES[name]):
-        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{name}:{node.lineno}"
-        assert not isinstance(node, ast.Global), f"{name}:{node.lineno}"
+    for name in MODULES:
+        assert (ast.get_docstring(tree_of(name)) or "").strip(), name
+        for node in ast.walk(tree_of(name)):
+            assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{name}:{node.lineno}"
+            assert not isinstance(node, ast.Global), f"{name}:{node.lineno}"
 
 
 # ---------------------------------------------------------------- what an import does

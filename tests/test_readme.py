@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from digits import few_digits
 
 from hago.cli import main
 from hago.demo import run_demo
@@ -75,6 +76,7 @@ def test_the_commands_of_the_readme_work(
     lines = [line for b in blocks(text) if b.kind == "bash" for line in b.body.splitlines() if line.startswith("hago ")]
     assert len(lines) >= 6
     monkeypatch.chdir(tmp_path)
+    few_digits(monkeypatch, 5)
     run_demo(tmp_path, lambda line: None, hardware=["sample"], budget="1 trials", epochs=1)
     for line in lines:
         code = main(shlex.split(line)[1:])

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from chips import CHIPS
 from plans import points
 from random_graphs import random_graph, random_inputs
+from specs import EVERY
 
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.graph import Graph
-from hago.hardware_file import available_hardware, load_hardware
 from hago.objective import objective
 from hago.peaks import Peaks
 from hago.prepare import Prepared, prepare
@@ -24,18 +23,13 @@ from hago.space import Bits
 from hago.steps import last_uses
 from hago.trials.evaluate import EvaluationEngine, Evaluator
 
-HARDWARE = {
-    **{name: load_hardware(name) for name in available_hardware()},
-    **{name: chip.hardware(name=name) for name, chip in CHIPS.items()},
-}
-
 
 def prepared_at(seed: int) -> Prepared:
     rng = random.Random(seed)
     graph = random_graph(seed)
     data = [tuple(random_inputs(graph, 10 * seed + i, batch=3 - i)) for i in range(2)]
     estimator = rng.choice(["max_range", "percentile", "power2_range"])
-    return prepare(graph, HARDWARE[rng.choice(sorted(HARDWARE))], data, estimator=estimator)
+    return prepare(graph, EVERY[rng.choice(sorted(EVERY))], data, estimator=estimator)
 
 
 def evaluator_of(prepared: Prepared, cache_bytes: int | None = None, engine: EvaluationEngine = "float") -> Evaluator:

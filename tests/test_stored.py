@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from chips import CHIPS, Chip
+from chips import Chip
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from ops.samples import among_integers, graph_of
 from plans import points, resolver_of
 from random_graphs import random_graph, random_inputs
+from specs import EVERY, SHIPPED
 from torch import Tensor, nn
 
 import hago
 from hago.errors import GraphError, HagoError, ModelFileError, UnsupportedOp
 from hago.graph import Graph
-from hago.hardware_file import available_hardware, load_hardware
 from hago.ops import OPS
 from hago.ops._integer import IntegerForm
 from hago.ops._rule import OpRule
@@ -39,8 +39,6 @@ from hago.realization import IntegerModel
 from hago.simulator import Simulator
 from hago.stored import KIND, Provenance, from_file_bytes, is_stored, load_plan, save_plan, to_file_bytes
 from hago.tensor_file import from_bytes, to_bytes
-
-SPECS = {name: load_hardware(name) for name in available_hardware()}
 
 
 def widest(graph: Graph, hardware: hago.Hardware, inputs: list[Tensor]) -> Plan:
@@ -81,7 +79,7 @@ def _equal(name: str, a: Any, b: Any) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_random_networks(seed: int) -> None:
     graph, rng = random_graph(seed), random.Random(seed)
-    chips = {**SPECS, **{n: c.hardware(name=n) for n, c in CHIPS.items()}}
+    chips = EVERY
     for name in rng.sample(sorted(chips), 2):
         resolver = resolver_of(graph, chips[name], random_inputs(graph, seed))
         for bits in islice(points(resolver.space, seed), 2):
@@ -91,22 +89,22 @@ def test_random_networks(seed: int) -> None:
 KEYS = [(name, i) for name, rule in OPS.items() for i in range(len(rule.samples))] + [("affine", r) for r in (2, 3, 4)]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SHIPPED)
 def test_every_op_sample_on_what_ships(spec: str) -> None:
     """Every sample meets one of the specs, and every spec its share of the samples."""
     ran = 0
-    for name, index in KEYS[list(SPECS).index(spec) :: len(SPECS)]:
+    for name, index in KEYS[list(SHIPPED).index(spec) :: len(SHIPPED)]:
         graph = graph_of(name, index)
         inputs = [_example(graph, n) for n in graph.inputs]
-        if OPS[name].integer is not None and SPECS[spec].integer_descs(name):
+        if OPS[name].integer is not None and SHIPPED[spec].integer_descs(name):
             graph = among_integers(graph)
         try:
-            plan = widest(graph, SPECS[spec], inputs)
+            plan = widest(graph, SHIPPED[spec], inputs)
         except UnsupportedOp:
             continue
         check_round_trip(plan, inputs)
         ran += 1
-    assert ran > len(KEYS) / len(SPECS) / 2
+    assert ran > len(KEYS) / len(SHIPPED) / 2
 
 
 def _example(graph: Graph, name: str) -> Tensor:

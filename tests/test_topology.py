@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from chips import CHIPS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph
+from specs import MADE_UP, SHIPPED
 
 from hago.errors import HagoError, UnsupportedOp
 from hago.graph import CONST, INPUT, OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import available_hardware, load_hardware
+from hago.hardware_file import load_hardware
 from hago.ops import OPS
 from hago.topology import analyze, check_patterns, crossings, fitting_descs, misfit
 from hago.types import Edge
@@ -158,7 +158,7 @@ def test_what_must_be_integer_cannot_be_kept_float() -> None:
 
 
 # ---------------------------------------------------------------- over random graphs
-HARDWARE = {**{n: load_hardware(n) for n in available_hardware()}, "floats_too": CHIPS["floats_too"].hardware()}
+HARDWARE = {**SHIPPED, "floats_too": MADE_UP["floats_too"]}
 
 
 @settings(max_examples=60)

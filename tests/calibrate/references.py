@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -57,6 +58,6 @@ def squared_error_by_pieces(
         left, right = Fraction(k - origin), Fraction(k - origin + 1)
         cuts = [left, *(m for m in midpoints if left < m < right), right]
         for a, b in itertools.pairwise(cuts):
-            level = scale * (lowest + sum(m < (a + b) / 2 for m in midpoints))
+            level = scale * (lowest + bisect_left(midpoints, (a + b) / 2))
             total += mass * ((b - level) ** 3 - (a - level) ** 3) / 3
     return total

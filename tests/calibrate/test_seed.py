@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hago.arithmetic.tpu_mlir_tables import (
 from hago.calibrate.seed import Seed, make_seed
 from hago.errors import DataError, HagoError
 from hago.export.tpu_mlir import make_tables
+from hago.graph import Graph
 from hago.hardware_file import available_hardware, load_hardware
 from hago.prepare import prepare
 from hago.schemes import Grid
@@ -37,6 +39,11 @@ class Net(nn.Module):
         return self.head(self.second(self.first(x).relu()).flatten(1))
 
 
+@functools.cache
+def net() -> Graph:
+    return hago.from_torch(Net().eval(), (data()[0],))
+
+
 def data() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(8, 3, 8, 8, generator=generator) for _ in range(2)]
@@ -46,7 +53,7 @@ def data() -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", available_hardware())
 def test_tables_of_a_strategy_give_its_scales_again(name: str) -> None:
     """Equal qparams on every data edge, but for what seven printed digits leave open."""
-    quantizer = hago.quantize(Net().eval(), name, data(), keep_float=[] if name == "int16_accumulator" else ["head"])
+    quantizer = hago.quantize(net(), name, data(), keep_float=[] if name == "int16_accumulator" else ["head"])
     tables = make_tables(quantizer.plan, quantizer.strategy.bits)
     rows = parse_calibration_table(format_calibration_table(tables.calibration))
     modes = parse_quantize_table(format_quantize_table(tables.quantize))
@@ -86,8 +93,8 @@ def test_a_row_is_read_as_the_hardware_quantizes() -> None:
 
 
 def test_given_ranges_stand_and_others_are_estimated() -> None:
-    given = hago.quantize(Net().eval(), "x86_vnni", data(), thresholds={"x": (-1.0, 1.0)})
-    plain = hago.quantize(Net().eval(), "x86_vnni", data())
+    given = hago.quantize(net(), "x86_vnni", data(), thresholds={"x": (-1.0, 1.0)})
+    plain = hago.quantize(net(), "x86_vnni", data())
     assert list(given.strategy.made_by["estimated"]) == ["relu", "second", "reshape"]
     assert "estimated" not in plain.strategy.made_by
     low, high = given.strategy.thresholds["first:0"]
@@ -101,15 +108,14 @@ def test_given_ranges_stand_and_others_are_estimated() -> None:
 
 def test_onnx_names_of_the_engine_are_understood() -> None:
     seed = Seed({"first_Conv": (-1.0, 1.0), "x": (-2.0, 2.0)}, modes={"head_Gemm": "F32"})
-    graph = hago.from_torch(Net().eval(), (data()[0],))
-    found = seed.at(graph)
+    found = seed.at(net())
     assert set(found.ranges) == {"first", "x"} and found.modes == {"head": "F32"}
 
 
 # ---------------------------------------------------------------- modes
 def test_modes_keep_float_and_fix_bits() -> None:
     modes = {"head": "F16", "first": "W4INT8", "second": "INT4"}
-    prepared = prepare(Net().eval(), "vta", data(), modes=modes)
+    prepared = prepare(net(), "vta", data(), modes=modes)
     assert not prepared.topology.nodes["head"]
     choices = {k: g.choices for k, g in prepared.space.groups.items()}
     assert choices["first:0"] == (8,) and choices["first:1"] == (4,)
@@ -121,14 +127,14 @@ def test_a_search_with_tables_is_continued_and_replayed(tmp_path: Path) -> None:
     (tmp_path / "q").write_text(format_quantize_table(QuantizeTable({"head": "F32"})))
     how = {"log": tmp_path / "l.jsonl", "budget": 3, "searcher": "random", "progress": False}
     tables = {"thresholds": tmp_path / "cali", "modes": tmp_path / "q"}
-    strategy, _ = hago.search_quantize_strategy(Net().eval(), "vta", data(), **how, **tables)  # type: ignore[arg-type]
+    strategy, _ = hago.search_quantize_strategy(net(), "vta", data(), **how, **tables)  # type: ignore[arg-type]
     assert strategy.topology.node_conds["head"] is False
-    again, _ = hago.search_quantize_strategy(Net().eval(), "vta", data(), **how, **tables)  # type: ignore[arg-type]
+    again, _ = hago.search_quantize_strategy(net(), "vta", data(), **how, **tables)  # type: ignore[arg-type]
     assert again.thresholds == strategy.thresholds
-    assert hago.replay(Net().eval(), "vta", tmp_path / "l.jsonl", data()).same
-    assert hago.create_quantizer(Net().eval(), "vta", strategy).plan.key
+    assert hago.replay(net(), "vta", tmp_path / "l.jsonl", data()).same
+    assert hago.create_quantizer(net(), "vta", strategy).plan.key
     with pytest.raises(HagoError, match="settings.*thresholds"):
-        hago.search_quantize_strategy(Net().eval(), "vta", data(), **how, modes=tmp_path / "q")  # type: ignore[arg-type]
+        hago.search_quantize_strategy(net(), "vta", data(), **how, modes=tmp_path / "q")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- refused
@@ -149,6 +155,5 @@ def test_a_search_with_tables_is_continued_and_replayed(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_tables_are_refused_by_name(thresholds: object, modes: object, why: str) -> None:
-    graph = hago.from_torch(Net().eval(), (data()[0],))
     with pytest.raises((HagoError, DataError), match=why):
-        make_seed(thresholds, modes, load_hardware("vta")).at(graph)  # type: ignore[arg-type]
+        make_seed(thresholds, modes, load_hardware("vta")).at(net())  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Run, runner
+from digits import few_digits
 
 from hago import cli, judgement
 from hago.cli import main
@@ -113,6 +114,7 @@ EVERY = {
 def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     from hago import demo
 
+    few_digits(monkeypatch, 5)
     train = demo.train
     monkeypatch.setattr(demo, "train", lambda part, seed, epochs: train(part, seed, 1))
 

@@ -7,13 +7,13 @@ import json
 
 import pytest
 import torch
+from specs import SHIPPED
 from torch import Tensor, nn
 
 from hago.debug.explain import Explanation, explain_topology
 from hago.errors import UnsupportedOp
 from hago.graph import CONST, INPUT, Graph
 from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import available_hardware, load_hardware
 from hago.resolve import Resolver
 from hago.space import Space, build_space
 from hago.topology import Topology, analyze
@@ -21,8 +21,7 @@ from hago.topology import Topology, analyze
 from .golden_files import assert_golden
 from .models import CHIPS, MODELS, OUTPUT, WIDE, Concat, Island, Pooled, Ranges, Residual, import_model, sample
 
-SPECS = {name: load_hardware(name) for name in available_hardware()}
-CASES = list(itertools.product(MODELS, {**CHIPS, **SPECS}))
+CASES = list(itertools.product(MODELS, {**CHIPS, **SHIPPED}))
 
 
 def explained(
@@ -37,7 +36,7 @@ def explained(
 @pytest.fixture(params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest) -> tuple[Hardware, Graph, Topology, Space, Explanation]:
     model, hardware = request.param
-    chip = {**CHIPS, **SPECS}[hardware]
+    chip = {**CHIPS, **SHIPPED}[hardware]
     try:
         return (chip, *explained(MODELS[model](), chip))
     except UnsupportedOp as error:

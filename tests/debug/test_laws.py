@@ -11,6 +11,7 @@ import math
 
 import pytest
 import torch
+from specs import SHIPPED
 
 from hago.debug.causes import CAUSES, NodeSplitter
 from hago.debug.graph_statistic import GraphStatistic
@@ -18,7 +19,6 @@ from hago.debug.inspect import Lockstep, inspect_plan
 from hago.errors import UnsupportedOp
 from hago.execute import run_real
 from hago.hardware import Hardware
-from hago.hardware_file import available_hardware, load_hardware
 from hago.plan import Plan
 from hago.simulator import Simulator
 
@@ -26,7 +26,7 @@ from .models import CHIPS, MODELS, batches, make_plan, sample
 
 #: One of each kind of register, of requantization and of forms; the others differ in what is listed.
 CHOSEN = ("arm_dot", "int16_accumulator", "sample", "vta", "x86_avx2", "x86_vnni", "tflite", "tpu_mlir_bm1684x")
-SPECS = {name: load_hardware(name) for name in CHOSEN if name in available_hardware()}
+SPECS = {name: SHIPPED[name] for name in CHOSEN if name in SHIPPED}
 CASES = [(m, h, bits) for m, h, bits in itertools.product(MODELS, {**CHIPS, **SPECS}, (64, 5))]
 
 

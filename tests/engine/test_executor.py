@@ -12,9 +12,9 @@ from itertools import islice
 import pytest
 import torch
 from building import Builder, residual_block, seeded
-from chips import CHIPS
 from plans import points, resolver_of
 from random_graphs import random_graph, random_inputs
+from specs import EVERY
 from torch import Tensor
 
 from hago.engine.executor import Executor
@@ -25,14 +25,8 @@ from hago.errors import HagoError
 from hago.exactness import differing
 from hago.graph import Graph
 from hago.hardware import Hardware
-from hago.hardware_file import available_hardware, load_hardware
 from hago.plan import Plan
 from hago.realization import IntegerModel
-
-HARDWARE = {
-    **{name: load_hardware(name) for name in available_hardware()},
-    **{name: chip.hardware(name=name) for name, chip in CHIPS.items()},
-}
 
 
 def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Executor:
@@ -53,21 +47,21 @@ def plan_of(graph: Graph, hardware: Hardware, inputs: list[Tensor]) -> Plan:
 def test_random_networks(seed: int) -> None:
     rng, graph, packs = random.Random(seed), random_graph(seed), Packs()
     data = random_inputs(graph, seed)
-    for name in rng.sample(sorted(HARDWARE), 2):
-        resolver = resolver_of(graph, HARDWARE[name], data, rng.choice(["max_range", "power2_range"]))
+    for name in rng.sample(sorted(EVERY), 2):
+        resolver = resolver_of(graph, EVERY[name], data, rng.choice(["max_range", "power2_range"]))
         for bits in islice(points(resolver.space, seed), 3):
             check(resolver(bits), random_inputs(graph, seed + 1, batch=rng.choice([1, 3]), size=4.0), packs)
 
 
-@pytest.mark.parametrize("name", sorted(HARDWARE))
+@pytest.mark.parametrize("name", sorted(EVERY))
 def test_every_hardware(name: str) -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    check(plan_of(graph, HARDWARE[name], [x]), [seeded(3, 3, 8, 8, seed=5, size=2.0)])
+    check(plan_of(graph, EVERY[name], [x]), [seeded(3, 3, 8, 8, seed=5, size=2.0)])
 
 
 def test_every_plan_runs_without_kernels() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    plan = plan_of(graph, HARDWARE["x86_vnni"], [x])
+    plan = plan_of(graph, EVERY["x86_vnni"], [x])
     executor = Executor(plan, using=NOTHING)
     assert executor.run([x])[0].equal(IntegerModel(plan).run([x])[0])
     assert set(executor.explain().kernels) == {"reference", "none", "torch on bytes"}
@@ -98,7 +92,7 @@ def test_convolutions(case: str, name: str) -> None:
     weight = seeded(out, channels // int(attrs.get("groups", 1)), kernel, kernel, seed=1)
     conv = b.conv2d(x, weight, seeded(out, seed=2), name="conv", **attrs)
     b.conv2d(b.call("relu", conv, name="relu"), seeded(4, out, 1, 1, seed=3), name="next", padding=[0, 0])
-    plan = plan_of(b.graph(), HARDWARE[name], [seeded(2, channels, 9, 7)])
+    plan = plan_of(b.graph(), EVERY[name], [seeded(2, channels, 9, 7)])
     executor = check(plan, [seeded(3, channels, 9, 7, seed=7, size=3.0)])
     if kernels().conv.exact and case != "same, wider on one side":
         assert executor.explain().rows[0].kernel == "native conv"
@@ -130,7 +124,7 @@ def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
     pool = b.call("max_pool2d", b.call("relu", conv, name="relu"), name="pool", ceil_mode=False, **size)
     twice = b.conv2d(pool, seeded(out, out, 1, 1, seed=3), name="next", padding=[0, 0])
     b.call("add", twice, pool, name="sum")
-    plan = plan_of(b.graph(), HARDWARE[name], [seeded(2, channels, 33, 25)])
+    plan = plan_of(b.graph(), EVERY[name], [seeded(2, channels, 33, 25)])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2 if name == "x86_vnni" else 1)
@@ -150,7 +144,7 @@ def test_an_average_that_only_a_sum_reads(name: str) -> None:
     size = {"kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0]}
     pool = b.call("avg_pool2d", conv, **size, ceil_mode=False, count_include_pad=True, divisor_override=None)
     b.conv2d(b.call("add", half, pool), seeded(4, 20, 1, 1, seed=3), name="next")
-    check(plan_of(b.graph(), HARDWARE[name], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)])
+    check(plan_of(b.graph(), EVERY[name], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)])
 
 
 # ---------------------------------------------------------------- other kernels
@@ -168,7 +162,7 @@ def test_random_networks_on_other_kernels(variant: str) -> None:
     for seed in range(130, 136):
         rng, graph = random.Random(seed), random_graph(seed)
         data = random_inputs(graph, seed)
-        resolver = resolver_of(graph, HARDWARE[rng.choice(sorted(HARDWARE))], data, "power2_range")
+        resolver = resolver_of(graph, EVERY[rng.choice(sorted(EVERY))], data, "power2_range")
         for bits in islice(points(resolver.space, seed), 2):
             plan, x = resolver(bits), random_inputs(graph, seed + 1, size=4.0)
             for fast, exact in zip(
@@ -180,7 +174,7 @@ def test_random_networks_on_other_kernels(variant: str) -> None:
 # ---------------------------------------------------------------- as a module
 def test_it_can_be_copied_and_sent() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    model = FastModel(plan_of(graph, HARDWARE["x86_vnni"], [x]))
+    model = FastModel(plan_of(graph, EVERY["x86_vnni"], [x]))
     expected = model(x)
     assert expected.equal(model.executor.run([x])[0])
     again = copy.deepcopy(model)
@@ -193,14 +187,14 @@ def test_it_can_be_copied_and_sent() -> None:
 
 def test_it_can_be_compiled() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    model = FastModel(plan_of(graph, HARDWARE["x86_vnni"], [x]))
+    model = FastModel(plan_of(graph, EVERY["x86_vnni"], [x]))
     expected = model(x)
     assert torch.compile(model, backend="eager")(x).equal(expected)
 
 
 def test_whoever_looks_sees_every_node() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    plan = plan_of(graph, HARDWARE["x86_vnni"], [x])
+    plan = plan_of(graph, EVERY["x86_vnni"], [x])
     seen: dict[str, Tensor] = {}
     FastModel(plan).run([x], lambda node, value: seen.__setitem__(node.name, value))
     expected: dict[str, Tensor] = {}
@@ -210,7 +204,7 @@ def test_whoever_looks_sees_every_node() -> None:
 
 def test_the_report_names_every_node_once() -> None:
     graph = residual_block()
-    found = Executor(plan_of(graph, HARDWARE["x86_vnni"], [seeded(2, 3, 8, 8)])).explain()
+    found = Executor(plan_of(graph, EVERY["x86_vnni"], [seeded(2, 3, 8, 8)])).explain()
     assert [r.node for r in found.rows] == [n.name for n in graph if n.op not in ("input", "const")]
     assert sum(found.kernels.values()) == len(found.rows) == len(found.to_json()["rows"])
     assert all(r.node in str(found) and r.why for r in found.rows)
@@ -224,7 +218,7 @@ def test_an_unknown_engine_is_refused() -> None:
 # ---------------------------------------------------------------- batches
 def test_a_batch_is_cut_where_samples_do_not_meet() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    executor = Executor(plan_of(graph, HARDWARE["x86_vnni"], [x]))
+    executor = Executor(plan_of(graph, EVERY["x86_vnni"], [x]))
     whole = seeded(7, 3, 8, 8, seed=3)
     (expected,) = executor.run([whole])
     if not kernels().conv.exact:
@@ -238,10 +232,10 @@ def test_a_batch_whose_samples_meet_is_not_cut() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 0], kwargs={})
-    assert Executor(plan_of(b.graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 4, 4)])).at_once is None
+    assert Executor(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])).at_once is None
     c = Builder()
     conv = c.conv2d(c.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     c.call("permute", conv, axes=[1, 0, 2, 3])
-    plan = plan_of(c.graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 4, 4)])
+    plan = plan_of(c.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])
     assert Executor(plan).at_once is None
     check(plan, [seeded(5, 3, 4, 4)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from building import Builder, seeded
 from plans import points, resolver_of
+from specs import SHIPPED
 from torch import Tensor
 
 from hago.engine.executor import Executor
@@ -16,13 +17,10 @@ from hago.engine.kernels import NOTHING, kernels
 from hago.engine.moves import move_of
 from hago.exactness import differing
 from hago.graph import Graph
-from hago.hardware_file import available_hardware, load_hardware
 from hago.numerics import apply_simq
 from hago.plan import Plan
 from hago.realization import IntegerModel
 from hago.types import SimQ
-
-HARDWARE = {name: load_hardware(name) for name in available_hardware()}
 
 
 def fire(b: Builder, x: str, channels: int, name: str) -> str:
@@ -63,13 +61,13 @@ def check(plan: Plan, x: Tensor, executor: Executor) -> None:
         assert differing(fast, exact) == 0, executor.explain()
 
 
-@pytest.mark.parametrize("name", sorted(HARDWARE))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
 @pytest.mark.parametrize("made", [fires, dense])
 def test_outputs_are_those_of_the_reference(name: str, made: Callable[[], Graph]) -> None:
     graph, size = made(), 8 if made is fires else 6
     x = seeded(2, 3, size, size)
     for estimator in ("max_range", "power2_range"):
-        resolver = resolver_of(graph, HARDWARE[name], [x], estimator)
+        resolver = resolver_of(graph, SHIPPED[name], [x], estimator)
         for bits in islice(points(resolver.space, 3), 3):
             plan = resolver(bits)
             check(plan, seeded(2, 3, size, size, seed=9, size=2.0), Executor(plan))
@@ -81,7 +79,7 @@ def test_bytes_are_joined_where_bytes_are_read(estimator: str) -> None:
     if not kernels().conv.exact:
         pytest.skip(kernels().conv.why)
     graph, x = fires(both=False), seeded(2, 3, 8, 8)
-    resolver = resolver_of(graph, HARDWARE["x86_vnni"], [x], estimator)
+    resolver = resolver_of(graph, SHIPPED["x86_vnni"], [x], estimator)
     executor = Executor(resolver(resolver.space.widest()))
     values = executor.begin([x])
     for step in executor.steps():
@@ -92,7 +90,7 @@ def test_bytes_are_joined_where_bytes_are_read(estimator: str) -> None:
 def test_two_requantizations_are_one_only_where_the_first_shifts_to_the_left() -> None:
     graph, x = fires(both=False), seeded(2, 3, 8, 8)
     for estimator, one in (("power2_range", True), ("max_range", False)):
-        plan = resolver_of(graph, HARDWARE["x86_vnni"], [x], estimator)
+        plan = resolver_of(graph, SHIPPED["x86_vnni"], [x], estimator)
         made = plan(plan.space.widest())
         first, second = made.edges[graph["first.cat"].edges[0]], made.edges[graph["second.squeeze"].edges[0]]
         assert first is not None and second is not None

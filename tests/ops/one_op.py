@@ -1,8 +1,7 @@
-"""Samples of the op rules as one-op models, and what they import as."""
+"""Samples of the op rules as one-op models, and an op with an integer form on its own."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.frontend.torch_export import from_torch
-from hago.graph import CONST, INPUT
 from hago.ops import OPS
 from hago.ops._integer import IntegerForm
 from hago.ops._rule import OpRule, Sample
@@ -86,27 +83,6 @@ class Case:
     @property
     def misfit(self) -> str | None:
         return self.form.fits(self.attrs, [self.at_batch_1(s) for s in range(len(self.shapes))])
-
-
-@functools.cache
-def imported(name: str, index: int) -> Case:
-    """The node that sample `index` of op `name` imports as."""
-    rule = OPS[name]
-    model, inputs = model_of(rule.samples[index], draw(rule.samples[index], index))
-    graph = from_torch(model, inputs, fold=False)
-    nodes = [n for n in graph if n.op not in (INPUT, CONST)]
-    assert [n.op for n in nodes] == [name]
-    shapes, consts = [], {}
-    for slot, source in enumerate(nodes[0].inputs):
-        shape = graph[source].shape
-        assert shape is not None
-        if source in graph.consts:
-            whole = graph.consts[source]
-            consts[slot] = None if whole.is_floating_point() else whole
-        else:
-            shape = (2, *shape[1:])
-        shapes.append(shape)
-    return Case(rule, nodes[0].attrs, tuple(shapes), consts)
 
 
 def affine(rank: int) -> Case:

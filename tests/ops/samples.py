@@ -18,7 +18,7 @@ from hago.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops
 from hago.ops._rule import Sample
 
-from .one_op import draw, model_of
+from .one_op import Case, draw, model_of
 
 #: Every (op, sample), and affine, which no torch call means, at each rank.
 KEYS = [(n, i) for n, r in OPS.items() for i in range(len(r.samples))]
@@ -92,6 +92,25 @@ def _affine(rank: int) -> Graph:
 
 def compute_nodes(graph: Graph) -> list[Node]:
     return [n for n in graph if n.op not in (INPUT, CONST)]
+
+
+@functools.cache
+def imported(name: str, index: int) -> Case:
+    """The node that sample `index` of op `name` imports as."""
+    graph = graph_of(name, index)
+    (node,) = compute_nodes(graph)
+    assert node.op == name
+    shapes, consts = [], {}
+    for slot, source in enumerate(node.inputs):
+        shape = graph[source].shape
+        assert shape is not None
+        if source in graph.consts:
+            whole = graph.consts[source]
+            consts[slot] = None if whole.is_floating_point() else whole
+        else:
+            shape = (2, *shape[1:])
+        shapes.append(shape)
+    return Case(OPS[name], node.attrs, tuple(shapes), consts)
 
 
 def float_inputs(graph: Graph) -> Iterator[str]:

@@ -25,7 +25,8 @@ from .kernel_laws import (
     check_split,
     varying_axes,
 )
-from .one_op import Case, affine, imported
+from .one_op import Case, affine
+from .samples import imported
 
 INTEGER = {n: r for n, r in OPS.items() if r.integer is not None and not r.integer.table}
 KEYS = [(n, i) for n, r in INTEGER.items() for i in range(len(r.samples))] + [("affine", r) for r in (2, 3, 4)]

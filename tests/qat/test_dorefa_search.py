@@ -69,8 +69,8 @@ def expected(weight: Tensor, bits: int, scheme: str) -> tuple[Tensor, float]:
 )
 def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware: str, scheme: str) -> None:
     residual = hardware == "x86_vnni"
-    model, chip = randomized(ResNet((4, 8), 1) if residual else Small()), HARDWARE[hardware]
-    batches = data(3, 16, 4) if residual else data()
+    batches, chip = data(3, 16, 4) if residual else data(), HARDWARE[hardware]
+    model = hago.from_torch(randomized(ResNet((4, 8), 1) if residual else Small()), (batches[0],))
     prepared = prepare(model, chip, batches, estimator=f"{scheme}:max_range")
     for bits in islice(points(prepared.space, 3), 2):
         plan = prepared.resolver(bits)

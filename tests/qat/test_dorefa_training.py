@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from chips import CHIPS
 from torch import Tensor, nn
 
 from hago.errors import HagoError
+from hago.frontend.torch_export import from_torch
+from hago.graph import Graph
 from hago.hardware import TensorScheme
 from hago.hardware_file import load_hardware
 from hago.qat.dorefa import quantize_weight
@@ -41,12 +44,17 @@ def data() -> Tensor:
     return torch.rand(16, 2, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
+@functools.cache
+def net() -> Graph:
+    return from_torch(Net().eval(), (data(),))
+
+
 def prepared(hardware: str, bits: int, **options: object) -> QatModel:
     fixed = {f"{n}:1": bits for n in "abc"}
     scheme = replace(SCHEMES["dorefa"], dorefa=DoReFa(**options))  # type: ignore[arg-type]
     chip = HARDWARE[hardware]
     low = {op: tuple(replace(d, min_bits=2) for d in descs) for op, descs in chip.ops.items()}
-    return prepare_qat(Net().eval(), replace(chip, ops=low), dataset=[data()], scheme=scheme, fix_bits=fixed).train()
+    return prepare_qat(net(), replace(chip, ops=low), dataset=[data()], scheme=scheme, fix_bits=fixed).train()
 
 
 @pytest.mark.parametrize("variant", ["tensorpack", "zzzxxxttt"])

@@ -147,7 +147,7 @@ draw, kills, patience = random.Random(0), 0, 0.04
 while True:
     child = os.fork()
     if child == 0:
-        found = tuned(steps=60, checkpoint=sys.argv[1], every=2)
+        found = tuned(steps=30, checkpoint=sys.argv[1], every=2)
         print(found.quantizer.strategy.model_hash, kills, flush=True)
         os._exit(0)
     time.sleep(draw.uniform(0, patience))
@@ -172,7 +172,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found, kills = done.stdout.split()[-2:]
     assert int(kills) >= 2
-    assert found == tuned(steps=60).quantizer.strategy.model_hash
+    assert found == tuned(steps=30).quantizer.strategy.model_hash
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["c.safetensors"]
 
 

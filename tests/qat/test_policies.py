@@ -173,7 +173,7 @@ def batches(network: str) -> list[Tensor]:
 @pytest.mark.parametrize("policy", ["tensorflow", "dorefa"])
 @pytest.mark.parametrize("hardware", ["vta", "x86_vnni"])
 def test_a_strategy_of_a_policy_is_found_again(policy: str, hardware: str) -> None:
-    model = randomized(ResNet((4, 8), 1))
+    model = hago.from_torch(randomized(ResNet((4, 8), 1)), (batches("resnet")[0],))
     quantizer = hago.quantize(model, hardware, batches("resnet"), keep_float=[f"policy:{policy}"])
     nodes = quantizer.strategy.topology.node_conds
     assert nodes["fc"] == nodes["conv1"] == (policy == "tensorflow")

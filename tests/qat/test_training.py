@@ -11,27 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from chips import CHIPS, Chip
+from chips import Chip
 from networks import Small, randomized
 from plans import points
 from random_graphs import random_graph, random_inputs
+from specs import EVERY
 from torch import Tensor, nn
 
 import hago
 from hago.errors import HagoError
 from hago.exactness import differing
 from hago.execute import run_real
-from hago.hardware_file import available_hardware, load_hardware
 from hago.numerics import Requantize
 from hago.prepare import make_strategy, prepare
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
 from hago.training.qat_model import from_qat, prepare_qat
-
-HARDWARE = {
-    **{name: load_hardware(name) for name in available_hardware()},
-    **{name: chip.hardware(name=name) for name, chip in CHIPS.items()},
-}
 
 
 def outputs(found: Any) -> list[Tensor]:
@@ -47,10 +42,10 @@ def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tenso
     rng = random.Random(seed)
     graph = random_graph(seed)
     data = [tuple(random_inputs(graph, 10 * seed + i)) for i in range(2)]
-    prepared = prepare(graph, HARDWARE[name], data, estimator=rng.choice(["max_range", "mse"]))
+    prepared = prepare(graph, EVERY[name], data, estimator=rng.choice(["max_range", "mse"]))
     bits = next(islice(points(prepared.space, seed), 1, None))
     strategy = make_strategy(prepared, prepared.resolver(bits), bits, {})
-    return prepare_qat(graph, HARDWARE[name], strategy, scheme=scheme).train(), random_inputs(graph, seed + 77)
+    return prepare_qat(graph, EVERY[name], strategy, scheme=scheme).train(), random_inputs(graph, seed + 77)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -58,7 +53,7 @@ def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
     """In training the forward pass is the simulation, before a step and after one; so is the integer model."""
     rng = random.Random(seed)
     scheme = rng.choice(sorted(SCHEMES))
-    name = rng.choice(sorted(HARDWARE))
+    name = rng.choice(sorted(EVERY))
     try:
         trained, inputs = in_training(seed, name, scheme)
     except HagoError as error:

@@ -25,6 +25,7 @@ from .toys import TOY, run, separable
 #: One search on the storage named first, with the log named second.
 SEARCH = """
 import sys, torch, hago
+print("begins", flush=True)
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3)).eval()
 storage, log, seed = sys.argv[1:]
@@ -45,13 +46,24 @@ def postgres() -> Iterator[Server]:
         yield made
 
 
-def test_two_processes_work_on_one_study(postgres: Server, tmp_path: Path) -> None:
+def test_two_processes_work_on_one_study(postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process and another."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     logs = [tmp_path / f"{seed}.jsonl" for seed in range(2)]
-    words = [[sys.executable, "-c", SEARCH, postgres.url, str(log), str(i)] for i, log in enumerate(logs)]
-    running = [subprocess.Popen(w, env=environment, stderr=subprocess.PIPE, text=True) for w in words]
-    said = [process.communicate(timeout=300)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
+    one, other = ([postgres.url, str(log), str(seed)] for seed, log in enumerate(logs))
+    with subprocess.Popen(
+        [sys.executable, "-c", SEARCH, *other],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        monkeypatch.setattr(sys, "argv", ["-c", *one])
+        exec(SEARCH, {})
+        said = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, said
     storage = open_storage(postgres.url)
     study = optuna.load_study(study_name="shared", storage=storage)
     told = [t for t in study.trials if t.state.is_finished()]

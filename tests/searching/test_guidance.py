@@ -16,6 +16,7 @@ from hago.graph import CONST
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import available_hardware, load_hardware
 from hago.prepare import Prepared, prepare
+from hago.search.driver import SearchResult
 from hago.searching.guidance import make_guide
 from hago.searching.search import SearchOptions, find
 from hago.searching.waste import classes, tidied
@@ -34,7 +35,7 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, metric: str) -> None:
     space, rng = prepared.space, random.Random(0)
     guide = make_guide(prepared, make_goal("sqnr"), space.widest(), metric=metric)
-    for _ in range(5):
+    for _ in range(2):
         bits = {k: rng.choice(g.choices) for k, g in space.groups.items()}
         assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric])
 
@@ -112,9 +113,17 @@ def test_guided_searches_beat_the_descent() -> None:
     assert all(found.result.score.costs["weight_bytes"] <= 260 for found in best.values())
 
 
-def test_a_front_over_a_cost() -> None:
-    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
-    sizes = [t.score.costs["bops"] for t in found.result.trials]
+def front_of_bops() -> SearchResult:
+    return find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False)).result
+
+
+@pytest.fixture(scope="module")
+def front() -> SearchResult:
+    return front_of_bops()
+
+
+def test_a_front_over_a_cost(front: SearchResult) -> None:
+    sizes = [t.score.costs["bops"] for t in front.trials]
     assert max(sizes) > 3 * min(sizes) and len(set(sizes)) >= 8
 
 
@@ -126,10 +135,8 @@ def test_the_front_on_disk_is_over_the_cost_of_the_search(tmp_path: Path) -> Non
     assert max(p["value"] for p in front["points"]) == max(t.results["sim_acc"] for t in found.result.trials)
 
 
-def test_the_same_front_again() -> None:
-    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
-    again = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False))
-    assert [t.bits for t in again.result.trials] == [t.bits for t in found.result.trials]
+def test_the_same_front_again(front: SearchResult) -> None:
+    assert [t.bits for t in front_of_bops().trials] == [t.bits for t in front.trials]
 
 
 def test_the_least_cycles_on_a_chip_with_two_widths() -> None:

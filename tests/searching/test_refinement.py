@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import Builder, residual_block, seeded
+from products import whole
 from search.toys import timeless
 
 import hago
@@ -164,11 +165,18 @@ def test_channels_are_chosen_together() -> None:
 
 
 # ---------------------------------------------------------------- whole networks
-@pytest.fixture(scope="module", params=available_hardware())
+def every_other(first: int) -> pytest.MarkDecorator:
+    """Half of what ships, or all of it with `--whole`."""
+    names = [name for i, name in enumerate(available_hardware()) if whole() or i % 2 == first]
+    return pytest.mark.parametrize("prepared", names, indirect=True)
+
+
+@pytest.fixture(scope="module")
 def prepared(request: pytest.FixtureRequest) -> Prepared:
     return prepare(residual_block(), request.param, DATA)
 
 
+@every_other(0)
 def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
     goal = make_goal("sqnr")
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
@@ -182,6 +190,7 @@ def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
         assert (scores[1].value > scores[0].value) == bool(more.prepared.calibration.refined)
 
 
+@every_other(1)
 def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
     goal = make_goal("sqnr")
     found = refined_choices(prepared, goal, "weight_bytes")
@@ -217,6 +226,7 @@ def test_weights_without_thresholds_at_some_bits_are_measured_by_the_pass(wide_f
         assert all(1.5 < found[n - 4] / found[n] < 2.0**14 for n in range(8, 17)), found  # 2**8 is expected
 
 
+@every_other(0)
 def test_the_start_keeps_limits_on_costs(prepared: Prepared) -> None:
     ends = [plan_cost(prepared.resolver(bits)) for bits in (prepared.space.widest(), prepared.space.narrowest())]
     limits = [f"{name} <= {(ends[0][name] + ends[1][name]) / 2}" for name in ("weight_bytes", "activation_bytes")]

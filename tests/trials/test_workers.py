@@ -127,7 +127,7 @@ def test_workers_that_are_killed_from_outside_lose_nothing(
             self.told += 1
             self.inner.tell(bits, score)
 
-    found = log_of(tmp_path / "log", "processes:2", searcher=Killing)
+    found = log_of(tmp_path / "log", "processes:1", searcher=Killing)
     assert killed
     assert [without_why(line) for line in found[1:]] == [without_why(line) for line in alone[1:]]
     assert "a worker died" in caplog.text
