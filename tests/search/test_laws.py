@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from products import whole
 
 from hago.search.searchers import SEARCHERS, make_searcher
 from hago.search.trial import best_trial
@@ -16,6 +17,8 @@ from .toys import SMALL, TARGET, TOY, Counting, chain, header_of, run, separable
 ALL = pytest.mark.parametrize("name", sorted(SEARCHERS))
 #: Searchers that take milliseconds to ask a point: a law that runs hundreds of searches takes fewer.
 SLOW = ("sensitivity", "gradient", "pareto", "tpe", "nsga2", "gp")
+#: Bytes from one cut inside a line to the next.
+STEP = 97 if whole() else 389
 START = {"conv:0": 5, "conv:1": 8, "relu:0": 8, "add:1": 16}
 
 
@@ -66,7 +69,7 @@ def test_resume_at_every_cut_equals_uninterrupted(
     result = run(name, whole, plan_key=key, budget=14)
     content = whole.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
-    inside = [*(end - 1 for end in ends), *range(1, len(content), 97 if whole() else 389)]
+    inside = [*(end - 1 for end in ends), *range(1, len(content), STEP)]
     whole_lines = (0, *ends)
     if name in SLOW:
         ends, inside = ends[::3], inside[::25]
