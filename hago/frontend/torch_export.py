@@ -61,8 +61,7 @@ def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     _check_parameters(model)
     if not args and not kwargs:
         raise GraphError("example_inputs are needed to export an nn.Module; pass one batch")
-    # torch.export specialises sizes 0 and 1, so a batch of one is doubled.
-    args, kwargs = pytree.tree_map(_at_least_two, (tuple(args), dict(kwargs or {})))
+    args, kwargs = pytree.tree_map(_example, (tuple(args), dict(kwargs or {})))
     dynamic = pytree.tree_map(_open_batch, (tuple(args), dict(kwargs)))
     shapes = {**_positional(model, dynamic[0]), **dynamic[1]}
     try:
@@ -88,8 +87,12 @@ def _positional(model: nn.Module, shapes: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _at_least_two(x: Any) -> Any:
-    return torch.cat([x, x]) if isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == 1 else x
+def _example(x: Any) -> Any:
+    """A tensor as torch.export takes it: it specialises sizes 0 and 1, and fails where the batch's stride is no other
+    axes' product."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.cat([x, x]) if x.ndim > 0 and x.shape[0] == 1 else x.contiguous()
 
 
 def _open_batch(x: Any) -> Any:

@@ -101,6 +101,12 @@ def test_the_same_model_has_the_same_hash() -> None:
 
 
 # ---------------------------------------------------------------- arguments and results
+def test_images_that_are_every_third_of_others() -> None:
+    x = images(12, 1, 8, 8)
+    graph, other = (from_torch(Small().eval(), (x,)) for x in (x[::3], x[:4].clone()))
+    assert names(graph) == names(other) and call(graph, x[::3]).equal(call(graph, x[::3].contiguous()))
+
+
 def test_nested_arguments_and_results() -> None:
     class Nested(nn.Module):
         def forward(self, pair: tuple[Tensor, Tensor], named: dict[str, Tensor], scale: float = 2.0) -> Any:
