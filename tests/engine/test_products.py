@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from building import Builder, seeded
+from specs import EVERY
 from torch import Tensor
 
 from hago.engine import native
@@ -16,7 +17,7 @@ from hago.engine.kernels import Verdict, check_products, kernels
 from hago.exactness import compare
 from hago.realization import IntegerModel
 
-from .test_executor import HARDWARE, check, plan_of
+from .test_executor import check, plan_of
 
 CHIPS = ["x86_vnni", "vta", "cambricon_mlu", "arm_dot", "tflite_int16", "onnxruntime_cpu", "affine_at_output",
          "int16_saturates", "int16_wraps"]  # fmt: skip
@@ -150,7 +151,7 @@ def test_every_kernel(case: str) -> None:
     laid = seeded(3, 3, 8, 6, seed=7, size=3.0).contiguous(memory_format=torch.channels_last)
     place = list(GROW).index(case)
     for name in {"x86_vnni", *(CHIPS[(place + step) % len(CHIPS)] for step in (0, 3, 6))}:
-        plan = plan_of(graph, HARDWARE[name], [seeded(2, 3, 8, 6)])
+        plan = plan_of(graph, EVERY[name], [seeded(2, 3, 8, 6)])
         executor = check(plan, [laid])
         if executor.at_once is not None:
             executor.at_once = 1
@@ -167,7 +168,7 @@ def test_no_node_is_left_to_the_reference(op: str) -> None:
         pytest.skip(str(kernels()))
     cases = [c for c in GROW if c.startswith(op)] or {"matmul": ["matrices", "heads"]}[op]
     for case in cases:
-        plan = plan_of(network(GROW[case]).graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 8, 6)])
+        plan = plan_of(network(GROW[case]).graph(), EVERY["x86_vnni"], [seeded(2, 3, 8, 6)])
         rows = [r for r in Executor(plan).explain().rows if r.op == op]
         assert rows and all(r.kernel != "reference" for r in rows), rows
 
@@ -177,7 +178,7 @@ def test_extreme_integers_through_every_type() -> None:
     b = Builder()
     x = b.input(500, name="x")
     b.linear(x, torch.full((40, 500), 1.0), name="sum")
-    plan = plan_of(b.graph(), HARDWARE["tflite_int16"], [torch.ones(2, 500)])
+    plan = plan_of(b.graph(), EVERY["tflite_int16"], [torch.ones(2, 500)])
     for value in (1.0, -1.0, 3.0, -3.0):
         check(plan, [torch.full((13, 500), value)])
 
@@ -186,7 +187,7 @@ def test_extreme_integers_through_every_type() -> None:
 def test_results_stay_without_them() -> None:
     using = replace(kernels(), products=Verdict(False, "found wrong"))
     for case in ("heads", "mul by a gate", "linear"):
-        plan = plan_of(network(GROW[case]).graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 8, 6)])
+        plan = plan_of(network(GROW[case]).graph(), EVERY["x86_vnni"], [seeded(2, 3, 8, 6)])
         executor, x = Executor(plan, using=using), [seeded(2, 3, 8, 6, seed=8)]
         assert executor.run(x)[0].equal(IntegerModel(plan).run(x)[0])
         assert not {"native multiply", "native matmul"} & set(executor.explain().kernels)
@@ -217,7 +218,7 @@ def test_threads_share_the_work() -> None:
     before, x = torch.get_num_threads(), [seeded(5, 3, 8, 6, seed=8)]
     try:
         for case in ("heads", "mul by a gate", "linear", "mean of images"):
-            plan = plan_of(network(GROW[case]).graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 8, 6)])
+            plan = plan_of(network(GROW[case]).graph(), EVERY["x86_vnni"], [seeded(2, 3, 8, 6)])
             found: list[Tensor] = []
             for threads in (1, 3):
                 torch.set_num_threads(threads)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from building import Builder, seeded
+from specs import EVERY
 
-from .test_executor import HARDWARE, check, plan_of
+from .test_executor import check, plan_of
 
 
 def _residual(b: Builder, x: str, z: str) -> None:
@@ -40,7 +41,7 @@ def _pooled(b: Builder, x: str, z: str) -> None:
 def test_one_sample_against_many(grow: Callable[[Builder, str, str], None], batches: tuple[int, int]) -> None:
     b = Builder()
     grow(b, b.input(6, 6, 6, name="x"), b.input(6, 6, 6, name="z"))
-    plan = plan_of(b.graph(), HARDWARE["x86_vnni"], [seeded(2, 6, 6, 6), seeded(2, 6, 6, 6, seed=2)])
+    plan = plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 6, 6, 6), seeded(2, 6, 6, 6, seed=2)])
     check(plan, [seeded(n, 6, 6, 6, seed=3) for n in batches])
 
 
@@ -48,7 +49,7 @@ def test_a_constant_that_is_moved_first() -> None:
     b = Builder()
     moved = b.call("permute", b.const(seeded(1, 6, 6, 20, seed=5)), axes=[0, 3, 1, 2])
     b.call("add", moved, b.call("relu", b.conv2d(b.input(3, 6, 6, name="x"), seeded(20, 3, 3, 3, seed=1))))
-    check(plan_of(b.graph(), HARDWARE["x86_vnni"], [seeded(2, 3, 6, 6)]), [seeded(4, 3, 6, 6)])
+    check(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 6, 6)]), [seeded(4, 3, 6, 6)])
 
 
 @pytest.mark.parametrize("hardware", ["x86_vnni", "vta", "onnxruntime_cpu"])
@@ -57,7 +58,7 @@ def test_sums_of_rows_longer_than_an_array(op: str, hardware: str) -> None:
     b = Builder()
     rows = b.call("linear", b.input(4, 30, name="x"), b.const(seeded(900, 30, seed=2)))
     b.call(op, rows, axes=[1], keepdim=False, count=4)
-    check(plan_of(b.graph(), HARDWARE[hardware], [seeded(2, 4, 30)]), [seeded(3, 4, 30, seed=3)])
+    check(plan_of(b.graph(), EVERY[hardware], [seeded(2, 4, 30)]), [seeded(3, 4, 30, seed=3)])
 
 
 @pytest.mark.parametrize("hardware", ["x86_vnni", "vta", "onnxruntime_cpu"])
@@ -65,7 +66,7 @@ def test_columns_that_are_the_batch(hardware: str) -> None:
     b = Builder()
     x = b.input(8, name="x")
     b.call("matmul", x, b.call("permute", x, axes=[1, 0]))
-    check(plan_of(b.graph(), HARDWARE[hardware], [seeded(1, 8)]), [seeded(700, 8, seed=3)])
+    check(plan_of(b.graph(), EVERY[hardware], [seeded(1, 8)]), [seeded(700, 8, seed=3)])
 
 
 def test_scales_along_an_axis_as_long_as_the_columns() -> None:
@@ -74,7 +75,7 @@ def test_scales_along_an_axis_as_long_as_the_columns() -> None:
     x = b.input(6, 6, 6, name="x")
     wide = b.conv2d(x, seeded(6, 6, 3, 3, seed=1) * torch.arange(1.0, 7.0).reshape(6, 1, 1, 1))
     b.call("add", b.call("matmul", x, b.call("permute", x, axes=[0, 1, 3, 2])), wide)
-    check(plan_of(b.graph(), HARDWARE["x86_vnni"], [seeded(2, 6, 6, 6)]), [seeded(3, 6, 6, 6, seed=3)])
+    check(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 6, 6, 6)]), [seeded(3, 6, 6, 6, seed=3)])
 
 
 @pytest.mark.parametrize("uniform", ["rows", "image", ""])
@@ -90,4 +91,4 @@ def test_channels_and_columns_that_are_as_many(rows_first: bool, uniform: str) -
         else:
             made[name] = b.conv2d(x, seeded(6, 6, 3, 3, seed=1) * sizes.reshape(6, 1, 1, 1))
     b.call("add", *made.values())
-    check(plan_of(b.graph(), HARDWARE["x86_vnni"], [seeded(2, 6, 6, 6)]), [seeded(3, 6, 6, 6, seed=3)])
+    check(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 6, 6, 6)]), [seeded(3, 6, 6, 6, seed=3)])
