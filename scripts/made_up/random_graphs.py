@@ -79,7 +79,7 @@ def _max_pool(b: RandomBuilder, x: str) -> None:
 
 
 def _avg_pool(b: RandomBuilder, x: str) -> None:
-    if b.shapes[x][2] > 2:
+    if b.shapes[x][2] > 2 and b.shapes[x][3] > 1:
         attrs = {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
         b.call("avg_pool2d", x, kernel_size=[2, 2], stride=[2, 2], padding=[0, 0], **attrs)
 
