@@ -40,5 +40,13 @@ class LRU(Generic[K, V]):
             _, dropped = self._values.popitem(last=False)
             self.used -= self._size(dropped)
 
+    def made(self, key: K, make: Callable[[], V]) -> V:
+        """The value, by `make()` and kept where there is none yet; values are not None."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.put(key, found)
+        return found
+
     def __len__(self) -> int:
         return len(self._values)

@@ -94,10 +94,7 @@ class Resolver:
         if not kinds:
             return self, dict(bits)
         floats = self.space.floats(bits)
-        found = self._variants.get(floats)
-        if found is None:
-            found = self._variant(floats)
-            self._variants.put(floats, found)
+        found = self._variants.made(floats, lambda: self._variant(floats))
         return found, {key: _nearest(g, bits.get(key)) for key, g in found.space.groups.items()}
 
     def _variant(self, floats: frozenset[str]) -> Resolver:

@@ -46,12 +46,8 @@ class Carriers:
         )
 
     def __call__(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
-        found = self._kept.get((id(integers), dtype))
-        if found is None:
-            value = channels_last(integers.to(dtype))
-            found = (integers, value)  # holding the key's object keeps its id unique
-            self._kept.put((id(integers), dtype), found)
-        return found[1]
+        # holding the key's object keeps its id unique
+        return self._kept.made((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
 
 
 class Simulator(nn.Module):

@@ -19,6 +19,14 @@ def test_the_least_recent_goes() -> None:
     assert (memory.get("a"), memory.get("b"), memory.get("c")) == (1, None, 3)
 
 
+def test_what_is_kept_is_made_once_until_it_goes() -> None:
+    memory: LRU[str, int] = LRU(2)
+    made: list[str] = []
+    for key in ("a", "b", "a", "c", "b"):
+        assert memory.made(key, lambda key=key: made.append(key) or ord(key)) == ord(key)  # type: ignore[misc]
+    assert made == ["a", "b", "c", "b"]
+
+
 def test_one_value_stays_however_large() -> None:
     memory: LRU[str, str] = LRU(3, len)
     memory.put("small", "ab")

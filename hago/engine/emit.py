@@ -227,8 +227,9 @@ def _table(owner: Owner, node: Node, choice: Choice) -> Call:
 def _pair_table(owner: Owner, node: Node, choice: Choice) -> Call:
     made = owner.plan.nodes[node.name]
     consts = _stored_const(made, 0), _stored_const(made, 1)
-    held = tuple(q and q.key for q in (*made.operands, made.out))
-    entries = owner.packs.table((node.op, made.digest, held), lambda: pair_table(owner.plan, node))
+    # a digest leaves what comes in to the nodes before
+    key = (node.op, made.digest, *(q and q.key for q in made.operands))
+    entries = owner.packs.tables.made(key, lambda: pair_table(owner.plan, node))
     inputs = tuple(owner.wants.names[e] for e in node.edges if e.slot not in made.consts)
     call = PairTableCall(owner.kernels.calls, entries, consts)
     return Call((node.name,), "native pair table", inputs, (node.name,), call)

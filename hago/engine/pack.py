@@ -114,15 +114,12 @@ class Packs:
     def __init__(self) -> None:
         self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
         self._moves: LRU[Hashable, Moved | str] = LRU(MOVES)
-        self._tables: LRU[Hashable, Tensor] = LRU(TABLES)
+        self.tables: LRU[Hashable, Tensor] = LRU(TABLES)
 
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
         """`make(weight)`, made once for every key."""
-        found = self._kept.get((id(weight), key))
-        if found is None:
-            found = (weight, make(weight))  # holding the key's object keeps its id unique
-            self._kept.put((id(weight), key), found)
-        made: Made = found[1]
+        # holding the key's object keeps its id unique
+        made: Made = self._kept.made((id(weight), key), lambda: (weight, make(weight)))[1]
         return made
 
     def move(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
@@ -133,19 +130,7 @@ class Packs:
         # one scale in two places means "no change of scale", which equal ones do not
         same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
         key = (simq.key, same, how, channels, largest)
-        found = self._moves.get(key)
-        if found is None:
-            found = move_of(simq, how, channels, largest)
-            self._moves.put(key, found)
-        return found
-
-    def table(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """`make()`, made once for every key."""
-        found = self._tables.get(key)
-        if found is None:
-            found = make()
-            self._tables.put(key, found)
-        return found
+        return self._moves.made(key, lambda: move_of(simq, how, channels, largest))
 
     def __call__(self, weight: Tensor, geometry: Geometry, transposed: bool = False) -> Packed:
         """The packed form of centered int8 weights (out, in / groups, h, w), or (in, out) where `transposed`."""
