@@ -40,7 +40,7 @@ class Chains:
         """
         register = register_of(self.plan.nodes[node.name])
         assert not isinstance(register, str)
-        tail = Tail(channels, [node.name], *register)
+        tail = Tail(channels, [node.name], register)
         end = node
         if self.plan.nodes[node.name].out_simq is None:
             end = self._absorb_add(tail, node)
@@ -80,6 +80,9 @@ class Chains:
         """The operands of an add, the one in `slot` being at hand; None where a pass cannot requantize one."""
         plan = self.plan.nodes[node.name]
         moves: list[Moved] = []
+        register = register_of(plan)
+        if isinstance(register, str):
+            return None
         for s in (slot, 1 - slot):
             simq = plan.simqs[s]
             integer = simq is not None and simq.source is not None
@@ -93,7 +96,9 @@ class Chains:
         qparams = target if simq is None or simq.source is None else simq.source
         if qparams is None or stored_type(qparams) is None:
             return None
-        return Added(self.wants.names[node.edges[1 - slot]], qparams, moves[0], moves[1], sum_of(node.op, slot))
+        return Added(
+            self.wants.names[node.edges[1 - slot]], qparams, moves[0], moves[1], sum_of(node.op, slot), register
+        )
 
     def _absorb_add(self, tail: Tail, node: Node) -> Node:
         """The add that alone reads the node, where its other operand is there already; else the node."""

@@ -158,8 +158,8 @@ def _add(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
     if form is None or form.slots != ("common",):
         return "no common scale"
     register = register_of(made)
-    if isinstance(register, str) or register != (0, None):
-        return "sums that may leave their register"
+    if isinstance(register, str):
+        return register
     if len(shapes) > 1 or any(plan.graph[s].op == CONST for s in node.inputs):
         return _spread_add(plan, node, made)
     for slot in range(2):

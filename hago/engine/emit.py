@@ -19,7 +19,7 @@ from hago.engine.moves import AS_IS, SLACK, period, stored_type
 from hago.engine.onednn_call import onednn_call
 from hago.engine.pack import Packs
 from hago.engine.products import MatmulCall, MultiplyCall, PairTableCall, Place, pair_table
-from hago.engine.tail import Added, Tail, sum_of
+from hago.engine.tail import Added, Tail, register_of, sum_of
 from hago.engine.wants import Wants
 from hago.graph import Node
 from hago.plan import NodePlan, Plan
@@ -171,9 +171,10 @@ def _spread_add(owner: Owner, node: Node, choice: Choice) -> Call | str:
     shapes = [owner.plan.graph[n].shape for n in node.inputs]
     slot = next(s for s in (0, 1) if s not in made.consts and shapes[s] == node.shape)
     x, other, const = made.operands[slot], made.operands[1 - slot], _stored_const(made, 1 - slot)
-    assert x is not None and other is not None
+    register = register_of(made)
+    assert x is not None and other is not None and not isinstance(register, str)
     added = names[node.edges[1 - slot]]
-    tail = Tail(1, [node.name], added=Added(added, other, AS_IS, AS_IS, sum_of(node.op, slot)))
+    tail = Tail(1, [node.name], added=Added(added, other, AS_IS, AS_IS, sum_of(node.op, slot), register))
     if not owner.chains.finish(tail, node):
         return _NO_FORM
     call = RowsCall(owner.kernels.calls, tail.build(), _place(x), None, period(1), const)

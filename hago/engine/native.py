@@ -64,12 +64,17 @@ class Addend(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Register(ctypes.Structure):
+    """What a register does to a sum that may leave it."""
+
+    _fields_ = [(name, c_int32) for name in ("wrap_bits", "saturates", "low", "high")]
+
+
 class Tail(ctypes.Structure):
     """What follows a sum."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("wrap_bits", "saturates", "clamps", "adds", "outputs")),
-        *((name, c_int32) for name in ("low", "high")),
+        ("sums", Register), ("added", Register), *((name, c_int32) for name in ("clamps", "adds", "outputs")),
         ("clamp_low", c_void_p), ("clamp_high", c_void_p),
         ("addend", Addend), ("output", Output * 3),
     ]  # fmt: skip

@@ -33,14 +33,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The other operand of a sum: its value's name and qparams, how both operands are requantized first, and what
-    is done then (native.PLUS and so on)."""
+    """The other operand of a sum: its value's name and qparams, how both operands are requantized first, what is
+    done then (native.PLUS and so on), and what the register of the sum does."""
 
     name: str
     qparams: QParams
     own: Moved
     other: Moved
     sum: int
+    register: native.Register
 
 
 @dataclass(slots=True)
@@ -50,14 +51,13 @@ class Tail:
     Args:
         channels: how many values arrays hold; 1 where nothing varies.
         nodes: what the chain computes, in order.
-        bits, saturates: what the register does to sums that leave it.
+        register: what it does to sums that leave it.
         limits: of a clamp after the sum, integers or one per channel; None where there is none.
     """
 
     channels: int
     nodes: list[str]
-    bits: int = 0
-    saturates: tuple[int, int] | None = None
+    register: native.Register = field(default_factory=native.Register)
     added: Added | None = None
     limits: tuple[Tensor, Tensor] | None = None
     stored: list[Stored] = field(default_factory=list)
@@ -77,16 +77,14 @@ class Tail:
 
     def build(self) -> Built:
         """The structure that kernels read."""
-        made = native.Tail(wrap_bits=self.bits, outputs=len(self.stored))
+        made = native.Tail(sums=self.register, outputs=len(self.stored))
         kept: list[Tensor] = []
-        if self.saturates is not None:
-            made.saturates, (made.low, made.high) = 1, self.saturates
         if self.limits is not None:
             made.clamps, made.clamp_low, made.clamp_high = 1, self.limits[0].data_ptr(), self.limits[1].data_ptr()
             kept += self.limits
         if self.added is not None:
             added = self.added
-            made.adds = added.sum
+            made.adds, made.added = added.sum, added.register
             made.addend.own, made.addend.other = added.own.move, added.other.move
             made.addend.type, made.addend.zero = _place(added.qparams)
             kept += (*added.own.kept, *added.other.kept)
@@ -116,19 +114,19 @@ class Built:
         return made
 
 
-def register_of(plan: NodePlan) -> tuple[int, tuple[int, int] | None] | str:
-    """(bits that sums wrap to, limits they saturate at), or why int32 sums cannot stand for the register."""
+def register_of(plan: NodePlan) -> native.Register | str:
+    """What the register does to int32 sums, or why these cannot stand for it."""
     register = plan.desc.register
     if plan.pairs is not None:
         return "neighbouring products that may saturate"
     if plan.proved and (plan.bound < 2**31 or plan.within_hull):
-        return 0, None
+        return native.Register()
     if not register.dtype.signed or bool(plan.register.zero_point.any()):
         return "an unsigned register"
     if register.overflow == "wrap" and register.dtype.bits <= 32:
-        return (0 if register.dtype.bits == 32 else register.dtype.bits), None
+        return native.Register(register.dtype.bits % 32)
     if register.overflow == "saturate_end" and plan.bound < 2**31 and register.dtype.bits <= 32:
-        return 0, (register.dtype.min, register.dtype.max)
+        return native.Register(0, 1, register.dtype.min, register.dtype.max)
     if plan.proved:
         return "sums beyond int32"
     return f"a register of {register.dtype} that may overflow ({register.overflow})"

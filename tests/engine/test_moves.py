@@ -11,6 +11,7 @@ from hago.engine.moves import move_of, period
 from hago.engine.tail import Stored, Tail
 from hago.hardware_file import load_hardware
 from hago.numerics import apply_simq
+from hago.requantization import Requantize
 from hago.types import INT32, ZERO, QParams, SimQ
 
 HOW = load_hardware("vta").requantize
@@ -40,3 +41,32 @@ def test_a_shift_to_the_left_saturates_all_that_32_bits_hold(left: int, most: in
 def test_a_shift_to_the_left_into_more_than_float32_holds_is_not_taken() -> None:
     simq = SimQ(of_scale(1.0, 2**31 - 1), of_scale(0.5, 2**24 + 1))
     assert isinstance(move_of(simq, HOW, 1, 2.0**31 - 1), str)
+
+
+MULTIPLIED = {
+    f"{rounding}{', two stages' if stages else ''}": Requantize("multiplier_shift", rounding, 31, stages)
+    for rounding in native.ROUNDINGS
+    for stages in ((False, True) if rounding == "half_away" else (False,))
+}
+
+
+@pytest.mark.parametrize("how", MULTIPLIED.values(), ids=MULTIPLIED)
+def test_multipliers_and_shifts(how: Requantize) -> None:
+    calls = native.library().calls
+    if calls is None:
+        pytest.skip("no compiler here")
+    random = torch.Generator().manual_seed(0)
+    some = torch.rand(40, generator=random, dtype=torch.float64) * 2.0 ** torch.arange(-20, 20)
+    scales = torch.cat([2.0 ** -torch.arange(24.0, dtype=torch.float64), some])
+    source = QParams(scales.view(-1, 1), ZERO, -(2**31), 2**31 - 1, INT32)
+    simq = SimQ(source, of_scale(1.0, 2**20))
+    moved = move_of(simq, how, len(scales), 2.0**31 - 1)
+    assert not isinstance(moved, str), moved
+    rows = torch.randint(-(2**31), 2**31, (300, 1), generator=random) >> torch.randint(
+        0, 31, (300, 1), generator=random
+    )
+    c = torch.cat([rows, torch.tensor([[-(2**31)], [2**31 - 1], [0]])]).expand(-1, len(scales))
+    tail = Tail(len(scales), [], stored=[Stored("", moved, simq.target)]).build()
+    call = RowsCall(calls, tail, (native.TYPES["int32"], 0), 1, period(len(scales)))
+    (found,) = call([c.to(torch.int32).contiguous()])
+    assert found.to(torch.int64).equal(apply_simq(c.T, simq, how).T)

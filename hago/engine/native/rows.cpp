@@ -6,6 +6,10 @@
 
 #include "rounding.h"
 
+#if defined(__AVX512F__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
 namespace {
 
 template <int ROUNDING>
@@ -27,22 +31,28 @@ void by_ratio(const int32_t* __restrict c, int32_t* __restrict out, int n, const
   }
 }
 
+// p / 2**n as a whole number, n from 1 to 62. Shifts of constants are left out: compilers make no vectors of them.
+template <int ROUNDING>
+inline int64_t shifted(int64_t p, int64_t n) {
+  const int64_t up = ((p >> (n - 1)) + 1) >> 1, down = -(((-p >> (n - 1)) + 1) >> 1);  // what they do with a half
+  switch (ROUNDING) {
+    case HALF_EVEN: return up & 1 ? down : up;
+    case HALF_UP: return up;
+    case HALF_AWAY: return p < 0 ? down : up;
+    case HALF_DOWN: return down;
+    case TOWARD_ZERO: return p < 0 ? -(-p >> n) : p >> n;
+    default: return p >> n;
+  }
+}
+
+inline int32_t clipped(int64_t v, int64_t low, int64_t high) { return (int32_t)std::min(std::max(v, low), high); }
+
 template <int ROUNDING>
 void by_multiplier(const int32_t* __restrict c, int32_t* __restrict out, int n, const Move& m, int channel) {
   const int32_t *__restrict multiplier = m.multiplier + channel, *__restrict shift = m.shift + channel;
   const int64_t low = (int64_t)m.low, high = (int64_t)m.high;
-  for (int i = 0; i < n; ++i) {
-    const int64_t n_bits = shift[i], p = (int64_t)c[i] * multiplier[i];
-    const int64_t floor = p >> n_bits, rest = p - (floor << n_bits), half = (int64_t)1 << (n_bits - 1);
-    int64_t up = 0;
-    if (ROUNDING == HALF_EVEN) up = (rest > half) | ((rest == half) & (floor & 1));
-    if (ROUNDING == HALF_UP) up = rest >= half;
-    if (ROUNDING == HALF_DOWN) up = rest > half;
-    if (ROUNDING == HALF_AWAY) up = (rest > half) | ((rest == half) & (floor >= 0));
-    if (ROUNDING == TOWARD_ZERO) up = (rest > 0) & (floor < 0);
-    const int64_t v = floor + up;
-    out[i] = (int32_t)(v < low ? low : v > high ? high : v);
-  }
+  for (int i = 0; i < n; ++i)
+    out[i] = clipped(shifted<ROUNDING>((int64_t)c[i] * multiplier[i], shift[i]), low, high);
 }
 
 // N5: a doubling high multiply that rounds half up, then a shift that rounds half away from zero.
@@ -50,13 +60,10 @@ void in_two_stages(const int32_t* __restrict c, int32_t* __restrict out, int n, 
   const int32_t *__restrict multiplier = m.multiplier + channel, *__restrict shift = m.shift + channel;
   const int64_t low = (int64_t)m.low, high = (int64_t)m.high;
   for (int i = 0; i < n; ++i) {
-    const int left = std::max(0, 31 - shift[i]), right = std::max(0, shift[i] - 31);
+    const int64_t right = std::max(0, shift[i] - 31), left = std::max(0, 31 - shift[i]);
     const int64_t p = (int64_t)(((uint64_t)(int64_t)c[i] << left) * (uint64_t)(int64_t)multiplier[i]);
     const int64_t h = std::min((p + ((int64_t)1 << 30)) >> 31, (int64_t)0x7fffffff);
-    const int64_t floor = h >> right, rest = h - (floor << right), half = ((int64_t)1 << right) >> 1;
-    const int64_t up = right && ((rest > half) | ((rest == half) & (floor >= 0)));
-    const int64_t v = floor + up;
-    out[i] = (int32_t)(v < low ? low : v > high ? high : v);
+    out[i] = clipped(shifted<HALF_AWAY>(2 * h, right + 1), low, high);
   }
 }
 
@@ -114,6 +121,14 @@ void clip(int32_t* c, int n, int32_t low, int32_t high) {
   for (int i = 0; i < n; ++i) c[i] = std::min(std::max(c[i], low), high);
 }
 
+void hold(const Register& r, int32_t* c, int n) {
+  if (r.wrap_bits) {
+    const int by = 32 - r.wrap_bits;
+    for (int i = 0; i < n; ++i) c[i] = (int32_t)((uint32_t)c[i] << by) >> by;
+  }
+  if (r.saturates) clip(c, n, r.low, r.high);
+}
+
 }  // namespace
 
 void load(const char* from, int32_t type, int32_t zero, int64_t at, int32_t* c, int n) {
@@ -126,18 +141,16 @@ void load(const char* from, int32_t type, int32_t zero, int64_t at, int32_t* c, 
 }
 
 void finish(int32_t* c, int n, int channel, int64_t row, const Tail& t, int64_t column) {
-  if (t.wrap_bits) {
-    const int by = 32 - t.wrap_bits;
-    for (int i = 0; i < n; ++i) c[i] = (int32_t)((uint32_t)c[i] << by) >> by;
-  }
-  if (t.saturates) clip(c, n, t.low, t.high);
+  hold(t.sums, c, n);
   if (t.adds) {
     int32_t own[ROW], there[ROW], other[ROW];
     load(t.addend.data, t.addend.type, t.addend.zero, row * t.addend.stride + column, there, n);
     move(c, own, n, t.addend.own, channel);
     move(there, other, n, t.addend.other, channel);
     const int32_t *first = t.adds == FROM ? other : own, *second = t.adds == FROM ? own : other;
-    for (int i = 0; i < n; ++i) c[i] = t.adds == PLUS ? first[i] + second[i] : first[i] - second[i];
+    const uint32_t sign = t.adds == PLUS ? 1u : -1u;
+    for (int i = 0; i < n; ++i) c[i] = (int32_t)((uint32_t)first[i] + sign * (uint32_t)second[i]);
+    hold(t.added, c, n);
   }
   if (t.clamps) {
     const int32_t *__restrict low = t.clamp_low + channel, *__restrict high = t.clamp_high + channel;

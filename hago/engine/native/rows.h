@@ -43,10 +43,15 @@ struct Addend {
 // What a tail does with its two operands, the one at hand and the one in memory.
 enum Sum : int32_t { NONE = 0, PLUS = 1, MINUS = 2, FROM = 3 };  // own + other, own - other, other - own
 
+// What a register does to a sum that may leave it.
+struct Register {
+  int32_t wrap_bits;  // 0 for none
+  int32_t saturates, low, high;
+};
+
 struct Tail {
-  int32_t wrap_bits;  // of the register, where a sum may leave it; 0 for none
-  int32_t saturates, clamps, adds, outputs;  // adds: a Sum
-  int32_t low, high;           // of the register, where it saturates
+  Register sums, added;  // of the sums, and of the sum with another operand
+  int32_t clamps, adds, outputs;  // adds: a Sum
   const int32_t* clamp_low;    // of a relu or clamp, per channel
   const int32_t* clamp_high;
   Addend addend;

@@ -13,7 +13,7 @@ inline bool is_plain(const Move& m) {
 
 // Whether `finish_tile` can stand for `finish`.
 inline bool is_plain(const Tail& t) {
-  bool plain = !t.wrap_bits && !t.saturates;
+  bool plain = !t.sums.wrap_bits && !t.sums.saturates && !t.added.wrap_bits && !t.added.saturates;
   if (t.adds) plain = plain && is_plain(t.addend.own) && is_plain(t.addend.other);
   for (int k = 0; k < t.outputs; ++k)
     plain = plain && (t.output[k].move.form == TO_REAL || is_plain(t.output[k].move));

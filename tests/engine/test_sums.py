@@ -1,0 +1,43 @@
+"""A sum of two values in a register that it may leave gives the reference's integers, by itself and in a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from building import Builder, seeded
+from plans import resolver_of
+
+from hago.engine.executor import Executor
+from hago.engine.kernels import kernels
+from hago.exactness import differing
+from hago.hardware import Accumulator
+from hago.hardware_file import load_hardware
+from hago.realization import IntegerModel
+from hago.types import INT16
+
+
+@pytest.mark.parametrize("overflow", ["wrap", "saturate_end"])
+@pytest.mark.parametrize("op", ["add", "sub"])
+@pytest.mark.parametrize("after", ["a convolution", "a value", "a value that is broadcast"])
+def test_sums_that_leave_their_register(after: str, op: str, overflow: str) -> None:
+    b = Builder()
+    x, y = b.input(3, 6, 6), b.conv2d(b.input(3, 6, 6), seeded(3, 3, 3, 3, seed=1))
+    if after == "a value":
+        y = b.call("clamp", y, min=-9.0, max=None)
+    if after == "a value that is broadcast":
+        y = b.call("adaptive_max_pool2d", y, output_size=[1, 1])
+    b.call("relu", b.call(op, x, y, name="sum"))
+    graph, data = b.graph(), [seeded(4, 3, 6, 6, seed=s) for s in range(2)]
+    chip = load_hardware("int16_accumulator")
+    descs = chip.ops[op]
+    sums = [replace(d, accumulator=Accumulator(INT16, overflow)) if d.out_dtypes == (INT16,) else d for d in descs]
+    resolver = resolver_of(graph, replace(chip, ops={**chip.ops, op: sums}), data)
+    plan = resolver(resolver.space.widest())
+    assert not plan.nodes["sum"].proved
+    executor = Executor(plan)
+    if kernels().passes.exact:
+        assert next(r.kernel for r in executor.explain().rows if r.node == "sum") in ("native add", "native conv")
+    inputs = [8 * v for v in data]  # so that one operand is at its ends
+    (fast,), (exact,) = executor.run(inputs), IntegerModel(plan).run(inputs)
+    assert fast.shape == exact.shape and differing(fast, exact) == 0
