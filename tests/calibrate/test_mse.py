@@ -41,6 +41,34 @@ def test_the_closed_form_is_the_integral(
     assert error_of(counts, origin, scale, lowest, count) == pytest.approx(exact, rel=1e-9, abs=1e-9)
 
 
+@given(
+    st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any),
+    st.sampled_from([0, 4]),
+    st.fractions(Fraction(1, 10), 4, max_denominator=20),
+    st.integers(-6, 0),
+    st.integers(1, 12),
+)
+def test_a_grid_errs_at_least_what_its_ends_clip(
+    counts: list[int], origin: int, scale: Fraction, lowest: int, count: int
+) -> None:
+    values = Distribution.of(torch.tensor([counts], dtype=torch.float64), origin)
+    lo, hi = (torch.full((1, 1), float(scale) * end, dtype=torch.float64) for end in (lowest, lowest + count))
+    places = (torch.arange(8000, dtype=torch.float64) + 0.5) / 1000
+    x = (places - origin).unsqueeze(0)
+    clipped = ((x - x.clamp(lo, hi)) ** 2 * torch.tensor(counts).repeat_interleave(1000) / 1000).sum()
+    assert float(values.clipped(lo, hi)) == pytest.approx(float(clipped), rel=1e-3, abs=1e-4)
+    assert float(values.clipped(lo, hi)) <= error_of(counts, origin, scale, lowest, count) + 1e-9
+
+
+def test_what_is_left_out_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [[Mse()(constant_statistics(x), grid) for x in samples().values()] for grid in GRIDS]
+    monkeypatch.setattr(mse, "_SLACK", float("inf"))
+    every = [[Mse()(constant_statistics(x), grid) for x in samples().values()] for grid in GRIDS]
+    for some, all_of_them in zip(found, every, strict=True):
+        for (lo, hi), (low, high) in zip(some, all_of_them, strict=True):
+            assert lo.equal(low) and hi.equal(high)
+
+
 @pytest.mark.parametrize(("lowest", "count"), [(0, 300), (-150, 300), (-20, 400)])
 def test_many_levels_are_the_integral_too(lowest: int, count: int) -> None:
     counts, origin = [3, 0, 7, 5, 1, 9, 2, 4], 4
