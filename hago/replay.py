@@ -17,7 +17,7 @@ from hago.search.header import Header
 from hago.search.log import read_log
 from hago.search.searchers import SEARCHERS
 from hago.search.trial import Trial
-from hago.searching.search import costs_in_use, refined_as
+from hago.searching.beginning import costs_in_use, refined_as
 from hago.searching.waste import tidied
 from hago.trials.evaluate import Evaluator
 from hago.trials.goal import Goal, parse_limits

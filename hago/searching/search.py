@@ -12,28 +12,23 @@ from typing import Any, Final
 
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
-from hago.errors import HagoError, InfeasibleBits
+from hago.errors import InfeasibleBits
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
-from hago.search.guide import Guide
 from hago.search.progress import Preliminaries
 from hago.search.searcher import Searcher
-from hago.search.searchers import SEARCHERS, Refines, check_seed, make_searcher, parse_searcher
+from hago.search.searchers import check_seed, parse_searcher
 from hago.search.trial import Trial
 from hago.searching.anytime import Anytime
+from hago.searching.beginning import Begun, begin, costs_in_use
 from hago.searching.descriptions import confirmed, description, header_of
 from hago.searching.fronts import ParetoFront
-from hago.searching.guidance import DEFAULT_COST, make_guide
-from hago.searching.reachable import check_reachable, nearest
-from hago.searching.refined_choices import refined_choices
-from hago.searching.refinement import PASS, Refined, refined
+from hago.searching.reachable import nearest
 from hago.searching.waste import tidied
-from hago.space import Bits, Space
 from hago.strategy import Strategy
-from hago.trials.evaluate import safe_start
 from hago.trials.executors import open_executor
-from hago.trials.goal import Goal, make_goal
+from hago.trials.goal import make_goal
 from hago.trials.known import LogPath, known_scores
 from hago.trials.racing import Race, as_race, check_racing
 from hago.trials.scoring import Scoring
@@ -129,16 +124,15 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         known = known_scores(options.reuse, prepared, goal)
         scored = Scoring(goal, prepared, options.cache_bytes, race, options.seed, known)
         doing("finding thresholds and what every choice may lose")
-        searcher, scored, spent = _begin(scored, costs, whole, options)
+        chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
+        ready = begin(scored, options.searcher, costs, whole, options.seed, chosen)
     if race is not None:
-        check_racing(searcher.name)
-    how = description(scored.prepared, scored, searcher, options.seed, kinds)
+        check_racing(ready.searcher.name)
+    how = description(ready.scored.prepared, ready.scored, ready.searcher, options.seed, kinds)
     before = time.monotonic() - begun
-    session = _Session(
-        scored.prepared, scored, costs, searcher, how, options, (before, spent.gradients + spent.simulated)
-    )
+    session = _Session(ready, costs, how, options, before)
     found = session.found(*session.run())
-    return replace(found, forwards=spent.gradients + scored.bench.evaluator.reuse.spent.passes, before=before)
+    return replace(found, forwards=ready.gradients + ready.scored.bench.evaluator.reuse.spent.passes, before=before)
 
 
 def _prepared(
@@ -162,31 +156,38 @@ class _Session:
     """A search that is ready to run.
 
     Args:
+        ready: what it begins with.
         costs: those in use.
         how: see `description`.
-        before: seconds and forwards that it took until here.
+        before: seconds that it took until here.
     """
 
-    prepared: Prepared
-    scored: Scoring
+    ready: Begun
     costs: Sequence[str]
-    searcher: Searcher
     how: Mapping[str, Any]
     options: SearchOptions
-    before: tuple[float, float]
+    before: float
+
+    @property
+    def scored(self) -> Scoring:
+        return self.ready.scored
+
+    @property
+    def prepared(self) -> Prepared:
+        return self.ready.scored.prepared
 
     def run(self) -> tuple[SearchResult, ParetoFront]:
         """Search, with the best strategy and the front on disk after every trial."""
-        options, resolver = self.options, self.prepared.resolver
+        options, ready, resolver = self.options, self.ready, self.prepared.resolver
         with open_executor(options.executor) as hands:
             front = None if options.front is None else Path(options.front)
             anytime = Anytime(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
             result = search(
                 self.prepared.space,
-                self.searcher,
-                self.scored,
+                ready.searcher,
+                ready.scored,
                 log=options.log if options.log is None else Path(options.log),
-                header=header_of(self.prepared, self.searcher, self.how),
+                header=header_of(self.prepared, ready.searcher, self.how),
                 budget=options.budget,
                 resume=options.resume,
                 progress=options.progress,
@@ -196,7 +197,7 @@ class _Session:
                 allow_overflow=options.allow_overflow,
                 submit=self.scored.submit(hands),
                 race=self.scored.race is not None,
-                before=self.before,
+                before=(self.before, ready.gradients + ready.simulated),
             )
         anytime.finish()
         return result, anytime.front
@@ -228,75 +229,3 @@ class _Session:
         """Put the best strategy where the user wants it."""
         if self.options.save is not None:
             strategy.save(Path(self.options.save))
-
-
-def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
-    """The costs that matter, the one that a front would be over first."""
-    if not isinstance(searcher, str):
-        return goal.costs
-    name, given = parse_searcher(searcher)
-    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
-    named = str(given.get("cost", default))
-    return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Spent:
-    """Forwards before the first trial: passes for gradients, and simulations."""
-
-    gradients: float = 0.0
-    simulated: float = 0.0
-
-
-def _begin(
-    scored: Scoring, costs: Sequence[str], whole: int, options: SearchOptions
-) -> tuple[Searcher, Scoring, _Spent]:
-    """The searcher, what scores its points, and what it took.
-
-    Args:
-        whole: how many choices there are.
-    """
-    prepared, goal, named = scored.prepared, scored.goal, options.searcher
-    entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
-    metric, guide, spent = next(iter(costs), ""), None, _Spent()
-    start: Bits = safe_start(prepared.resolver, prepared.calibration.peaks)
-    chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
-    if entry is not None and entry.refined and not chosen:
-        check_reachable(goal.of_costs, prepared, start, scored.first)
-        found = refined_as(entry.refined, scored, metric, whole, options.seed)
-        scored, guide = scored.of(found.prepared), found.guide
-        spent = _Spent(found.forwards, found.simulated)
-        check_reachable(goal, found.prepared, guide.most or start, scored.first)
-        prepared, start = found.prepared, found.start
-    else:
-        check_reachable(goal, prepared, start, scored.first)
-        if entry is not None and entry.guided:
-            guide, spent = make_guide(prepared, goal, start, options.seed, metric), _Spent(PASS)
-    return _searcher(named, prepared.space, start, options.seed, guide), scored, spent
-
-
-def refined_as(which: Refines, scored: Scoring, metric: str, whole: int, seed: int) -> Refined:
-    """What a search whose thresholds are refined begins with.
-
-    Args:
-        which: see SearcherEntry.
-        metric: the first of the costs in use, if any.
-        whole: how many choices there are.
-    """
-    if which == "choices":
-        return refined_choices(scored.prepared, scored.goal, metric, seed)
-    most = max(LEAST, whole / CHOICES_A_FORWARD)
-    return refined(scored.prepared, scored.goal, metric, scored.bench.evaluator, most, seed)
-
-
-def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Guide | None) -> Searcher:
-    if isinstance(searcher, str):
-        name, given = parse_searcher(searcher)
-        return make_searcher(name, space, start, seed, options=given, guide=guide)
-    if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
-        return searcher  # type: ignore[no-any-return]
-    if callable(searcher):
-        return searcher(space, start, seed)  # type: ignore[no-any-return]
-    raise HagoError(
-        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
-    )
