@@ -31,6 +31,7 @@ class Point:
         signal, noise: (samples,) squares of the float model's outputs, and of what differs from them.
         right: (samples,) whether the class is right; None without labels.
         label: what it is, e.g. its bits.
+        seconds: of the search, after which it was found.
     """
 
     cost: float
@@ -38,6 +39,7 @@ class Point:
     noise: Tensor
     right: Tensor | None = None
     label: str = ""
+    seconds: float = 0.0
 
     @property
     def sqnr(self) -> float:
@@ -123,6 +125,16 @@ def compared(fronts: Mapping[str, Sequence[Point]], mine: str, most: float | Non
             }
         )
     return rows
+
+
+def as_good_after(ours: Sequence[Point], theirs: Sequence[Point], most: float) -> float:
+    """Seconds of our search until its front had their hypervolume, and none of their points lay above it; infinite
+    where that never was."""
+    for seconds in sorted(p.seconds for p in ours):
+        known = [p for p in ours if p.seconds <= seconds]
+        if hypervolume(known, most) >= hypervolume(theirs, most) and not beaten(theirs, known):
+            return seconds
+    return float("inf")
 
 
 def _lost(point: Point, ours: Sequence[Point]) -> bool:

@@ -26,6 +26,7 @@ def main() -> None:
     found = find(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = as_graph(network, data)
+    after = {trial.index: trial.elapsed for trial in found.result.trials}
     for point in found.front:
         plan = plan_of(graph, as_hardware(hardware), point.strategy)
         model, cost = Simulator(plan), plan_cost(plan)
@@ -33,7 +34,7 @@ def main() -> None:
         def run(x: Tensor, model: Simulator = model) -> Tensor:
             return torch.as_tensor(model(x))
 
-        task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}")
+        task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}", after[point.trial])
     task.end(seconds)
 
 

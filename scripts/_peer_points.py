@@ -56,12 +56,14 @@ class Task:
         weights: Mapping[str, float],
         activations: Mapping[str, float],
         label: str,
+        seconds: float | None = None,
     ) -> None:
         """Take a model.
 
         Args:
             run: its own simulation, or its own engine.
             weights, activations: bits by layer; 32 where it is float.
+            seconds: after which it was found; by default until now.
         """
         paused = time.perf_counter()
         with torch.no_grad():
@@ -69,7 +71,7 @@ class Task:
         name = f"outputs_{len(self.points)}.npy"
         np.save(self.folder / name, found.float().numpy())
         self._aside += time.perf_counter() - paused
-        seconds = self.seconds()
+        seconds = self.seconds() if seconds is None else seconds
         parts = {"weights": dict(weights), "activations": dict(activations)}
         self.points.append({"label": label, "outputs": name, "seconds": seconds, **parts})
 

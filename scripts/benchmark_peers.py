@@ -3,9 +3,10 @@
 Each peer is installed into an environment of its own, a folder below --environments, which is used again where it
 is there. It runs there in a process of its own with the same threads, on the same calibration images, and its own
 simulation, or its own engine, gives the outputs that count. hago runs in a process of its own too, and all run one
-after the other in one run; installing, importing and measuring on held-out images is not in the times. Bytes of
-weights are counted alike: elements times their bits, and 4 for every bias. hago runs on the hardware file --hardware,
-peers are offered 8 bits for activations and fewer for weights; layers may stay float where a peer can leave them so.
+after the other in one run; installing, importing and measuring on held-out images is not in the times. Beside them
+stands when hago, whose front is there from the first trial on, had as much hypervolume and no point above its own.
+Bytes of weights are counted alike: elements times their bits, and 4 for every bias. hago runs on the hardware file
+--hardware, peers are offered 8 bits for activations and fewer for weights; layers may stay float on both sides.
 
     python scripts/benchmark_peers.py --assets DIR --environments DIR --out DIR
 """
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from _assets import Asset, load, outputs
-from _fronts import Point, Row, compared, front, listed, plot
+from _fronts import Point, Row, as_good_after, compared, front, listed, plot
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
@@ -91,13 +92,13 @@ class Contest:
         self.seconds: dict[str, float] = {}
         self.bits: dict[str, list[Row]] = {}
 
-    def point(self, found: Tensor, cost: float, label: str) -> Point:
+    def point(self, found: Tensor, cost: float, label: str, seconds: float) -> Point:
         """A model by its outputs on the held-out images."""
         reference = self.reference.double().flatten(1)
         noise = (found.double().flatten(1) - reference).square().sum(1)
         labels = self.asset.labels
         right = None if labels is None else (found.argmax(1) == labels).double()
-        return Point(cost, reference.square().sum(1), noise, right, label)
+        return Point(cost, reference.square().sum(1), noise, right, label, seconds)
 
     def mine(self) -> None:
         """Pareto search, in a process of its own."""
@@ -141,7 +142,8 @@ class Contest:
         self.fronts[name], self.bits[name] = [], found["points"]
         for row in found["points"]:
             out = torch.from_numpy(np.load(folder / row["outputs"]))
-            self.fronts[name].append(self.point(out, weight_bytes(self.asset.module, row["weights"]), row["label"]))
+            cost = weight_bytes(self.asset.module, row["weights"])
+            self.fronts[name].append(self.point(out, cost, row["label"], row["seconds"]))
         return float(found["seconds"])
 
     def report(self) -> None:
@@ -156,6 +158,7 @@ class Contest:
         print(f"\n{head}, {options.threads} threads; volumes up to {widest:.0f} B of weights")
         for row in rows:
             row["seconds"] = self.seconds[row["front"]]
+            row["as_good_after"] = as_good_after(self.fronts["hago"], self.fronts[row["front"]], widest)
             row["best_top1"] = max((p.top1 or 0.0) for p in self.fronts[row["front"]])
         print(table(rows))
         for row in rows:
@@ -177,13 +180,13 @@ class Contest:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
-    titles = "| front | points | seconds | hypervolume | points above ours (SQNR) | (top-1) | best top-1 |"
+    titles = "| front | points | seconds | ours as good after | hypervolume | above (SQNR) | (top-1) | best top-1 |"
     lines = [
-        f"| {r['front']} | {r['points']} | {r['seconds']:.1f} | {r['hypervolume']:.3f} | {r['above']} | "
-        f"{r['top1_above']} | {r['best_top1']:.4f} |"
+        f"| {r['front']} | {r['points']} | {r['seconds']:.1f} | {r['as_good_after']:.1f} | {r['hypervolume']:.3f} | "
+        f"{r['above']} | {r['top1_above']} | {r['best_top1']:.4f} |"
         for r in rows
     ]
-    return "\n".join([titles, "|" + "---|" * 7, *lines])
+    return "\n".join([titles, "|" + "---|" * 8, *lines])
 
 
 def layers(module: nn.Module) -> list[nn.Module]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from _fronts import Point, beaten, compared, front, hypervolume, listed
+from _fronts import Point, as_good_after, beaten, compared, front, hypervolume, listed
 
 
 def point(cost: float, noise: float, label: str = "", spread: float = 0.0, right: float = 0.5) -> Point:
@@ -57,3 +58,10 @@ def test_what_is_compared_and_listed() -> None:
     for row in listed(fronts):
         low, high = row["interval"]
         assert low <= row["sqnr"] <= high and math.isfinite(high - low)
+
+
+def test_when_a_front_is_as_good_as_another() -> None:
+    ours = [replace(point(20, 0.001), seconds=7.0), replace(point(10, 0.01), seconds=2.0)]
+    assert as_good_after(ours, [point(10, 0.1)], 40.0) == 2.0
+    assert as_good_after(ours, [point(20, 0.002)], 40.0) == 7.0
+    assert as_good_after(ours, [point(20, 0.0001)], 40.0) == math.inf
