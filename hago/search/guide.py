@@ -31,6 +31,24 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A cost beside the guide's own that has a limit: its name in `Score.costs`, its parts, and what it may be."""
+
+    metric: str
+    terms: Sequence[Term]
+    constant: float
+    most: float
+
+    def cost(self, bits: Bits) -> float:
+        """The expected cost of a point."""
+        return self.constant + math.fsum(term(bits) for term in self.terms)
+
+    def beyond(self, score: Score) -> float:
+        """By how much a scored point misses the limit."""
+        return max(0.0, score.costs[self.metric] - self.most)
+
+
+@dataclass(frozen=True, slots=True)
 class Guide:
     """Expected losses and costs.
 
@@ -40,6 +58,7 @@ class Guide:
         terms: of the cost, a constant aside.
         constant: what every point costs beside the terms.
         limit: what the cost may be at most.
+        held: other costs that have limits.
         minimize: whether the cost is what the search makes least.
         measured: the loss that a score tells of, in the unit of `losses`; None where it tells none.
         gates: by the group that may turn a node float, the groups whose losses are then gone.
@@ -51,6 +70,7 @@ class Guide:
     terms: Sequence[Term]
     constant: float = 0.0
     limit: float | None = None
+    held: Sequence[Held] = ()
     minimize: bool = False
     measured: Callable[[Score], float] | None = None
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)

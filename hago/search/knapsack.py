@@ -68,16 +68,10 @@ class Knapsack:
         self._at_most: list[tuple[list[tuple[int, float]], float]] = []
         for key, listed in self.choices.items():
             self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
-        parts = [np.zeros(self.size)]
-        for term in guide.terms:
-            if len(term.keys) > 1:
-                parts.append(self._joint(term))
-                continue
-            for bits in self.choices[term.keys[0]]:
-                parts[0][self.index[term.keys[0], bits]] += term.table[(bits,)]
+        costs = [self._costs(terms) for terms in (guide.terms, *(h.terms for h in guide.held))]
         gated = [(gate, key) for gate, keys in guide.gates.items() for key in keys]
         self.gated = [self._gated(gate, key) for gate, key in gated]
-        self.cost = np.concatenate([*parts, np.zeros(self.size - sum(map(len, parts)))])
+        self.cost, *self.held = map(self._vector, costs)
 
     def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
         row = len(self._sides)
@@ -106,7 +100,24 @@ class Knapsack:
         """The bits of a room's groups stay within it."""
         return [(self.index[k, b], float(b)) for k in room.keys for b in self.choices[k]], float(room.bits)
 
-    def _joint(self, term: Term) -> Vector:
+    def _costs(self, terms: Sequence[Term]) -> dict[int, float]:
+        """By variable, what it costs."""
+        found: dict[int, float] = {}
+        for term in terms:
+            if len(term.keys) > 1:
+                found |= self._joint(term)
+                continue
+            for bits in self.choices[term.keys[0]]:
+                column = self.index[term.keys[0], bits]
+                found[column] = found.get(column, 0.0) + term.table[(bits,)]
+        return found
+
+    def _vector(self, costs: Mapping[int, float]) -> Vector:
+        vector = np.zeros(self.size)
+        vector[list(costs)] = list(costs.values())
+        return vector
+
+    def _joint(self, term: Term) -> dict[int, float]:
         """Variables for the rows of a term over several groups; their costs."""
         rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
         first = self.size
@@ -115,34 +126,50 @@ class Knapsack:
             for bits in self.choices[key]:
                 having = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
                 self._equal([*having, (self.index[key, bits], -1.0)], 0.0)
-        return np.array([term.table[r] for r in rows])
+        return {first + i: term.table[r] for i, r in enumerate(rows)}
 
     @property
     def range(self) -> tuple[float, float]:
         """The least cost of any point, and the cost of the point of least loss."""
-        cheapest, best = self._solve(self.cost, None), self.solve(None)
+        cheapest, best = self._within(self.cost, None, self._limits), self.solve(None)
         assert cheapest is not None and best is not None
         return self.guide.cost(cheapest), best.cost
 
-    def solve(self, limit: float | None) -> Picked | None:
-        """The point of least expected loss whose expected cost is at most `limit`; None where no point is."""
+    @property
+    def _limits(self) -> list[float]:
+        return [h.most for h in self.guide.held]
+
+    def solve(self, limit: float | None, held: Sequence[float] | None = None) -> Picked | None:
+        """The point of least expected loss whose expected cost is at most `limit`; None where no point is.
+
+        Args:
+            held: limits of the costs that the guide holds beside its own; by default those. They are left to
+                evaluations where no point is expected to keep all.
+        """
         losses = np.zeros(self.size)
-        held = dict(self.gated)
+        gated = dict(self.gated)
         for (key, bits), column in self.index.items():
             if key in self.guide.losses:
-                losses[held[key][bits] if key in held else column] = self.guide.losses[key][bits]
+                losses[gated[key][bits] if key in gated else column] = self.guide.losses[key][bits]
         largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
         wanted = losses / largest * _SCALE + self.cost / dearest * _TIE
-        found = self._solve(wanted, None if limit is None else limit - self.guide.constant)
+        found = self._within(wanted, limit, self._limits if held is None else held)
         return None if found is None else Picked(found, self.guide.loss(found), self.guide.cost(found))
 
-    def _solve(self, wanted: Vector, limit: float | None) -> dict[str, int] | None:
+    def _within(self, wanted: Vector, limit: float | None, held: Sequence[float]) -> dict[str, int] | None:
+        own = [] if limit is None else [(self.cost, limit - self.guide.constant)]
+        beside = [(c, most - h.constant) for c, most, h in zip(self.held, held, self.guide.held, strict=True)]
+        found = self._solve(wanted, [*own, *beside])
+        return self._solve(wanted, own) if found is None and beside else found
+
+    def _solve(self, wanted: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
+        """The choices of the least sum of `wanted`, each (costs, limit) kept; None where no choices keep them."""
         shape = (len(self._sides), self.size)
         equal = coo_matrix((self._values, (self._rows, self._columns)), shape=shape)
         constraints = [LinearConstraint(equal, self._sides, self._sides)]
-        if limit is not None:
+        for costs, limit in limits:
             unit = abs(limit) or 1.0
-            constraints.append(LinearConstraint(self.cost[None, :] / unit, -np.inf, limit / unit))
+            constraints.append(LinearConstraint(costs[None, :] / unit, -np.inf, limit / unit))
         at_most = [*map(self._held, self.rooms), *self._at_most]
         if at_most:
             rows = [r for r, (entries, _) in enumerate(at_most) for _ in entries]

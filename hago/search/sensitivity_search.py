@@ -145,16 +145,18 @@ def steps(explored: Explored, start: Bits, options: SensitivityOptions, patience
 
 def _within(explored: Explored, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
     """The best expected point whose true cost keeps the limit; the program's costs may be a little off."""
-    allowed = limit
+    allowed, held = limit, [h.most for h in explored.guide.held]
     for _ in range(3):
-        picked = program.solve(allowed)
+        picked = program.solve(allowed, held)
         if picked is None:
             return
         score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
-        cost = explored.guide.cost_of(score)
-        if limit is None or allowed is None or cost <= limit:
+        over = 0.0 if limit is None else max(0.0, explored.guide.cost_of(score) - limit)
+        beyond = [h.beyond(score) for h in explored.guide.held]
+        if not over and not any(beyond):
             return
-        allowed -= cost - limit
+        allowed = None if allowed is None else allowed - over
+        held = [most - missing for most, missing in zip(held, beyond, strict=True)]
 
 
 def _cheapest(explored: Explored, program: Knapsack, points: int, why: str) -> Steps[None]:
@@ -233,7 +235,9 @@ def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> I
     else:
         kept.sort(key=_at_best)
     for chosen in kept:
-        yield {**bits, **chosen.bits}
+        point = {**bits, **chosen.bits}
+        if all(h.cost(point) - h.cost(bits) <= max(0.0, h.most - score.costs[h.metric]) for h in guide.held):
+            yield point
 
 
 def _both(up: Change, down: Change) -> Change:

@@ -18,7 +18,7 @@ from hago.cost_range import level
 from hago.costing import plan_cost
 from hago.graph import CONST, OUTPUT
 from hago.prepare import Prepared
-from hago.search.guide import Guide, Term
+from hago.search.guide import Guide, Held, Term
 from hago.search.searcher import Score
 from hago.searching.sensitivity import Sensitivity, measure_sensitivity
 from hago.searching.waste import classes
@@ -47,13 +47,18 @@ def make_guide(
     """
     found = measure_sensitivity(prepared, goal.objective, seed) if found is None else found
     terms, constant = _terms(prepared, metric, start)
-    limits = [x.most for x in goal.limits if x.figure == metric and x.most is not None]
+    most: dict[str, float] = {}
+    for x in goal.of_costs.limits:
+        if x.most is not None:
+            most[x.figure] = min(x.most, most.get(x.figure, math.inf))
+    limit = most.pop(metric, None)
     return Guide(
         metric,
         found.losses,
         terms,
         constant,
-        limit=min(limits, default=None),
+        limit=limit,
+        held=[Held(name, *_terms(prepared, name, start), value) for name, value in most.items()],
         minimize=bool(metric) and goal.minimize == metric,
         measured=_measured(found),
         gates=gates(prepared),

@@ -12,7 +12,7 @@ import pytest
 from hago.search.climb import Measured, neighbours
 from hago.search.correction import factors
 from hago.search.driver import search
-from hago.search.guide import Guide, Term, plain_guide
+from hago.search.guide import Guide, Held, Term, plain_guide
 from hago.search.knapsack import Knapsack, Room
 from hago.search.searcher import Score
 from hago.search.searchers import make_searcher
@@ -53,6 +53,26 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
         assert picked.loss == pytest.approx(best, rel=1e-4)
         assert (picked.loss, picked.cost) == (guide.loss(picked.bits), guide.cost(picked.bits))
     assert program.solve(costs[0] * 0.9) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_limits_of_two_costs(seed: int) -> None:
+    space, guide = random_guide(seed)
+    other = random_guide(seed + 100)[1]
+    keys = space.groups.keys()
+    terms = [t for t in other.terms if all((b,) in t.table for k in t.keys for b in space.groups[k].choices)]
+    terms = terms or [Term((k,), {(b,): float(b) for b in space.groups[k].choices}) for k in keys]
+    every = points(space)
+    held = Held("other", terms, 7.0, 0.0)
+    for part in (2, 3):
+        first, second = (sorted(map(g.cost, every))[len(every) // part] for g in (guide, held))
+        program = Knapsack(space, replace(guide, held=[replace(held, most=second)]))
+        kept = [p for p in every if guide.cost(p) <= first and held.cost(p) <= second]
+        picked = program.solve(first)
+        assert picked is not None and picked.cost <= first * (1 + 1e-5)
+        if kept:
+            assert held.cost(picked.bits) <= second * (1 + 1e-5)
+            assert picked.loss == pytest.approx(min(map(guide.loss, kept)), rel=1e-4)
 
 
 def test_groups_that_share_an_accumulator() -> None:
