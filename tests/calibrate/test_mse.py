@@ -27,13 +27,17 @@ def error_of(counts: list[int], origin: int, scale: Fraction, lowest: int, count
     return float(values.squared_error(one * float(scale), one * lowest, count))
 
 
-@given(
+#: counts, origin, scale, lowest, count
+any_grid = given(
     st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any),
     st.sampled_from([0, 4]),
     st.fractions(Fraction(1, 10), 4, max_denominator=20),
     st.integers(-6, 0),
     st.integers(1, 12),
 )
+
+
+@any_grid
 def test_the_closed_form_is_the_integral(
     counts: list[int], origin: int, scale: Fraction, lowest: int, count: int
 ) -> None:
@@ -41,13 +45,7 @@ def test_the_closed_form_is_the_integral(
     assert error_of(counts, origin, scale, lowest, count) == pytest.approx(exact, rel=1e-9, abs=1e-9)
 
 
-@given(
-    st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any),
-    st.sampled_from([0, 4]),
-    st.fractions(Fraction(1, 10), 4, max_denominator=20),
-    st.integers(-6, 0),
-    st.integers(1, 12),
-)
+@any_grid
 def test_a_grid_errs_at_least_what_its_ends_clip(
     counts: list[int], origin: int, scale: Fraction, lowest: int, count: int
 ) -> None:
