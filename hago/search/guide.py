@@ -43,9 +43,9 @@ class Held:
         """The expected cost of a point."""
         return self.constant + math.fsum(term(bits) for term in self.terms)
 
-    def beyond(self, score: Score) -> float:
-        """By how much a scored point misses the limit."""
-        return max(0.0, score.costs[self.metric] - self.most)
+    def spare(self, bits: Bits, score: Score) -> float:
+        """How much more a scored point may cost; negative where it misses the limit."""
+        return self.most - _true_cost(self, bits, score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Guide:
         """The expected cost of a point."""
         return self.constant + math.fsum(term(bits) for term in self.terms)
 
-    def cost_of(self, score: Score) -> float:
-        """The true cost of a scored point."""
-        return score.costs.get(self.metric, float(score.total_bits))
+    def cost_of(self, bits: Bits, score: Score) -> float:
+        """The true cost of a scored point; what is expected where nobody counted, as of bits that fit no signature."""
+        return _true_cost(self, bits, score)
 
     def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Guide:
         """With every loss times the factor of its group and bits, where there is one; so fewer bits may be expected to
@@ -99,6 +99,11 @@ class Guide:
         none: Mapping[int, float] = {}
         losses = {k: {b: x * factors.get(k, none).get(b, 1.0) for b, x in by.items()} for k, by in self.losses.items()}
         return replace(self, losses=losses)
+
+
+def _true_cost(priced: Guide | Held, bits: Bits, score: Score) -> float:
+    found = score.costs.get(priced.metric)
+    return priced.cost(bits) if found is None else found
 
 
 def plain_guide(space: Space) -> Guide:

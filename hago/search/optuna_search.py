@@ -155,7 +155,7 @@ class _Study:
         with speaking(self.options.storage, "write to"):
             self.study.enqueue_trial(values, skip_if_exists=True)
 
-    def tell(self, trial: Any, score: Score) -> None:
+    def tell(self, trial: Any, bits: Bits, score: Score) -> None:
         """The score of a trial of the study."""
         import optuna
 
@@ -165,7 +165,7 @@ class _Study:
             if score.infeasible or not math.isfinite(score.value):
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 return
-            values = [score.value, self.guide.cost_of(score)]
+            values = [score.value, self.guide.cost_of(bits, score)]
             self.study.tell(trial, values if self.both else values[:1])
 
 
@@ -204,7 +204,7 @@ def _asked(explored: Explored, owner: _Study) -> Steps[None]:
         left -= len(new)
         yield from explored.look_at_all(list(new.values()), "start" if not explored.scored else owner.name)
         for trial, bits in trials:
-            owner.tell(trial, explored.seen[point_key(bits)])
+            owner.tell(trial, bits, explored.seen[point_key(bits)])
 
 
 def _unseen(points: Sequence[Bits], seen: Seen) -> Mapping[str, Bits]:

@@ -172,7 +172,7 @@ def _width(gap: tuple[Measured, Measured]) -> float:
 def _measured_front(explored: Explored) -> list[Measured]:
     """The points that none beats in both, by rising cost."""
     guide = explored.guide
-    taken = [Measured(guide.cost_of(s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
+    taken = [Measured(guide.cost_of(bits, s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
     line: list[Measured] = []
     for point in sorted(taken, key=lambda p: (p.cost, -p.merit)):
         if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):

@@ -151,8 +151,8 @@ def _within(explored: Explored, program: Knapsack, limit: float | None, why: str
         if picked is None:
             return
         score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
-        over = 0.0 if limit is None else max(0.0, explored.guide.cost_of(score) - limit)
-        beyond = [h.beyond(score) for h in explored.guide.held]
+        over = 0.0 if limit is None else max(0.0, explored.guide.cost_of(picked.bits, score) - limit)
+        beyond = [max(0.0, -h.spare(picked.bits, score)) for h in explored.guide.held]
         if not over and not any(beyond):
             return
         allowed = None if allowed is None else allowed - over
@@ -222,7 +222,7 @@ def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> I
     traded = (near.change(p) for p in swapped(space, explored.known_feeds, bits))
     found = [*downs, *ups, *swaps, *(m for m in traded if m.churn or m.cost)]
     # expected costs may be a little off: they are trusted in differences
-    spare = math.inf if guide.limit is None else guide.limit - guide.cost_of(score)
+    spare = math.inf if guide.limit is None else guide.limit - guide.cost_of(bits, score)
     rooms: dict[str, list[tuple[Sequence[str], int]]] = {}
     for keys, most in explored.rooms.items():
         for key in keys:
@@ -236,7 +236,7 @@ def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> I
         kept.sort(key=_at_best)
     for chosen in kept:
         point = {**bits, **chosen.bits}
-        if all(h.cost(point) - h.cost(bits) <= max(0.0, h.most - score.costs[h.metric]) for h in guide.held):
+        if all(h.cost(point) - h.cost(bits) <= max(0.0, h.spare(bits, score)) for h in guide.held):
             yield point
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from hago.errors import InfeasibleBits
 from hago.search.climb import Measured, neighbours
 from hago.search.correction import factors
 from hago.search.driver import search
@@ -149,6 +150,23 @@ def test_sensitivity_search_comes_close_to_the_best_under_a_limit() -> None:
     assert best is not None and result.score.accepted and result.score.costs["size"] <= 2400
     assert result.score.results["loss"] <= 1.15 * best.loss
     assert len(result.trials) <= 60
+
+
+def test_what_bits_cost_that_no_signature_holds_is_as_expected() -> None:
+    space, guide = toy(limit=2005.0)
+    squares = [Term((k,), {(b,): float(b * b) for b in g.choices}) for k, g in space.groups.items()]
+    other = Held("other", squares, 0.0, 1001.0)
+    guide = replace(guide, held=[other])
+    start, asked = dict.fromkeys(space.groups, 5), []
+
+    def refuse(bits: Bits) -> Score:
+        asked.append(bits)
+        raise InfeasibleBits("no signature holds these bits")
+
+    with pytest.raises(InfeasibleBits, match="none of the .* points tried fits"):
+        search(space, make_searcher("sensitivity", space, start, guide=guide), refuse)
+    # around the start one bit more misses the first limit, and one more with one less the second
+    assert len(asked) > 10 and all(guide.cost(p) <= 2005 and other.cost(p) <= 1001 for p in asked)
 
 
 def test_sensitivity_search_finds_the_least_cost_that_keeps_a_limit() -> None:

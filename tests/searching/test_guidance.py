@@ -11,15 +11,20 @@ import torch
 from building import Builder, residual_block, seeded
 from test_cost import priced
 
+from hago import search_quantize_strategy
 from hago.costing import plan_cost
+from hago.errors import InfeasibleBits
 from hago.graph import CONST
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import available_hardware, load_hardware
+from hago.plan import Plan
 from hago.prepare import Prepared, prepare
+from hago.resolve import Resolver
 from hago.search.driver import SearchResult
 from hago.searching.guidance import make_guide
 from hago.searching.search import SearchOptions, find
 from hago.searching.waste import classes, tidied
+from hago.space import Bits
 from hago.trials.goal import make_goal
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -111,6 +116,26 @@ def test_guided_searches_beat_the_descent() -> None:
     values = {name: found.result.score.results["sqnr"] for name, found in best.items()}
     assert values["sensitivity"] >= values["greedy"]
     assert all(found.result.score.costs["weight_bytes"] <= 260 for found in best.values())
+
+
+def test_two_limits_where_no_signature_holds_some_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    resolve, weights = Resolver.__call__, ("stem:1", "left:1", "right:1", "fc:1")
+
+    def refusing(resolver: Resolver, bits: Bits) -> Plan:
+        """Weights of fewer than 7 bits must all have as many."""
+        chosen = {bits[k] for k in weights}
+        if len(chosen) > 1 and min(chosen) < 7:
+            raise InfeasibleBits("no signature holds these bits")
+        return resolve(resolver, bits)
+
+    monkeypatch.setattr(Resolver, "__call__", refusing)
+    limits, log = ("weight_bytes <= 330", "bops <= 880 k"), tmp_path / "search.jsonl"
+    strategy, _ = search_quantize_strategy(
+        residual_block(), "x86_vnni", DATA, searcher="sensitivity", budget_cost=limits, log=log, progress=False
+    )
+    assert any(json.loads(line)["score"]["infeasible"] for line in log.read_text().splitlines()[1:])
+    costs = strategy.made_by["costs"]
+    assert costs["weight_bytes"] <= 330 and costs["bops"] <= 880e3
 
 
 def front_of_bops() -> SearchResult:
