@@ -52,6 +52,9 @@ class Picked:
 class Knapsack:
     """The program of one space and guide; solved for any limit.
 
+    The costs that the guide holds beside its own keep their limits in every solution. Where no point keeps these and
+    the guide's own limit, as far as costs are known, they are left to evaluations, and no solution heeds them.
+
     Args:
         rooms: how many bits several groups may have together, e.g. operands that share an accumulator.
     """
@@ -71,7 +74,10 @@ class Knapsack:
         costs = [self._costs(terms) for terms in (guide.terms, *(h.terms for h in guide.held))]
         gated = [(gate, key) for gate, keys in guide.gates.items() for key in keys]
         self.gated = [self._gated(gate, key) for gate, key in gated]
-        self.cost, *self.held = map(self._vector, costs)
+        self.cost, *beside = map(self._vector, costs)
+        self.held = list(zip(guide.held, beside, strict=True))
+        if self.held and self._within(np.zeros(self.size), guide.limit, {}) is None:
+            self.held = []
 
     def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
         row = len(self._sides)
@@ -131,20 +137,15 @@ class Knapsack:
     @property
     def range(self) -> tuple[float, float]:
         """The least cost of any point, and the cost of the point of least loss."""
-        cheapest, best = self._within(self.cost, None, self._limits), self.solve(None)
+        cheapest, best = self._within(self.cost, None, {}), self.solve(None)
         assert cheapest is not None and best is not None
         return self.guide.cost(cheapest), best.cost
 
-    @property
-    def _limits(self) -> list[float]:
-        return [h.most for h in self.guide.held]
-
-    def solve(self, limit: float | None, held: Sequence[float] | None = None) -> Picked | None:
+    def solve(self, limit: float | None, held: Mapping[str, float] | None = None) -> Picked | None:
         """The point of least expected loss whose expected cost is at most `limit`; None where no point is.
 
         Args:
-            held: limits of the costs that the guide holds beside its own; by default those. They are left to
-                evaluations where no point is expected to keep all.
+            held: other limits than the guide's for costs that it holds, by name.
         """
         losses = np.zeros(self.size)
         gated = dict(self.gated)
@@ -153,14 +154,13 @@ class Knapsack:
                 losses[gated[key][bits] if key in gated else column] = self.guide.losses[key][bits]
         largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
         wanted = losses / largest * _SCALE + self.cost / dearest * _TIE
-        found = self._within(wanted, limit, self._limits if held is None else held)
+        found = self._within(wanted, limit, held or {})
         return None if found is None else Picked(found, self.guide.loss(found), self.guide.cost(found))
 
-    def _within(self, wanted: Vector, limit: float | None, held: Sequence[float]) -> dict[str, int] | None:
+    def _within(self, wanted: Vector, limit: float | None, held: Mapping[str, float]) -> dict[str, int] | None:
         own = [] if limit is None else [(self.cost, limit - self.guide.constant)]
-        beside = [(c, most - h.constant) for c, most, h in zip(self.held, held, self.guide.held, strict=True)]
-        found = self._solve(wanted, [*own, *beside])
-        return self._solve(wanted, own) if found is None and beside else found
+        beside = [(costs, held.get(h.metric, h.most) - h.constant) for h, costs in self.held]
+        return self._solve(wanted, [*own, *beside])
 
     def _solve(self, wanted: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
         """The choices of the least sum of `wanted`, each (costs, limit) kept; None where no choices keep them."""

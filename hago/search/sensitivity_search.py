@@ -145,18 +145,18 @@ def steps(explored: Explored, start: Bits, options: SensitivityOptions, patience
 
 def _within(explored: Explored, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
     """The best expected point whose true cost keeps the limit; the program's costs may be a little off."""
-    allowed, held = limit, [h.most for h in explored.guide.held]
+    allowed, held = limit, {h.metric: h.most for h in explored.guide.held}
     for _ in range(3):
         picked = program.solve(allowed, held)
         if picked is None:
             return
         score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
         over = 0.0 if limit is None else max(0.0, explored.guide.cost_of(picked.bits, score) - limit)
-        beyond = [max(0.0, -h.spare(picked.bits, score)) for h in explored.guide.held]
-        if not over and not any(beyond):
+        beyond = {h.metric: max(0.0, -h.spare(picked.bits, score)) for h in explored.guide.held}
+        if not over and not any(beyond.values()):
             return
         allowed = None if allowed is None else allowed - over
-        held = [most - missing for most, missing in zip(held, beyond, strict=True)]
+        held = {metric: most - beyond[metric] for metric, most in held.items()}
 
 
 def _cheapest(explored: Explored, program: Knapsack, points: int, why: str) -> Steps[None]:

@@ -27,17 +27,21 @@ def points(space: Space) -> list[dict[str, int]]:
     return [dict(zip(keys, c, strict=True)) for c in itertools.product(*(g.choices for g in space.groups.values()))]
 
 
-def random_guide(seed: int) -> tuple[Space, Guide]:
-    """Losses over many orders of size; costs of one group, of two, and of one group twice."""
-    rng = random.Random(seed)
-    space = make_space({f"n{i}:{s}": (8, 7, 5, 4)[: rng.randint(1, 4)] for i in range(3) for s in (0, 1)})
-    losses = {k: {b: 10 ** rng.uniform(-9, 0) * 4.0**-b for b in g.choices} for k, g in space.groups.items()}
+def random_terms(rng: random.Random, space: Space) -> list[Term]:
     terms = [Term((k,), {(b,): float(rng.randint(0, 9) * b) for b in g.choices}) for k, g in space.groups.items()]
     for i in range(3):
         keys = (f"n{i}:0", f"n{i}:1")
         rows = itertools.product(*(space.groups[k].choices for k in keys))
         terms.append(Term(keys, {r: float(rng.randint(1, 50) * r[0] * r[1]) for r in rows}))
-    return space, Guide("size", losses, terms, constant=float(rng.randint(0, 100)))
+    return terms
+
+
+def random_guide(seed: int) -> tuple[Space, Guide]:
+    """Losses over many orders of size; costs of one group, of two, and of one group twice."""
+    rng = random.Random(seed)
+    space = make_space({f"n{i}:{s}": (8, 7, 5, 4)[: rng.randint(1, 4)] for i in range(3) for s in (0, 1)})
+    losses = {k: {b: 10 ** rng.uniform(-9, 0) * 4.0**-b for b in g.choices} for k, g in space.groups.items()}
+    return space, Guide("size", losses, random_terms(rng, space), constant=float(rng.randint(0, 100)))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -59,21 +63,38 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_limits_of_two_costs(seed: int) -> None:
     space, guide = random_guide(seed)
-    other = random_guide(seed + 100)[1]
-    keys = space.groups.keys()
-    terms = [t for t in other.terms if all((b,) in t.table for k in t.keys for b in space.groups[k].choices)]
-    terms = terms or [Term((k,), {(b,): float(b) for b in space.groups[k].choices}) for k in keys]
-    every = points(space)
-    held = Held("other", terms, 7.0, 0.0)
-    for part in (2, 3):
-        first, second = (sorted(map(g.cost, every))[len(every) // part] for g in (guide, held))
-        program = Knapsack(space, replace(guide, held=[replace(held, most=second)]))
-        kept = [p for p in every if guide.cost(p) <= first and held.cost(p) <= second]
-        picked = program.solve(first)
-        assert picked is not None and picked.cost <= first * (1 + 1e-5)
-        if kept:
-            assert held.cost(picked.bits) <= second * (1 + 1e-5)
-            assert picked.loss == pytest.approx(min(map(guide.loss, kept)), rel=1e-4)
+    rng, every = random.Random(seed + 100), points(space)
+    other = Held("other", random_terms(rng, space), 7.0, math.inf)
+    for _ in range(2):
+        some, tighter = (rng.choice(every) for _ in range(2))
+        first, second = guide.cost(some), other.cost(some)
+        program = Knapsack(space, replace(guide, held=[replace(other, most=second)]))
+        least = min(guide.cost(p) for p in every if other.cost(p) <= second)
+        assert program.range[0] == pytest.approx(least)
+        for limit, most in ((first, second), (guide.cost(tighter), min(second, other.cost(tighter)))):
+            picked = program.solve(limit, {"other": most})
+            kept = [p for p in every if guide.cost(p) <= limit and other.cost(p) <= most]
+            assert (picked is None) == (not kept)
+            if picked is not None:
+                assert picked.cost <= limit * (1 + 1e-5) and other.cost(picked.bits) <= most * (1 + 1e-5)
+                assert picked.loss == pytest.approx(min(map(guide.loss, kept)), rel=1e-4)
+        assert program.solve(first) == program.solve(first, {"other": second}) is not None
+        assert program.solve(None, {"other": min(map(other.cost, every)) * 0.9}) is None
+
+
+def test_limits_that_no_point_is_expected_to_keep() -> None:
+    space = make_space({"a:0": (8, 4)})
+    guide = Guide("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
+    against = Held("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
+
+    def picked(most: float, own: float | None, limit: float) -> Bits | None:
+        found = Knapsack(space, replace(guide, limit=own, held=[replace(against, most=most)])).solve(limit)
+        return None if found is None else found.bits
+
+    assert picked(3.0, None, 4.0) == {"a:0": 4} and picked(3.0, None, 3.0) is None
+    # each limit can be kept, and not both
+    assert picked(4.0, 4.0, 4.0) == {"a:0": 4}
+    assert picked(4.0, None, 4.0) is None and picked(4.0, 8.0, 8.0) == {"a:0": 8}
 
 
 def test_groups_that_share_an_accumulator() -> None:
