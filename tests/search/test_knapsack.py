@@ -148,6 +148,12 @@ def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Guid
     return space, Guide("size", losses, terms, limit=limit, minimize=minimize, measured=measured)
 
 
+def squares(space: Space, most: float) -> Held:
+    """A cost that rises faster than the bits."""
+    terms = [Term((k,), {(b,): float(b * b) for b in g.choices}) for k, g in space.groups.items()]
+    return Held("other", terms, 0.0, most)
+
+
 def evaluation(guide: Guide, keep: float = math.inf):
     rng = random.Random(1)
     drawn = {k: rng.choice([0.5, 1.0, 2.0]) for k in guide.losses}
@@ -173,10 +179,26 @@ def test_sensitivity_search_comes_close_to_the_best_under_a_limit() -> None:
     assert len(result.trials) <= 60
 
 
+def test_a_limit_is_kept_where_points_cost_more_than_expected() -> None:
+    space, guide = toy(limit=2400.0)
+    other = squares(space, 1300.0)
+    guide = replace(guide, held=[other])
+
+    def evaluate(bits: Bits) -> Score:
+        costs = {"size": guide.cost(bits), "other": 1.03 * other.cost(bits)}
+        over = max(0.0, costs["size"] / 2400 - 1) + max(0.0, costs["other"] / 1300 - 1)
+        loss = guide.loss(bits)
+        return Score(-loss, {"loss": loss}, costs=costs, shortfall=over, total_bits=sum(bits.values()))
+
+    searcher = make_searcher("sensitivity", space, guide=guide, options={"rounds": 1, "moves": 0})
+    result = search(space, searcher, evaluate)
+    best = Knapsack(space, replace(guide, held=[replace(other, most=1300 / 1.03)])).solve(2400.0)
+    assert best is not None and result.score.accepted and result.score.results["loss"] <= 1.3 * best.loss
+
+
 def test_what_bits_cost_that_no_signature_holds_is_as_expected() -> None:
     space, guide = toy(limit=2005.0)
-    squares = [Term((k,), {(b,): float(b * b) for b in g.choices}) for k, g in space.groups.items()]
-    other = Held("other", squares, 0.0, 1001.0)
+    other = squares(space, 1001.0)
     guide = replace(guide, held=[other])
     start, asked = dict.fromkeys(space.groups, 5), []
 
