@@ -30,8 +30,31 @@ class Term:
         return self.table[tuple(bits[k] for k in self.keys)]
 
 
+class Priced:
+    """What knows the parts of a cost.
+
+    Attributes:
+        metric: the cost's name in `Score.costs`.
+        terms, constant: they add up to it.
+    """
+
+    __slots__ = ()
+    metric: str
+    terms: Sequence[Term]
+    constant: float
+
+    def cost(self, bits: Bits) -> float:
+        """The expected cost of a point."""
+        return self.constant + math.fsum(term(bits) for term in self.terms)
+
+    def cost_of(self, bits: Bits, score: Score) -> float:
+        """The true cost of a scored point; what is expected where nobody counted, as of bits that fit no signature."""
+        found = score.costs.get(self.metric)
+        return self.cost(bits) if found is None else found
+
+
 @dataclass(frozen=True, slots=True)
-class Held:
+class Held(Priced):
     """A cost beside the guide's own that has a limit: its name in `Score.costs`, its parts, and what it may be."""
 
     metric: str
@@ -39,17 +62,13 @@ class Held:
     constant: float
     most: float
 
-    def cost(self, bits: Bits) -> float:
-        """The expected cost of a point."""
-        return self.constant + math.fsum(term(bits) for term in self.terms)
-
     def spare(self, bits: Bits, score: Score) -> float:
         """How much more a scored point may cost; negative where it misses the limit."""
-        return self.most - _true_cost(self, bits, score)
+        return self.most - self.cost_of(bits, score)
 
 
 @dataclass(frozen=True, slots=True)
-class Guide:
+class Guide(Priced):
     """Expected losses and costs.
 
     Args:
@@ -85,25 +104,12 @@ class Guide:
         """The expected loss of a point."""
         return math.fsum(self.parts(bits).values())
 
-    def cost(self, bits: Bits) -> float:
-        """The expected cost of a point."""
-        return self.constant + math.fsum(term(bits) for term in self.terms)
-
-    def cost_of(self, bits: Bits, score: Score) -> float:
-        """The true cost of a scored point; what is expected where nobody counted, as of bits that fit no signature."""
-        return _true_cost(self, bits, score)
-
     def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Guide:
         """With every loss times the factor of its group and bits, where there is one; so fewer bits may be expected to
         lose less."""
         none: Mapping[int, float] = {}
         losses = {k: {b: x * factors.get(k, none).get(b, 1.0) for b, x in by.items()} for k, by in self.losses.items()}
         return replace(self, losses=losses)
-
-
-def _true_cost(priced: Guide | Held, bits: Bits, score: Score) -> float:
-    found = score.costs.get(priced.metric)
-    return priced.cost(bits) if found is None else found
 
 
 def plain_guide(space: Space) -> Guide:

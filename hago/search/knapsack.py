@@ -102,7 +102,7 @@ class Knapsack:
             self._at_most.append((entries, 0.0))
         return key, found
 
-    def _held(self, room: Room) -> tuple[list[tuple[int, float]], float]:
+    def _room(self, room: Room) -> tuple[list[tuple[int, float]], float]:
         """The bits of a room's groups stay within it."""
         return [(self.index[k, b], float(b)) for k in room.keys for b in self.choices[k]], float(room.bits)
 
@@ -170,7 +170,7 @@ class Knapsack:
         for costs, limit in limits:
             unit = abs(limit) or 1.0
             constraints.append(LinearConstraint(costs[None, :] / unit, -np.inf, limit / unit))
-        at_most = [*map(self._held, self.rooms), *self._at_most]
+        at_most = [*map(self._room, self.rooms), *self._at_most]
         if at_most:
             rows = [r for r, (entries, _) in enumerate(at_most) for _ in entries]
             columns = [c for entries, _ in at_most for c, _ in entries]
