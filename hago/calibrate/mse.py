@@ -127,13 +127,12 @@ def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: boo
     scale, lowest, count = levels(grid, lo, hi)
     if folded and grid.signed:
         lowest, count = torch.zeros_like(lowest), count // 2
-    known = values.squared_error(scale[:, :1], lowest[:, :1], count)
-    least = values.clipped(lowest * scale, (lowest + count) * scale)
-    hopeful = (least <= known + _SLACK * values.moments[:, 2:]).any(0)
-    hopeful[0] = True
-    tried = hopeful.nonzero().squeeze(1)
-    errors = values.squared_error(scale[:, tried], lowest[:, tried], count)
-    return tried[errors.argmin(1, keepdim=True)]
+    first = values.squared_error(scale[:, :1], lowest[:, :1], count)
+    clipped = values.clipped(lowest * scale, (lowest + count) * scale)
+    hopeful = (clipped <= first + _SLACK * values.moments[:, 2:]).any(0)
+    rest = 1 + hopeful[1:].nonzero().squeeze(1)
+    errors = torch.cat([first, values.squared_error(scale[:, rest], lowest[:, rest], count)], 1)
+    return torch.cat([rest.new_zeros(1), rest])[errors.argmin(1, keepdim=True)]
 
 
 def _factors(low: int, high: int, per_octave: int) -> Tensor:
