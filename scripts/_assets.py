@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Asset:
         labels: (samples,) of the test samples, where the metric is top-1; else None.
         metric: its name.
         score: from the outputs of all test samples to the metric; larger is better.
+        kinds: by name, bool (samples,), test samples whose SQNR is told apart; empty where all are of one kind.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Asset:
     labels: Tensor | None
     metric: str
     score: Callable[[Tensor], float]
+    kinds: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -122,6 +124,7 @@ def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None
     rest = torch.tensor([i for i in range(len(files)) if i not in set(used.tolist())])
     rest = rest[_chosen(len(rest), test)]
     known, unseen = windows[used].flatten(0, 1), windows[rest].flatten(0, 1)
+    strange = anomalous[rest].repeat_interleave(windows.shape[1])
 
     def area_under_curve(out: Tensor) -> float:
         error = (out - unseen).square().mean(1).view(len(rest), -1).mean(1)
@@ -136,6 +139,7 @@ def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None
         None,
         "AUC",
         area_under_curve,
+        {name: strange == kind for kind, name in enumerate(("normal test samples", "anomalies"))},
     )
 
 

@@ -99,8 +99,7 @@ class Measurement:
     def row(self, out: Tensor) -> Row:
         """A row from the outputs of all test samples."""
         asset = self.asset
-        noise = float((out.double() - self.reference.double()).square().sum())
-        sqnr = decibels(float(self.reference.double().square().sum()), noise)
+        sqnr = _sqnr(self.reference, out)
         value = asset.score(out)
         if asset.labels is None:
             return Row(value, None, None, None, sqnr)
@@ -135,6 +134,11 @@ class Measurement:
         row.rate = 1e6 * sum(peaks.overflows.values()) / max(open_nodes, 1)
         row.differing = int((Simulator(plan)(*few) != IntegerModel(plan)(*few)).sum())
         self.rows[name] = row
+        if self.asset.kinds:
+            known = outputs(self.asset.module, self.asset.calibration)
+            found = {"calibration": _sqnr(known, outputs(Simulator(plan), self.asset.calibration))}
+            found |= {k: _sqnr(self.reference[of], out[of]) for k, of in self.asset.kinds.items()}
+            self.notes.append(f"{name}, SQNR: " + ", ".join(f"{k} {value:.1f} dB" for k, value in found.items()))
 
     def one_shot(self, estimator: str | None) -> tuple[Plan, int]:
         """`hago.quantize`."""
@@ -160,6 +164,12 @@ class Measurement:
         """Every edge at its most bits."""
         prepared = prepare(self.graph, self.job.hardware, self.asset.calibration)
         return prepared.resolver(prepared.space.widest()), 1
+
+
+def _sqnr(reference: Tensor, out: Tensor) -> float:
+    """Of all samples together, in dB."""
+    noise = float((out.double() - reference.double()).square().sum())
+    return decibels(float(reference.double().square().sum()), noise)
 
 
 def measure(job: Job) -> dict[str, object]:
