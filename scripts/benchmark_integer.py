@@ -56,6 +56,10 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="torch.compile of the float and the integer model too")
     parser.add_argument("--keep-freed-memory", action="store_true", help="the allocator setting, for every model alike")
+    parser.add_argument("--without-tiles", action="store_true", help="the integer model without matrix tiles too")
+    parser.add_argument(
+        "--without-conv", action="store_true", help="and without convolutions of our own: oneDNN's where exact, slow"
+    )
     parser.add_argument("--explain", action="store_true", help="which kernel runs each node")
     options = parser.parse_args()
     if options.keep_freed_memory:
@@ -95,8 +99,12 @@ class Measured:
         parts: dict[str, Callable[[], Any]] = {"float": float_forward(self.graph, images)}
         parts |= {scales: partial(model.run, [images]) for scales, model in models.items()}
         plan = self.plans["power-of-two scales"]
-        onednn = Executor(plan, using=replace(kernels(), conv=Verdict(False, "left out to measure oneDNN")))
-        parts["the same on oneDNN"] = partial(onednn.run, [images])
+        for name, without in {"tiles": self.options.without_tiles, "conv": self.options.without_conv}.items():
+            if without:
+                left = Executor(
+                    plan, using=replace(kernels(), **{name: Verdict(False, "left out to measure the rest")})
+                )
+                parts[f"without {name}"] = partial(left.run, [images])
         parts[LAYERS] = macs_alone(plan, batch)
         parts[WHOLE] = whole_network(plan, images)
         if self.options.compile:

@@ -17,7 +17,7 @@ from hago.engine.choice import Choice, axis_of, is_flat
 from hago.engine.kernels import Kernels
 from hago.engine.moves import AS_IS, SLACK, period, stored_type
 from hago.engine.onednn_call import onednn_call
-from hago.engine.pack import Packs
+from hago.engine.pack import LEAST_TILED, Packs
 from hago.engine.products import MatmulCall, MultiplyCall, PairTableCall, Place, pair_table
 from hago.engine.tail import Added, Tail, register_of, sum_of
 from hago.engine.wants import Wants
@@ -68,7 +68,8 @@ def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     tail = owner.chains.after(node, g.out_channels)
     if tail is None:
         return _NO_FORM
-    packed = owner.packs(made.consts[1], g, node.op == "matmul")
+    tiles = owner.kernels.tiles.exact and g.window >= LEAST_TILED
+    packed = owner.packs(made.consts[1], g, tiles, node.op == "matmul")
     zero, signed = int(x.zero_point), x.dtype.torch == torch.int8
     offset = packed.offsets(made.consts.get(2), zero + 128 * signed, g.groups)
     zeros = torch.full((g.channels + SLACK,), zero % 256, dtype=torch.uint8)
@@ -76,12 +77,13 @@ def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     flat = is_flat(node)
     pooled = owner.chains.pooled(tail) if node.op == "conv2d" and not g.pointwise else None
     call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
+    kernel = "native conv on tiles" if packed.steps else "native conv"
     if pooled is None:
-        return _with_tail("native conv", tail, name, call)
+        return _with_tail(kernel, tail, name, call)
     end, after = pooled
     pool = PoolCall(owner.kernels.calls, *_window(owner.plan.nodes[end.name]), (0, 0), after.build())
     whole = replace(tail, nodes=[*tail.nodes, *after.nodes], stored=after.stored)
-    return _with_tail("native conv", whole, name, ConvPoolCall(call, pool))
+    return _with_tail(kernel, whole, name, ConvPoolCall(call, pool))
 
 
 def _sum_pool(owner: Owner, node: Node, choice: Choice) -> Call | str:

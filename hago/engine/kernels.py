@@ -54,6 +54,7 @@ class Kernels:
     Args:
         calls: the library of our own, or None.
         passes, conv: its passes over whole values, and its convolution.
+        tiles: that convolution on matrix tiles.
         onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
         fused: the same with requantization by powers of two.
         products: products of two values, entry by entry and of matrices, of our own.
@@ -62,6 +63,7 @@ class Kernels:
     calls: Any
     passes: Verdict
     conv: Verdict
+    tiles: Verdict
     onednn: Verdict
     fused: Verdict
     products: Verdict
@@ -69,13 +71,13 @@ class Kernels:
     def __str__(self) -> str:
         named = (
             *(("native passes", self.passes), ("native products", self.products), ("native convolution", self.conv)),
-            *(("oneDNN", self.onednn), ("fused", self.fused)),
+            *(("on matrix tiles", self.tiles), ("oneDNN", self.onednn), ("fused", self.fused)),
         )
         said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
         return "; ".join(said)
 
 
-NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 5)
+NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 6)
 
 
 @functools.cache
@@ -88,11 +90,16 @@ def kernels() -> Kernels:
     if passes.exact:
         conv = Verdict(False, "the processor has no AVX512-VNNI")
         if library.has_conv:
-            conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups))
+            conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, False))
+    tiles = conv
+    if conv.exact:
+        tiles = Verdict(False, "the processor has no AMX")
+        if library.has_tiles:
+            tiles = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, True))
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
-    return Kernels(library.calls if passes.exact else None, passes, conv, onednn, fused, products)
+    return Kernels(library.calls if passes.exact else None, passes, conv, tiles, onednn, fused, products)
 
 
 # ---------------------------------------------------------------- trials
@@ -223,11 +230,11 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
     return made
 
 
-def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int) -> Tensor:
+def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
     """The sums of our own convolution, of bytes and of the same read as int8 less 128."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
-    packed = pack(w, geometry)
+    packed = pack(w, geometry, tiles)
     tail = Tail(int(out), [], stored=[Stored("", AS_IS, _SUMS)]).build()
     found: list[Tensor] = []
     for signed in (False, True):

@@ -86,7 +86,7 @@ class Conv(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "is_signed")),
-        *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather")),
+        *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip
 
@@ -135,13 +135,14 @@ def conv_of(geometry: Any, packed: Any, signed: bool, offset: Any, zeros: Any) -
     g = geometry
     return Conv(
         g.channels, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, signed,
-        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather,
+        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip
 
 
 _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "hago_has_conv": (),
+    "hago_has_tiles": (),
     "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
     "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
@@ -170,6 +171,11 @@ class Library:
         """Whether convolutions are in it: they need instructions that not every processor has."""
         return self.calls is not None and bool(self.calls.hago_has_conv())
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether the processor has matrix tiles (AMX) and the system lets this process have them."""
+        return self.has_conv and bool(self.calls.hago_has_tiles())
+
 
 @functools.cache
 def library() -> Library:
@@ -181,7 +187,7 @@ def library() -> Library:
         return Library(None, f"no kernels of our own: {str(said).strip().splitlines()[-1][:200]}")
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
-        function.argtypes, function.restype = arguments, c_int if name == "hago_has_conv" else None
+        function.argtypes, function.restype = arguments, c_int if name.startswith("hago_has_") else None
     return Library(calls, "built from source on this machine")
 
 

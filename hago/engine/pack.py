@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hago.engine.moves import SLACK, Moved, move_of
@@ -28,6 +29,10 @@ TABLES: Final = 1 << 9
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
 LANES: Final = 16
+#: Bytes of a row of a matrix tile.
+STEP: Final = 64
+#: Bytes of a window from which on matrix tiles pay: below, their sums are stored more often than they are added to.
+LEAST_TILED: Final = 384
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
 Made = TypeVar("Made")
@@ -49,6 +54,11 @@ class Geometry:
     def pointwise(self) -> bool:
         """Whether every pixel stands by itself."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    @property
+    def window(self) -> int:
+        """Values of a window."""
+        return self.channels // self.groups * self.kernel[0] * self.kernel[1]
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
         """The size of the result."""
@@ -85,6 +95,7 @@ class Packed:
         panels: of a group.
         depth: bytes of a tap.
         taps, gather: how a window is read, in the words of native/conv.h.
+        steps: of 64 bytes, of a window that is read in matrix tiles; 0 for no tiles.
         sums: int64 (out_channels,), of the weights of each output channel.
     """
 
@@ -95,6 +106,7 @@ class Packed:
     depth: int
     taps: int
     gather: int
+    steps: int = 0
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """What sums start from: the bias less the zero point's share, modulo 2**32, in panels."""
@@ -132,18 +144,18 @@ class Packs:
         key = (simq.key, same, how, channels, largest)
         return self._moves.made(key, lambda: move_of(simq, how, channels, largest))
 
-    def __call__(self, weight: Tensor, geometry: Geometry, transposed: bool = False) -> Packed:
+    def __call__(self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False) -> Packed:
         """The packed form of centered int8 weights (out, in / groups, h, w), or (in, out) where `transposed`."""
 
         def make(weight: Tensor) -> Packed:
             laid = weight.t() if transposed else weight
-            return pack(laid.reshape(geometry.out_channels, -1, *geometry.kernel), geometry)
+            return pack(laid.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, tiles)
 
-        return self.kept(weight, (geometry, transposed), make)
+        return self.kept(weight, (geometry, tiles, transposed), make)
 
 
-def pack(weight: Tensor, geometry: Geometry) -> Packed:
-    """int8 weights (out, in / groups, h, w) in panels; depthwise ones channel by channel."""
+def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
+    """int8 weights (out, in / groups, h, w) in panels, for matrix tiles or not; depthwise ones channel by channel."""
     sums = weight.to(torch.int64).flatten(1).sum(1)
     if geometry.groups == geometry.channels == geometry.out_channels > 1:
         return _pack_channels(weight, sums)
@@ -158,8 +170,22 @@ def pack(weight: Tensor, geometry: Geometry) -> Packed:
     depth = -(-taps.shape[2] // 4) * 4
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=torch.int8)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
-    parts = room.reshape(geometry.groups, panels, panel, taps.shape[1], depth // 4, 4)
-    return Packed(parts.permute(0, 1, 3, 4, 2, 5).contiguous(), sums, panel, panels, depth, taps.shape[1], gather)
+    steps = -(-taps.shape[1] * depth // STEP) if tiles else 0
+    laid = _tiled(room, steps) if steps else _paneled(room, panel)
+    return Packed(laid.contiguous(), sums, panel, panels, depth, taps.shape[1], gather, steps)
+
+
+def _paneled(room: Tensor, panel: int) -> Tensor:
+    """(group, channel, tap, byte of a tap) as [group][panel][tap][depth / 4][panel channels][4]."""
+    groups, channels, taps, depth = room.shape
+    return room.reshape(groups, channels // panel, panel, taps, depth // 4, 4).permute(0, 1, 3, 4, 2, 5)
+
+
+def _tiled(room: Tensor, steps: int) -> Tensor:
+    """The same as [16 channels of a panel][step][16][16 channels][4], windows filled up with zeros."""
+    windows = room.reshape(-1, room.shape[2] * room.shape[3])
+    windows = F.pad(windows, (0, steps * STEP - windows.shape[1]))
+    return windows.reshape(-1, LANES, steps, STEP // 4, 4).permute(0, 2, 3, 1, 4)
 
 
 def _panel(channels: int) -> int:

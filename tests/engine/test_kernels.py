@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from building import residual_block, seeded
 from plans import resolver_of
-from torch import Tensor
+from torch import Tensor, nn
 
+from hago import from_torch
 from hago.engine import native
 from hago.engine.calls import RowsCall
 from hago.engine.executor import Executor
@@ -127,6 +128,22 @@ def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
         used = executor.explain().kernels
         assert not forbidden or not any(name.startswith(forbidden) for name in used), used
     assert set(Executor(plan, using=NOTHING).explain().kernels) <= {"reference", "none", "torch on bytes"}
+
+
+def test_wide_windows_go_through_matrix_tiles_where_these_are_exact() -> None:
+    found = kernels()
+    if not found.tiles.exact:
+        pytest.skip(found.tiles.why)
+    model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), nn.Conv2d(64, 40, 3, padding=1), nn.ReLU(), nn.Flatten(1))
+    torch.manual_seed(0)
+    x = seeded(3, 3, 9, 20, seed=4)
+    resolver = resolver_of(from_torch(model.eval(), (x,)), load_hardware("x86_vnni"), [x], "power2_range")
+    plan = resolver(resolver.space.widest())
+    (expected,) = IntegerModel(plan).run([x])
+    for using, kernel in ((found, "native conv on tiles"), (replace(found, tiles=WRONG), "native conv")):
+        executor = Executor(plan, using=using)
+        assert executor.explain().rows[2].kernel == kernel
+        assert executor.run([x])[0].equal(expected)
 
 
 def test_onednn_requantizes_by_powers_of_two() -> None:

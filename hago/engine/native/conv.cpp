@@ -19,25 +19,6 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
 }
 
 constexpr int MOST_ROWS = 14;  // of a tile
-constexpr int BYTES[] = {1, 1, 2, 4, 4};
-
-// Has what a tile will read and write brought near while its sums are made. Compilers take functions that do
-// nothing but prefetch for functions without effects, and leave out their calls, unless they are inlined.
-#define ALWAYS inline __attribute__((always_inline))
-
-template <int WRITES>
-ALWAYS void fetch_rows(const Tile& tile, const char* data, int type, int64_t stride) {
-  for (int r = 0; r < tile.rows; ++r) {
-    const char* from = data + (tile.at(r) * stride + tile.column) * BYTES[type];
-    for (int at = 0; at < tile.width * BYTES[type]; at += 64) __builtin_prefetch(from + at, WRITES);
-  }
-}
-
-ALWAYS void fetch(const Tail& t, const Tile& tile) {
-  if (t.adds) fetch_rows<0>(tile, t.addend.data, t.addend.type, t.addend.stride);
-  for (int k = 0; k < t.outputs; ++k) fetch_rows<1>(tile, t.output[k].data, t.output[k].type, t.output[k].stride);
-}
-
 template <int R, int Z, bool SIGNED>
 inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
   const __m512i flip = _mm512_set1_epi8((char)0x80);
@@ -54,30 +35,6 @@ inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) acc[r][z] = _mm512_dpbusd_epi32(acc[r][z], a, b[z]);
     }
-  }
-}
-
-// Whether windows are single pixels one after the other.
-bool is_pointwise(const Job& j) {
-  const Conv& c = j.c;
-  return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
-}
-
-// Bytes of a tile, one row after the other.
-template <int Z>
-__attribute__((noinline)) void end_quick(const Job& j, const Tile& tile) {
-  const Output& o = j.t.output[0];
-  for (int r = 0; r < tile.rows; ++r) {
-    const int32_t* sums = tile.sums + r * tile.pitch;
-    const int64_t at = tile.at(r) * o.stride + tile.column;
-    if (Z == 4 && tile.width == 64) {
-      quick_64(_mm512_load_si512(sums), _mm512_load_si512(sums + 16), _mm512_load_si512(sums + 32),
-               _mm512_load_si512(sums + 48), o, tile.channel, at);
-      continue;
-    }
-#pragma GCC unroll 4
-    for (int z = 0; z < Z; ++z)
-      quick(_mm512_load_si512(sums + 16 * z), o, tile.channel + 16 * z, at + 16 * z, first_lanes(tile.width - 16 * z));
   }
 }
 
@@ -148,7 +105,7 @@ struct Panel {
     for (int64_t first = begin; first < end; first += R) {
       const Tile tile{nullptr, (int)std::min<int64_t>(R, end - first), 16 * Z, width, column, first, column,
                       pixels.skips ? &pixels.order[first - begin] : nullptr};
-      if (j.end_form == ANY) fetch(j.t, tile);
+      if (j.end_form == ANY) bring_near(j.t, tile);
       Sums acc;
       start(acc);
       add_window(acc, tile, pixels.places.empty() ? nullptr : &pixels.places[first - begin]);
@@ -214,8 +171,7 @@ struct Panel {
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) _mm512_store_si512(sums + 16 * (r * Z + z), acc[r][z]);
     tile.sums = sums;
-    if (j.end_form == QUICK) end_quick<Z>(j, tile);
-    else finish_any(j.t, j.plain, tile);
+    end_rows(j, tile);
   }
 };
 
@@ -248,7 +204,10 @@ void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t 
 
 }  // namespace
 
-void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end) {
+void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end, Room& room) {
+#ifdef __AMX_INT8__
+  if (j.c.steps) return by_tiles(j, first, count, begin, end, room);
+#endif
   const Pixels pixels(j, begin, end);
   for (int p = first; p < first + count; ++p) panel_of(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
 }
@@ -260,15 +219,19 @@ extern "C" void hago_conv(const Conv* conv, const Shape* shape, const Tail* tail
   const Job j(images.conv, images.shape, *tail, images.x);
   const int64_t pixels = shape->images * shape->out_height * shape->out_width;
   // few pixels are shared out by panels
-  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(BLOCK, (pixels + threads - 1) / threads));
+  const int64_t block = std::max<int64_t>(1, std::min<int64_t>(block_of(*conv), (pixels + threads - 1) / threads));
   const int64_t blocks = (pixels + block - 1) / block;
   const int all = conv->panel ? conv->groups * conv->panels : 1;
   const int share = blocks >= 2 * threads || threads == 1 ? all : 1, shares = all / share;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
-  for (int64_t unit = 0; unit < blocks * shares; ++unit) {
-    const int64_t begin = unit / shares * block, end = std::min(pixels, begin + block);
-    if (conv->panel) by_panels(j, (int)(unit % shares) * share, share, begin, end);
-    else by_channel(j, begin, end);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    Room room;
+#pragma omp for schedule(dynamic)
+    for (int64_t unit = 0; unit < blocks * shares; ++unit) {
+      const int64_t begin = unit / shares * block, end = std::min(pixels, begin + block);
+      if (conv->panel) by_panels(j, (int)(unit % shares) * share, share, begin, end, room);
+      else by_channel(j, begin, end);
+    }
   }
 }
 #else

@@ -2,9 +2,12 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "vectors.h"
+
+#define ALWAYS inline __attribute__((always_inline))
 
 struct Conv {
   int32_t channels, out_channels, groups;
@@ -15,7 +18,8 @@ struct Conv {
   int32_t depth;         // bytes of a tap; a multiple of 4
   int32_t taps;          // AT_PIXELS: kernel_h * kernel_w; IN_ROWS: kernel_h, each a row of pixels; IN_PATCH: 1
   int32_t gather;
-  const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4], or see by_channel
+  int32_t steps;         // of 64 bytes, of a window that is read in matrix tiles; 0 for no tiles
+  const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4]; see pack.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) zero points, as stored
 };
@@ -46,6 +50,12 @@ struct Job {
       steps.push_back((k / across * c.dilation_h * s.width + k % across * c.dilation_w) * c.channels);
   }
 };
+
+// Whether windows are single pixels one after the other.
+inline bool is_pointwise(const Job& j) {
+  const Conv& c = j.c;
+  return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
+}
 
 // Images with their padding around them, where rows of pixels are read at once: no window lies across an edge.
 struct Padded {
@@ -121,9 +131,66 @@ inline void finish_any(const Tail& t, bool plain, const Tile& tile) {
     finish(tile.sums + r * tile.pitch, tile.width, tile.channel, tile.at(r), t, tile.column);
 }
 
+constexpr int BYTES[] = {1, 1, 2, 4, 4};
+
+// Has what a tile will read and write brought near while its sums are made. Compilers take functions that do
+// nothing but prefetch for functions without effects, and leave out their calls, unless they are inlined.
+template <int WRITES>
+ALWAYS void bring_rows(const Tile& tile, const char* data, int type, int64_t stride) {
+  for (int r = 0; r < tile.rows; ++r) {
+    const char* from = data + (tile.at(r) * stride + tile.column) * BYTES[type];
+    for (int at = 0; at < tile.width * BYTES[type]; at += 64) __builtin_prefetch(from + at, WRITES);
+  }
+}
+
+ALWAYS void bring_near(const Tail& t, const Tile& tile) {
+  if (t.adds) bring_rows<0>(tile, t.addend.data, t.addend.type, t.addend.stride);
+  for (int k = 0; k < t.outputs; ++k) bring_rows<1>(tile, t.output[k].data, t.output[k].type, t.output[k].stride);
+}
+
+// Bytes of a tile, one row after the other.
+template <int V>
+__attribute__((noinline)) void end_quick(const Output& o, const Tile& tile) {
+  const Quick<V> quick(o, tile.channel, tile.width);
+  for (int r = 0; r < tile.rows; ++r)
+    quick(tile.sums + r * tile.pitch, o.data + tile.at(r) * o.stride + tile.column);
+}
+
+// What follows the sums of a panel.
+inline void end_rows(const Job& j, const Tile& tile) {
+  if (j.end_form != QUICK) return finish_any(j.t, j.plain, tile);
+  const Output& o = j.t.output[0];
+  switch ((tile.width + 15) / 16) {
+    case 1: return end_quick<1>(o, tile);
+    case 2: return end_quick<2>(o, tile);
+    case 3: return end_quick<3>(o, tile);
+    default: return end_quick<4>(o, tile);
+  }
+}
+
+// Bytes to work in, from the start of a line of the cache on; what they hold is lost where they grow.
+class Room {
+ public:
+  uint8_t* of(int64_t size) {
+    if (size > held) {
+      bytes.reset(new uint8_t[size + 63]);
+      held = size;
+    }
+    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(bytes.get()) + 63) / 64 * 64);
+  }
+
+ private:
+  std::unique_ptr<uint8_t[]> bytes;
+  int64_t held = 0;
+};
+
 // The output pixels [begin, end): every channel by itself, or panel by panel.
 void by_channel(const Job& job, int64_t begin, int64_t end);
-void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end);
+void by_panels(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
+void by_tiles(const Job& job, int first, int count, int64_t begin, int64_t end, Room& room);
 
-// Output pixels whose windows stay in the cache while all panels pass over them.
-constexpr int64_t BLOCK = 168;
+// Output pixels whose windows stay in the cache while all panels pass over them; copies of them, for matrix tiles.
+inline int64_t block_of(const Conv& c) {
+  constexpr int64_t PIXELS = 168, ROOM = 512 << 10, SIDE = 32;
+  return c.steps ? std::max<int64_t>(2, ROOM / (c.steps * 64 * SIDE)) * SIDE : PIXELS;
+}

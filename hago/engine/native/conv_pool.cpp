@@ -6,7 +6,6 @@
 namespace {
 
 constexpr int64_t ROOM = 256 << 10;  // bytes of rows that a thread holds, where so few do
-constexpr int BYTES[] = {1, 1, 2, 4};
 
 // Rows [top, bottom) of what is pooled of one image, some at a time.
 struct Run {
@@ -34,7 +33,9 @@ struct Run {
   void operator()(int64_t top, int64_t bottom) const {
     const int type = tail.output[0].type;
     const int64_t row = w.width * w.channels * BYTES[type], reach = (w.kernel_h - 1) * w.dilation_h + 1;
+    const int64_t block = block_of(conv);
     const int64_t step = std::max<int64_t>(1, (ROOM / row - reach) / w.stride_h + 1);
+    Room space;
     std::vector<char> room(((step - 1) * w.stride_h + reach) * row);
     int64_t held = 0, made = 0;  // rows [held, made) are in the room
     for (int64_t at = top; at < bottom; at += step) {
@@ -46,9 +47,9 @@ struct Run {
       inner.output[0].stride = w.channels;
       const Job j(conv, shape, inner, x);
       const int64_t end = (image * w.height + last) * w.width;
-      for (int64_t p = (image * w.height + std::max(first, made)) * w.width; p < end; p += BLOCK) {
-        if (conv.panel) by_panels(j, 0, conv.groups * conv.panels, p, std::min(end, p + BLOCK));
-        else by_channel(j, p, std::min(end, p + BLOCK));
+      for (int64_t p = (image * w.height + std::max(first, made)) * w.width; p < end; p += block) {
+        if (conv.panel) by_panels(j, 0, conv.groups * conv.panels, p, std::min(end, p + block), space);
+        else by_channel(j, p, std::min(end, p + block));
       }
       held = first;
       made = last;

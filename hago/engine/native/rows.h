@@ -47,6 +47,8 @@ enum Sum : int32_t { NONE = 0, PLUS = 1, MINUS = 2, FROM = 3 };  // own + other,
 struct Register {
   int32_t wrap_bits;  // 0 for none
   int32_t saturates, low, high;
+
+  bool is_idle() const { return !wrap_bits && !saturates; }
 };
 
 struct Tail {

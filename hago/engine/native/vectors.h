@@ -13,7 +13,7 @@ inline bool is_plain(const Move& m) {
 
 // Whether `finish_tile` can stand for `finish`.
 inline bool is_plain(const Tail& t) {
-  bool plain = !t.sums.wrap_bits && !t.sums.saturates && !t.added.wrap_bits && !t.added.saturates;
+  bool plain = t.sums.is_idle() && t.added.is_idle();
   if (t.adds) plain = plain && is_plain(t.addend.own) && is_plain(t.addend.other);
   for (int k = 0; k < t.outputs; ++k)
     plain = plain && (t.output[k].move.form == TO_REAL || is_plain(t.output[k].move));
@@ -194,13 +194,60 @@ inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16
   else store_16(to, quanta(c, o, channel), lanes);
 }
 
+// 64 integers to bytes, of which each keeps its low one.
+inline void store_64(char* to, __m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512i low = _mm512_set1_epi32(0xff);
+  const __m512i ab = _mm512_packus_epi32(_mm512_and_si512(a, low), _mm512_and_si512(b, low));
+  const __m512i cd = _mm512_packus_epi32(_mm512_and_si512(c, low), _mm512_and_si512(d, low));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
+}
+
 // 64 sums at once.
 inline void quick_64(__m512i a, __m512i b, __m512i c, __m512i d, const Output& o, int channel, int64_t at) {
-  const __m512i low = _mm512_set1_epi32(0xff);
-  const __m512i ab = _mm512_packus_epi32(_mm512_and_si512(quanta(a, o, channel), low),
-                                         _mm512_and_si512(quanta(b, o, channel + 16), low));
-  const __m512i cd = _mm512_packus_epi32(_mm512_and_si512(quanta(c, o, channel + 32), low),
-                                         _mm512_and_si512(quanta(d, o, channel + 48), low));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(o.data + at, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
+  store_64(o.data + at, quanta(a, o, channel), quanta(b, o, channel + 16), quanta(c, o, channel + 32),
+           quanta(d, o, channel + 48));
 }
+
+// Rows of `width` sums, more than 16 * (V - 1) and at most 16 * V, to bytes, with what does not change kept in
+// registers.
+template <int V>
+struct Quick {
+  struct Step {
+    __m512 ratio[V], least, most;
+
+    Step(const Move& m, int channel) : least(_mm512_set1_ps(m.least)), most(_mm512_set1_ps(m.most)) {
+      for (int v = 0; v < V; ++v) ratio[v] = _mm512_loadu_ps(m.ratio + channel + 16 * v);
+    }
+    __m512i operator()(__m512i c, int v) const {
+      const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(c), ratio[v]);
+      return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(real, least), most));
+    }
+  };
+  const bool twice;
+  const Step first, last;
+  const __m512i zero;
+  const int width;
+
+  Quick(const Output& o, int channel, int width)
+      : twice(o.move.first), first(twice ? *o.move.first : o.move, channel), last(o.move, channel),
+        zero(_mm512_set1_epi32(o.zero)), width(width) {}
+
+  void operator()(const int32_t* sums, char* to) const {
+    __m512i q[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      q[v] = _mm512_loadu_si512(sums + 16 * v);
+      if (twice) q[v] = first(q[v], v);
+      q[v] = _mm512_add_epi32(last(q[v], v), zero);
+    }
+    if constexpr (V == 4)
+      if (width == 64) return store_64(to, q[0], q[1], q[2], q[3]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const __mmask16 lanes = first_lanes(width - 16 * v);
+      if (lanes == 0xffff) store_16((uint8_t*)to + 16 * v, q[v], All{});
+      else store_16((uint8_t*)to + 16 * v, q[v], lanes);
+    }
+  }
+};
