@@ -30,7 +30,7 @@ class NodeBuilder:
 
     Args:
         bits: of each in-edge; None where it has none to choose.
-        out_bits: of the output, where it requantizes.
+        out_bits: of the output, where the node may requantize it.
         sources: qparams of each producer; None where it is real.
         magnitudes: the largest |c| of each producer.
     """
@@ -56,7 +56,7 @@ class NodeBuilder:
         """The node's plan.
 
         Raises:
-            InfeasibleBits: no signature holds the bits.
+            InfeasibleBits: no signature holds the bits of operands and output.
         """
         targets = self.operands.targets(self.desc)
         simqs = tuple(self._simq(slot, t) for slot, t in enumerate(targets))
@@ -97,16 +97,24 @@ class NodeBuilder:
     # ------------------------------------------------------------ signature
     def _select(self) -> OpDesc:
         descs = fitting_descs(self.owner.graph, self.node, self.owner.hardware, self.owner.ops)
-        holding = [d for d in descs if all(self.operands.holds(d, slot) for slot in range(len(self.node.inputs)))]
+        holding = [d for d in descs if self._holds(d)]
         if holding:
             # of signatures that differ in signs only, the first whose unsigned sides meet no negative value
             twins = [d for d in holding if d.widths == holding[0].widths]
             return next((d for d in twins if self.operands.signs_fit(d)), holding[0])
         asked = {self.node.inputs[s]: b for s, b in enumerate(self.bits) if b is not None}
+        out = "" if self.out_bits is None else f" and {self.out_bits} of its output"
         raise InfeasibleBits(
             f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "
-            f"{asked}; it has {'; '.join(map(str, descs))}"
+            f"{asked}{out}; it has {'; '.join(map(str, descs))}"
         )
+
+    def _holds(self, desc: OpDesc) -> bool:
+        """Whether a signature can take every operand with its bits, and give the output with its."""
+        chosen = desc.requantize_at == "output" and desc.fixed_out is None
+        if chosen and self.out_bits is not None and self.out_bits > desc.out_dtype.bits:
+            return False
+        return all(self.operands.holds(desc, slot) for slot in range(len(self.node.inputs)))
 
     def _simq(self, slot: int, target: QParams | None) -> SimQ | None:
         source = self.sources[slot]

@@ -114,6 +114,36 @@ def test_bits_that_no_signature_holds_together() -> None:
         resolver({"fc:0": 16})
 
 
+def requantized(operand: str, out: str) -> OpDesc:
+    return OpDesc([operand, "int8"], out, Accumulator(INT32), "output")
+
+
+def test_the_first_signature_that_holds_the_bits_of_the_output() -> None:
+    narrow, wide = requantized("int8", "int4"), requantized("int8", "int8")
+    b = Builder()
+    b.linear(b.input(4, name="x"), seeded(3, 4), name="fc")
+    for order, expected in (((narrow, wide), [narrow, wide]), ((wide, narrow), [wide, wide])):
+        resolver = fixed_resolver(b.graph(), Hardware({"linear": order}), {"fc:0": (-1.0, 1.0)})
+        plans = [resolver({"fc:0": 8, "fc:1": 8, "fc:out": bits}).nodes["fc"] for bits in (4, 6)]
+        assert [plan.desc for plan in plans] == expected
+        assert [(plan.out.qmin, plan.out.qmax, plan.out.dtype) for plan in plans] == [
+            (-7, 7, expected[0].out_dtype),
+            (-31, 31, expected[1].out_dtype),
+        ]
+
+
+def test_bits_of_the_output_that_no_signature_holds_with_those_of_the_operands() -> None:
+    descs = (requantized("int8", "int4"), requantized("int4", "int8"))
+    b = Builder()
+    b.linear(b.input(4, name="x"), seeded(3, 4), name="fc")
+    resolver = fixed_resolver(b.graph(), Hardware({"linear": descs}, name="lopsided"), {"fc:0": (-1.0, 1.0)})
+    found = [resolver({"fc:0": x, "fc:1": 8, "fc:out": y}).nodes["fc"].desc for x, y in ((8, 4), (4, 8))]
+    assert found == list(descs)
+    says = r"no signature of lopsided for node 'fc' \(linear\) holds .*'x': 8.* and 6 of its output; it has .*int4"
+    with pytest.raises(InfeasibleBits, match=says):
+        resolver({"fc:0": 8, "fc:1": 8, "fc:out": 6})
+
+
 def test_infeasible_bits_on_the_rfc_hardware() -> None:
     _, resolver = conv()
     with pytest.raises(InfeasibleBits, match="9 bits for edge 'conv:0' fit no signature"):
