@@ -98,11 +98,15 @@ class NodeBuilder:
     def _select(self) -> OpDesc:
         descs = fitting_descs(self.owner.graph, self.node, self.owner.hardware, self.owner.ops)
         holding = [d for d in descs if self._holds(d)]
+        # values move on in the dtype that they have, where a signature takes that
+        holding = [d for d in holding if self.operands.reads_as_stored(d)] or holding
         if holding:
             # of signatures that differ in signs only, the first whose unsigned sides meet no negative value
             twins = [d for d in holding if d.widths == holding[0].widths]
             return next((d for d in twins if self.operands.signs_fit(d)), holding[0])
-        asked = {self.node.inputs[s]: b for s, b in enumerate(self.bits) if b is not None}
+        operands = zip(self.node.inputs, self.bits, self.sources, strict=True)
+        given = {name: q.dtype.name if b is None and q is not None else b for name, b, q in operands}
+        asked = {name: what for name, what in given.items() if what is not None}
         out = "" if self.out_bits is None else f" and {self.out_bits} of its output"
         raise InfeasibleBits(
             f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "

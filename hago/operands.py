@@ -83,11 +83,16 @@ class Operands:
         if self.passes(slot, desc):
             return True
         if bits is None:
-            same = source is None or source.dtype == desc.in_dtype(slot)
+            dtype = desc.in_dtype(slot)
             if kind == "common" and desc.requantize_at == "edge" and source is not None:
-                return source.dtype.bits == desc.in_dtype(slot).bits
-            return kind in ("bias", "plain", "common") or (same and kind == "own")
+                return source.dtype.bits == dtype.bits
+            return kind in ("bias", "plain", "common") or source is None or _stores(dtype, source)
         return bits <= desc.in_dtype(slot).bits
+
+    def reads_as_stored(self, desc: OpDesc) -> bool:
+        """Whether a signature has the dtypes that operands without bits of their own are stored in."""
+        stored = ((s, q) for s, q in enumerate(self.sources) if q is not None and self.bits[s] is None)
+        return all(q.dtype == desc.in_dtype(s) for s, q in stored if self.form.slot(s) in ("own", "follow"))
 
     def signs_fit(self, desc: OpDesc) -> bool:
         """Whether what a signature stores without a sign is never negative, and what follows is stored as it was."""
@@ -162,8 +167,11 @@ class Operands:
         source, bits, dtype = self.sources[slot], self.bits[slot], desc.in_dtype(slot)
         if bits is None or self.passes(slot, desc):
             assert source is not None
-            joined = desc.requantize_at == "edge" and self.form.slot(slot) == "common"
-            if joined and source.dtype != dtype:  # the sign differs, where ranges were given
+            if source.dtype == dtype:
+                return source
+            if self.form.slot(slot) != "common":  # another dtype takes the same integers
+                return self.owner.intern(replace(source, dtype=dtype))
+            if desc.requantize_at == "edge":  # the sign differs, where ranges were given
                 return self.made(self.owner.hardware.activation.scheme, *represented_ends(source), dtype.bits, dtype)
             return source
         return self.quantized(slot, bits, desc.in_dtype(slot))
@@ -254,6 +262,11 @@ class Operands:
     def whole(self, scale: Tensor, dtype: DType) -> QParams:
         """The full range of a dtype, zero point 0."""
         return self.owner.intern(QParams(scale, ZERO, dtype.min, dtype.max, dtype))
+
+
+def _stores(dtype: DType, q: QParams) -> bool:
+    """Whether a dtype holds every integer of a tensor."""
+    return dtype.min <= q.qmin and q.qmax <= dtype.max
 
 
 def represented_ends(q: QParams) -> tuple[Tensor, Tensor]:

@@ -155,8 +155,11 @@ class Resolver:
         return found
 
     def _bits(self, edge: Edge, bits: Bits) -> int | None:
+        """Of an edge; None where it has none to choose, or takes what its producer was given."""
         key = self.group_of.get(edge)
-        return None if key is None else bits[key]
+        form = self.ops[self.graph[edge.dst].op].integer
+        follows = form is not None and form.slot(edge.slot) == "follow" and key != str(edge)
+        return None if key is None or follows else bits[key]
 
     def _value(self, plan: NodePlan) -> _Value:
         clip = largest_centered(plan.out)

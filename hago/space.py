@@ -175,7 +175,8 @@ class _Builder:
             if form.slot(edge.slot) in ("own", "common", "follow") and self._chooses(edge, form, descs):
                 self._add(edge, descs)
         self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form, descs) for e in node.edges])
-        follows = form.slots == ("follow",) and not any(str(e) in self.groups for e in node.edges)
+        at_output = descs[0].requantize_at == "output"
+        follows = form.slots == ("follow",) and not at_output and not any(str(e) in self.groups for e in node.edges)
         if follows:  # the dtype passes through
             source = self.emits[node.inputs[0]]
             emitted = {d.out_dtype for d in descs if d.in_dtype(0) in source}
@@ -183,7 +184,7 @@ class _Builder:
             emitted = {d.out_dtype for d in descs}
         self.emits[node.name] = frozenset(emitted)
         chosen = any(str(e) in self.groups for e in node.edges)
-        if descs[0].requantize_at == "output":
+        if at_output:
             self.requantized.add(node.name)
             if any(d.fixed_out is None for d in descs):
                 self._add_output(node, descs)
