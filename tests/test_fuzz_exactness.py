@@ -62,6 +62,8 @@ def test_random_hardware_is_sound(tmp_path: Path) -> None:
         seen |= {d.register.overflow for descs in chip.ops.values() for d in descs}
         seen |= {chip.requantize.form, chip.requantize.search}
         seen |= {"weight only" for descs in chip.ops.values() if descs[0].is_weight_only}
+        outs = [{d.out_dtype for d in descs if d.requantize_at == "output"} for descs in chip.ops.values()]
+        seen |= {"outputs of two widths" for dtypes in outs if len(dtypes) > 1}
     assert seen >= {
         "tflite",
         "tpu_mlir",
@@ -71,6 +73,7 @@ def test_random_hardware_is_sound(tmp_path: Path) -> None:
         "onnxruntime",
         "least_error",
         "weight only",
+        "outputs of two widths",
     }
     save_hardware(chip, tmp_path / "chip.json")
     assert load_hardware(tmp_path / "chip.json") == chip == random_hardware(seed)

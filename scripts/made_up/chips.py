@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -11,7 +12,7 @@ from hago.ops import OPS, Ops
 from hago.ops._integer import IntegerForm
 from hago.ops._rule import OpRule
 from hago.rounding import ROUNDINGS
-from hago.types import dtype
+from hago.types import DType, dtype
 
 _FLOAT: Final = OpDesc("float32", "float32")
 
@@ -83,6 +84,18 @@ def has_weight(rule: OpRule) -> bool:
 def weight_only(stored: str, min_bits: int) -> OpDesc:
     """A signature in float whose weight, the second operand, rests as integers."""
     return OpDesc(["float32", stored], "float32", min_bits=min(min_bits, dtype(stored).bits))
+
+
+def narrowed(desc: OpDesc, whole: DType, half: DType) -> list[OpDesc]:
+    """A signature with fewer bits for its data, its result, or both."""
+    first, *rest = desc.in_dtypes
+    found = []
+    for data, out in itertools.product(*((half, whole) if d == whole else (d,) for d in (first, desc.out_dtype))):
+        emits = desc.requantize_at == "edge" and desc.out_dtype == whole
+        if (data, out) != (first, desc.out_dtype) and (data == out or not emits):
+            register = None if emits else desc.accumulator
+            found.append(replace(desc, in_dtypes=(data, *rest), out_dtypes=out, accumulator=register))
+    return found
 
 
 _SHIFTS: Final = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from chips import Chip, has_weight, weight_only
+from chips import Chip, has_weight, narrowed, weight_only
 
 from hago.hardware import Accumulator, Hardware, OpDesc
 from hago.numerics import Requantize
@@ -39,7 +39,9 @@ def random_hardware(seed: int) -> Hardware:
         chip = replace(chip, register="int32")
     hardware = chip.hardware(name=f"random_{seed}")
     ops = {**hardware.ops, **_with_pairs(rng, hardware), **_with_forms(rng, hardware, chip)}
-    return replace(hardware, ops={**ops, **_with_stored_weights(random.Random(~seed), ops)})
+    apart = random.Random(~seed)
+    ops |= _with_stored_weights(apart, ops)
+    return replace(hardware, ops=_with_widths(apart, ops, chip.operand))
 
 
 def _requantize(rng: random.Random) -> Requantize:
@@ -101,6 +103,22 @@ def _with_stored_weights(rng: random.Random, ops: Mapping[str, Sequence[OpDesc]]
         stored = rng.choice(["int4", "int4", "uint4", "int8", "uint8", "int3", "int16"])
         descs.insert(rng.randrange(len(descs) + 1), weight_only(stored, rng.choice([2, 4])))
         found[op] = tuple(descs)
+    return found
+
+
+def _with_widths(
+    rng: random.Random, ops: Mapping[str, Sequence[OpDesc]], operand: str
+) -> Mapping[str, Sequence[OpDesc]]:
+    """On some chips, signatures of half as many bits for data or results, somewhere in the order."""
+    if rng.random() < 0.6:
+        return ops
+    whole, half = dtype(operand), dtype({"int8": "int4", "uint8": "uint4", "int16": "int8"}[operand])
+    found = {}
+    for op, descs in ops.items():
+        listed = list(descs)
+        for desc in (n for d in descs if d.is_integer for n in narrowed(d, whole, half) if rng.random() < 0.5):
+            listed.insert(rng.randrange(len(listed) + 1), desc)
+        found[op] = tuple(listed)
     return found
 
 
