@@ -72,7 +72,7 @@ class IntegerModel(nn.Module):
             if node.name in self.plan.nodes:
                 made = self.plan.nodes[node.name]
                 return compute_integer(self.plan, node, made, values, self._constant, on_edge)
-            return compute_float(self.plan, node, values, self._constant)
+            return compute_float(self.plan, node, values, self._constant, self.plan.edges)
 
         with torch.no_grad():
             outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
@@ -98,14 +98,21 @@ class IntegerModel(nn.Module):
         return self.get_buffer(_buffer(Edge(node, slot)))
 
 
-def compute_float(plan: Plan, node: Node, values: Sequence[Any], constant: Callable[[str, int], Tensor]) -> Any:
+def compute_float(
+    plan: Plan,
+    node: Node,
+    values: Sequence[Any],
+    constant: Callable[[str, int], Tensor],
+    simqs: Mapping[Edge, SimQ | None],
+) -> Any:
     """The value of a float node from the stored values of its inputs.
 
     Args:
         constant: q of a weight that rests as integers, by node and slot.
+        simqs: what edges still have to do; None where values arrive real.
     """
     edges = zip(node.edges, values, strict=True)
-    held = [(plan.edges[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
+    held = [(simqs[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
     return compute_real(node, [real_value(simq, v) for simq, v in held], plan.ops)
 
 

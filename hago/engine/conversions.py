@@ -39,17 +39,24 @@ def conversion(plan: Plan, root: str, simq: SimQ, calls: Any) -> tuple[str, Run]
     return "reference", lambda values: (move_stored(values[0], simq, how),)
 
 
-def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> QuantizeCall | None:
-    """Of the graph's float32 inputs: what float nodes make may be of any dtype."""
-    target, node = simq.target, plan.graph[root]
+def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
+    """Float32 values; what float nodes make may be of any dtype, and goes the way of the reference where it is."""
+    target, node, how = simq.target, plan.graph[root], plan.hardware.requantize
     assert target is not None
-    code, real = stored_type(target), node.op == INPUT and node.attrs.get("dtype", "float32") == "float32"
-    if not real or code is None or target.scale.numel() > 1 or passes_float32(target):
+    code, dtype = stored_type(target), node.attrs.get("dtype", "float32") if node.op == INPUT else "float32"
+    if dtype != "float32" or code is None or target.scale.numel() > 1 or passes_float32(target):
         return None
     low, high = (float(v) for v in clip_range(target))
-    rounding = native.ROUNDINGS.index(plan.hardware.requantize.rounding)
-    stored = (code, int(target.zero_point))
-    return QuantizeCall(calls, float(target.scale.to(torch.float32)), low, high, rounding, stored, target.dtype.torch)
+    rounding, stored = native.ROUNDINGS.index(how.rounding), (code, int(target.zero_point))
+    scale = float(target.scale.to(torch.float32))
+    quantize = QuantizeCall(calls, scale, low, high, rounding, stored, target.dtype.torch)
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        if values[0].dtype == torch.float32:
+            return quantize(values)
+        return (move_stored(values[0], simq, how),)
+
+    return quantize if node.op == INPUT else run
 
 
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:

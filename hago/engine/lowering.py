@@ -98,9 +98,11 @@ class Lowering:
     def _float(self, node: Node) -> Run:
         plan, weights = self.plan, self.plan.weights
         stored = {e.slot: store(w.integers, w.qparams) for e in node.edges if (w := weights.get(e))}
+        # what was dequantized before arrives as it is read
+        left = {e: plan.edges[e] if self.wants.is_own(e) else None for e in node.edges}
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
-            return (compute_float(plan, node, values, lambda _, slot: stored[slot]),)
+            return (compute_float(plan, node, values, lambda _, slot: stored[slot], left),)
 
         return run
 

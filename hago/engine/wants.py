@@ -55,13 +55,19 @@ class Wants:
         root, simq = self.wiring.root(self.graph.source(edge)), self.plan.edges[edge]
         forms = self._forms.setdefault(root, {})
         name = root
-        if edge.dst == OUTPUT:
+        if edge.dst == OUTPUT or self._is_real(edge, simq):
             name = root if simq is None else f"{root}!"
         elif simq is not None and self.graph[root].op != CONST and self._moved_before(edge, simq):
             same = [k for k, s in forms.items() if s is not None and s.target is simq.target and s.via is simq.via]
             name = same[0] if same else f"{root}>{1 + len(forms)}"
         self.names[edge] = name
         forms.setdefault(name, None if name == root else simq)
+
+    def _is_real(self, edge: Edge, simq: SimQ | None) -> bool:
+        """Whether a float node reads the real value of integers, which need be made but once."""
+        if simq is None or simq.source is None or simq.target is not None or simq.via is not None:
+            return False
+        return self.choices[edge.dst].kind == "float" and self.graph[self.graph.source(edge)].op != CONST
 
     def _moved_before(self, edge: Edge, simq: SimQ) -> bool:
         """Whether the reader takes what the edge makes, rather than doing it itself."""
