@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hago.cost import Cost
 from hago.costing import plan_cost
+from hago.engine.model import FastModel
 from hago.prepare import as_graph, as_hardware, plan_of
 from hago.searching.search import SearchOptions, find
-from hago.simulator import Simulator
 
 
 def main() -> None:
@@ -29,9 +29,9 @@ def main() -> None:
     after = {trial.index: trial.elapsed for trial in found.result.trials}
     for point in found.front:
         plan = plan_of(graph, as_hardware(hardware), point.strategy)
-        model, cost = Simulator(plan), plan_cost(plan)
+        model, cost = FastModel(plan), plan_cost(plan)
 
-        def run(x: Tensor, model: Simulator = model) -> Tensor:
+        def run(x: Tensor, model: FastModel = model) -> Tensor:
             return torch.as_tensor(model(x))
 
         task.add(run, bits_of(cost, 1), bits_of(cost, 0), f"trial {point.trial}", after[point.trial])
