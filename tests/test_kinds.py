@@ -110,6 +110,7 @@ def test_the_program_chooses_kinds(prepared: Prepared) -> None:
     whole = program.solve(None)
     assert whole is not None and prepared.space.floats(whole.bits) == {g.rpartition(":")[0] for g in guide.gates}
     assert whole.loss == pytest.approx(0.0, abs=1e-6)
+    assert program.range is not None
     least = program.solve(program.range[0] * (1 + 1e-9))
     macs = {"stem", "left", "right", "fc"}  # others have no operations to count
     assert least is not None and not macs & prepared.space.floats(least.bits)

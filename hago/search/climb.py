@@ -64,8 +64,9 @@ def neighbours(
 
 
 def _change(term: Term, here: Bits, key: str, bits: int) -> float:
-    """What a term costs more with other bits for one of its groups."""
-    return term.table[tuple(bits if k == key else here[k] for k in term.keys)] - term(here)
+    """What a term costs more with other bits for one of its groups; without end where it leaves out either."""
+    change = term.beside(here, {key: bits}) - term(here)
+    return change if math.isfinite(change) else math.inf
 
 
 def _gain(line: Sequence[Measured], costs: Sequence[float], cost: float, merit: float) -> float:

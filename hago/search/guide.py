@@ -1,7 +1,8 @@
 """Guide: what is expected of points before any is evaluated: a loss and a cost for every choice.
 
 A cost is a sum of terms, each a table over the bits of a few groups; most have one, the bit operations
-of a convolution have two. The guide proposes; evaluations decide.
+of a convolution have two. Bits that a table leaves out fit no signature, and cost without end. The guide
+proposes; evaluations decide.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ class Term:
 
     Args:
         keys: the groups that it depends on.
-        table: by their bits, in that order.
+        table: by their bits, in that order; finite, without bits that no signature holds together.
     """
 
     keys: tuple[str, ...]
     table: Mapping[tuple[int, ...], float]
 
     def __call__(self, bits: Bits) -> float:
-        return self.table[tuple(bits[k] for k in self.keys)]
+        return self.table.get(tuple(bits[k] for k in self.keys), math.inf)
+
+    def beside(self, bits: Bits, there: Bits) -> float:
+        """The cost where these groups have other bits."""
+        return self.table.get(tuple(there.get(k, bits[k]) for k in self.keys), math.inf)
 
 
 class Priced:

@@ -2,7 +2,7 @@
 
 One binary variable for every choice of a group, exactly one of each group's set; one for every row of a
 term over several groups, which agree with the choices of each (the local polytope of a pairwise model,
-exact here since the choices are integers).
+exact here since the choices are integers). What a term leaves out is in no solution.
 
 References:
     The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu,
@@ -115,7 +115,10 @@ class Knapsack:
                 continue
             for bits in self.choices[term.keys[0]]:
                 column = self.index[term.keys[0], bits]
-                found[column] = found.get(column, 0.0) + term.table[(bits,)]
+                if (bits,) in term.table:
+                    found[column] = found.get(column, 0.0) + term.table[(bits,)]
+                else:
+                    self._equal([(column, 1.0)], 0.0)
         return found
 
     def _vector(self, costs: Mapping[int, float]) -> Vector:
@@ -135,11 +138,11 @@ class Knapsack:
         return {first + i: term.table[r] for i, r in enumerate(rows)}
 
     @property
-    def range(self) -> tuple[float, float]:
-        """The least cost of any point, and the cost of the point of least loss."""
+    def range(self) -> tuple[float, float] | None:
+        """The least cost of any point, and the cost of the point of least loss; None where rooms and what terms leave
+        out let no point be."""
         cheapest, best = self._within(self.cost, None, {}), self.solve(None)
-        assert cheapest is not None and best is not None
-        return self.guide.cost(cheapest), best.cost
+        return None if cheapest is None or best is None else (self.guide.cost(cheapest), best.cost)
 
     def solve(self, limit: float | None, held: Mapping[str, float] | None = None) -> Picked | None:
         """The point of least expected loss whose expected cost is at most `limit`; None where no point is.

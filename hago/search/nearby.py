@@ -19,7 +19,8 @@ class Change:
     """Other bits for a few groups, and what is expected of them.
 
     Args:
-        loss, cost: the change.
+        loss, cost: the change; the cost is infinite where a term leaves out these bits, and negatively so where it
+            leaves out only the bits here.
         churn: the sum of the sizes of all changes of loss.
     """
 
@@ -43,8 +44,8 @@ class Nearby:
         for gate, keys in guide.gates.items():
             for key in keys:
                 self._gates.setdefault(key, []).append(gate)
-        self._sum = exact_sum([term(bits) for term in guide.terms])
-        self._cost = guide.cost(bits)
+        self._sum = exact_sum([x for term in guide.terms if math.isfinite(x := term(bits))])
+        self._cost = guide.constant + math.fsum(self._sum)
 
     def change(self, bits: Bits) -> Change:
         """What is expected where these groups have these bits and all others what they have here."""
@@ -52,17 +53,18 @@ class Nearby:
         felt = dict.fromkeys(k for key in there for k in (key, *self.guide.gates.get(key, ())))
         changes = [self._loss(k, there) - self._losses[k] for k in felt if k in self._losses]
         terms = {id(t): t for key in there for t in self._terms.get(key, ())}.values()
-        moved = [x for t in terms for x in (self._value(t, there), -t(self.bits))]
-        cost = self.guide.constant + math.fsum([*self._sum, *moved])
-        return Change(there, math.fsum(changes), cost - self._cost, math.fsum(map(abs, changes)))
+        cost = self._costs_more([t.beside(self.bits, there) for t in terms], [t(self.bits) for t in terms])
+        return Change(there, math.fsum(changes), cost, math.fsum(map(abs, changes)))
+
+    def _costs_more(self, there: Sequence[float], here: Sequence[float]) -> float:
+        if math.inf in there or math.inf in here:
+            return math.inf if math.inf in there else -math.inf
+        return self.guide.constant + math.fsum([*self._sum, *there, *(-x for x in here)]) - self._cost
 
     def _loss(self, key: str, there: Bits) -> float:
         if any(self._at(gate, there) == FLOAT for gate in self._gates.get(key, ())):
             return 0.0
         return self.guide.losses[key][self._at(key, there)]
-
-    def _value(self, term: Term, there: Bits) -> float:
-        return term.table[tuple(self._at(k, there) for k in term.keys)]
 
     def _at(self, key: str, there: Bits) -> int:
         return there.get(key, self.bits[key])

@@ -217,8 +217,10 @@ def _warm(explored: Explored, owner: _Study) -> list[Mapping[str, int]]:
     if not count:
         return []
     program: Knapsack = explored.program()
-    least, most = program.range
-    limit = owner.guide.limit
+    ends = program.range
+    if ends is None:
+        return []
+    (least, most), limit = ends, owner.guide.limit
     most = most if limit is None else min(most, limit)
     limits = [most - (most - least) * i / max(1, count - 1) for i in range(count)]
     picked = (program.solve(x * (1 + 1e-9)) for x in limits)

@@ -91,7 +91,10 @@ class _Gap:
 
 
 def _sweep(explored: Explored, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
-    least, _ = program.range
+    ends = program.range
+    if ends is None:
+        return
+    least = ends[0]
     low, high = program.solve(least * (1 + 1e-9)), program.solve(None)
     if low is None or high is None:
         return

@@ -161,7 +161,10 @@ def _within(explored: Explored, program: Knapsack, limit: float | None, why: str
 
 def _cheapest(explored: Explored, program: Knapsack, points: int, why: str) -> Steps[None]:
     """Along the front, by bisection: the least cost at which the limits are kept."""
-    low, high = program.range
+    ends = program.range
+    if ends is None:
+        return
+    low, high = ends
     for number in range(points):
         middle = low if number == 0 else (low + high) / 2
         picked = program.solve(middle * (1 + 1e-9))
@@ -236,7 +239,9 @@ def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> I
         kept.sort(key=_at_best)
     for chosen in kept:
         point = {**bits, **chosen.bits}
-        if all(h.cost(point) - h.cost(bits) <= max(0.0, h.spare(bits, score)) for h in guide.held):
+        # two changes may fit a signature each, and not together
+        fits = near.change(chosen.bits).cost < math.inf
+        if fits and all(h.cost(point) - h.cost(bits) <= max(0.0, h.spare(bits, score)) for h in guide.held):
             yield point
 
 

@@ -50,7 +50,7 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
     every = points(space)
     program = Knapsack(space, guide)
     costs = sorted(map(guide.cost, every))
-    assert program.range[0] == pytest.approx(costs[0])
+    assert program.range is not None and program.range[0] == pytest.approx(costs[0])
     for limit in (costs[0], costs[len(costs) // 3], costs[len(costs) // 2], costs[-1]):
         picked = program.solve(limit)
         best = min(guide.loss(p) for p in every if guide.cost(p) <= limit)
@@ -70,7 +70,7 @@ def test_limits_of_two_costs(seed: int) -> None:
         first, second = guide.cost(some), other.cost(some)
         program = Knapsack(space, replace(guide, held=[replace(other, most=second)]))
         least = min(guide.cost(p) for p in every if other.cost(p) <= second)
-        assert program.range[0] == pytest.approx(least)
+        assert program.range is not None and program.range[0] == pytest.approx(least)
         for limit, most in ((first, second), (guide.cost(tighter), min(second, other.cost(tighter)))):
             picked = program.solve(limit, {"other": most})
             kept = [p for p in every if guide.cost(p) <= limit and other.cost(p) <= most]

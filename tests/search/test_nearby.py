@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -45,3 +46,23 @@ def test_a_sum_that_is_kept_exactly(seed: int) -> None:
     for more in ([], [1.0], [-v for v in values[:7]]):
         assert math.fsum([*exact_sum(values), *more]) == math.fsum([*values, *more])
     assert len(exact_sum(values)) < 10
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_terms_leave_out_costs_without_end(seed: int) -> None:
+    """As long as a change leads there; one that leads away costs less than any other."""
+    rng = random.Random(seed)
+    whole = guide_of(rng)
+    tables = [{row: x for row, x in t.table.items() if rng.random() < 0.8} for t in whole.terms]
+    guide = replace(whole, terms=[replace(t, table=x) for t, x in zip(whole.terms, tables, strict=True)])
+    here = {k: rng.choice(listed) for k, listed in CHOICES.items()}
+    near = Nearby(guide, here)
+    for key, bits in ((k, b) for k, listed in CHOICES.items() for b in listed if b != here[k]):
+        there, terms = {**here, key: bits}, [t for t in guide.terms if key in t.keys]
+        found = near.change({key: bits}).cost
+        if any(t(there) == math.inf for t in terms):
+            assert found == math.inf
+        elif any(t(here) == math.inf for t in terms):
+            assert found == -math.inf
+        else:
+            assert found == pytest.approx(whole.cost(there) - whole.cost(here), rel=1e-9, abs=1e-6)
