@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from hago.cost import EdgeCost, NodeCost
 from hago.cost_range import level
 from hago.costing import plan_cost
+from hago.errors import InfeasibleBits
 from hago.graph import CONST, OUTPUT
 from hago.prepare import Prepared
 from hago.search.guide import Guide, Held, Term
@@ -127,13 +129,17 @@ def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
     return terms, rest
 
 
-def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float) -> Term:
-    """The term where its node may be float, and then costs this whatever the bits are."""
+def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None) -> Term:
+    """The term where its node may be float, and then costs this whatever the bits are; None where it may not."""
     key = kind_key(node)
     if key not in prepared.space.groups:
         return term
     table = {(*row, INTEGER): value for row, value in term.table.items()}
-    return Term((*term.keys, key), table | {(*row, FLOAT): in_float for row in term.table})
+    if in_float is not None:
+        # rows that no integer signature holds as well
+        rows = dict.fromkeys([*term.table, *itertools.product(*(prepared.space.groups[k].choices for k in term.keys))])
+        table |= {(*row, FLOAT): in_float for row in rows}
+    return Term((*term.keys, key), table)
 
 
 # ---------------------------------------------------------------- operations
@@ -195,8 +201,9 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
         rest -= before[node]
         if kind in groups:
             # with what its neighbours pay for the crossings
-            there = math.fsum(_local(prepared, metric, {**start, kind: FLOAT}).values())
-            term = _with_kind(prepared, node, term, before[node] + there - whole)
+            there = _costs_where(prepared, metric, start, {kind: FLOAT})
+            in_float = None if there is None else before[node] + math.fsum(there.values()) - whole
+            term = _with_kind(prepared, node, term, in_float)
         terms.append(term)
     return terms, rest
 
@@ -206,9 +213,24 @@ def _term(prepared: Prepared, metric: str, start: Bits, node: str, keys: Sequenc
     table: dict[tuple[int, ...], float] = {}
     for alike in itertools.product(*kinds):
         there = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
-        value = _local(prepared, metric, {**start, **there})[node]
-        table |= dict.fromkeys(itertools.product(*alike), value)
+        costs = _costs_where(prepared, metric, start, there)
+        if costs is not None:
+            table |= dict.fromkeys(itertools.product(*alike), costs[node])
     return Term(tuple(keys), table)
+
+
+def _costs_where(prepared: Prepared, metric: str, start: Bits, there: Bits) -> dict[str, float] | None:
+    """What every node costs where these groups have these bits; None where no signature holds them.
+
+    Other groups have the start's bits. A node may refuse its own beside these, so then those that follow the first
+    change have the fewest, or all.
+    """
+    least, keys = prepared.space.narrowest(), list(prepared.space.groups)
+    first = min((keys.index(k) for k, bits in there.items() if bits != start[k]), default=len(keys))
+    for others in (start, {**start, **{k: least[k] for k in keys[first:]}}, least):
+        with suppress(InfeasibleBits):
+            return _local(prepared, metric, {**others, **there})
+    return None
 
 
 def _groups_at(prepared: Prepared, node: str) -> list[str]:
