@@ -163,7 +163,9 @@ def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
             if name in known_ops and signature in signatures:
                 yield from _op_takes(path, name, signatures[signature], known_ops, sound.get("requantize", {}))
         if name in known_ops:
-            yield from _one_form(("ops", op), [signatures[s] for s in listed if s in signatures])
+            integers = {s: signatures[s] for s in listed if s in signatures and _gives_integers(signatures[s])}
+            yield from _one_form(("ops", op), integers)
+            yield from _one_place(("ops", op), integers, known_ops[name])
 
 
 def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Document) -> Iterator[Finding]:
@@ -207,10 +209,26 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
         yield Finding(path, f"{text}; got {how['form']}")
 
 
-def _one_form(path: Path, listed: list[Document]) -> Iterator[Finding]:
+def _gives_integers(signature: Document) -> bool:
+    out = DTYPES.get(signature["out"])
+    return out is not None and out.is_int
+
+
+def _one_form(path: Path, integers: Document) -> Iterator[Finding]:
     """A chip computes an op in one way."""
-    integers = [s for s in listed if (d := DTYPES.get(s["out"])) is not None and d.is_int]
-    named = list(dict.fromkeys(s.get("form") for s in integers))
+    named = list(dict.fromkeys(s.get("form") for s in integers.values()))
     if len(named) > 1:
         forms = any_of(n or "none" for n in named)
         yield Finding(path, f"lists signatures of {len(named)} forms ({forms}); expected one form for the op")
+
+
+def _one_place(path: Path, integers: Document, rule: OpRule) -> Iterator[Finding]:
+    """A chip requantizes an op's result in one place. Where that must be the output, each signature is told so."""
+    forms = [rule.integer if (named := s.get("form")) is None else rule.forms.get(named) for s in integers.values()]
+    if any(form is None or form.table or form.lands for form in forms):
+        return
+    places = {name: s.get("requantize_at", "edge") for name, s in integers.items()}
+    if len(set(places.values())) > 1:
+        got = any_of(f"{name}: {at}" for name, at in places.items())
+        text = f"lists signatures that requantize in two places ({got}); expected the same requantize_at in all"
+        yield Finding(path, f"{text}: list those of one place only")

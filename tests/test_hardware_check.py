@@ -219,6 +219,22 @@ def test_a_table_op_requantizes_at_the_output() -> None:
     assert found.startswith("$.ops.sigmoid[1]: sigmoid is looked up in a table")
 
 
+def test_an_op_requantizes_in_one_place() -> None:
+    document = small()
+    document["signatures"]["narrow"] = {
+        "in": ["uint8", "int8", "int32"], "out": "uint8", "accumulator": {"dtype": "int32", "overflow": "wrap"},
+        "requantize_at": "output",
+    }  # fmt: skip
+    document["ops"]["linear"] = ["narrow", "f32"]
+    assert mistakes(document) == []
+    document["ops"]["conv2d"] = ["mac", "narrow", "f32"]
+    (found,) = mistakes(document)
+    assert found == (
+        "$.ops.conv2d: lists signatures that requantize in two places (mac: edge, narrow: output); expected the same "
+        "requantize_at in all: list those of one place only"
+    )
+
+
 def test_the_schema_lists_what_the_code_knows() -> None:
     text = Path(hardware.__file__).with_name("schemas") / "hardware.schema.json"
     schema = json.loads(text.read_text("utf-8"))

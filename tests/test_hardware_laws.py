@@ -45,14 +45,13 @@ _INTEGERS = [d for d in DTYPES.values() if d.is_int]
 
 
 @st.composite
-def descs(draw: st.DrawFn) -> OpDesc:
+def descs(draw: st.DrawFn, at: hardware.RequantizeAt) -> OpDesc:
     if draw(st.booleans()):
         name = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
         return OpDesc(name, name, cost=draw(st.sampled_from([{}, {"macs_per_cycle": 16}])))
     operands = draw(st.lists(st.sampled_from(_INTEGERS), min_size=1, max_size=3))
     widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
     register = draw(st.sampled_from([d for d in _INTEGERS if d.bits >= widest]))
-    at = draw(st.sampled_from(get_args(hardware.RequantizeAt)))
     low = draw(st.integers(2, min(4, narrowest)))
     return OpDesc(
         operands,
@@ -74,9 +73,10 @@ def hardwares(draw: st.DrawFn) -> Hardware:
         bits, two_stage = draw(st.sampled_from([(31, False), (31, True), (7, False)]))
     schemes = st.sampled_from(["hago"] if form == "shift" else list(SCHEMES))
     ops = st.sampled_from(["conv2d", "add", "linear", "relu", "nn.conv2d"])
+    at = draw(st.sampled_from(get_args(hardware.RequantizeAt)))  # an op has one
     words = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), max_size=2)
     return Hardware(
-        ops=draw(st.dictionaries(ops, st.lists(descs(), min_size=1, max_size=3, unique_by=str), min_size=1)),
+        ops=draw(st.dictionaries(ops, st.lists(descs(at), min_size=1, max_size=3, unique_by=str), min_size=1)),
         name=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)),
         activation=TensorScheme(draw(schemes)),
         weight=TensorScheme(draw(schemes), draw(st.sampled_from(get_args(hardware.Granularity)))),
