@@ -239,3 +239,19 @@ def test_a_batch_whose_samples_meet_is_not_cut() -> None:
     plan = plan_of(c.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])
     assert Executor(plan).at_once is None
     check(plan, [seeded(5, 3, 4, 4)])
+
+
+def test_what_float_nodes_read_is_dequantized_once_and_what_they_make_is_quantized_by_kernels() -> None:
+    if kernels().calls is None:
+        pytest.skip(kernels().passes.why)
+    b = Builder()
+    conv = b.conv2d(b.input(5, 9, 7, name="x"), seeded(24, 5, 3, 3, seed=1), seeded(24, seed=2), name="conv")
+    islands = [b.call("softmax", conv, name="soft", axis=1), b.call("softmax", conv, name="across", axis=3)]
+    for i, island in enumerate(islands):
+        b.conv2d(island, seeded(4, 24, 1, 1, seed=3 + i), name=f"next{i}", padding=[0, 0])
+    plan = plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 5, 9, 7)])
+    executor = check(plan, [seeded(3, 5, 9, 7, seed=7, size=3.0)])
+    reads = {step.outputs[0]: step.inputs for step in executor.steps()}
+    assert reads["soft"] == reads["across"] == ("conv!",)
+    quantized = [step for step in executor.steps() if step.inputs in (("soft",), ("across",))]
+    assert [b"native quantize" in step.digest for step in quantized] == [True, True]
