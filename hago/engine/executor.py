@@ -12,12 +12,13 @@ from hago.engine.kernels import Kernels, kernels
 from hago.engine.lowering import Lowering
 from hago.engine.pack import Packs
 from hago.engine.report import KernelRow, KernelTable
+from hago.engine.stretches import stretches
 from hago.engine.wiring import wire
 from hago.graph import CONST, INPUT
 from hago.plan import Plan
 from hago.steps import Step, last_uses, run_steps
 
-#: Bytes of the largest value of the samples that are run at once.
+#: Bytes that a value of the samples that are run at once may take.
 CACHED_BYTES: Final = 8 << 20
 
 
@@ -27,9 +28,16 @@ class Executor:
     Args:
         packs: packed weights, shared by the executors of one search.
         using: which kernels may be used; where not given, what this machine can do exactly.
+        cached_bytes: what a value of the samples that are run at once may take, where samples do not meet.
     """
 
-    def __init__(self, plan: Plan, packs: Packs | None = None, using: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        packs: Packs | None = None,
+        using: Kernels | None = None,
+        cached_bytes: int = CACHED_BYTES,
+    ) -> None:
         self.plan = plan
         self.using = kernels() if using is None else using
         lowering = Lowering(wire(plan), Packs() if packs is None else packs, self.using)
@@ -38,17 +46,19 @@ class Executor:
         self.ends = tuple(lowering.outputs)
         self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
         self._done = last_uses(self._steps, self.ends)
-        # a batch is cut where its samples do not meet, so that values stay in the processor's cache
-        self.at_once = max(1, CACHED_BYTES // max(1, lowering.sample_bytes)) if lowering.by_sample else None
+        inputs = plan.graph.inputs if lowering.by_sample else ()
+        self.stretches = stretches(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The outputs of flat inputs, those of the integer model bit for bit."""
         size = len(inputs[0]) if inputs and inputs[0].ndim else 0
-        if self.at_once is None or size <= self.at_once or any(len(x) != size for x in inputs):
+        if not any(s.at_once < size for s in self.stretches) or any(len(x) != size for x in inputs):
             return self._run(inputs)
-        parts = -(-size // self.at_once)
-        found = [self._run(part) for part in zip(*(x.tensor_split(parts) for x in inputs), strict=True)]
-        return [torch.cat(each) for each in zip(*found, strict=True)]
+        values = self.begin(inputs)
+        with torch.no_grad():
+            for stretch in self.stretches:
+                stretch.run(values, size)
+        return self.end(values)
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Any]:
         values = self.begin(inputs)

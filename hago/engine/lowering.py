@@ -62,7 +62,7 @@ class Lowering:
         self.chains = Chains(self.wants, self.made, packs)
         self.steps: list[Step] = []
         self.ran: list[Ran] = []
-        self.sample_bytes = 0
+        self.sizes: list[int] = []  # bytes of the largest value of each step at batch 1
         self._done: set[str] = set()
 
     def lower(self) -> list[Step]:
@@ -133,7 +133,7 @@ class Lowering:
         self.steps.append(Step(tuple(inputs), tuple(outputs), run, digest, (None,) * len(outputs)))
         self.ran.append(Ran(tuple(nodes), kernel, why))
         self.made.update(outputs)
-        self.sample_bytes = max([self.sample_bytes, *(self._bytes(nodes[-1], name) for name in outputs)])
+        self.sizes.append(max(self._bytes(nodes[-1], name) for name in outputs))
         self._done.update(nodes)
         self._convert(nodes[-1])
 
@@ -190,4 +190,5 @@ class Lowering:
                 kernel, run = conversion(self.plan, root, simq, self.kernels.calls)
                 digest = repr((kernel, simq.key)).encode()
                 self.steps.append(Step((root,), (name,), run, digest, (None,)))
+                self.sizes.append(self._bytes(root, name))
                 self.made.add(name)

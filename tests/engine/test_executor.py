@@ -218,26 +218,43 @@ def test_an_unknown_engine_is_refused() -> None:
 # ---------------------------------------------------------------- batches
 def test_a_batch_is_cut_where_samples_do_not_meet() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
-    executor = Executor(plan_of(graph, EVERY["x86_vnni"], [x]))
-    whole = seeded(7, 3, 8, 8, seed=3)
-    (expected,) = executor.run([whole])
+    plan, whole = plan_of(graph, EVERY["x86_vnni"], [x]), seeded(7, 3, 8, 8, seed=3)
+    (expected,) = IntegerModel(plan).run([whole])
     if not kernels().conv.exact:
         pytest.skip(kernels().conv.why)
-    assert executor.at_once is not None
-    for executor.at_once in (1, 2, 3, 7):
-        assert executor.run([whole])[0].equal(expected)
+    for room in (1, 5_000, 10_000, 20_000, 10**6):
+        assert Executor(plan, cached_bytes=room).run([whole])[0].equal(expected)
+
+
+def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
+    if not kernels().conv.exact:
+        pytest.skip(kernels().conv.why)
+    b, many = Builder(), {"stride": [2, 2]}
+    x = b.conv2d(b.input(3, 16, 16, name="x"), seeded(8, 3, 3, 3), name="wide")
+    early = b.conv2d(x, seeded(8, 8, 3, 3, seed=1), name="half", **many)
+    late = b.conv2d(early, seeded(8, 8, 3, 3, seed=2), name="quarter", **many)
+    again = b.call("add", late, b.conv2d(early, seeded(8, 8, 1, 1, seed=3), name="short", padding=[0, 0], **many))
+    b.call("mean", again, axes=[2, 3], keepdim=False, count=16, name="mean")
+    plan = plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 16, 16)])
+    whole = seeded(9, 3, 16, 16, seed=3)
+    executor = Executor(plan, cached_bytes=8 * 16 * 16 * 4)
+    assert len(executor.stretches) > 2
+    assert [s.at_once for s in executor.stretches] == sorted({s.at_once for s in executor.stretches})
+    assert executor.run([whole])[0].equal(IntegerModel(plan).run([whole])[0])
+    stretched = {name for s in executor.stretches for step in s.steps for name in step.outputs}
+    assert stretched == {name for step in executor.steps() for name in step.outputs}
 
 
 def test_a_batch_whose_samples_meet_is_not_cut() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 0], kwargs={})
-    assert Executor(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])).at_once is None
+    assert Executor(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])).stretches == ()
     c = Builder()
     conv = c.conv2d(c.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     c.call("permute", conv, axes=[1, 0, 2, 3])
     plan = plan_of(c.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])
-    assert Executor(plan).at_once is None
+    assert Executor(plan).stretches == ()
     check(plan, [seeded(5, 3, 4, 4)])
 
 
