@@ -30,11 +30,14 @@ from hago.realization import IntegerModel
 
 
 def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Executor:
-    """Equal outputs, with the same shapes, dtypes and layout."""
+    """Equal outputs, with the same shapes, dtypes and layout, and however a batch is cut."""
     executor = Executor(plan, packs)
     for fast, exact in zip(executor.run(inputs), IntegerModel(plan).run(inputs), strict=True):
         assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
         assert differing(fast, exact) == 0, executor.explain()
+    if executor.stretches:
+        cut = Executor(plan, packs, cached_bytes=1).run(inputs)
+        assert all(differing(x, y) == 0 for x, y in zip(cut, executor.run(inputs), strict=True))
     return executor
 
 
