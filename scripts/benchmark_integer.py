@@ -58,7 +58,9 @@ def main() -> None:
     parser.add_argument("--keep-freed-memory", action="store_true", help="the allocator setting, for every model alike")
     parser.add_argument("--without-tiles", action="store_true", help="the integer model without matrix tiles too")
     parser.add_argument(
-        "--without-conv", action="store_true", help="and without convolutions of our own: oneDNN's where exact, slow"
+        "--without-conv",
+        action="store_true",
+        help="and without any convolution of our own, on oneDNN where exact: slow",
     )
     parser.add_argument("--explain", action="store_true", help="which kernel runs each node")
     options = parser.parse_args()

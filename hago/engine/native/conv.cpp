@@ -19,6 +19,7 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
 }
 
 constexpr int MOST_ROWS = 14;  // of a tile
+
 template <int R, int Z, bool SIGNED>
 inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
   const __m512i flip = _mm512_set1_epi8((char)0x80);

@@ -60,6 +60,11 @@ inline void store_16(int32_t* at, __m512i q, __mmask16 m) { _mm512_mask_storeu_e
 inline void store_16(float* at, __m512 v, __mmask16 m) { _mm512_mask_storeu_ps(at, m, v); }
 
 // ---------------------------------------------------------------- moves
+inline __m512i scaled(__m512i c, __m512 ratio, __m512 least, __m512 most) {
+  const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), ratio);
+  return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, least), most));
+}
+
 // A ratio in registers.
 struct Ratio {
   const float* ratios;
@@ -68,8 +73,7 @@ struct Ratio {
   explicit Ratio(const Move& m) : ratios(m.ratio), least(_mm512_set1_ps(m.least)), most(_mm512_set1_ps(m.most)) {}
 
   __m512i operator()(__m512i c, int channel) const {
-    const __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(c), _mm512_loadu_ps(ratios + channel));
-    return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, least), most));
+    return scaled(c, _mm512_loadu_ps(ratios + channel), least, most);
   }
 };
 
@@ -188,10 +192,13 @@ inline __m512i quanta(__m512i c, const Output& o, int channel) {
   return _mm512_add_epi32(Ratio(o.move)(c, channel), _mm512_set1_epi32(o.zero));
 }
 
+inline void store_bytes(char* to, __m512i q, __mmask16 lanes) {
+  if (lanes == 0xffff) store_16(reinterpret_cast<uint8_t*>(to), q, All{});
+  else store_16(reinterpret_cast<uint8_t*>(to), q, lanes);
+}
+
 inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
-  uint8_t* to = reinterpret_cast<uint8_t*>(o.data) + at;
-  if (lanes == 0xffff) store_16(to, quanta(c, o, channel), All{});
-  else store_16(to, quanta(c, o, channel), lanes);
+  store_bytes(o.data + at, quanta(c, o, channel), lanes);
 }
 
 // 64 integers to bytes, of which each keeps its low one.
@@ -219,10 +226,7 @@ struct Quick {
     Step(const Move& m, int channel) : least(_mm512_set1_ps(m.least)), most(_mm512_set1_ps(m.most)) {
       for (int v = 0; v < V; ++v) ratio[v] = _mm512_loadu_ps(m.ratio + channel + 16 * v);
     }
-    __m512i operator()(__m512i c, int v) const {
-      const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(c), ratio[v]);
-      return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(real, least), most));
-    }
+    __m512i operator()(__m512i c, int v) const { return scaled(c, ratio[v], least, most); }
   };
   const bool twice;
   const Step first, last;
@@ -244,10 +248,6 @@ struct Quick {
     if constexpr (V == 4)
       if (width == 64) return store_64(to, q[0], q[1], q[2], q[3]);
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const __mmask16 lanes = first_lanes(width - 16 * v);
-      if (lanes == 0xffff) store_16((uint8_t*)to + 16 * v, q[v], All{});
-      else store_16((uint8_t*)to + 16 * v, q[v], lanes);
-    }
+    for (int v = 0; v < V; ++v) store_bytes(to + 16 * v, q[v], first_lanes(width - 16 * v));
   }
 };
