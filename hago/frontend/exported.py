@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 from torch.utils import _pytree as pytree
 
@@ -13,6 +15,17 @@ from hago.errors import GraphError
 
 #: Calls that check something and compute nothing.
 _CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
+#: Calls that tracing again leaves as they are, among those of which most networks of convolutions are made.
+_AS_THEY_ARE: Final = frozenset(
+    f"aten.{name}"
+    for name in (
+        "conv1d.default", "conv2d.default", "conv2d.padding", "linear.default", "add.Tensor", "mul.Tensor",
+        "relu.default", "relu6.default", "hardtanh.default", "leaky_relu.default", "sigmoid.default", "tanh.default",
+        "hardswish.default", "hardsigmoid.default", "silu.default", "gelu.default", "max_pool2d.default",
+        "avg_pool2d.default", "adaptive_avg_pool2d.default", "mean.dim", "cat.default", "pad.default",
+        "slice.Tensor", "dropout.default",
+    )
+)  # fmt: skip
 
 
 def nesting(spec: pytree.TreeSpec | None, verb: str) -> str | None:
@@ -37,9 +50,29 @@ def _plain_tuples(value: Any) -> Any:
     return {k: _plain_tuples(v) for k, v in value.items()} if type(value) is dict else value
 
 
+def reads_as_it_is(program: ExportedProgram) -> bool:
+    """Whether no call need be traced again before it is read, which takes longer than the export itself."""
+    return all(n.op in ("placeholder", "output") or _reads_as_it_is(n) for n in program.graph.nodes)
+
+
+def _reads_as_it_is(fx: FxNode) -> bool:
+    arguments = dict(named_arguments(fx))
+    if str(fx.target) == "aten.batch_norm.default":
+        return not arguments["training"]
+    if str(fx.target) == "aten.flatten.using_ints":
+        value, whole = fx.meta["val"], arguments["self"].meta["val"]
+        return value.ndim < whole.ndim and len(open_axes_of(value)) <= 1
+    return str(fx.target) in _AS_THEY_ARE
+
+
 def is_check(fx: FxNode) -> bool:
     """Whether a call checks something and computes nothing."""
     return any(c in str(fx.target) for c in _CHECKS)
+
+
+def is_reading(fx: FxNode) -> bool:
+    """Whether a call reads off a size, or one of several results."""
+    return fx.target is operator.getitem or str(fx.target) == "aten.sym_size.int"
 
 
 def module_path(fx: FxNode) -> str:

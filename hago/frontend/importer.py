@@ -24,10 +24,12 @@ from hago.frontend.exported import (
     first_of,
     identity,
     is_check,
+    is_reading,
     module_path,
     named_arguments,
     nesting,
     open_axes_of,
+    reads_as_it_is,
     shape_of,
 )
 from hago.graph import CONST, INPUT, Graph, Node
@@ -40,20 +42,20 @@ _IDENTITIES: Final = frozenset(
     for n in ("alias", "clone", "contiguous", "detach", "detach_", "dropout", "feature_dropout", "alpha_dropout",
               "lift_fresh_copy", "_assert_tensor_metadata")
 )  # fmt: skip
-#: Where the one size that depends on the batch is written as -1.
-_OPEN_SIZE: Final = frozenset(f"aten.{n}.default" for n in ("view", "reshape", "_unsafe_view"))
+#: Calls that give new sizes, and the argument that is to say them: the one that depends on the batch as -1.
+_SIZES: Final = {
+    "aten.view.default": "size",
+    "aten._unsafe_view.default": "size",
+    "aten.reshape.default": "shape",
+    "aten.flatten.using_ints": "size",
+}
 
 
 class Importer:
     """Reads one ExportedProgram. Lives for one import; `run` gives the Graph."""
 
     def __init__(self, program: ExportedProgram, ops: Ops = OPS) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                self.program = program.run_decompositions({})
-            except Exception as error:
-                raise GraphError(f"run_decompositions failed: {first_line(error)}") from error
+        self.program = program if reads_as_it_is(program) else _traced_again(program)
         self.ops = ops
         self.parsers = parsers(ops)
         self.nodes: list[Node] = []
@@ -169,9 +171,8 @@ class Importer:
         arguments = dict(named_arguments(fx))
         read = {k: self._value(v) for k, v in arguments.items()}
         result = first_of(fx.meta.get("val"))
-        if target in _OPEN_SIZE and len(open_axes_of(result)) == 1:
-            sizes = [-1 if not isinstance(s, int) else s for s in result.shape]
-            read |= {k: sizes for k in ("size", "shape") if k in read}
+        if target in _SIZES and len(open_axes_of(result)) <= 1:
+            read[_SIZES[target]] = [s if isinstance(s, int) else -1 for s in result.shape]
         return Call(target, read, self.shapes, shape_of(result), open_axes=self.open_axes)
 
     def _value(self, value: Any) -> Any:
@@ -228,7 +229,7 @@ class Importer:
     def _count_paths(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         for fx in self.program.graph.nodes:
-            if fx.op == "call_function" and fx.target is not operator.getitem and not is_check(fx):
+            if fx.op == "call_function" and not is_check(fx) and not is_reading(fx):
                 counts[module_path(fx)] = counts.get(module_path(fx), 0) + 1
         return counts
 
@@ -252,6 +253,17 @@ class Importer:
         self.shapes[name], self.open_axes[name] = shape_of(value), open_axes_of(value)
         self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name]))
         return Ref(name)
+
+
+def _traced_again(program: ExportedProgram) -> ExportedProgram:
+    """The same without calls that write to what they are given, and with what some calls are short for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            traced: ExportedProgram = program.run_decompositions({})
+            return traced
+        except Exception as error:
+            raise GraphError(f"run_decompositions failed: {first_line(error)}") from error
 
 
 def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[str]) -> set[str]:

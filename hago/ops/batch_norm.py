@@ -27,7 +27,7 @@ def _compute(attrs: Attrs, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: T
 
 RULE = OpRule(
     name="batch_norm",
-    aten=("aten._native_batch_norm_legit_no_training.default",),
+    aten=("aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default"),
     parse=_parse,
     compute=_compute,
     samples=(

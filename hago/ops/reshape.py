@@ -21,7 +21,7 @@ def _compute(attrs: Attrs, x: Tensor) -> Tensor:
 
 RULE = OpRule(
     name="reshape",
-    aten=("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"),
+    aten=("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints"),
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),

@@ -9,11 +9,13 @@ import pytest
 import torch
 from networks import Small, images, randomized
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
 from hago.execute import flatten_inputs, nest_outputs, run_real
+from hago.frontend import exported, importer
 from hago.frontend.torch_export import from_torch
 from hago.graph import CONST, INPUT, Graph
 
@@ -51,6 +53,68 @@ def check(model: nn.Module, shape: Sequence[int], batches: Sequence[int] = (1, 2
         for e, g in zip(pytree.tree_leaves(expected), pytree.tree_leaves(got), strict=True):
             assert e.dtype == g.dtype and torch.equal(e, g)
     return graph
+
+
+# ---------------------------------------------------------------- what is traced again
+class Everyday(nn.Module):
+    """Every call that is read without being traced again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.same, self.norm = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3, padding="same"), nn.BatchNorm2d(8)
+        self.line, self.plain = nn.Conv1d(8, 8, 1), nn.BatchNorm1d(8, affine=False)
+        self.drop, self.flat, self.linear = nn.Dropout(), nn.Flatten(), nn.Linear(144, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        x = self.drop(F.relu6(self.norm(self.conv(x))))
+        x = F.hardtanh(F.pad(self.same(F.relu(x)), (1, 2, 0, 1))) * 2 + y
+        x = torch.cat([F.leaky_relu(x), F.hardswish(x[:, 2:]), F.hardsigmoid(x[:, :2])], 1)[:, :8]
+        x = F.avg_pool2d(F.max_pool2d(F.silu(x), 2, ceil_mode=True), 2, 1)
+        lines = self.plain(self.line(torch.flatten(F.gelu(x), 2)))
+        return (
+            self.linear(self.flat(F.adaptive_avg_pool2d(torch.tanh(x), (3, 6)))),
+            torch.sigmoid(lines).mean(2),
+            F.adaptive_avg_pool2d(x, 1).flatten(1),
+            torch.flatten(x, 0, 1),
+        )
+
+
+def test_what_is_read_as_it_is_reads_as_it_does_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = randomized(Everyday()), (images(2, 4, 16, 18), images(2, 8, 15, 19))
+    program = torch.export.export(model, inputs, dynamic_shapes=[{0: Dim.AUTO}, {0: Dim.AUTO}])
+    calls = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
+    assert calls == exported._AS_THEY_ARE | {"aten.batch_norm.default", "aten.flatten.using_ints"}
+    assert exported.reads_as_it_is(program)
+    read = from_torch(program)
+    assert {"conv", "flat", "linear"} <= set(names(read))
+    monkeypatch.setattr(importer, "reads_as_it_is", lambda program: False)
+    traced = from_torch(program)
+    assert (read.nodes, read.inputs, read.outputs) == (traced.nodes, traced.inputs, traced.outputs)
+    assert read.consts.keys() == traced.consts.keys()
+    assert all(torch.equal(read.consts[name], const) for name, const in traced.consts.items())
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.relu_(x * 2),
+        lambda x: x.chunk(2, 1)[1],
+        lambda x: torch.flatten(x, 1),  # which is flat
+        lambda x: F.batch_norm(x, None, None, training=True),
+    ],
+)
+def test_what_is_not_is_traced_again(fn: Callable[[Tensor], Tensor]) -> None:
+    program = torch.export.export(Fn(fn), (images(2, 4),), dynamic_shapes=[{0: Dim.AUTO}])
+    assert not exported.reads_as_it_is(program)
+
+
+def test_what_is_written_to_is_made_functional() -> None:
+    def overwrite(x: Tensor) -> Tensor:
+        y = x * 2
+        y[:, 0] = 1.0
+        return y.add_(x).relu_()
+
+    check(Fn(overwrite), (3, 2))
 
 
 # ---------------------------------------------------------------- names
