@@ -23,7 +23,7 @@ from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
-from hago.hardware_file import load_hardware
+from hago.hardware_file import check_hardware, load_hardware
 from hago.nesting import check_nesting
 from hago.ops import OPS, Ops
 from hago.plan import Plan
@@ -41,8 +41,10 @@ StrategyLike = Strategy | str | PathLike[str]
 
 
 def as_hardware(hardware: HardwareLike) -> Hardware:
-    """A Hardware, from itself, a name in hardware_specs, or a path."""
+    """A Hardware, from itself, a name in hardware_specs, or a path; one that was built in Python is held to what a file
+    is held to."""
     if isinstance(hardware, Hardware):
+        check_hardware(hardware)
         return hardware
     if not isinstance(hardware, (str, PathLike)):
         raise HardwareError(f"hardware is a {type(hardware).__name__}; expected a Hardware, a name or a path")

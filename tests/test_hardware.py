@@ -7,7 +7,9 @@ from collections import defaultdict
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+import torch
 
+import hago
 from hago.errors import HagoError, HardwareError
 from hago.hardware import (
     Accumulator,
@@ -17,7 +19,7 @@ from hago.hardware import (
     create_sample_hardware,
 )
 from hago.hardware_document import hardware_hash
-from hago.hardware_file import check_hardware
+from hago.hardware_file import check_hardware, load_hardware
 from hago.hardware_table import explain_hardware
 from hago.numerics import Requantize
 from hago.types import INT8, INT16, INT32
@@ -96,6 +98,17 @@ def test_contradictions_of_python_built_hardware_are_named() -> None:
         "$.cost.clock: unknown key",
     ):
         assert part in str(caught.value), part
+
+
+def test_python_built_hardware_is_held_to_the_same_where_it_is_used() -> None:
+    edge = OpDesc(["int8", "int8"], "int32", name="edge")
+    output = replace(edge, out_dtypes="int8", accumulator=Accumulator(INT32), requantize_at="output", name="output")
+    module, data = torch.nn.Conv2d(1, 1, 1).eval(), [torch.ones(1, 1, 2, 2)]
+    with pytest.raises(HardwareError, match=r"requantize in two places \(edge: edge, output: output\)"):
+        hago.quantize(module, Hardware({"conv2d": [edge, output]}), data)
+    changed = replace(load_hardware("sample"), ops={"conv2d": [edge, output]})
+    with pytest.raises(HardwareError, match="requantize in two places"):
+        hago.explain(module, changed, data)
 
 
 def test_hash_does_not_see_spelling() -> None:
