@@ -98,7 +98,10 @@ def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware:
 def test_paper_activations_stand_for_0_to_1_and_relative_ones_for_their_threshold(bits: int) -> None:
     model, fixed = randomized(Small()), {"body:0": bits}
     chip = load_hardware("x86_vnni")
-    chip = replace(chip, ops={op: tuple(replace(d, min_bits=2) for d in descs) for op, descs in chip.ops.items()})
+    chip = replace(
+        chip,
+        ops={op: tuple(replace(d, min_bits=2) if d.is_integer else d for d in descs) for op, descs in chip.ops.items()},
+    )
     tops = {}
     for estimator in ("dorefa:max_range", "dorefa_relative:max_range", "max_range"):
         plan = hago.quantize(model, chip, data(), estimator=estimator, fix_bits=fixed).plan

@@ -53,7 +53,7 @@ def prepared(hardware: str, bits: int, **options: object) -> QatModel:
     fixed = {f"{n}:1": bits for n in "abc"}
     scheme = replace(SCHEMES["dorefa"], dorefa=DoReFa(**options))  # type: ignore[arg-type]
     chip = HARDWARE[hardware]
-    low = {op: tuple(replace(d, min_bits=2) for d in descs) for op, descs in chip.ops.items()}
+    low = {op: tuple(replace(d, min_bits=2) if d.is_integer else d for d in descs) for op, descs in chip.ops.items()}
     return prepare_qat(net(), replace(chip, ops=low), dataset=[data()], scheme=scheme, fix_bits=fixed).train()
 
 
