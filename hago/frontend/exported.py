@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any, Final
 
 import torch
@@ -50,17 +51,21 @@ def _plain_tuples(value: Any) -> Any:
     return {k: _plain_tuples(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def reads_as_it_is(program: ExportedProgram) -> bool:
-    """Whether no call need be traced again before it is read, which takes longer than the export itself."""
-    return all(n.op in ("placeholder", "output") or _reads_as_it_is(n) for n in program.graph.nodes)
+def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
+    """Whether no call need be traced again before it is read, which takes longer than the export itself.
+
+    Args:
+        known: the calls that can be read.
+    """
+    calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
+    return all(str(n.target) in known and _reads_as_it_is(n) for n in calls)
 
 
 def _reads_as_it_is(fx: FxNode) -> bool:
-    arguments = dict(named_arguments(fx))
     if str(fx.target) == "aten.batch_norm.default":
-        return not arguments["training"]
+        return not dict(named_arguments(fx))["training"]
     if str(fx.target) == "aten.flatten.using_ints":
-        value, whole = fx.meta["val"], arguments["self"].meta["val"]
+        value, whole = fx.meta["val"], dict(named_arguments(fx))["self"].meta["val"]
         return value.ndim < whole.ndim and len(open_axes_of(value)) <= 1
     return str(fx.target) in _AS_THEY_ARE
 

@@ -55,9 +55,10 @@ class Importer:
     """Reads one ExportedProgram. Lives for one import; `run` gives the Graph."""
 
     def __init__(self, program: ExportedProgram, ops: Ops = OPS) -> None:
-        self.program = program if reads_as_it_is(program) else _traced_again(program)
         self.ops = ops
         self.parsers = parsers(ops)
+        known = self.parsers.keys() | _IDENTITIES
+        self.program = program if reads_as_it_is(program, known) else _traced_again(program)
         self.nodes: list[Node] = []
         self.consts: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}

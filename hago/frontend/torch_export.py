@@ -1,9 +1,9 @@
 """From an nn.Module or ExportedProgram to a Graph; with `importer` all that touches torch.export and fx.
 
 Why not keep torch's own graph: it holds in-place ops, its node names change between versions, and
-its full decomposition turns `linear` into two calls. So `run_decompositions({})` makes it functional
-where a call writes to what it is given, names come from module paths, and every call is read once,
-here, by the rule of its op.
+its full decomposition turns `linear` into two calls. So `run_decompositions({})` makes it functional,
+unless it is made of calls that stay as they are; names come from module paths, and every call is
+read once, here, by the rule of its op.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hago.execute import flatten_inputs, nest_outputs, run_real
 from hago.frontend import exported, importer
 from hago.frontend.torch_export import from_torch
 from hago.graph import CONST, INPUT, Graph
+from hago.ops import OPS
 
 
 def call(graph: Graph, *args: Any, **kwargs: Any) -> Any:
@@ -84,10 +86,10 @@ def test_what_is_read_as_it_is_reads_as_it_does_traced_again(monkeypatch: pytest
     program = torch.export.export(model, inputs, dynamic_shapes=[{0: Dim.AUTO}, {0: Dim.AUTO}])
     calls = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
     assert calls == exported._AS_THEY_ARE | {"aten.batch_norm.default", "aten.flatten.using_ints"}
-    assert exported.reads_as_it_is(program)
+    assert exported.reads_as_it_is(program, calls)
     read = from_torch(program)
     assert {"conv", "flat", "linear"} <= set(names(read))
-    monkeypatch.setattr(importer, "reads_as_it_is", lambda program: False)
+    monkeypatch.setattr(importer, "reads_as_it_is", lambda program, known: False)
     traced = from_torch(program)
     assert (read.nodes, read.inputs, read.outputs) == (traced.nodes, traced.inputs, traced.outputs)
     assert read.consts.keys() == traced.consts.keys()
@@ -105,7 +107,15 @@ def test_what_is_read_as_it_is_reads_as_it_does_traced_again(monkeypatch: pytest
 )
 def test_what_is_not_is_traced_again(fn: Callable[[Tensor], Tensor]) -> None:
     program = torch.export.export(Fn(fn), (images(2, 4),), dynamic_shapes=[{0: Dim.AUTO}])
-    assert not exported.reads_as_it_is(program)
+    calls = {str(n.target) for n in program.graph.nodes}
+    assert not exported.reads_as_it_is(program, calls)
+
+
+def test_a_rule_that_reads_traced_calls_alone_is_given_them() -> None:
+    spelled = ("aten._native_batch_norm_legit_no_training.default",)
+    mine = {**OPS, "batch_norm": replace(OPS["batch_norm"], aten=spelled)}
+    model, inputs = randomized(Small()), (images(2, 1, 6, 6),)
+    assert from_torch(model, inputs, fold=False, ops=mine).nodes == from_torch(model, inputs, fold=False).nodes
 
 
 def test_what_is_written_to_is_made_functional() -> None:
