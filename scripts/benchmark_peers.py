@@ -77,7 +77,8 @@ def main() -> None:
     for peer in PEERS:
         if peer.name in options.peers.split(","):
             said = "--skip" if peer.name in skipped else contest.theirs(peer)
-            print(f"{peer.name}: skipped: {said}" if said else f"{peer.name}: ran", flush=True)
+            if said:
+                print(f"{peer.name}: skipped: {said}", flush=True)
     contest.report()
 
 
@@ -144,6 +145,7 @@ class Contest:
             out = torch.from_numpy(np.load(folder / row["outputs"]))
             cost = weight_bytes(self.asset.module, row["weights"])
             self.fronts[name].append(self.point(out, cost, row["label"], row["seconds"]))
+        print(f"{name}: {len(found['points'])} points in {found['seconds']:.1f} s", flush=True)
         return float(found["seconds"])
 
     def report(self) -> None:

@@ -71,28 +71,34 @@ def child(options: argparse.Namespace, log: str, executor: str) -> None:
 
 
 def check(options: argparse.Namespace, searcher: str, folder: Path) -> int:
-    """Compare the logs of one search; how many differ."""
-    stem = searcher.partition(":")[0]
-    ways = {"alone": "", "again": "", "workers": f"processes:{options.workers}"}
-    logs = {way: folder / f"{stem}.{way}" for way in ways}
-    for way, executor in ways.items():
-        start(options, searcher, logs[way], executor).wait()
-    draw, kills = random.Random(options.seed), {}
-    for kind, executor in (("killed", ""), ("killed workers", f"processes:{options.workers}")):
+    """Compare the logs of one search, each as soon as it is there; how many differ."""
+    stem, wrong = searcher.partition(":")[0], 0
+    first = folder / f"{stem}.alone"
+    start(options, searcher, first, "").wait()
+    expected = timeless(first)
+
+    def compare(way: str, log: Path, kills: int = 0) -> None:
+        nonlocal wrong
+        same = timeless(log) == expected and outcome(log) == outcome(first)
+        wrong += not same
+        said = f", {kills} kills" if kills else ""
+        verdict = "the same" if same else "DIFFERENT"
+        print(f"{searcher:28} {way:17} {len(expected) - 1} trials{said}: {verdict}", flush=True)
+
+    workers = f"processes:{options.workers}"
+    for way, executor in (("again", ""), ("workers", workers)):
+        log = folder / f"{stem}.{way}"
+        start(options, searcher, log, executor).wait()
+        compare(way, log)
+    draw = random.Random(options.seed)
+    for way, executor in (("killed", ""), ("killed workers", workers)):
         left, number = options.kills, 0
         while left > 0:  # a search that ended before it was killed so often is begun again
             number += 1
-            way = kind if number == 1 else f"{kind}, {number}"
-            logs[way] = folder / f"{stem}.{kind.replace(' ', '-')}.{number}"
-            kills[way] = kill_and_resume(options, searcher, logs[way], executor, draw, left)
-            left -= max(1, kills[way])
-    expected, wrong = timeless(logs["alone"]), 0
-    for way, log in logs.items():
-        same = timeless(log) == expected and outcome(log) == outcome(logs["alone"])
-        wrong += not same
-        said = f", {kills[way]} kills" if way in kills else ""
-        verdict = "the same" if same else "DIFFERENT"
-        print(f"{searcher:28} {way:17} {len(expected) - 1} trials{said}: {verdict}", flush=True)
+            log = folder / f"{stem}.{way.replace(' ', '-')}.{number}"
+            kills = kill_and_resume(options, searcher, log, executor, draw, left)
+            compare(way if number == 1 else f"{way}, {number}", log, kills)
+            left -= max(1, kills)
     return wrong
 
 
