@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hago.cost import Cost
 from hago.costing import float_cost, plan_cost
+from hago.fitting import fitting, widest_fitting
 from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.ops import OPS, Ops
@@ -84,10 +85,6 @@ def cost_range(
         plan = resolver(bits)
         return plan, plan_cost(plan, batch)
 
-    (plan, widest), (_, narrowest) = cost(space.widest()), cost(space.narrowest())
+    most = widest_fitting(resolver)
+    (plan, widest), (_, narrowest) = cost(most), cost(fitting(resolver, space.narrowest()) or most)
     return CostRange(widest, narrowest, float_cost(plan, batch))
-
-
-def level(space: Space, rung: int) -> dict[str, int]:
-    """Every group at its `rung`-th choice, or at its last where it has fewer; all nodes integer."""
-    return {key: g.choices[0 if g.is_kind else min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}

@@ -23,7 +23,15 @@ class StrategyMismatch(HagoError):
 
 
 class InfeasibleBits(HagoError):
-    """Bits that no signature of the hardware can hold."""
+    """Bits that no signature of the hardware can hold.
+
+    Args:
+        node: the node that cannot hold them, where it is one.
+    """
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class GraphError(HagoError):

@@ -110,7 +110,8 @@ class NodeBuilder:
         out = "" if self.out_bits is None else f" and {self.out_bits} of its output"
         raise InfeasibleBits(
             f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "
-            f"{asked}{out}; it has {'; '.join(map(str, descs))}"
+            f"{asked}{out}; it has {'; '.join(map(str, descs))}",
+            self.node.name,
         )
 
     def _holds(self, desc: OpDesc) -> bool:

@@ -18,6 +18,7 @@ from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
+from hago.fitting import supported
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
@@ -157,6 +158,8 @@ def prepare(
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
     calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, chosen, ops)
+    if (fits := supported(resolver)) is not space:
+        space, resolver = fits, resolver.within(fits)
     return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver, kept, dict(fixed or {}))
 
 

@@ -29,7 +29,8 @@ def stored_weight(owner: Owner, node: Node, edge: Edge, bits: int) -> StoredWeig
     if not holding:
         raise InfeasibleBits(
             f"no signature of {owner.hardware.name} holds {bits} bits for edge {str(edge)!r}; it has "
-            f"{'; '.join(map(str, descs))}"
+            f"{'; '.join(map(str, descs))}",
+            node.name,
         )
     form, source = owner.ops[node.op].integer, node.inputs[edge.slot]
     assert form is not None

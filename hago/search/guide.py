@@ -87,6 +87,7 @@ class Guide(Priced):
         measured: the loss that a score tells of, in the unit of `losses`; None where it tells none.
         gates: by the group that may turn a node float, the groups whose losses are then gone.
         most: a point with as many bits as accumulators are known to hold; None for the first that runs.
+        widest: a point with the most bits that signatures take together; None where they take the most of each.
     """
 
     metric: str
@@ -99,6 +100,7 @@ class Guide(Priced):
     measured: Callable[[Score], float] | None = None
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
     most: Bits | None = None
+    widest: Bits | None = None
 
     def parts(self, bits: Bits) -> dict[str, float]:
         """The expected loss of a point by group."""

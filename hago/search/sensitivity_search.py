@@ -103,7 +103,7 @@ class Explored:
         known to fit, or of the first that ran, where it has less than the most, and fewer where a point with so many
         overflowed."""
         runs = self.guide.most or next((bits for bits, score in self.scored if score.runs), None)
-        most = self.space.widest()
+        most = self.guide.widest or self.space.widest()
         found: dict[tuple[str, ...], int] = {}
         if runs is not None:
             for keys in self.known_feeds.values():

@@ -10,20 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from hago.cost import EdgeCost, NodeCost
-from hago.cost_range import level
 from hago.costing import plan_cost
-from hago.errors import InfeasibleBits
-from hago.graph import CONST, OUTPUT
+from hago.fitting import Levels, classes, feeding, fitting, groups_at, may_refuse, widest_fitting
 from hago.prepare import Prepared
 from hago.search.guide import Guide, Held, Term
 from hago.search.searcher import Score
 from hago.searching.sensitivity import Sensitivity, measure_sensitivity
-from hago.searching.waste import classes
 from hago.space import FLOAT, INTEGER, Bits, kind_key
 from hago.trials.goal import Goal
 from hago.types import Edge
@@ -64,6 +61,7 @@ def make_guide(
         minimize=bool(metric) and goal.minimize == metric,
         measured=_measured(found),
         gates=gates(prepared),
+        widest=widest_fitting(prepared.resolver),
     )
 
 
@@ -94,24 +92,25 @@ def _divergence(score: Score) -> float:
 
 
 def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
+    """The parts of a cost, and the rest."""
     if metric in ("weight_bytes", "effective_bits"):
-        return _constants(prepared, metric)
-    if metric == "bops":
-        return _operations(prepared)
-    if metric == "":
-        groups = prepared.space.groups
-        counted = {key: g for key, g in groups.items() if not g.is_kind}
-        return [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
-    return _rows(prepared, metric, start)
+        terms, rest = _constants(prepared, metric)
+    elif metric == "bops":
+        terms, rest = _operations(prepared)
+    elif metric:
+        return _rows(prepared, metric, start)
+    else:
+        counted = {key: g for key, g in prepared.space.groups.items() if not g.is_kind}
+        terms, rest = [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
+    return [*terms, *_fits(prepared, start)], rest
 
 
 # ---------------------------------------------------------------- bytes of constants
 def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
     groups = prepared.space.groups
-    rungs = max((len(g.choices) for g in groups.values()), default=1)
-    costs = [plan_cost(prepared.resolver(level(prepared.space, r))) for r in range(rungs)]
-    rows = [{e.edge: e for e in cost.edges} for cost in costs]
-    weights = sum(e.elements for e in costs[0].edges if e.kind == "weight" and e.weight_bytes) or 1
+    levels = Levels(prepared.resolver)
+    rows = [_edges_at(levels, rung) for rung in range(max(1, levels.count))]
+    weights = sum(e.elements for e in rows[0].values() if e.kind == "weight" and e.weight_bytes) or 1
 
     def size(edge: EdgeCost) -> float:
         if metric == "weight_bytes":
@@ -129,6 +128,15 @@ def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
     return terms, rest
 
 
+def _edges_at(levels: Levels, rung: int) -> dict[str, EdgeCost]:
+    """What every edge costs where its group has its rung-th choice."""
+    found: dict[str, EdgeCost] = {}
+    for shown in levels.of(rung):
+        rows = {e.edge: e for e in plan_cost(shown.plan).edges}
+        found |= {k: row for k, row in rows.items() if k in shown.keys or k not in found}
+    return found
+
+
 def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None) -> Term:
     """The term where its node may be float, and then costs this whatever the bits are; None where it may not."""
     key = kind_key(node)
@@ -144,7 +152,7 @@ def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None
 
 # ---------------------------------------------------------------- operations
 def _operations(prepared: Prepared) -> tuple[list[Term], float]:
-    widest = plan_cost(prepared.resolver(prepared.space.widest()))
+    widest = plan_cost(prepared.resolver(widest_fitting(prepared.resolver)))
     bits = {e.edge: e.bits for e in widest.edges}
     terms, rest = [], 0.0
     for node in widest.nodes:
@@ -154,7 +162,7 @@ def _operations(prepared: Prepared) -> tuple[list[Term], float]:
         if not node.integer and not any(prepared.topology.edges[e] for e in edges):
             rest += node.bops
             continue
-        keys = [_feeding(prepared, e) if prepared.topology.edges[e] else None for e in edges]
+        keys = [feeding(prepared.resolver, e) if prepared.topology.edges[e] else None for e in edges]
         own = list(dict.fromkeys(k for k in keys if k is not None))
         table = {}
         for row in itertools.product(*(prepared.space.groups[k].choices for k in own)):
@@ -170,21 +178,6 @@ def _operations(prepared: Prepared) -> tuple[list[Term], float]:
     return terms, rest
 
 
-def _feeding(prepared: Prepared, edge: Edge) -> str | None:
-    """The group whose bits arrive on an edge, past nodes that hand values on."""
-    graph, resolver = prepared.graph, prepared.resolver
-    while True:
-        key = resolver.group_of.get(edge)
-        if key is not None:
-            return key
-        source = graph[graph.source(edge)]
-        if f"{source.name}:out" in prepared.space.groups:
-            return f"{source.name}:out"
-        if source.op == CONST or not source.inputs or not prepared.topology.nodes[source.name]:
-            return None
-        edge = source.edges[0]
-
-
 # ---------------------------------------------------------------- whatever else
 def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
     """A term for every node: what it and its in-edges cost, by the dtypes that its groups need."""
@@ -193,55 +186,58 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
     terms, rest = [], math.fsum(before.values())
     whole = rest
     for node in before:
-        keys = [k for k in _groups_at(prepared, node) if len(classes(prepared, groups[k])) > 1]
+        keys = _keys_at(prepared, node)
         kind = kind_key(node)
         if not keys and kind not in groups:
             continue
-        term = _term(prepared, metric, start, node, keys)
+        term = _term(prepared, start, keys, partial(_cost_at, prepared, metric, node))
         rest -= before[node]
         if kind in groups:
             # with what its neighbours pay for the crossings
-            there = _costs_where(prepared, metric, start, {kind: FLOAT})
-            in_float = None if there is None else before[node] + math.fsum(there.values()) - whole
+            there = fitting(prepared.resolver, {**start, kind: FLOAT}, [kind])
+            others = whole - before[node]
+            in_float = None if there is None else math.fsum(_local(prepared, metric, there).values()) - others
             term = _with_kind(prepared, node, term, in_float)
         terms.append(term)
     return terms, rest
 
 
-def _term(prepared: Prepared, metric: str, start: Bits, node: str, keys: Sequence[str]) -> Term:
-    kinds = [classes(prepared, prepared.space.groups[k]) for k in keys]
+def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[[Bits], float]) -> Term:
+    """What points cost by the bits of a few groups, without those that fit no signature together.
+
+    Args:
+        price: of a point that fits.
+    """
+    kinds = [classes(prepared.resolver, prepared.space.groups[k]) for k in keys]
     table: dict[tuple[int, ...], float] = {}
     for alike in itertools.product(*kinds):
         there = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
-        costs = _costs_where(prepared, metric, start, there)
-        if costs is not None:
-            table |= dict.fromkeys(itertools.product(*alike), costs[node])
+        point = fitting(prepared.resolver, {**start, **there}, there)
+        if point is not None:
+            table |= dict.fromkeys(itertools.product(*alike), price(point))
     return Term(tuple(keys), table)
 
 
-def _costs_where(prepared: Prepared, metric: str, start: Bits, there: Bits) -> dict[str, float] | None:
-    """What every node costs where these groups have these bits; None where no signature holds them.
-
-    Other groups have the start's bits. A node may refuse its own beside these, so then those that follow the first
-    change have the fewest, or all.
-    """
-    least, keys = prepared.space.narrowest(), list(prepared.space.groups)
-    first = min((keys.index(k) for k, bits in there.items() if bits != start[k]), default=len(keys))
-    for others in (start, {**start, **{k: least[k] for k in keys[first:]}}, least):
-        with suppress(InfeasibleBits):
-            return _local(prepared, metric, {**others, **there})
-    return None
-
-
-def _groups_at(prepared: Prepared, node: str) -> list[str]:
-    """The groups that decide in which dtypes a node reads and writes."""
-    if node == OUTPUT:
+def _fits(prepared: Prepared, start: Bits) -> list[Term]:
+    """Terms that cost nothing and leave out what fits no signature together, for costs that know of no signatures."""
+    if not may_refuse(prepared.resolver):
         return []
-    if not prepared.topology.nodes[node]:
-        return [str(e) for e in prepared.graph[node].edges if prepared.topology.edges[e]]
-    keys = [_feeding(prepared, e) for e in prepared.graph[node].edges]
-    own = f"{node}:out"
-    return list(dict.fromkeys([*(k for k in keys if k), *([own] if own in prepared.space.groups else [])]))
+    terms = []
+    for name in prepared.topology.nodes:
+        term = _term(prepared, start, _keys_at(prepared, name), lambda point: 0.0)
+        if len(term.table) < math.prod(len(prepared.space.groups[k].choices) for k in term.keys):
+            terms.append(_with_kind(prepared, name, term, 0.0))
+    return terms
+
+
+def _keys_at(prepared: Prepared, node: str) -> list[str]:
+    """The groups that choose between dtypes of a node."""
+    resolver, groups = prepared.resolver, prepared.space.groups
+    return [k for k in groups_at(resolver, node) if len(classes(resolver, groups[k])) > 1]
+
+
+def _cost_at(prepared: Prepared, metric: str, node: str, bits: Bits) -> float:
+    return _local(prepared, metric, bits)[node]
 
 
 def _local(prepared: Prepared, metric: str, bits: Bits) -> dict[str, float]:

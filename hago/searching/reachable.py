@@ -8,6 +8,7 @@ from typing import Final
 from hago.cost import Cost
 from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
+from hago.fitting import fitting
 from hago.prepare import Prepared
 from hago.search.driver import SearchResult
 from hago.search.searcher import Score
@@ -21,8 +22,9 @@ ROOFLINES: Final = frozenset({"cycles", "latency", "energy"})
 def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callable[[Bits], Score]) -> None:
     """Refuse limits that no point can keep, before any search.
 
-    A cost is least at the fewest bits or at the start, but a roofline where nodes may be float; a measure is
-    best at the start, which has the most bits that do not overflow.
+    A cost is least at the fewest bits or at the start, but a roofline where nodes may be float, and unless the fewest
+    bits do not go together: then a search finds how little it can be. A measure is best at the start, which has the
+    most bits that do not overflow.
 
     Raises:
         InfeasibleBits: which limit, and the nearest value that can be reached.
@@ -30,7 +32,9 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
     """
     if not goal.costs and not goal.limits:
         return
-    ends = [plan_cost(prepared.resolver(bits)) for bits in (prepared.space.narrowest(), start)]
+    least = prepared.space.narrowest()
+    fewest = fitting(prepared.resolver, least) or start
+    ends = [plan_cost(prepared.resolver(bits)) for bits in (fewest, start)]
     goal.check(ends[0])
     kinds = any(g.is_kind for g in prepared.space.groups.values())
     for limit in (x for x in goal.limits if x.is_cost):
@@ -43,7 +47,7 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
                     f"{limit.text!r} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
                     f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
                 )
-        elif limit.shortfall(nearest):
+        elif fewest == least and limit.shortfall(nearest):
             raise InfeasibleBits(
                 f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
                 f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"

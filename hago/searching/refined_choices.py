@@ -7,10 +7,11 @@ pass is the one that measures sensitivities, and gives those of the refined choi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
-from hago.cost_range import level
+from hago.fitting import Levels
 from hago.gradients import Gradients
 from hago.prepare import Prepared
 from hago.searching.guidance import make_guide
@@ -56,14 +57,12 @@ def _chosen(
     """
     thresholds: Thresholds = {}
     losses: dict[Edge, list[float]] = {}
-    groups = prepared.space.groups
-    for rung in range(_rungs(prepared)):
-        bits = level(prepared.space, rung)
-        plan = prepared.resolver(bits)
-        scales = WeightScales.of(prepared, plan, bits)
-        scales.weights = {e: w for e, w in scales.weights.items() if e in known and rung < len(groups[w.key].choices)}
+    levels = Levels(prepared.resolver)
+    for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
+        scales = WeightScales.of(prepared, shown.plan, shown.bits)
+        scales.weights = {e: w for e, w in scales.weights.items() if e in known and w.key in shown.keys}
         scales.take_probes(probes)
-        alone = scales.alone(plan)
+        alone = scales.alone(shown.plan)
         thresholds |= scales.thresholds(alone)
         for edge, loss in scales.losses(alone).items():
             losses.setdefault(edge, []).append(loss)
@@ -73,12 +72,7 @@ def _chosen(
 def _always_scaled(prepared: Prepared) -> set[Edge]:
     """The weights that have thresholds of their own at every number of their bits."""
     groups = of_constants(prepared)
-    found = {g.edges[0] for g in groups}
-    for rung in range(_rungs(prepared)):
-        plan = prepared.resolver(level(prepared.space, rung))
-        found -= {g.edges[0] for g in groups if rung < len(g.choices) and own_ends(plan, g) is None}
+    found, levels = {g.edges[0] for g in groups}, Levels(prepared.resolver)
+    for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
+        found -= {g.edges[0] for g in groups if g.key in shown.keys and own_ends(shown.plan, g) is None}
     return found
-
-
-def _rungs(prepared: Prepared) -> int:
-    return max((len(g.choices) for g in prepared.space.groups.values()), default=0)

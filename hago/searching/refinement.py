@@ -7,6 +7,7 @@ changes is kept only if the outputs, simulated on all samples, are better for it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,6 +20,7 @@ from hago.calibrate.collect import Calibration
 from hago.calibrate.mse import Mse
 from hago.calibrate.statistics import TensorStatistics
 from hago.costing import plan_cost
+from hago.fitting import fitting, refusing
 from hago.frontend.data import Batch
 from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull, thinned
 from hago.objective import Objective
@@ -101,9 +103,12 @@ def _picked(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[s
     space = Space({k: replace(g, choices=tuple(b for b in g.choices if b <= start[k])) for k, g in groups})
     if guide.limit is not None:
         solved = Knapsack(space, guide).solve(guide.limit)
-        picked = picked if solved is None else dict(solved.bits)
+        fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
+        picked = fits or picked
 
     def missed(bits: Bits) -> float:
+        if refusing(prepared.resolver, bits) is not None:
+            return math.inf
         figures = plan_cost(prepared.resolver(bits)).figures
         return sum(x.shortfall(float(figures[x.figure])) for x in limits)
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.cost_range import level
 from hago.debug.text import number, table, tail
 from hago.errors import HagoError
+from hago.fitting import Levels
 from hago.frontend.data import Batch
 from hago.gradients import (
     CHUNK,
@@ -156,7 +156,7 @@ class _Losses:
     def move(self, prepared: Prepared) -> None:
         """Go on with other thresholds."""
         self.prepared = prepared
-        self._plans: list[Plan] = []
+        self.levels = Levels(prepared.resolver)
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
         """What each choice of bits does to the constant on an edge; nothing where there is no choice."""
@@ -174,20 +174,14 @@ class _Losses:
         """What the constant on an edge is quantized to, choice by choice: a weight's grids do not need the Plans."""
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
-        plan = self.plan(0).nodes.get(node.name)
+        plan = self.levels.plan(0, group.key).nodes.get(node.name)
         base = None if plan is None else plan.operands[edge.slot]
         if form is None or form.weight is None or form.weight.slot != edge.slot or base is None:
-            return [self._qparams(self.plan(rung), group) for rung in range(len(group.choices))]
+            return [self._qparams(self.levels.plan(rung, group.key), group) for rung in range(len(group.choices))]
         alone: list[int | None] = [None] * len(node.inputs)
         alone[edge.slot] = group.choices[0]
         operands = Operands(resolver, node, form, alone, [None] * len(node.inputs))
         return [operands.quantized(edge.slot, bits, base.dtype) for bits in group.choices]
-
-    def plan(self, rung: int) -> Plan:
-        """Where every group has its rung-th choice, or its last."""
-        while len(self._plans) <= rung:
-            self._plans.append(self.prepared.resolver(level(self.prepared.space, len(self._plans))))
-        return self._plans[rung]
 
     def _held(self, group: Group, grid: QParams) -> Tensor:
         return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
@@ -214,7 +208,7 @@ class _Losses:
         return target
 
     def _loss(self, group: Group, rung: int, seen: Gradients) -> float:
-        grid = self._qparams(self.plan(rung), group)
+        grid = self._qparams(self.levels.plan(rung, group.key), group)
         node, _, slot = group.key.rpartition(":")
         edges = self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
         total = sum(spectrum_loss(seen.spectra[e], grid) for e in edges if e in seen.spectra)

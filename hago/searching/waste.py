@@ -11,39 +11,17 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from hago.graph import CONST, OUTPUT
-from hago.hardware import OpDesc
+from hago.fitting import classes, fitting, widest_fitting
+from hago.graph import CONST
 from hago.plan import Plan
 from hago.prepare import Prepared
 from hago.space import Group, Space
-from hago.topology import fitting_descs, weight_only_descs
 from hago.types import Edge
 
 #: Costs that count the bits of constants alone.
 OF_CONSTANTS: Final = frozenset({"weight_bytes", "effective_bits"})
 #: Costs that count the bits of all operands.
 OF_ALL: Final = frozenset({"bops"})
-
-
-def classes(prepared: Prepared, group: Group) -> list[tuple[int, ...]]:
-    """A group's choices, cut where they need another dtype."""
-    widths: set[int] = set()
-    for edge in group.edges:
-        if edge.dst != OUTPUT:
-            widths |= {d.in_dtype(edge.slot).bits for d in _descs(prepared, edge.dst)}
-    node, _, slot = group.key.rpartition(":")
-    if slot == "out":
-        widths |= {d.out_dtype.bits for d in _descs(prepared, node)}
-    found: dict[int, list[int]] = {}
-    for bits in group.choices:
-        found.setdefault(sum(w >= bits for w in widths), []).append(bits)
-    return [tuple(c) for c in found.values()]
-
-
-def _descs(prepared: Prepared, name: str) -> tuple[OpDesc, ...]:
-    """The signatures that a node may take as it is: in integers, or in float with its weight as integers."""
-    descs = fitting_descs if prepared.topology.nodes[name] else weight_only_descs
-    return descs(prepared.graph, prepared.graph[name], prepared.hardware, prepared.hardware.known_ops)
 
 
 def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
@@ -54,8 +32,18 @@ def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
     """
     if not costs:
         return prepared
-    plan = prepared.resolver(prepared.space.widest())
-    space = Space({key: _merged(prepared, plan, group, costs) for key, group in prepared.space.groups.items()})
+    resolver, groups = prepared.resolver, prepared.space.groups
+    most = widest_fitting(resolver)
+    plan = resolver(most)
+
+    def widest(group: Group) -> Plan:
+        """Where the group has its most bits."""
+        if most[group.key] == group.choices[0]:
+            return plan
+        point = fitting(resolver, {**most, group.key: group.choices[0]}, [group.key])
+        return plan if point is None else resolver(point)
+
+    space = Space({key: _merged(prepared, widest(group), group, costs) for key, group in groups.items()})
     return replace(prepared, space=space, resolver=prepared.resolver.within(space))
 
 
@@ -65,7 +53,7 @@ def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]
         return group
     if any(not plan.nodes[name].proved for name in _fed(plan, group)):
         return group
-    return replace(group, choices=tuple(c[0] for c in classes(prepared, group)))
+    return replace(group, choices=tuple(c[0] for c in classes(prepared.resolver, group)))
 
 
 def _fed(plan: Plan, group: Group) -> set[str]:

@@ -20,6 +20,7 @@ from hago.engine.executor import Executor
 from hago.engine.pack import Packs
 from hago.errors import DataError, InfeasibleBits
 from hago.execute import run_real
+from hago.fitting import fitting, widest_fitting
 from hago.frontend.data import Batches
 from hago.graph import Graph
 from hago.objective import OBJECTIVES, Objective, check_rows, quick_interval, wilson_interval
@@ -206,7 +207,7 @@ def thresholds_sha256(plan: Plan) -> str:
 
 
 def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
-    """The widest point whose accumulators hold what calibration saw, worked out without simulating.
+    """The widest point that fits and whose accumulators hold what calibration saw, worked out without simulating.
 
     The real peak of a node over its accumulator's scale is the peak in integers; while it does not
     fit, its widest operand gives up a bit.
@@ -216,7 +217,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
         margin: how much larger than that accumulators must be able to hold.
     """
     space, graph = resolver.space, resolver.graph
-    bits = space.widest()
+    bits = widest_fitting(resolver)
     while True:
         plan = resolver(bits)
         tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
@@ -232,6 +233,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
                 changed = True
         if not changed:
             return bits
+        bits = fitting(resolver, bits, fewer=True) or bits
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:

@@ -14,6 +14,7 @@ from test_cost import priced
 from hago import search_quantize_strategy
 from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
+from hago.fitting import classes
 from hago.graph import CONST
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import available_hardware, load_hardware
@@ -23,7 +24,7 @@ from hago.resolve import Resolver
 from hago.search.driver import SearchResult
 from hago.searching.guidance import make_guide
 from hago.searching.search import SearchOptions, find
-from hago.searching.waste import classes, tidied
+from hago.searching.waste import tidied
 from hago.space import Bits
 from hago.trials.goal import make_goal
 
@@ -105,7 +106,7 @@ def test_choices_are_cut_where_they_need_another_dtype() -> None:
     narrow, wide = OpDesc(["int4", "int4"], "int32", min_bits=2), OpDesc(["int8", "int8"], "int32", min_bits=2)
     prepared = prepare(b.graph(), Hardware({"linear": [narrow, wide]}), [seeded(8, 6)])
     group = prepared.space.groups["fc:0"]
-    assert classes(prepared, group) == [(8, 7, 6, 5), (4, 3, 2)]
+    assert classes(prepared.resolver, group) == [(8, 7, 6, 5), (4, 3, 2)]
     assert tidied(prepared, ["bytes_moved"]).space.groups["fc:0"].choices == (8, 4)
 
 

@@ -13,9 +13,9 @@ from products import whole
 from search.toys import timeless
 
 import hago
-from hago.cost_range import level
 from hago.costing import plan_cost
 from hago.errors import LogError
+from hago.fitting import level
 from hago.frontend.data import Batch
 from hago.gradients import divergence_pull, gradients, squared_error, squared_error_pull
 from hago.hardware import Hardware, OpDesc

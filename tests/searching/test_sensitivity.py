@@ -11,8 +11,8 @@ import torch
 from building import Builder, residual_block, seeded
 from torch import Tensor, nn
 
-from hago.cost_range import level
 from hago.errors import DataError, HagoError
+from hago.fitting import level
 from hago.frontend.data import Batch, Batches
 from hago.gradients import CHUNK, Spectrum, cross_entropy, divergence, gradients, squared_error
 from hago.hardware_file import available_hardware

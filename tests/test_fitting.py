@@ -1,0 +1,140 @@
+"""Which points fit, where not all bits go together: against every point there is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Final
+
+import fuzz_exactness
+import pytest
+from refusing_chips import DATA, behind, either, layers, signs
+
+from hago import quantize
+from hago.cost_range import cost_range
+from hago.errors import InfeasibleBits
+from hago.fitting import Levels, classes, fitting, level, may_refuse, refusing, supported, widest_fitting
+from hago.hardware import Hardware
+from hago.prepare import prepare
+from hago.resolve import Resolver
+from hago.space import Space, build_space
+from hago.topology import analyze
+
+CHIPS: Final = {chip.name: chip for chip in (either(), signs(), behind())}
+#: By chip, bits that are fixed, with what a chip must then do behind them.
+FIXED: Final = [
+    ("either", {}),
+    ("either", {"conv0.weight": 7}),
+    ("either", {"conv1:out": 12}),
+    ("signs", {}),
+    ("signs", {"conv0:out": 4}),
+    ("signs", {"conv2:out": 8}),
+    ("behind", {}),
+    ("behind", {"conv1:out": 8}),
+]
+cases = pytest.mark.parametrize(("name", "fixed"), FIXED, ids=str)
+
+
+def resolver_of(chip: Hardware, fixed: Mapping[str, int], whole: bool = True) -> Resolver:
+    """Of three layers; of the whole space, or of the choices that some point has."""
+    made = prepare(layers(3), chip, DATA, estimator="max_range", fix_bits=fixed)
+    if not whole:
+        return made.resolver
+    return made.resolver.within(build_space(made.graph, chip, made.topology, fixed))
+
+
+def every_kind(resolver: Resolver) -> list[dict[str, int]]:
+    """A point for all that differ in no dtype."""
+    groups = resolver.space.groups
+    listed = itertools.product(*([c[0] for c in classes(resolver, g)] for g in groups.values()))
+    return [dict(zip(groups, choices, strict=True)) for choices in listed]
+
+
+@cases
+def test_what_is_supported_is_what_some_point_has(name: str, fixed: Mapping[str, int]) -> None:
+    resolver = resolver_of(CHIPS[name], fixed)
+    fits = [point for point in every_kind(resolver) if refusing(resolver, point) is None]
+    found = supported(resolver)
+    for key, group in resolver.space.groups.items():
+        kept = {b for c in classes(resolver, group) if any(point[key] == c[0] for point in fits) for b in c}
+        assert set(found.groups[key].choices) == kept, key
+
+
+@cases
+def test_the_most_bits_that_fit_have_none_above_them(name: str, fixed: Mapping[str, int]) -> None:
+    resolver = resolver_of(CHIPS[name], fixed)
+    most = widest_fitting(resolver)
+    assert refusing(resolver, most) is None
+    above = (p for p in every_kind(resolver) if p != most and all(p[k] >= b for k, b in most.items()))
+    assert all(refusing(resolver, point) for point in above)
+
+
+@cases
+def test_groups_that_are_held_keep_their_bits(name: str, fixed: Mapping[str, int]) -> None:
+    """And nothing is found only where there is nothing."""
+    resolver = resolver_of(CHIPS[name], fixed)
+    every, rng = every_kind(resolver), random.Random(0)
+    fits = [point for point in every if refusing(resolver, point) is None]
+    for point in rng.sample(every, min(40, len(every))):
+        held = rng.sample(list(point), 2)
+        found = fitting(resolver, point, held)
+        there = any(all(other[k] == point[k] for k in held) for other in fits)
+        assert (found is not None) == there
+        if found is not None:
+            assert refusing(resolver, found) is None and all(found[k] == point[k] for k in held)
+
+
+@cases
+def test_every_choice_is_shown(name: str, fixed: Mapping[str, int]) -> None:
+    resolver = resolver_of(CHIPS[name], fixed, whole=False)
+    levels = Levels(resolver)
+    for key, group in resolver.space.groups.items():
+        for rung, bits in enumerate(group.choices):
+            (shown,) = (s for s in levels.of(rung) if key in s.keys)
+            assert shown.bits[key] == bits and refusing(resolver, shown.bits) is None
+            assert levels.plan(rung, key) is shown.plan
+            assert shown.plan.key == resolver(shown.bits).key
+
+
+def test_one_point_shows_a_level_where_all_goes_together() -> None:
+    resolver = prepare(layers(2), "x86_vnni", DATA, estimator="max_range").resolver
+    levels = Levels(resolver)
+    for rung in range(levels.count):
+        assert [dict(shown.bits) for shown in levels.of(rung)] == [level(resolver.space, rung)]
+    assert supported(resolver) is resolver.space
+
+
+def test_bits_that_nothing_fits_are_refused_before_a_search() -> None:
+    with pytest.raises(InfeasibleBits, match=r"fit every node of signs.*'conv1'.*fix_bits"):
+        prepare(layers(3), signs(), DATA, fix_bits={"conv0:out": 3, "conv2:out": 8})
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
+def test_one_shot_quantization_and_costs_need_no_luck(chip: Hardware) -> None:
+    quantizer = quantize(layers(3), chip, DATA)
+    assert refusing(resolver_of(chip, {}), quantizer.strategy.bits) is None
+    graph = layers(3)
+    topology = analyze(graph, chip)
+    found = cost_range(graph, chip, topology, build_space(graph, chip, topology))
+    assert found.narrowest["weight_bytes"] < found.widest["weight_bytes"]
+
+
+# ---------------------------------------------------------------- any chip
+def test_chips_that_may_refuse_nothing_do_not() -> None:
+    """On random networks and hardware; and the three chips, which do, are told."""
+    for chip in CHIPS.values():
+        assert may_refuse(resolver_of(chip, {}))
+    asked = 0
+    for seed in range(24):
+        rng = random.Random(seed)
+        resolver = fuzz_exactness._prepared(seed, rng, fuzz_exactness.Counts()).resolver
+        if not may_refuse(resolver):
+            asked += 1
+            for point in (_random(resolver.space, rng) for _ in range(6)):
+                assert refusing(resolver, point) is None
+    assert asked > 12
+
+
+def _random(space: Space, rng: random.Random) -> dict[str, int]:
+    return {k: rng.choice(g.choices) for k, g in space.groups.items()}
