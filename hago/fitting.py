@@ -1,151 +1,27 @@
 """Fitting: points that fit the hardware, where not all bits go together.
 
 A chip may take 16 bits by 4 and 8 by 8, and not 16 by 8; one that reads 4 bits may give 4 only. Each choice of a group
-then needs some of another's. What does fit is asked of the Resolver, which alone decides; on hardware of which some
-signature of every node takes all bits, nothing is asked.
+then needs some of another's. What does fit is asked of the Resolver, which alone decides.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from hago.errors import InfeasibleBits
-from hago.graph import CONST, OUTPUT, Node
-from hago.hardware import OpDesc
-from hago.ops._integer import IntegerForm
-from hago.plan import Plan
 from hago.resolve import Resolver
-from hago.space import Bits, Group, Space
-from hago.topology import fitting_descs, weight_only_descs
-from hago.types import DType, Edge
+from hago.signatures import classes, descs_at, groups_at, most_bits
+from hago.space import Bits
 
 #: Points that are tried for one that fits, for every group.
 TRIES: Final = 16
 #: What a bit more than asked weighs beside the loss that bits fewer are expected to cause.
 _MORE: Final = 1e-12
-#: Mixtures of dtypes that a node may be given, of which each is looked at.
-_MIXED: Final = 256
 
 
-# ---------------------------------------------------------------- what a node reads
-def feeding(resolver: Resolver, edge: Edge) -> str | None:
-    """The group whose bits arrive on an edge, past nodes that hand values on; None where there is none."""
-    graph = resolver.graph
-    while True:
-        key = resolver.group_of.get(edge)
-        if key is not None:
-            return key
-        source = graph[graph.source(edge)]
-        if f"{source.name}:out" in resolver.space.groups:
-            return f"{source.name}:out"
-        if source.op == CONST or not source.inputs or not resolver.topology.nodes[source.name]:
-            return None
-        edge = source.edges[0]
-
-
-def groups_at(resolver: Resolver, name: str) -> list[str]:
-    """The groups that decide in which dtypes a node reads and writes."""
-    if name == OUTPUT:
-        return []
-    node, topology = resolver.graph[name], resolver.topology
-    if not topology.nodes[name]:
-        return [str(e) for e in node.edges if topology.edges[e]]
-    own = f"{name}:out"
-    keys = [feeding(resolver, e) for e in node.edges]
-    return list(dict.fromkeys([*(k for k in keys if k), *([own] if own in resolver.space.groups else [])]))
-
-
-def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
-    """How many bits a signature of an integer node can take at most, for each of the groups at it."""
-    node, most = resolver.graph[name], dict[str, int]()
-    form = resolver.ops[node.op].integer
-    for edge in node.edges:
-        key = feeding(resolver, edge)
-        if key is not None and (key == str(edge) or form is None or form.slot(edge.slot) in ("own", "follow")):
-            most[key] = min(most.get(key, desc.in_dtype(edge.slot).bits), desc.in_dtype(edge.slot).bits)
-    own = f"{name}:out"
-    if own in resolver.space.groups and desc.fixed_out is None:
-        most[own] = min(most.get(own, desc.out_dtype.bits), desc.out_dtype.bits)
-    return most
-
-
-def descs_at(resolver: Resolver, name: str) -> tuple[OpDesc, ...]:
-    """The signatures that a node may take as it is: in integers, or in float with its weight as integers."""
-    descs = fitting_descs if resolver.topology.nodes[name] else weight_only_descs
-    return descs(resolver.graph, resolver.graph[name], resolver.hardware, resolver.ops)
-
-
-def classes(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
-    """A group's choices, cut where they need another dtype."""
-    widths: set[int] = set()
-    for edge in group.edges:
-        if edge.dst != OUTPUT:
-            widths |= {d.in_dtype(edge.slot).bits for d in descs_at(resolver, edge.dst)}
-    node, _, slot = group.key.rpartition(":")
-    if slot == "out":
-        widths |= {d.out_dtype.bits for d in descs_at(resolver, node)}
-    found: dict[int, list[int]] = {}
-    for bits in group.choices:
-        found.setdefault(sum(w >= bits for w in widths), []).append(bits)
-    return [tuple(c) for c in found.values()]
-
-
-# ---------------------------------------------------------------- whether anything can be refused
-def may_refuse(resolver: Resolver) -> bool:
-    """Whether some point may fit no signature. It is judged by signatures alone, so there may be none where it says so;
-    where it says no there is none."""
-    return any(not _takes_all(resolver, node) for node in resolver.graph if resolver.topology.nodes[node.name])
-
-
-def _takes_all(resolver: Resolver, node: Node) -> bool:
-    """Whether whatever an integer node may be given is held by some signature that takes all bits."""
-    form = resolver.ops[node.op].integer
-    assert form is not None
-    wide = [d for d in descs_at(resolver, node.name) if _takes_all_bits(resolver, node, d)]
-    given = _given(resolver, node, form)
-    if math.prod(map(len, given.values())) > _MIXED:
-        return False
-    mixtures = (dict(zip(given, dtypes, strict=True)) for dtypes in itertools.product(*given.values()))
-    return all(any(_takes(d, form, mixture) for d in wide) for mixture in mixtures)
-
-
-def _takes(desc: OpDesc, form: IntegerForm, given: Mapping[int, DType]) -> bool:
-    """Whether a signature takes operands in these dtypes, by slot; see `Operands.holds`."""
-    for slot, dtype in given.items():
-        own = desc.in_dtype(slot)
-        if form.slot(slot) == "common":
-            if desc.requantize_at == "edge" and own.bits != dtype.bits:
-                return False
-        elif not (own.min <= dtype.min and dtype.max <= own.max):
-            return False
-    return True
-
-
-def _takes_all_bits(resolver: Resolver, node: Node, desc: OpDesc) -> bool:
-    groups = resolver.space.groups
-    own = [(groups[str(e)], desc.in_dtype(e.slot)) for e in node.edges if str(e) in groups]
-    if desc.fixed_out is None and f"{node.name}:out" in groups:
-        own.append((groups[f"{node.name}:out"], desc.out_dtype))
-    return all(group.choices[0] <= dtype.bits for group, dtype in own)
-
-
-def _given(resolver: Resolver, node: Node, form: IntegerForm) -> dict[int, set[DType]]:
-    """By slot, the dtypes in which integers without bits of their own may come."""
-    found = {}
-    for edge in node.edges:
-        source = resolver.graph.source(edge)
-        alone = str(edge) not in resolver.space.groups and form.slot(edge.slot) not in ("bias", "plain")
-        if alone and resolver.topology.nodes.get(source):
-            found[edge.slot] = {d.out_dtype for d in descs_at(resolver, source)}
-    return found
-
-
-# ---------------------------------------------------------------- the nearest point that fits
 def fitting(
     resolver: Resolver, bits: Bits, held: Collection[str] = (), *, fewer: bool = False
 ) -> dict[str, int] | None:
@@ -261,95 +137,3 @@ def widest_fitting(resolver: Resolver) -> dict[str, int]:
             "dtypes the signatures of neighbours have in common"
         )
     return found
-
-
-# ---------------------------------------------------------------- every choice in a point that fits
-def level(space: Space, rung: int) -> dict[str, int]:
-    """Every group at its `rung`-th choice, or at its last where it has fewer; all nodes integer."""
-    return {key: g.choices[0 if g.is_kind else min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A point that fits.
-
-    Args:
-        keys: the groups that are to be looked at in it: each has one of its choices in some point.
-    """
-
-    bits: Bits
-    plan: Plan
-    keys: frozenset[str]
-
-
-class Levels:
-    """Points that have every group at its `rung`-th choice: one for each rung, and more where these bits do not go
-    together."""
-
-    def __init__(self, resolver: Resolver) -> None:
-        self.resolver = resolver
-        self._found: list[list[Shown]] = []
-
-    @property
-    def count(self) -> int:
-        """Rungs of the group with the most choices."""
-        return max((len(g.choices) for g in self.resolver.space.groups.values()), default=0)
-
-    def of(self, rung: int) -> list[Shown]:
-        """The points of a rung. A group is in none of them where no point fits that has its choice."""
-        while len(self._found) <= rung:
-            self._found.append(self._points(len(self._found)))
-        return self._found[rung]
-
-    def plan(self, rung: int, key: str) -> Plan:
-        """The Plan to look at a group in.
-
-        Raises:
-            InfeasibleBits: no point that fits has its choice.
-        """
-        for shown in self.of(rung):
-            if key in shown.keys:
-                return shown.plan
-        bits = level(self.resolver.space, rung)[key]
-        raise InfeasibleBits(f"{bits} bits for edge {key!r} fit no signature, whatever the others have")
-
-    def _points(self, rung: int) -> list[Shown]:
-        groups, wanted, found = self.resolver.space.groups, level(self.resolver.space, rung), list[Shown]()
-        left = [k for k, g in groups.items() if rung < len(g.choices) and not g.is_kind]
-
-        def look(held: Collection[str]) -> None:
-            nonlocal left
-            point = fitting(self.resolver, wanted, held)
-            if point is not None:
-                keys = frozenset(k for k in left if point[k] == wanted[k])
-                found.append(Shown(point, self.resolver(point), keys))
-                left = [k for k in left if k not in keys]
-
-        look(())
-        if left:
-            look(left)
-        while left:
-            key = left[0]
-            look([key])
-            left = [k for k in left if k != key]
-        return found
-
-
-def supported(resolver: Resolver) -> Space:
-    """The space without choices that no point has that fits.
-
-    Raises:
-        InfeasibleBits: no point fits.
-    """
-    space = resolver.space
-    if not may_refuse(resolver):
-        return space
-    widest_fitting(resolver)
-    levels = Levels(resolver)
-    kept: dict[str, dict[int, None]] = {key: {} for key in space.groups}
-    for rung in range(levels.count):
-        for shown in levels.of(rung):
-            for key in shown.keys:
-                kept[key][shown.bits[key]] = None
-    groups = {k: g if g.is_kind else replace(g, choices=tuple(kept[k])) for k, g in space.groups.items()}
-    return space if groups == space.groups else Space(groups)

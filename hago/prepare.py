@@ -18,13 +18,13 @@ from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
-from hago.fitting import supported
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import check_hardware, load_hardware
+from hago.levels import supported
 from hago.nesting import check_nesting
 from hago.ops import OPS, Ops
 from hago.plan import Plan

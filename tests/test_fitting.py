@@ -14,10 +14,12 @@ from refusing_chips import DATA, behind, either, layers, signs
 from hago import quantize
 from hago.cost_range import cost_range
 from hago.errors import InfeasibleBits
-from hago.fitting import Levels, classes, fitting, level, may_refuse, refusing, supported, widest_fitting
+from hago.fitting import fitting, refusing, widest_fitting
 from hago.hardware import Hardware
+from hago.levels import Levels, level, supported
 from hago.prepare import prepare
 from hago.resolve import Resolver
+from hago.signatures import classes, may_refuse
 from hago.space import Space, build_space
 from hago.topology import analyze
 

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "hardware_table arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
         "strategy bounds pairs plan plan_check stored_values graph_document plan_document stored node_builder operands "
-        "weight_only resolve space fitting",
+        "weight_only resolve space signatures fitting levels",
         "fusion compiling peaks simulator realization engine exactness calibrate objective cost costing cost_range "
         "gradients",
         "search debug export qat",

@@ -16,11 +16,13 @@ from typing import Final
 
 from hago.cost import EdgeCost, NodeCost
 from hago.costing import plan_cost
-from hago.fitting import Levels, classes, feeding, fitting, groups_at, may_refuse, widest_fitting
+from hago.fitting import fitting, widest_fitting
+from hago.levels import Levels
 from hago.prepare import Prepared
 from hago.search.guide import Guide, Held, Term
 from hago.search.searcher import Score
 from hago.searching.sensitivity import Sensitivity, measure_sensitivity
+from hago.signatures import classes, feeding, groups_at, may_refuse
 from hago.space import FLOAT, INTEGER, Bits, kind_key
 from hago.trials.goal import Goal
 from hago.types import Edge

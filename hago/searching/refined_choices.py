@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
-from hago.fitting import Levels
 from hago.gradients import Gradients
+from hago.levels import Levels
 from hago.prepare import Prepared
 from hago.searching.guidance import make_guide
 from hago.searching.refinement import CHUNK, PASS, Refined, weighted, with_refined, with_statistics

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hago.debug.text import number, table, tail
 from hago.errors import HagoError
-from hago.fitting import Levels
 from hago.frontend.data import Batch
 from hago.gradients import (
     CHUNK,
@@ -33,6 +32,7 @@ from hago.gradients import (
     squared_error,
 )
 from hago.json_text import canonical, replace_file
+from hago.levels import Levels
 from hago.lru import LRU
 from hago.objective import Objective, decibels
 from hago.operands import Operands

@@ -11,10 +11,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from hago.fitting import classes, fitting, widest_fitting
+from hago.fitting import fitting, widest_fitting
 from hago.graph import CONST
 from hago.plan import Plan
 from hago.prepare import Prepared
+from hago.signatures import classes
 from hago.space import Group, Space
 from hago.types import Edge
 

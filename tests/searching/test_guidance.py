@@ -14,7 +14,6 @@ from test_cost import priced
 from hago import search_quantize_strategy
 from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
-from hago.fitting import classes
 from hago.graph import CONST
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import available_hardware, load_hardware
@@ -25,6 +24,7 @@ from hago.search.driver import SearchResult
 from hago.searching.guidance import make_guide
 from hago.searching.search import SearchOptions, find
 from hago.searching.waste import tidied
+from hago.signatures import classes
 from hago.space import Bits
 from hago.trials.goal import make_goal
 

@@ -15,11 +15,11 @@ from search.toys import timeless
 import hago
 from hago.costing import plan_cost
 from hago.errors import LogError
-from hago.fitting import level
 from hago.frontend.data import Batch
 from hago.gradients import divergence_pull, gradients, squared_error, squared_error_pull
 from hago.hardware import Hardware, OpDesc
 from hago.hardware_file import available_hardware
+from hago.levels import level
 from hago.numerics import quantize
 from hago.prepare import Prepared, prepare
 from hago.searching import weight_scales

@@ -12,10 +12,10 @@ from building import Builder, residual_block, seeded
 from torch import Tensor, nn
 
 from hago.errors import DataError, HagoError
-from hago.fitting import level
 from hago.frontend.data import Batch, Batches
 from hago.gradients import CHUNK, Spectrum, cross_entropy, divergence, gradients, squared_error
 from hago.hardware_file import available_hardware
+from hago.levels import level
 from hago.objective import objective
 from hago.prepare import Prepared, prepare
 from hago.searching.sensitivity import Sensitivity, measure_sensitivity, spectrum_loss
