@@ -23,7 +23,7 @@ from hago.plan import NodePlan, Plan
 #: What a kernel reads on an edge: the producer's own value, or what the edge requantizes it to.
 Takes = Literal["own", "moved"]
 Sums = Literal["conv", "matmul", "multiply", "sum_pool", "reduce"]
-Passes = Literal["add", "spread_add", "clamp", "max_pool", "table", "pair_table", "pad", "move"]
+Passes = Literal["add", "spread_add", "landed_sum", "clamp", "max_pool", "table", "pair_table", "pad", "move"]
 Kind = Sums | Passes | Literal["reference", "float"]
 #: Ops that make an entry of one entry of each operand.
 _BY_ENTRY: Final = frozenset({"add", "sub", "mul"})
@@ -44,11 +44,12 @@ class Choice:
     geometry: Geometry | None = None
 
 
-def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool = False) -> Choice:
+def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool = False, words: bool = False) -> Choice:
     """The kernel of a node.
 
     Args:
         conv, passes, products: which of the native kernels may be used.
+        words: whether convolutions may read values of 16 bits.
     """
     made = plan.nodes.get(node.name)
     if made is None:
@@ -62,13 +63,15 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
         try_, found = None, "computes, or goes to the output's scale, in a way of its own"
     if try_ is not None:
         found = "no native kernels here"
-        sums = conv if try_ in (_conv, _linear, _matmul, _affine) else passes
+        sums = (words if _reads_words(made) else conv) if try_ in (_conv, _linear, _matmul, _affine) else passes
         if try_ in (_mover, _pad) or (products if try_ is _multiply else sums):
             found = try_(plan, node, made)
     if isinstance(found, str) and products and made.table is None and try_ in (_linear, _matmul):
         found = _words(plan, node, made)
     if isinstance(found, str) and passes and node.op in _BY_ENTRY:
         found = _pair_table(made) or found
+    if isinstance(found, str) and passes and made.desc.form == "tflite" and node.op in ("add", "sub"):
+        found = _landed_sum(plan, node, made)
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
 
@@ -79,17 +82,24 @@ Chooser = Callable[[Plan, Node, NodePlan], "Choice | str"]
 def _macs(node: Node, made: NodePlan, geometry: Geometry | str) -> Choice | str:
     if isinstance(geometry, str):
         return geometry
-    x = made.operands[0]
-    if x is None or stored_type(x) not in (0, 1):
+    x, words = made.operands[0], _reads_words(made)
+    if x is None or stored_type(x) not in (0, 1, 2):
         return f"activations of {x and x.dtype}"
-    if made.consts[1].dtype != torch.int8:
-        return "weights that int8 does not hold, centered"
+    if words and int(x.zero_point):
+        return "activations of 16 bits with a zero point"
+    if made.consts[1].dtype not in ((torch.int8, torch.int16) if words else (torch.int8,)):
+        return f"weights that int{16 if words else 8} does not hold, centered"
     if 2 in made.consts and int(made.consts[2].abs().max()) >= 2**31:
         return "a bias beyond int32"
     if len(node.inputs) > 2 and 2 not in made.consts:
         return "a bias that is no constant"
     register = register_of(made)
-    return register if isinstance(register, str) else Choice("conv", "u8 x s8 products in int32", "moved", geometry)
+    why = f"{'s16 x s16' if words else 'u8 x s8'} products in int32"
+    return register if isinstance(register, str) else Choice("conv", why, "moved", geometry)
+
+
+def _reads_words(made: NodePlan) -> bool:
+    return made.operands[0] is not None and stored_type(made.operands[0]) == 2
 
 
 def _conv(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
@@ -236,6 +246,19 @@ def _pair_table(made: NodePlan) -> Choice | None:
     if len(values) == 3 and all(q is not None and stored_type(q) in (0, 1) and q.scale.numel() == 1 for q in values):
         return Choice("pair_table", "an entry for every pair of bytes")
     return None
+
+
+def _landed_sum(plan: Plan, node: Node, made: NodePlan) -> Choice | str:
+    """TFLite's, of values that tables have no entries for."""
+    shapes = [plan.graph[n].shape for n in node.inputs]
+    register = register_of(made)
+    if isinstance(register, str):
+        return register
+    if any(q is None or stored_type(q) is None or q.dtype.bits > 16 for q in (*made.operands, made.out)):
+        return "values of more than 16 bits"
+    if not made.proved or not any(s not in made.consts and shapes[s] == node.shape for s in (0, 1)):
+        return "no operand has the shape of the result"
+    return Choice("landed_sum", "three multipliers")
 
 
 def _mover(plan: Plan, node: Node, made: NodePlan) -> Choice | str:

@@ -15,13 +15,14 @@ from hago.engine.calls import ConvCall, ConvPoolCall, PoolCall, ReduceCall, Rows
 from hago.engine.chains import Chains
 from hago.engine.choice import Choice, axis_of, is_flat
 from hago.engine.kernels import Kernels
-from hago.engine.moves import AS_IS, SLACK, period, stored_type
+from hago.engine.moves import AS_IS, SLACK, Moved, landed_moves, period, stored_type
 from hago.engine.onednn_call import onednn_call
 from hago.engine.pack import LEAST_TILED, Packs
 from hago.engine.products import MatmulCall, MultiplyCall, PairTableCall, Place, pair_table
-from hago.engine.tail import Added, Tail, register_of, sum_of
+from hago.engine.tail import Added, Stored, Tail, register_of, sum_of
 from hago.engine.wants import Wants
 from hago.graph import Node
+from hago.numerics import clip_range
 from hago.plan import NodePlan, Plan
 from hago.realization import store
 from hago.types import QParams
@@ -68,16 +69,18 @@ def _conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     tail = owner.chains.after(node, g.out_channels)
     if tail is None:
         return _NO_FORM
-    tiles = owner.kernels.tiles.exact and g.window >= LEAST_TILED
-    packed = owner.packs(made.consts[1], g, tiles, node.op == "matmul")
-    zero, signed = int(x.zero_point), x.dtype.torch == torch.int8
-    offset = packed.offsets(made.consts.get(2), zero + 128 * signed, g.groups)
-    zeros = torch.full((g.channels + SLACK,), zero % 256, dtype=torch.uint8)
-    template = native.conv_of(g, packed, signed, offset, zeros)
+    values, zero = stored_type(x), int(x.zero_point)
+    assert values is not None
+    words = values == native.TYPES["int16"]
+    tiles = owner.kernels.tiles.exact and g.window >= LEAST_TILED and not words
+    packed = owner.packs(made.consts[1], g, tiles, node.op == "matmul", words)
+    offset = packed.offsets(made.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
+    zeros = torch.full((g.channels * (1 + words) + SLACK,), zero % 256, dtype=torch.uint8)
+    template = native.conv_of(g, packed, values, offset, zeros)
     flat = is_flat(node)
     pooled = owner.chains.pooled(tail) if node.op == "conv2d" and not g.pointwise else None
     call = ConvCall(owner.kernels.calls, template, g, tail.build(), (packed.weight, offset, zeros), flat)
-    kernel = "native conv on tiles" if packed.steps else "native conv"
+    kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
     if pooled is None:
         return _with_tail(kernel, tail, name, call)
     end, after = pooled
@@ -169,18 +172,47 @@ def _add(owner: Owner, node: Node, choice: Choice) -> Call | str:
 
 
 def _spread_add(owner: Owner, node: Node, choice: Choice) -> Call | str:
-    made, names = owner.plan.nodes[node.name], owner.wants.names
-    shapes = [owner.plan.graph[n].shape for n in node.inputs]
-    slot = next(s for s in (0, 1) if s not in made.consts and shapes[s] == node.shape)
-    x, other, const = made.operands[slot], made.operands[1 - slot], _stored_const(made, 1 - slot)
-    register = register_of(made)
-    assert x is not None and other is not None and not isinstance(register, str)
-    added = names[node.edges[1 - slot]]
-    tail = Tail(1, [node.name], added=Added(added, other, AS_IS, AS_IS, sum_of(node.op, slot), register))
-    if not owner.chains.finish(tail, node):
-        return _NO_FORM
-    call = RowsCall(owner.kernels.calls, tail.build(), _place(x), None, period(1), const)
-    inputs = (names[node.edges[slot]], *((added,) if const is None else ()))
+    register = register_of(owner.plan.nodes[node.name])
+    assert not isinstance(register, str)
+    slot = _whole_slot(owner, node)
+    tail = Tail(1, [node.name], added=_added(owner, node, slot, (AS_IS, AS_IS), register))
+    return _sum_of_two(owner, node, slot, tail) if owner.chains.finish(tail, node) else _NO_FORM
+
+
+def _landed_sum(owner: Owner, node: Node, choice: Choice) -> Call | str:
+    """TFLite's: both operands go to one scale, each with a multiplier, and the sum to the output's with a third."""
+    made = owner.plan.nodes[node.name]
+    low, high = clip_range(made.out)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return "zero points per channel"
+    moves = landed_moves(made.attrs, (low, high))
+    if isinstance(moves, str):
+        return moves
+    out, *into = moves
+    slot = _whole_slot(owner, node)
+    added = _added(owner, node, slot, (into[slot], into[1 - slot]), native.Register())
+    return _sum_of_two(owner, node, slot, Tail(1, [node.name], added=added, stored=[Stored(node.name, out, made.out)]))
+
+
+def _whole_slot(owner: Owner, node: Node) -> int:
+    """Of the operands of a sum, one that is no constant and has the shape of the result."""
+    made, shapes = owner.plan.nodes[node.name], [owner.plan.graph[n].shape for n in node.inputs]
+    return next(s for s in (0, 1) if s not in made.consts and shapes[s] == node.shape)
+
+
+def _added(owner: Owner, node: Node, slot: int, moves: tuple[Moved, Moved], register: native.Register) -> Added:
+    """The operand beside that in `slot`; `moves` of both, that one's first."""
+    other = owner.plan.nodes[node.name].operands[1 - slot]
+    assert other is not None
+    return Added(owner.wants.names[node.edges[1 - slot]], other, *moves, sum_of(node.op, slot), register)
+
+
+def _sum_of_two(owner: Owner, node: Node, slot: int, tail: Tail) -> Call:
+    """A pass over the operand in `slot` and the one beside it, whatever shape that has."""
+    made, const = owner.plan.nodes[node.name], _stored_const(owner.plan.nodes[node.name], 1 - slot)
+    assert tail.added is not None
+    call = RowsCall(owner.kernels.calls, tail.build(), _place(made.operands[slot]), None, period(1), const)
+    inputs = (owner.wants.names[node.edges[slot]], *((tail.added.name,) if const is None else ()))
     return Call(tuple(dict.fromkeys(tail.nodes)), "native add", inputs, tuple(s.name for s in tail.stored), call)
 
 
@@ -288,6 +320,7 @@ EMIT: Final[Mapping[str, Emitter]] = {
     "multiply": _multiply,
     "add": _add,
     "spread_add": _spread_add,
+    "landed_sum": _landed_sum,
     "clamp": _clamp,
     "max_pool": _max_pool,
     "sum_pool": _sum_pool,

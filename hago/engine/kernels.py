@@ -55,6 +55,7 @@ class Kernels:
         calls: the library of our own, or None.
         passes, conv: its passes over whole values, and its convolution.
         tiles: that convolution on matrix tiles.
+        words: that convolution of values of 16 bits.
         onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
         fused: the same with requantization by powers of two.
         products: products of two values, entry by entry and of matrices, of our own.
@@ -64,6 +65,7 @@ class Kernels:
     passes: Verdict
     conv: Verdict
     tiles: Verdict
+    words: Verdict
     onednn: Verdict
     fused: Verdict
     products: Verdict
@@ -71,13 +73,14 @@ class Kernels:
     def __str__(self) -> str:
         named = (
             *(("native passes", self.passes), ("native products", self.products), ("native convolution", self.conv)),
-            *(("on matrix tiles", self.tiles), ("oneDNN", self.onednn), ("fused", self.fused)),
+            *(("on matrix tiles", self.tiles), ("of words", self.words)),
+            *(("oneDNN", self.onednn), ("fused", self.fused)),
         )
         said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
         return "; ".join(said)
 
 
-NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 6)
+NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 7)
 
 
 @functools.cache
@@ -96,10 +99,11 @@ def kernels() -> Kernels:
         tiles = Verdict(False, "the processor has no AMX")
         if library.has_tiles:
             tiles = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, True))
+    words = check_words(library.calls) if conv.exact else conv
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
-    return Kernels(library.calls if passes.exact else None, passes, conv, tiles, onednn, fused, products)
+    return Kernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
 
 
 # ---------------------------------------------------------------- trials
@@ -117,9 +121,23 @@ def check_sums(sums_of: SumsOf) -> Verdict:
     return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
 
 
+def check_words(calls: Any) -> Verdict:
+    """Extreme and random values of 16 bits by weights of as many, against exact sums modulo 2**32."""
+    generator = torch.Generator().manual_seed(0)
+    wrong = total = 0
+    for channels, out, groups, size in WINDOWS:
+        x = _extreme((2, channels, 5, 4), torch.int16, generator)
+        w = _extreme((out, channels // groups, size, size), torch.int16, generator)
+        exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups).to(torch.int64)
+        found = _sums(calls, x, w, groups, native.TYPES["int16"], False, 0)
+        wrong += int((found != exact.to(torch.int32)).sum())
+        total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
+
+
 def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
     generator = torch.Generator().manual_seed(0)
-    for channels, out, groups, size in ((64, 80, 1, 1), (12, 20, 1, 3), (80, 80, 80, 3), (12, 8, 2, 3)):
+    for channels, out, groups, size in WINDOWS:
         shape = (2, channels, 5, 4)
         kernel = (out, channels // groups, size, size)
         ends = torch.randint(0, 2, shape, generator=generator) * 255
@@ -172,6 +190,8 @@ def check_products(calls: Any) -> Verdict:
     return Verdict(not wrong, f"{wrong} of {total} products of extreme operands are wrong")
 
 
+#: Channels, output channels, groups and width of windows: dense, in rows, depthwise, grouped.
+WINDOWS: Final = ((64, 80, 1, 1), (12, 20, 1, 3), (80, 80, 80, 3), (12, 8, 2, 3), (3, 5, 1, 3))
 #: Shapes of operands: of products entry by entry, then of matrices.
 PRODUCTS: Final = (
     *(((2, 40, 3, 5), (2, 40, 1, 1)), ((700,), (700,))),
@@ -232,15 +252,19 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
 
 def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
     """The sums of our own convolution, of bytes and of the same read as int8 less 128."""
+    unsigned = _sums(calls, x, w, groups, native.TYPES["uint8"], tiles, 0)
+    signed = _sums(calls, (x ^ 128).view(torch.int8), w, groups, native.TYPES["int8"], tiles, -128)
+    return torch.where(unsigned == signed, unsigned, torch.iinfo(torch.int32).max)
+
+
+def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, values: int, tiles: bool, zero: int) -> Tensor:
+    """The sums of values, of this type, less their zero point."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     packed = pack(w, geometry, tiles)
     tail = Tail(int(out), [], stored=[Stored("", AS_IS, _SUMS)]).build()
-    found: list[Tensor] = []
-    for signed in (False, True):
-        offset = packed.offsets(None, 128 * signed, groups) + packed.offsets(None, -128 * signed, groups)
-        zeros = torch.zeros(geometry.channels + SLACK, dtype=torch.uint8)
-        template = native.conv_of(geometry, packed, signed, offset, zeros)
-        call = ConvCall(calls, template, geometry, tail, (packed.weight, offset, zeros), False)
-        found += call([(x ^ 128).view(torch.int8) if signed else x])
-    return torch.where(found[0] == found[1], found[0], torch.iinfo(torch.int32).max)
+    offset = packed.offsets(None, zero + 128 * (values == native.TYPES["int8"]), groups)
+    zeros = torch.zeros(geometry.channels * w.element_size() + SLACK, dtype=torch.uint8)
+    template = native.conv_of(geometry, packed, values, offset, zeros)
+    (made,) = ConvCall(calls, template, geometry, tail, (packed.weight, offset, zeros), False)([x])
+    return made

@@ -51,9 +51,9 @@ class Lowering:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
         self.packs, self.kernels = packs, kernels
         sums, passes = kernels.conv.exact or kernels.onednn.exact, kernels.calls is not None
-        products = passes and kernels.products.exact
+        products, words = passes and kernels.products.exact, kernels.conv.exact and kernels.words.exact
         self.choices: dict[str, Choice] = {
-            n.name: choose(self.plan, n, conv=sums, passes=passes, products=products)
+            n.name: choose(self.plan, n, conv=sums, passes=passes, products=products, words=words)
             for n in self.graph
             if n.op not in (INPUT, CONST) and n.name not in wiring.skipped
         }

@@ -5,6 +5,7 @@ A Move holds pointers, so whoever holds a Move holds the tensors that it points 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ctypes import addressof
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -136,6 +137,25 @@ def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: t
     return Moved(move, (multiplier, shift))
 
 
+def landed_moves(attrs: Mapping[str, Any], clip: tuple[int, int]) -> tuple[Moved, Moved, Moved] | str:
+    """The Moves of TFLite's sums (`ops._tflite.tflite_sum`), or why there are none: of the sum to the output, and of
+    both operands to the sum, `multiply_by_quantized_multiplier(c << left, m, n, how)`."""
+    how, ends = attrs["how"], (-(2**31), 2**31 - 1)
+    # c << left is c * 2**(left + 1) / 2
+    shift, one = torch.tensor(2 << attrs["left_shift"]), torch.ones((), dtype=torch.int64)
+    (m, n), into = attrs["out"], attrs["into"]
+    tried = [
+        _by_multiplier(shift, one, replace(how, two_stage=False), 1, ends),
+        _by_multiplier(m, n, how, 1, clip),
+        *(_by_multiplier(m, n, how, 1, ends) for m, n in into),
+    ]
+    made = [m for m in tried if not isinstance(m, str)]
+    if len(made) < len(tried):
+        return next(m for m in tried if isinstance(m, str))
+    begun, out, first, second = made
+    return out, _after(begun, first), _after(begun, second)
+
+
 def _by_two(simq: SimQ, how: Requantize, channels: int, largest: float) -> Moved | str:
     """One requantization after another; as one where the first does nothing but shift to the left."""
     first, second = simq.steps
@@ -150,6 +170,11 @@ def _by_two(simq: SimQ, how: Requantize, channels: int, largest: float) -> Moved
             ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
             low, high = (float(v) for v in apply_simq(ends, second, how))
             return _by_ratio(up * on, how, second.target, channels, low, high)
+    return _after(begun, ended)
+
+
+def _after(begun: Moved, ended: Moved) -> Moved:
+    """One Move after another."""
     move = native.Move.from_buffer_copy(ended.move)
     move.first = addressof(begun.move)
     return Moved(move, (*ended.kept, begun))

@@ -85,7 +85,7 @@ class Conv(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
-        *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "is_signed")),
+        *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
         *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip
@@ -130,11 +130,15 @@ class Matrices(ctypes.Structure):
     ]
 
 
-def conv_of(geometry: Any, packed: Any, signed: bool, offset: Any, zeros: Any) -> Conv:
-    """The structure of a convolution (`pack.Geometry`, `pack.Packed`); the tensors must outlive it."""
-    g = geometry
+def conv_of(geometry: Any, packed: Any, values: int, offset: Any, zeros: Any) -> Conv:
+    """The structure of a convolution (`pack.Geometry`, `pack.Packed`); the tensors must outlive it.
+
+    Args:
+        values: the type of what it reads.
+    """
+    g, size = geometry, packed.weight.element_size()
     return Conv(
-        g.channels, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, signed,
+        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, values,
         packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip

@@ -90,7 +90,7 @@ class Packed:
     """Packed weights.
 
     Args:
-        weight: int8, as native/conv.h says.
+        weight: int8, or int16 for values of 16 bits, as native/conv.h says.
         panel: output channels worked on at once; 0 where every channel stands by itself.
         panels: of a group.
         depth: bytes of a tap.
@@ -144,18 +144,27 @@ class Packs:
         key = (simq.key, same, how, channels, largest)
         return self._moves.made(key, lambda: move_of(simq, how, channels, largest))
 
-    def __call__(self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False) -> Packed:
-        """The packed form of centered int8 weights (out, in / groups, h, w), or (in, out) where `transposed`."""
+    def __call__(
+        self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False, words: bool = False
+    ) -> Packed:
+        """The packed form of centered weights (out, in / groups, h, w), or (in, out) where `transposed`.
+
+        Args:
+            words: whether they meet values of 16 bits.
+        """
 
         def make(weight: Tensor) -> Packed:
-            laid = weight.t() if transposed else weight
+            laid = (weight.t() if transposed else weight).to(torch.int16 if words else torch.int8)
             return pack(laid.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, tiles)
 
-        return self.kept(weight, (geometry, tiles, transposed), make)
+        return self.kept(weight, (geometry, tiles, transposed, words), make)
 
 
 def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
-    """int8 weights (out, in / groups, h, w) in panels, for matrix tiles or not; depthwise ones channel by channel."""
+    """int8 or int16 weights (out, in / groups, h, w) in panels, for matrix tiles (int8) or not; depthwise ones channel
+    by channel."""
+    size = weight.element_size()
+    four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
     if geometry.groups == geometry.channels == geometry.out_channels > 1:
         return _pack_channels(weight, sums)
@@ -164,21 +173,21 @@ def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
     panels = -(-each // panel)
     taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
     gather = AT_PIXELS
-    if weight.shape[1] % 4:  # few channels: a row of the window at once, or all of it where it is no row
+    if weight.shape[1] % four:  # few channels: a row of the window at once, or all of it where it is no row
         gather = IN_ROWS if geometry.groups == 1 and geometry.dilation[1] == 1 else IN_PATCH
         taps = taps.reshape(geometry.out_channels, geometry.kernel[0] if gather == IN_ROWS else 1, -1)
-    depth = -(-taps.shape[2] // 4) * 4
-    room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=torch.int8)
+    depth = -(-taps.shape[2] // four) * four
+    room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
     steps = -(-taps.shape[1] * depth // STEP) if tiles else 0
-    laid = _tiled(room, steps) if steps else _paneled(room, panel)
-    return Packed(laid.contiguous(), sums, panel, panels, depth, taps.shape[1], gather, steps)
+    laid = _tiled(room, steps) if steps else _paneled(room, panel, four)
+    return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps)
 
 
-def _paneled(room: Tensor, panel: int) -> Tensor:
-    """(group, channel, tap, byte of a tap) as [group][panel][tap][depth / 4][panel channels][4]."""
+def _paneled(room: Tensor, panel: int, four: int) -> Tensor:
+    """(group, channel, tap, value of a tap) as [group][panel][tap][depth / four][panel channels][four]."""
     groups, channels, taps, depth = room.shape
-    return room.reshape(groups, channels // panel, panel, taps, depth // 4, 4).permute(0, 1, 3, 4, 2, 5)
+    return room.reshape(groups, channels // panel, panel, taps, depth // four, four).permute(0, 1, 3, 4, 2, 5)
 
 
 def _tiled(room: Tensor, steps: int) -> Tensor:
@@ -195,10 +204,11 @@ def _panel(channels: int) -> int:
 
 
 def _pack_channels(weight: Tensor, sums: Tensor) -> Packed:
-    """[block of 64 channels][four taps][4][16 channels][4]; channel 16 l + 4 i + e of a block is (i, l, e)."""
-    channels, taps = weight.shape[0], weight.shape[2] * weight.shape[3]
-    fours, blocks = -(-taps // 4), -(-channels // WIDEST)
-    room = torch.zeros(blocks * WIDEST, 4 * fours, dtype=torch.int8)
+    """[block of 64 channels][four taps][4][16 channels][4]; channel 16 l + 4 i + e of a block is (i, l, e). Of int16:
+    [block of 32 channels][two taps][2][16 channels][2]; channel 8 l + 4 i + e is (i, l, e)."""
+    channels, taps, four = weight.shape[0], weight.shape[2] * weight.shape[3], 4 // weight.element_size()
+    fours, blocks = -(-taps // four), -(-channels // (LANES * four))
+    room = torch.zeros(blocks * LANES * four, four * fours, dtype=weight.dtype)
     room[:channels, :taps] = weight.reshape(channels, taps)
-    parts = room.reshape(blocks, 4, 4, 4, fours, 4).permute(0, 4, 2, 1, 3, 5)
+    parts = room.reshape(blocks, 4, four, 4, fours, four).permute(0, 4, 2, 1, 3, 5)
     return Packed(parts.contiguous(), sums, 0, 1, 4 * fours, taps, AT_PIXELS)

@@ -70,6 +70,8 @@ def test_every_plan_runs_without_kernels() -> None:
     assert set(executor.explain().kernels) == {"reference", "none", "torch on bytes"}
 
 
+#: With activations of 16 bits.
+WORDS = ("tflite_int16", "wide_operands")
 CONVS = {
     "dense": ((8, 20, 3), {}),
     "few channels": ((3, 70, 3), {"stride": [2, 2]}),
@@ -87,7 +89,7 @@ CONVS = {
 
 @pytest.mark.filterwarnings("ignore:Using padding")
 @pytest.mark.parametrize("case", CONVS)
-@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_saturates", "int16_wraps"])
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_saturates", "int16_wraps", *WORDS])
 def test_convolutions(case: str, name: str) -> None:
     (channels, out, kernel), attrs = CONVS[case]
     b = Builder()
@@ -98,7 +100,7 @@ def test_convolutions(case: str, name: str) -> None:
     plan = plan_of(b.graph(), EVERY[name], [seeded(2, channels, 9, 7)])
     executor = check(plan, [seeded(3, channels, 9, 7, seed=7, size=3.0)])
     if kernels().conv.exact and case != "same, wider on one side":
-        assert executor.explain().rows[0].kernel == "native conv"
+        assert executor.explain().rows[0].kernel == ("native conv of words" if name in WORDS else "native conv")
     laid = seeded(3, channels, 9, 7, seed=8).contiguous(memory_format=torch.channels_last)
     check(plan, [laid])
     check(plan, [laid[:1]])
@@ -114,7 +116,7 @@ POOLS = {
 
 
 @pytest.mark.parametrize("case", POOLS)
-@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite"])
+@pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite", "tflite_int16"])
 def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
     (channels, out, kernel), (window, stride, padding, dilation) = POOLS[case]
     b = Builder()
@@ -148,6 +150,29 @@ def test_an_average_that_only_a_sum_reads(name: str) -> None:
     pool = b.call("avg_pool2d", conv, **size, ceil_mode=False, count_include_pad=True, divisor_override=None)
     b.conv2d(b.call("add", half, pool), seeded(4, 20, 1, 1, seed=3), name="next")
     check(plan_of(b.graph(), EVERY[name], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("op", ["add", "sub"])
+@pytest.mark.parametrize("other", ["itself", "another", "a constant", "a channel's", "an image"])
+def test_sums_of_words_with_three_multipliers(op: str, other: str, swapped: bool) -> None:
+    b = Builder()
+    image = b.input(3, 8, 6, name="x")
+    x = b.conv2d(image, seeded(6, 3, 3, 3, seed=1), name="conv")
+    others = {
+        "itself": lambda: x,
+        "another": lambda: b.conv2d(image, seeded(6, 3, 3, 3, seed=2, size=9.0), name="another"),
+        "a constant": lambda: b.const(seeded(1, 6, 8, 6, seed=4), name="constant"),
+        "a channel's": lambda: b.const(seeded(6, 1, 1, seed=4), name="constant"),
+        "an image": lambda: b.call("mean", x, axes=[1], keepdim=True, count=6, name="mean"),
+    }
+    operands = (x, others[other]())
+    graph = b.graph(b.call(op, *(reversed(operands) if swapped else operands), name="sum"))
+    executor = check(
+        plan_of(graph, EVERY["tflite_int16"], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)]
+    )
+    if kernels().passes.exact:
+        assert executor.explain().rows[-1].kernel == "native add"
 
 
 # ---------------------------------------------------------------- other kernels

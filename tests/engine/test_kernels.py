@@ -130,6 +130,20 @@ def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
     assert set(Executor(plan, using=NOTHING).explain().kernels) <= {"reference", "none", "torch on bytes"}
 
 
+def test_values_of_16_bits_go_through_words_where_these_are_exact() -> None:
+    found = kernels()
+    if not found.words.exact:
+        pytest.skip(found.words.why)
+    x = seeded(3, 3, 8, 8, seed=4)
+    resolver = resolver_of(residual_block(), load_hardware("tflite_int16"), [x])
+    plan = resolver(resolver.space.widest())
+    (expected,) = IntegerModel(plan).run([x])
+    for using, kernel in ((found, True), (replace(found, words=WRONG), False), (replace(found, conv=WRONG), False)):
+        executor = Executor(plan, using=using)
+        assert executor.run([x])[0].equal(expected)
+        assert ("native conv of words" in executor.explain().kernels) == kernel
+
+
 def test_wide_windows_go_through_matrix_tiles_where_these_are_exact() -> None:
     found = kernels()
     if not found.tiles.exact:

@@ -21,11 +21,11 @@ pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 def sums_of(x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) -> Tensor:
-    """Sums of the kernel, of bytes whose zero point is `zero`."""
-    packed, signed = pack(w, geometry, tiles), x.dtype == torch.int8
-    zeros = torch.full((geometry.channels + SLACK,), zero % 256, dtype=torch.uint8)
-    offset = packed.offsets(None, zero + 128 * signed, geometry.groups)
-    template = native.conv_of(geometry, packed, signed, offset, zeros)
+    """Sums of the kernel, of values whose zero point is `zero`."""
+    packed, values = pack(w, geometry, tiles), native.TYPES[str(x.dtype).removeprefix("torch.")]
+    zeros = torch.full((geometry.channels * x.element_size() + SLACK,), zero % 256, dtype=torch.uint8)
+    offset = packed.offsets(None, zero + 128 * (x.dtype == torch.int8), geometry.groups)
+    template = native.conv_of(geometry, packed, values, offset, zeros)
     tail = Tail(geometry.out_channels, [], stored=[Stored("", AS_IS, SUMS)]).build()
     return ConvCall(native.library().calls, template, geometry, tail, (packed.weight, offset, zeros), False)([x])[0]
 
@@ -39,8 +39,10 @@ def sums_of(x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) ->
     dilation=pairs,
     images=st.integers(1, 3),
     size=st.tuples(st.integers(7, 24), st.integers(7, 24)),
-    channels=st.sampled_from([(3, 64, 1), (8, 20, 1), (64, 64, 1), (128, 16, 1), (16, 200, 2), (6, 6, 6)]),
-    signed=st.booleans(),
+    channels=st.sampled_from(
+        [(3, 64, 1), (8, 20, 1), (64, 64, 1), (128, 16, 1), (16, 200, 2), (6, 6, 6), (70, 70, 70)]
+    ),
+    dtype=st.sampled_from([torch.uint8, torch.int8, torch.int16]),
     zero=st.sampled_from([0, 0, 7, 255]),
     seed=st.integers(0, 2**20),
 )
@@ -53,7 +55,7 @@ def sums_of(x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) ->
     images=1,
     size=(3, 4),
     channels=(128, 16, 1),
-    signed=False,
+    dtype=torch.uint8,
     zero=7,
     seed=0,
 )
@@ -65,17 +67,19 @@ def test_sums_are_exact(
     images: int,
     size: tuple[int, int],
     channels: tuple[int, int, int],
-    signed: bool,
+    dtype: torch.dtype,
     zero: int,
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     each, out, groups = channels[0] // channels[2], channels[1], channels[2]
-    x = torch.randint(0, 256, (images, channels[0], *size), generator=generator, dtype=torch.uint8)
-    if signed:
-        x, zero = (x ^ 128).view(torch.int8), zero - 128
-    w = torch.randint(-128, 128, (out, each, *kernel), generator=generator, dtype=torch.int8)
+    words, ends = dtype == torch.int16, torch.iinfo(dtype)
+    x = torch.randint(ends.min, ends.max + 1, (images, channels[0], *size), generator=generator, dtype=dtype)
+    zero = 0 if words else zero + ends.min
+    kind = torch.int16 if words else torch.int8
+    w = torch.randint(torch.iinfo(kind).min, torch.iinfo(kind).max + 1, (out, each, *kernel), generator=generator)
     exact = F.conv2d(x.double() - zero, w.double(), None, stride, padding, dilation, groups)
     geometry = Geometry(channels[0], out, groups, kernel, stride, padding, dilation)
-    for tiles in (False, True)[: 1 + native.library().has_tiles]:
-        assert torch.equal(sums_of(x, w, geometry, zero, tiles).double(), exact)
+    for tiles in (False, True)[: 1 + (native.library().has_tiles and not words)]:
+        found = sums_of(x, w.to(kind), geometry, zero, tiles)
+        assert torch.equal(found, exact.to(torch.int64).to(torch.int32))  # modulo 2**32

@@ -1,7 +1,9 @@
-// Convolutions of bytes by signed bytes, summed in int32 modulo 2**32, with all that follows done on the tile.
+// Convolutions of bytes by signed bytes, and of words by words, summed in int32 modulo 2**32, with all that follows
+// done on the tile.
 //
-// The dot product of four unsigned by four signed bytes (VPDPBUSD) does not saturate, so a sum is exact modulo
-// 2**32 in any order. int8 activations are read as uint8 with 128 added, which the offset takes out again.
+// The dot products of four unsigned by four signed bytes (VPDPBUSD) and of two by two signed words (VPDPWSSD) do not
+// saturate, so a sum is exact modulo 2**32 in any order. int8 activations are read as uint8 with 128 added, which the
+// offset takes out again.
 #include <cstdint>
 
 #ifdef __AVX512VNNI__
@@ -20,7 +22,8 @@ void copy_window(const Job& j, const Place& p, int from, uint8_t* to) {
 
 constexpr int MOST_ROWS = 14;  // of a tile
 
-template <int R, int Z, bool SIGNED>
+// `depth` bytes of each window by those of the weights, of which four lie side by side for every channel.
+template <int R, int Z, Type X>
 inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8_t* w, int depth) {
   const __m512i flip = _mm512_set1_epi8((char)0x80);
   for (int k = 0; k < depth; k += 4, w += 64 * Z) {
@@ -32,9 +35,10 @@ inline void accumulate(__m512i (&acc)[R][Z], const uint8_t* const* x, const int8
       int32_t four;
       std::memcpy(&four, x[r] + k, 4);
       __m512i a = _mm512_set1_epi32(four);
-      if (SIGNED) a = _mm512_xor_si512(a, flip);
+      if (X == I8) a = _mm512_xor_si512(a, flip);
 #pragma GCC unroll 4
-      for (int z = 0; z < Z; ++z) acc[r][z] = _mm512_dpbusd_epi32(acc[r][z], a, b[z]);
+      for (int z = 0; z < Z; ++z)
+        acc[r][z] = X == I16 ? _mm512_dpwssd_epi32(acc[r][z], a, b[z]) : _mm512_dpbusd_epi32(acc[r][z], a, b[z]);
     }
   }
 }
@@ -52,7 +56,7 @@ struct Pixels {
     if (is_pointwise(j)) return;
     places = places_of(j, begin, end);
     const bool many = 20 * (j.s.out_height + j.s.out_width) > j.s.out_height * j.s.out_width;  // edges
-    skips = many && c.gather == AT_PIXELS && !c.is_signed && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
+    skips = many && c.gather == AT_PIXELS && c.values != I8 && c.zeros[0] == 0 && (c.pad_h || c.pad_w);
     if (skips) sort(j, begin);
     places.insert(places.end(), MOST_ROWS, places.back());
   }
@@ -83,7 +87,7 @@ struct Pixels {
 };
 
 // One panel of output channels, R pixels by 16 * Z channels at a time.
-template <int R, int Z, bool SIGNED>
+template <int R, int Z, Type X>
 struct Panel {
   using Sums = __m512i[R][Z];
   const Job& j;
@@ -128,7 +132,7 @@ struct Panel {
     const uint8_t* at[R];
     if (!place) {
       for (int r = 0; r < R; ++r) at[r] = j.x + (tile.row + (r < tile.rows ? r : 0)) * c.channels + from;
-      return accumulate<R, Z, SIGNED>(acc, at, weight, c.depth);
+      return accumulate<R, Z, X>(acc, at, weight, c.depth);
     }
     bool all_inside = true;
     for (int r = 0; r < R; ++r) all_inside = all_inside && place[r].inside;
@@ -146,7 +150,7 @@ struct Panel {
           nothing = nothing && at[r] == c.zeros + from;
         }
       if (nothing) continue;
-      accumulate<R, Z, SIGNED>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth);
+      accumulate<R, Z, X>(acc, at, weight + (int64_t)k * c.depth * 16 * Z, c.depth);
     }
   }
 
@@ -176,30 +180,23 @@ struct Panel {
   }
 };
 
-template <int R, int Z, bool SIGNED>
+template <int R, int Z, Type X>
 void tiles(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
-  Panel<R, Z, SIGNED>(j, pixels, group, panel)(begin, end);
+  Panel<R, Z, X>(j, pixels, group, panel)(begin, end);
 }
 
+template <Type X>
 void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t begin, int64_t end) {
   const bool few = end - begin <= 2;  // a row or two of a matrix: no tile of pixels
-  switch (j.c.panel / 16 + (j.c.is_signed ? 4 : 0) + (few ? 8 : 0)) {
-    case 1: return tiles<14, 1, false>(j, pixels, group, panel, begin, end);
-    case 2: return tiles<12, 2, false>(j, pixels, group, panel, begin, end);
-    case 3: return tiles<8, 3, false>(j, pixels, group, panel, begin, end);
-    case 4: return tiles<6, 4, false>(j, pixels, group, panel, begin, end);
-    case 5: return tiles<14, 1, true>(j, pixels, group, panel, begin, end);
-    case 6: return tiles<12, 2, true>(j, pixels, group, panel, begin, end);
-    case 7: return tiles<8, 3, true>(j, pixels, group, panel, begin, end);
-    case 8: return tiles<6, 4, true>(j, pixels, group, panel, begin, end);
-    case 9: return tiles<1, 1, false>(j, pixels, group, panel, begin, end);
-    case 10: return tiles<1, 2, false>(j, pixels, group, panel, begin, end);
-    case 11: return tiles<1, 3, false>(j, pixels, group, panel, begin, end);
-    case 12: return tiles<1, 4, false>(j, pixels, group, panel, begin, end);
-    case 13: return tiles<1, 1, true>(j, pixels, group, panel, begin, end);
-    case 14: return tiles<1, 2, true>(j, pixels, group, panel, begin, end);
-    case 15: return tiles<1, 3, true>(j, pixels, group, panel, begin, end);
-    default: return tiles<1, 4, true>(j, pixels, group, panel, begin, end);
+  switch (j.c.panel / 16 + (few ? 4 : 0)) {
+    case 1: return tiles<14, 1, X>(j, pixels, group, panel, begin, end);
+    case 2: return tiles<12, 2, X>(j, pixels, group, panel, begin, end);
+    case 3: return tiles<8, 3, X>(j, pixels, group, panel, begin, end);
+    case 4: return tiles<6, 4, X>(j, pixels, group, panel, begin, end);
+    case 5: return tiles<1, 1, X>(j, pixels, group, panel, begin, end);
+    case 6: return tiles<1, 2, X>(j, pixels, group, panel, begin, end);
+    case 7: return tiles<1, 3, X>(j, pixels, group, panel, begin, end);
+    default: return tiles<1, 4, X>(j, pixels, group, panel, begin, end);
   }
 }
 
@@ -210,7 +207,8 @@ void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end, R
   if (j.c.steps) return by_tiles(j, first, count, begin, end, room);
 #endif
   const Pixels pixels(j, begin, end);
-  for (int p = first; p < first + count; ++p) panel_of(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
+  const auto each = j.c.values == U8 ? panel_of<U8> : j.c.values == I8 ? panel_of<I8> : panel_of<I16>;
+  for (int p = first; p < first + count; ++p) each(j, pixels, p / j.c.panels, p % j.c.panels, begin, end);
 }
 
 extern "C" int hago_has_conv() { return 1; }

@@ -10,18 +10,19 @@
 #define ALWAYS inline __attribute__((always_inline))
 
 struct Conv {
-  int32_t channels, out_channels, groups;
+  int32_t channels;      // bytes of a pixel: where values have 16 bits, two for each channel
+  int32_t out_channels, groups;
   int32_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int32_t is_signed;     // x holds int8
+  int32_t values;        // what x holds: U8, I8 or I16, which has no zero point
   int32_t panel;         // output channels worked on at once, a multiple of 16; 0: every channel by itself
   int32_t panels;        // of a group
   int32_t depth;         // bytes of a tap; a multiple of 4
   int32_t taps;          // AT_PIXELS: kernel_h * kernel_w; IN_ROWS: kernel_h, each a row of pixels; IN_PATCH: 1
   int32_t gather;
   int32_t steps;         // of 64 bytes, of a window that is read in matrix tiles; 0 for no tiles
-  const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4]; see pack.py for the others
+  const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see pack.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
-  const uint8_t* zeros;  // `channels` (and 64 more) zero points, as stored
+  const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as stored
 };
 
 // How the bytes of a window are read: tap by tap; a row of the window at once, where pixels have few channels;

@@ -52,10 +52,10 @@ class Windows {
 
   Windows(const Job& j, int group, int64_t begin, int64_t end, Room& room)
       : j(j), c(j.c), each(c.channels / c.groups), from(group * each),
-        flip(_mm512_set1_epi8(c.is_signed ? (char)0x80 : 0)), room(room) {
+        flip(_mm512_set1_epi8(c.values == I8 ? (char)0x80 : 0)), room(room) {
     for (int64_t s = 0; s < c.steps; ++s) along.push_back(s * STEP);
     const bool whole_steps = c.groups == 1 && c.gather == AT_PIXELS && c.channels % STEP == 0;
-    if (whole_steps && is_pointwise(j) && !c.is_signed) in_place(begin, end);
+    if (whole_steps && is_pointwise(j) && c.values == U8) in_place(begin, end);
     else if (whole_steps && overlap()) pad(begin, end);
     else gather(begin, end);
   }
