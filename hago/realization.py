@@ -123,6 +123,7 @@ def compute_integer(
     values: Sequence[Any],
     constant: Callable[[str, int], Tensor],
     on_edge: OnEdge | None = None,
+    carrier: torch.dtype = torch.int64,
 ) -> Tensor:
     """The stored value of an integer node from those of its inputs, in int64.
 
@@ -130,6 +131,7 @@ def compute_integer(
         made: the node's plan; where it says nothing of an edge, the value arrives as the operand.
         constant: q of a constant operand, by node and slot.
         on_edge: sees the centered integers that arrive.
+        carrier: what the op computes in; holds its integers exactly.
     """
     how = plan.hardware.requantize
     operands = [_operand(made, node.name, slot, value, constant, how) for slot, value in enumerate(values)]
@@ -138,7 +140,8 @@ def compute_integer(
             on_edge(edge, operand)
     if made.table is not None:
         return store(made.look_up(operands[0]), made.out)
-    c = plan.ops[node.op].compute_int(made.attrs, *operands)
+    carried = (operand.to(carrier) for operand in operands) if carrier != torch.int64 else operands
+    c = plan.ops[node.op].compute_int(made.attrs, *carried).to(torch.int64)
     return store(apply_simq(made.held(c, made.lost(operands)), made.out_simq, how), made.out)
 
 

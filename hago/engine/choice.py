@@ -24,9 +24,11 @@ from hago.plan import NodePlan, Plan
 Takes = Literal["own", "moved"]
 Sums = Literal["conv", "matmul", "multiply", "sum_pool", "reduce"]
 Passes = Literal["add", "spread_add", "landed_sum", "clamp", "max_pool", "table", "pair_table", "pad", "move"]
-Kind = Sums | Passes | Literal["reference", "float"]
+Kind = Sums | Passes | Literal["double", "reference", "float"]
 #: Ops that make an entry of one entry of each operand.
 _BY_ENTRY: Final = frozenset({"add", "sub", "mul"})
+#: Ops whose sums of products torch makes in float64 with kernels that it has not for int64.
+_PRODUCTS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear", "matmul"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
         found = _pair_table(made) or found
     if isinstance(found, str) and passes and made.desc.form == "tflite" and node.op in ("add", "sub"):
         found = _landed_sum(plan, node, made)
+    if isinstance(found, str) and node.op in _PRODUCTS and made.pairs is None and made.bound <= 2.0**53:
+        return Choice("double", f"sums of products, exact in float64 ({found})", "own")
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hago.engine import emit
@@ -84,6 +85,8 @@ class Lowering:
         why = choice.why
         if choice.kind == "float":
             return self._whole(node, "float", why, self._float(node))
+        if choice.kind == "double":
+            return self._whole(node, "torch in float64", why, self._reference(node, torch.float64))
         if choice.kind != "reference":
             call = emit.EMIT[choice.kind](self, node, choice)
             if isinstance(call, emit.Call):
@@ -106,7 +109,7 @@ class Lowering:
 
         return run
 
-    def _reference(self, node: Node) -> Run:
+    def _reference(self, node: Node, carrier: torch.dtype = torch.int64) -> Run:
         plan, made = self.plan, self.plan.nodes[node.name]
         # what was requantized before arrives as the operand
         left = [s if self.wants.is_own(e) else None for e, s in zip(node.edges, made.simqs, strict=True)]
@@ -118,7 +121,7 @@ class Lowering:
             return store(made.consts[slot], qparams)
 
         def run(values: Sequence[Any]) -> Sequence[Tensor]:
-            return (compute_integer(plan, node, told, values, constant),)
+            return (compute_integer(plan, node, told, values, constant, carrier=carrier),)
 
         return run
 
@@ -164,7 +167,7 @@ class Lowering:
 
     def _keeps_samples(self, node: Node) -> bool:
         kind, attrs = self.choices[node.name].kind, node.attrs
-        if node.shape is None or node.shape[:1] != (1,) or kind in ("float", "reference"):
+        if node.shape is None or node.shape[:1] != (1,) or kind in ("float", "reference", "double"):
             return False
         if kind in ("matmul", "multiply", "spread_add") and not self._batches_agree(node):
             return False

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from hago.graph import Graph
 
+#: Rows that a product of a value with itself may have: it has as many columns.
+_TOKENS: Final = 1024
+
 
 class RandomBuilder(Builder):
     """A graph in the making, and what it is made of by chance."""
@@ -131,7 +134,7 @@ def _by_channels(b: RandomBuilder, x: str) -> None:
 def _heads(b: RandomBuilder, x: str) -> None:
     """A product of matrices with two axes of batches."""
     channels, size = b.shapes[x][1], b.shapes[x][2] * b.shapes[x][3]
-    if channels % 2 == 0:
+    if channels % 2 == 0 and size <= _TOKENS:
         a = b.call("reshape", x, shape=[-1, 2, channels // 2, size])
         scores = b.call("matmul", b.call("permute", a, axes=[0, 1, 3, 2]), a)
         b.call("matmul", a, scores)
@@ -166,6 +169,8 @@ def _linear(b: RandomBuilder, x: str) -> None:
 
 def _attention(b: RandomBuilder, x: str) -> None:
     width = b.shapes[x][-1]
+    if b.shapes[x][-2] > _TOKENS:
+        return
     q, k = (b.call("linear", x, b.weight(width, width)) for _ in range(2))
     scores = b.call("div", b.call("matmul", q, b.call("permute", k, axes=[0, 2, 1])), divisor=2.0)
     b.call("matmul", b.call("softmax", scores, axis=-1), x)

@@ -12,6 +12,7 @@ from itertools import islice
 import pytest
 import torch
 from building import Builder, residual_block, seeded
+from chips import Chip
 from plans import points, resolver_of
 from random_graphs import random_graph, random_inputs
 from specs import EVERY
@@ -67,7 +68,7 @@ def test_every_plan_runs_without_kernels() -> None:
     plan = plan_of(graph, EVERY["x86_vnni"], [x])
     executor = Executor(plan, using=NOTHING)
     assert executor.run([x])[0].equal(IntegerModel(plan).run([x])[0])
-    assert set(executor.explain().kernels) == {"reference", "none", "torch on bytes"}
+    assert set(executor.explain().kernels) == {"torch in float64", "reference", "none", "torch on bytes"}
 
 
 #: With activations of 16 bits.
@@ -150,6 +151,31 @@ def test_an_average_that_only_a_sum_reads(name: str) -> None:
     pool = b.call("avg_pool2d", conv, **size, ceil_mode=False, count_include_pad=True, divisor_override=None)
     b.conv2d(b.call("add", half, pool), seeded(4, 20, 1, 1, seed=3), name="next")
     check(plan_of(b.graph(), EVERY[name], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)])
+
+
+#: By name: op, channels, weight, attributes, hardware. All for which there is no kernel of our own.
+DOUBLES = {
+    "sums beyond int32": ("conv2d", 2000, (3, 2000, 1, 1), {"padding": [0, 0]}, "tflite_int16"),
+    "a zero point of 16 bits": ("conv2d", 4, (6, 4, 3, 3), {"padding": [1, 1]}, "wide_affine"),
+    "transposed": ("conv_transpose2d", 4, (4, 6, 3, 3), {"padding": [1, 1], "output_padding": [0, 0]}, "x86_vnni"),
+}
+
+
+@pytest.mark.parametrize("case", DOUBLES)
+def test_sums_of_products_without_a_kernel_are_made_in_float64(case: str) -> None:
+    op, channels, shape, more, name = DOUBLES[case]
+    chips = {**EVERY, "wide_affine": Chip("int16", "int64", at="output", scheme="affine").hardware(name="wide_affine")}
+    b = Builder()
+    attrs = {"stride": [1, 1], "dilation": [1, 1], "groups": 1, **more}
+    x = b.input(channels, 5, 4, name="x")
+    b.call(op, x, b.const(seeded(*shape, seed=1)), b.const(seeded(shape[op != "conv2d"], seed=2)), name="sums", **attrs)
+    plan = plan_of(b.graph(), chips[name], [seeded(2, channels, 5, 4)])
+    executor = check(plan, [seeded(3, channels, 5, 4, seed=7, size=3.0)])
+    assert executor.explain().rows[-1].kernel == "torch in float64"
+    if case == "sums beyond int32":
+        signs = plan.nodes["sums"].consts[1][:1].sign()  # every value at the end where the sum grows
+        assert plan.nodes["sums"].bound >= 2**31
+        check(plan, [1e6 * signs.expand(1, -1, 5, 4).to(torch.float32)])
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -127,7 +127,12 @@ def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
         assert executor.run([x])[0].equal(expected)
         used = executor.explain().kernels
         assert not forbidden or not any(name.startswith(forbidden) for name in used), used
-    assert set(Executor(plan, using=NOTHING).explain().kernels) <= {"reference", "none", "torch on bytes"}
+    assert set(Executor(plan, using=NOTHING).explain().kernels) <= {
+        "torch in float64",
+        "reference",
+        "none",
+        "torch on bytes",
+    }
 
 
 def test_values_of_16_bits_go_through_words_where_these_are_exact() -> None:
