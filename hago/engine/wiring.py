@@ -122,8 +122,8 @@ def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:
     """The Plan with some edges replaced, in the nodes that they lead to as well."""
     edges = {**plan.edges, **simqs}
     nodes = dict(plan.nodes)
-    for name in {e.dst for e, s in simqs.items() if s is not plan.edges[e]}:
-        if name in nodes:
-            own = tuple(edges[e] for e in plan.graph[name].edges)
+    for name in {e.dst for e in simqs} & nodes.keys():
+        own = tuple(edges[e] for e in plan.graph[name].edges)
+        if any(new is not old for new, old in zip(own, nodes[name].simqs, strict=True)):
             nodes[name] = replace(nodes[name], simqs=own)
     return replace(plan, nodes=nodes, edges=edges)

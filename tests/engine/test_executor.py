@@ -201,6 +201,18 @@ def test_sums_of_words_with_three_multipliers(op: str, other: str, swapped: bool
         assert executor.explain().rows[-1].kernel == "native add"
 
 
+@pytest.mark.parametrize("name", ["vta", "x86_vnni", "int16_wraps", "affine_at_output"])
+def test_movers_in_a_row_of_which_the_last_has_no_kernel(name: str) -> None:
+    """Network 301483 of scripts/fuzz_exactness.py: what readers want was done before the first, and once more after."""
+    b = Builder()
+    x = b.conv2d(b.input(3, 7, 5, name="x"), seeded(4, 3, 3, 3, seed=1), name="conv")
+    size = {"kernel_size": [3, 3], "stride": [2, 2], "padding": [1, 1], "dilation": [1, 1]}
+    pool = b.call("max_pool2d", x, name="pool", ceil_mode=False, **size)
+    large = b.call("upsample_nearest2d", pool, size=None, factors=[2.0, 2.0], name="large")
+    b.conv2d(large, seeded(4, 4, 3, 3, seed=2), name="next")
+    check(plan_of(b.graph(), EVERY[name], [seeded(2, 3, 7, 5)]), [seeded(3, 3, 7, 5, seed=7, size=3.0)])
+
+
 # ---------------------------------------------------------------- other kernels
 def _variants() -> dict[str, Kernels]:
     found, no = kernels(), Verdict(False, "not to be used")
