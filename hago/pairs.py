@@ -62,15 +62,17 @@ class Pairs:
         """
         cut = CUTS[self.overflow]
         a, b = self._stored(operands)
+        if self.largest * a.shape[-1] < 2**31:  # whatever is lost in all
+            a, b = a.to(torch.int32), b.to(torch.int32)
         reach = _reach(b, self.x)
         risky = (reach > INT16.max).reshape(-1, *reach.shape[-2:]).any(0)
-        total = torch.zeros(_product_shape(a, b), dtype=torch.int64)
+        total = torch.zeros(_product_shape(a, b), dtype=a.dtype)
         for pair in torch.nonzero(risky.any(-1)).flatten().tolist():
             columns = torch.nonzero(risky[pair]).flatten()
             k = 2 * pair
             p = a[..., k, None] * b[..., None, k, columns] + a[..., k + 1, None] * b[..., None, k + 1, columns]
-            total.index_add_(-1, columns, (cut(p) - p).to(torch.int64))
-        return self.product.restored(self.attrs, total, operands[0], operands[1])
+            total.index_add_(-1, columns, cut(p) - p)
+        return self.product.restored(self.attrs, total.to(torch.int64), operands[0], operands[1])
 
     def _stored(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x, w = (c.to(torch.int64) for c in operands[:2])
@@ -109,8 +111,9 @@ def pairs_of(
 
 def _reach(b: Tensor, x: QParams) -> Tensor:
     """The largest |pair| by pair and column, over all stored x: (..., K / 2, N)."""
-    ends = torch.stack([b * x.qmin, b * x.qmax])
-    high, low = (e.reshape(*b.shape[:-2], -1, 2, b.shape[-1]).sum(-2) for e in (ends.amax(0), ends.amin(0)))
+    one, other = b * x.qmin, b * x.qmax
+    ends = torch.maximum(one, other), torch.minimum(one, other)
+    high, low = (e.reshape(*b.shape[:-2], -1, 2, b.shape[-1]).sum(-2) for e in ends)
     # -2**15 fits where 2**15 does not
     return torch.maximum(high, -low - 1)
 

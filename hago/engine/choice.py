@@ -74,7 +74,7 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
         found = _pair_table(made) or found
     if isinstance(found, str) and passes and made.desc.form == "tflite" and node.op in ("add", "sub"):
         found = _landed_sum(plan, node, made)
-    if isinstance(found, str) and node.op in _PRODUCTS and made.pairs is None and made.bound <= 2.0**53:
+    if isinstance(found, str) and node.op in _PRODUCTS and made.bound <= 2.0**53:
         return Choice("double", f"sums of products, exact in float64 ({found})", "own")
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
