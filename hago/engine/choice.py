@@ -59,9 +59,10 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
     found: Choice | str = "no kernel of its own"
     try_ = _CHOICES.get(node.op, _mover if node.op in MOVERS | JOINERS else None)
     form = plan.ops[node.op].integer
+    own_way = form is None or form.lands or (form.attrs_at is not None and try_ is not _pad)
     if made.table is not None:
         try_ = _table
-    elif form is None or form.lands or (form.attrs_at is not None and try_ is not _pad):
+    elif own_way:
         try_, found = None, "computes, or goes to the output's scale, in a way of its own"
     if try_ is not None:
         found = "no native kernels here"
@@ -74,7 +75,7 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
         found = _pair_table(made) or found
     if isinstance(found, str) and passes and made.desc.form == "tflite" and node.op in ("add", "sub"):
         found = _landed_sum(plan, node, made)
-    if isinstance(found, str) and node.op in _PRODUCTS and made.bound <= 2.0**53:
+    if isinstance(found, str) and node.op in _PRODUCTS and not own_way and made.bound <= 2.0**53:
         return Choice("double", f"sums of products, exact in float64 ({found})", "own")
     return found if isinstance(found, Choice) else Choice("reference", found, "own")
 
