@@ -51,13 +51,13 @@ class _Fitting:
         seen = {tuple(self.bits.values())}
         while waiting and left > 0:
             point, left = heapq.heappop(waiting)[-1], left - 1
-            node = refusing(self.resolver, point)
-            if node is None:
+            error = refused(self.resolver, point)
+            if error is None:
                 return point
-            for other in self._others(point, node):
+            for other in self._others(point, error.node):
                 if (key := tuple(other.values())) not in seen:
                     seen.add(key)
-                    heapq.heappush(waiting, (-self.place[node], self._distance(other), next(order), other))
+                    heapq.heappush(waiting, (-self.place[error.node], self._distance(other), next(order), other))
         return None
 
     def _others(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
@@ -110,14 +110,14 @@ class _Fitting:
         return sum(4.0**-b - 4.0**-a if b < a else _MORE * (b - a) for b, a in pairs)
 
 
-def refusing(resolver: Resolver, bits: Bits) -> str | None:
-    """The first node that holds the bits with no signature; None where the point fits."""
+def refused(resolver: Resolver, bits: Bits) -> InfeasibleBits | None:
+    """The error of the first node that has no signature for the bits; None where the point fits."""
     try:
         resolver(bits)
     except InfeasibleBits as error:
         if not error.node:
             raise
-        return error.node
+        return error
     return None
 
 
@@ -130,10 +130,9 @@ def widest_fitting(resolver: Resolver) -> dict[str, int]:
     widest = resolver.space.widest()
     found = fitting(resolver, widest, fewer=True)
     if found is None:
-        node = refusing(resolver, widest)
         raise InfeasibleBits(
-            f"no bits were found that fit every node of {resolver.hardware.name}; at the most, node {node!r} has no "
-            f"signature that holds them. Fix fewer bits (fix_bits), keep nodes float (keep_float), or look at which "
-            "dtypes the signatures of neighbours have in common"
+            f"no bits were found that fit every node of the network on {resolver.hardware.name}; at the most, "
+            f"{refused(resolver, widest)}. Fix fewer bits (fix_bits), keep nodes float (keep_float), or list "
+            "signatures whose dtypes neighbours share"
         )
     return found

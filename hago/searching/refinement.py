@@ -20,7 +20,7 @@ from hago.calibrate.collect import Calibration
 from hago.calibrate.mse import Mse
 from hago.calibrate.statistics import TensorStatistics
 from hago.costing import plan_cost
-from hago.fitting import fitting, refusing
+from hago.fitting import fitting, refused
 from hago.frontend.data import Batch
 from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull, thinned
 from hago.objective import Objective
@@ -107,7 +107,7 @@ def _picked(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[s
         picked = fits or picked
 
     def missed(bits: Bits) -> float:
-        if refusing(prepared.resolver, bits) is not None:
+        if refused(prepared.resolver, bits) is not None:
             return math.inf
         figures = plan_cost(prepared.resolver(bits)).figures
         return sum(x.shortfall(float(figures[x.figure])) for x in limits)
