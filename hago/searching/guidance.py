@@ -29,6 +29,8 @@ from hago.types import Edge
 
 #: The cost that a front is over where nothing else is said.
 DEFAULT_COST: Final = "weight_bytes"
+#: Costs, and the total of bits, that are the same whatever signatures hold the bits.
+OF_ALL_DTYPES: Final = frozenset({"", "weight_bytes", "effective_bits", "bops"})
 
 
 def make_guide(
@@ -48,6 +50,8 @@ def make_guide(
     """
     found = measure_sensitivity(prepared, goal.objective, seed) if found is None else found
     terms, constant = _terms(prepared, metric, start)
+    if metric in OF_ALL_DTYPES:
+        terms += _fits(prepared, start)
     most: dict[str, float] = {}
     for x in goal.of_costs.limits:
         if x.most is not None:
@@ -96,15 +100,14 @@ def _divergence(score: Score) -> float:
 def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
     """The parts of a cost, and the rest."""
     if metric in ("weight_bytes", "effective_bits"):
-        terms, rest = _constants(prepared, metric)
-    elif metric == "bops":
-        terms, rest = _operations(prepared)
-    elif metric:
-        return _rows(prepared, metric, start)
-    else:
-        counted = {key: g for key, g in prepared.space.groups.items() if not g.is_kind}
-        terms, rest = [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
-    return [*terms, *_fits(prepared, start)], rest
+        return _constants(prepared, metric)
+    if metric == "bops":
+        return _operations(prepared)
+    if metric == "":
+        groups = prepared.space.groups
+        counted = {key: g for key, g in groups.items() if not g.is_kind}
+        return [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
+    return _rows(prepared, metric, start)
 
 
 # ---------------------------------------------------------------- bytes of constants

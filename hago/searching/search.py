@@ -36,10 +36,6 @@ from hago.trials.scoring import Scoring
 #: Costs that know what it takes to compute in float.
 FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
 
-#: Refined thresholds may take one forward for so many choices that the space has, and so many in any case.
-CHOICES_A_FORWARD: Final = 14
-LEAST: Final = 6.0
-
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
