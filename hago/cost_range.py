@@ -19,10 +19,9 @@ from hago.fitting import fitting, widest_fitting
 from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.ops import OPS, Ops
-from hago.plan import Plan
 from hago.resolve import Resolver
 from hago.schemes import Grid
-from hago.space import Bits, Space
+from hago.space import Space
 from hago.topology import Topology
 
 
@@ -81,10 +80,6 @@ def cost_range(
     """
     resolver = static_resolver(graph, hardware, topology, space, ops)
 
-    def cost(bits: Bits) -> tuple[Plan, Cost]:
-        plan = resolver(bits)
-        return plan, plan_cost(plan, batch)
-
-    most = widest_fitting(resolver)
-    (plan, widest), (_, narrowest) = cost(most), cost(fitting(resolver, space.narrowest()) or most)
-    return CostRange(widest, narrowest, float_cost(plan, batch))
+    widest = widest_fitting(resolver)
+    narrowest = fitting(resolver, space.narrowest()) or widest
+    return CostRange(plan_cost(widest.plan, batch), plan_cost(narrowest.plan, batch), float_cost(widest.plan, batch))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from hago.errors import InfeasibleBits
+from hago.plan import Plan
 from hago.resolve import Resolver
 from hago.signatures import classes, descs_at, groups_at, most_bits
 from hago.space import Bits
@@ -22,16 +23,22 @@ TRIES: Final = 16
 _MORE: Final = 1e-12
 
 
-def fitting(
-    resolver: Resolver, bits: Bits, held: Collection[str] = (), *, fewer: bool = False
-) -> dict[str, int] | None:
+class Fitted(NamedTuple):
+    """A point that fits, and its Plan."""
+
+    bits: dict[str, int]
+    plan: Plan
+
+
+def fitting(resolver: Resolver, bits: Bits, held: Collection[str] = (), *, fewer: bool = False) -> Fitted | None:
     """The nearest point that fits: where bits must be fewer, those that lose the least; None where none is found.
 
     Args:
         held: groups that keep their bits.
         fewer: whether no group may have more bits than it has here.
     """
-    return _Fitting(resolver, bits, held, fewer).found()
+    made = planned(resolver, bits)
+    return Fitted(dict(bits), made) if isinstance(made, Plan) else _Fitting(resolver, bits, held, fewer).found(made)
 
 
 class _Fitting:
@@ -40,24 +47,30 @@ class _Fitting:
 
     def __init__(self, resolver: Resolver, bits: Bits, held: Collection[str], fewer: bool) -> None:
         self.resolver, self.bits, self.held, self.fewer = resolver, bits, held, fewer
-        self.place = {node.name: i for i, node in enumerate(resolver.graph)}
         self._classes: dict[str, list[tuple[int, ...]]] = {}
 
-    def found(self) -> dict[str, int] | None:
-        left = TRIES * (1 + len(self.bits))
-        order = itertools.count()
-        # those first that came furthest through the graph
-        waiting = [(0, 0.0, next(order), dict(self.bits))]
-        seen = {tuple(self.bits.values())}
-        while waiting and left > 0:
-            point, left = heapq.heappop(waiting)[-1], left - 1
-            error = refused(self.resolver, point)
-            if error is None:
-                return point
+    def found(self, error: InfeasibleBits) -> Fitted | None:
+        """The nearest point that fits.
+
+        Args:
+            error: why the first one does not.
+        """
+        place = {node.name: i for i, node in enumerate(self.resolver.graph)}
+        order, point, seen = itertools.count(), dict(self.bits), {tuple(self.bits.values())}
+        waiting: list[tuple[int, float, int, dict[str, int]]] = []
+        for _ in range(TRIES * (1 + len(self.bits))):
             for other in self._others(point, error.node):
                 if (key := tuple(other.values())) not in seen:
                     seen.add(key)
-                    heapq.heappush(waiting, (-self.place[error.node], self._distance(other), next(order), other))
+                    # those first that came furthest through the graph
+                    heapq.heappush(waiting, (-place[error.node], self._distance(other), next(order), other))
+            if not waiting:
+                return None
+            point = heapq.heappop(waiting)[-1]
+            made = planned(self.resolver, point)
+            if isinstance(made, Plan):
+                return Fitted(point, made)
+            error = made
         return None
 
     def _others(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
@@ -110,18 +123,17 @@ class _Fitting:
         return sum(4.0**-b - 4.0**-a if b < a else _MORE * (b - a) for b, a in pairs)
 
 
-def refused(resolver: Resolver, bits: Bits) -> InfeasibleBits | None:
-    """The error of the first node that has no signature for the bits; None where the point fits."""
+def planned(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
+    """The Plan of a point, or the error of the first node that has no signature for its bits."""
     try:
-        resolver(bits)
+        return resolver(bits)
     except InfeasibleBits as error:
         if not error.node:
             raise
         return error
-    return None
 
 
-def widest_fitting(resolver: Resolver) -> dict[str, int]:
+def widest_fitting(resolver: Resolver) -> Fitted:
     """The most bits that fit.
 
     Raises:
@@ -132,7 +144,7 @@ def widest_fitting(resolver: Resolver) -> dict[str, int]:
     if found is None:
         raise InfeasibleBits(
             f"no bits were found that fit every node of the network on {resolver.hardware.name}; at the most, "
-            f"{refused(resolver, widest)}. Fix fewer bits (fix_bits), keep nodes float (keep_float), or list "
+            f"{planned(resolver, widest)}. Fix fewer bits (fix_bits), keep nodes float (keep_float), or list "
             "signatures whose dtypes neighbours share"
         )
     return found

@@ -70,8 +70,8 @@ class Levels:
             nonlocal left
             point = fitting(self.resolver, wanted, held)
             if point is not None:
-                keys = frozenset(k for k in left if point[k] == wanted[k])
-                found.append(Shown(point, self.resolver(point), keys))
+                keys = frozenset(k for k in left if point.bits[k] == wanted[k])
+                found.append(Shown(*point, keys))
                 left = [k for k in left if k not in keys]
 
         look(())

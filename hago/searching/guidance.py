@@ -18,6 +18,7 @@ from hago.cost import EdgeCost, NodeCost
 from hago.costing import plan_cost
 from hago.fitting import fitting, widest_fitting
 from hago.levels import Levels
+from hago.plan import Plan
 from hago.prepare import Prepared
 from hago.search.guide import Guide, Held, Term
 from hago.search.searcher import Score
@@ -67,7 +68,7 @@ def make_guide(
         minimize=bool(metric) and goal.minimize == metric,
         measured=_measured(found),
         gates=gates(prepared),
-        widest=widest_fitting(prepared.resolver),
+        widest=widest_fitting(prepared.resolver).bits,
     )
 
 
@@ -157,7 +158,7 @@ def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None
 
 # ---------------------------------------------------------------- operations
 def _operations(prepared: Prepared) -> tuple[list[Term], float]:
-    widest = plan_cost(prepared.resolver(widest_fitting(prepared.resolver)))
+    widest = plan_cost(widest_fitting(prepared.resolver).plan)
     bits = {e.edge: e.bits for e in widest.edges}
     terms, rest = [], 0.0
     for node in widest.nodes:
@@ -187,7 +188,7 @@ def _operations(prepared: Prepared) -> tuple[list[Term], float]:
 def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
     """A term for every node: what it and its in-edges cost, by the dtypes that its groups need."""
     groups = prepared.space.groups
-    before = _local(prepared, metric, start)
+    before = _local(metric, prepared.resolver(start))
     terms, rest = [], math.fsum(before.values())
     whole = rest
     for node in before:
@@ -195,19 +196,19 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
         kind = kind_key(node)
         if not keys and kind not in groups:
             continue
-        term = _term(prepared, start, keys, partial(_cost_at, prepared, metric, node))
+        term = _term(prepared, start, keys, partial(_cost_at, metric, node))
         rest -= before[node]
         if kind in groups:
             # with what its neighbours pay for the crossings
             there = fitting(prepared.resolver, {**start, kind: FLOAT}, [kind])
             others = whole - before[node]
-            in_float = None if there is None else math.fsum(_local(prepared, metric, there).values()) - others
+            in_float = None if there is None else math.fsum(_local(metric, there.plan).values()) - others
             term = _with_kind(prepared, node, term, in_float)
         terms.append(term)
     return terms, rest
 
 
-def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[[Bits], float]) -> Term:
+def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[[Plan], float]) -> Term:
     """What points cost by the bits of a few groups, without those that fit no signature together.
 
     Args:
@@ -219,7 +220,7 @@ def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[
         there = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
         point = fitting(prepared.resolver, {**start, **there}, there)
         if point is not None:
-            table |= dict.fromkeys(itertools.product(*alike), price(point))
+            table |= dict.fromkeys(itertools.product(*alike), price(point.plan))
     return Term(tuple(keys), table)
 
 
@@ -229,7 +230,7 @@ def _fits(prepared: Prepared, start: Bits) -> list[Term]:
         return []
     terms = []
     for name in prepared.topology.nodes:
-        term = _term(prepared, start, _keys_at(prepared, name), lambda point: 0.0)
+        term = _term(prepared, start, _keys_at(prepared, name), lambda plan: 0.0)
         if len(term.table) < math.prod(len(prepared.space.groups[k].choices) for k in term.keys):
             terms.append(_with_kind(prepared, name, term, 0.0))
     return terms
@@ -241,13 +242,13 @@ def _keys_at(prepared: Prepared, node: str) -> list[str]:
     return [k for k in groups_at(resolver, node) if len(classes(resolver, groups[k])) > 1]
 
 
-def _cost_at(prepared: Prepared, metric: str, node: str, bits: Bits) -> float:
-    return _local(prepared, metric, bits)[node]
+def _cost_at(metric: str, node: str, plan: Plan) -> float:
+    return _local(metric, plan)[node]
 
 
-def _local(prepared: Prepared, metric: str, bits: Bits) -> dict[str, float]:
+def _local(metric: str, plan: Plan) -> dict[str, float]:
     """What every node costs with its in-edges; the graph's outputs under their own name."""
-    cost = plan_cost(prepared.resolver(bits))
+    cost = plan_cost(plan)
     rows: tuple[NodeCost | EdgeCost, ...] = (*cost.nodes, *cost.edges)
     found: dict[str, float] = {}
     for row in rows:

@@ -33,8 +33,8 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
     if not goal.costs and not goal.limits:
         return
     least = prepared.space.narrowest()
-    fewest = fitting(prepared.resolver, least) or start
-    ends = [plan_cost(prepared.resolver(bits)) for bits in (fewest, start)]
+    fewest = fitting(prepared.resolver, least)
+    ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(start))]
     goal.check(ends[0])
     kinds = any(g.is_kind for g in prepared.space.groups.values())
     for limit in (x for x in goal.limits if x.is_cost):
@@ -47,7 +47,7 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
                     f"{limit.text!r} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
                     f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
                 )
-        elif fewest == least and limit.shortfall(nearest):
+        elif fewest and fewest.bits == least and limit.shortfall(nearest):
             raise InfeasibleBits(
                 f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
                 f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"

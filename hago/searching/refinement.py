@@ -20,7 +20,8 @@ from hago.calibrate.collect import Calibration
 from hago.calibrate.mse import Mse
 from hago.calibrate.statistics import TensorStatistics
 from hago.costing import plan_cost
-from hago.fitting import fitting, refused
+from hago.errors import InfeasibleBits
+from hago.fitting import fitting, planned
 from hago.frontend.data import Batch
 from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull, thinned
 from hago.objective import Objective
@@ -104,12 +105,13 @@ def _picked(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[s
     if guide.limit is not None:
         solved = Knapsack(space, guide).solve(guide.limit)
         fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
-        picked = fits or picked
+        picked = picked if fits is None else fits.bits
 
     def missed(bits: Bits) -> float:
-        if refused(prepared.resolver, bits) is not None:
+        plan = planned(prepared.resolver, bits)
+        if isinstance(plan, InfeasibleBits):
             return math.inf
-        figures = plan_cost(prepared.resolver(bits)).figures
+        figures = plan_cost(plan).figures
         return sum(x.shortfall(float(figures[x.figure])) for x in limits)
 
     left = missed(picked)

@@ -35,14 +35,12 @@ def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
         return prepared
     resolver, groups = prepared.resolver, prepared.space.groups
     most = widest_fitting(resolver)
-    plan = resolver(most)
 
     def widest(group: Group) -> Plan:
         """Where the group has its most bits."""
-        if most[group.key] == group.choices[0]:
-            return plan
-        point = fitting(resolver, {**most, group.key: group.choices[0]}, [group.key])
-        return plan if point is None else resolver(point)
+        there = {**most.bits, group.key: group.choices[0]}
+        point = most if there == most.bits else fitting(resolver, there, [group.key])
+        return (point or most).plan
 
     space = Space({key: _merged(prepared, widest(group), group, costs) for key, group in groups.items()})
     return replace(prepared, space=space, resolver=prepared.resolver.within(space))

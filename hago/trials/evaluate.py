@@ -217,9 +217,8 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
         margin: how much larger than that accumulators must be able to hold.
     """
     space, graph = resolver.space, resolver.graph
-    bits = widest_fitting(resolver)
+    bits, plan = widest_fitting(resolver)
     while True:
-        plan = resolver(bits)
         tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
         changed = False
         for name in tight:
@@ -233,7 +232,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
                 changed = True
         if not changed:
             return bits
-        bits = fitting(resolver, bits, fewer=True) or bits
+        bits, plan = fitting(resolver, bits, fewer=True) or (bits, resolver(bits))
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
