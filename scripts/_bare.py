@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.engine.choice import choose
+from hago.engine.choose import choose
 from hago.engine.onednn import OnednnConv, prepack
 from hago.graph import CONST, INPUT, Node
 from hago.plan import Plan

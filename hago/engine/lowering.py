@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.engine import emit
 from hago.engine.chains import Chains
-from hago.engine.choice import Choice, choose
+from hago.engine.choice import Choice
+from hago.engine.choose import choose
 from hago.engine.conversions import conversion
+from hago.engine.emit import EMIT
+from hago.engine.emitting import Call
 from hago.engine.kernels import Kernels
 from hago.engine.pack import Packs
 from hago.engine.wants import Wants
@@ -88,8 +90,8 @@ class Lowering:
         if choice.kind == "double":
             return self._whole(node, "torch in float64", why, self._reference(node, torch.float64))
         if choice.kind != "reference":
-            call = emit.EMIT[choice.kind](self, node, choice)
-            if isinstance(call, emit.Call):
+            call = EMIT[choice.kind](self, node, choice)
+            if isinstance(call, Call):
                 return self._add(call.nodes, call.kernel, why, call.inputs, call.outputs, call.run)
             why = call
         return self._whole(node, "reference", why, self._reference(node))

@@ -95,7 +95,7 @@ class PairTableCall:
         return (made.permute(_back(order)),)
 
 
-def pair_table(plan: Plan, node: Node) -> Tensor:
+def entries_of_pairs(plan: Plan, node: Node) -> Tensor:
     """What a node makes of every pair of bytes, in the order of `PairTableCall`, by the reference arithmetic."""
     made, byte = plan.nodes[node.name], torch.arange(256, dtype=torch.uint8)
     held = [q.dtype.torch for q in made.operands if q is not None]
