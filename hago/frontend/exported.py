@@ -80,6 +80,12 @@ def is_reading(fx: FxNode) -> bool:
     return fx.target is operator.getitem or str(fx.target) == "aten.sym_size.int"
 
 
+def counts(fx: FxNode) -> bool:
+    """Whether a call gives indices, sizes or conditions: torch's own arithmetic on these is exact, and is kept."""
+    value = first_of(fx.meta.get("val"))
+    return isinstance(value, Tensor) and not value.is_floating_point()
+
+
 def module_path(fx: FxNode) -> str:
     """The path of the module that the call stands in; empty at the top of the model."""
     stack = list((fx.meta.get("nn_module_stack") or {}).values())

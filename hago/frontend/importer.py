@@ -20,6 +20,7 @@ from torch.fx import Node as FxNode
 from hago.errors import GraphError
 from hago.frontend.exported import (
     check_finite,
+    counts,
     first_line,
     first_of,
     identity,
@@ -149,7 +150,7 @@ class Importer:
         if target == "operator.getitem" and whole in self.parts:
             op, parts = self.parts[whole]
             return self._fold_constant(self._node(fx, op, parts[fx.args[1]]))
-        rule = self.parsers.get(target)
+        rule = None if counts(fx) else self.parsers.get(target)
         if isinstance(fx.meta.get("val"), (tuple, list)):
             read = self._parse_parts(fx, target, rule)
             if rule is not None and read is not None:

@@ -236,6 +236,20 @@ def test_integer_inputs() -> None:
 
 
 # ---------------------------------------------------------------- what is taken out
+INDICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[torch.arange(x.shape[0]) * 1, (x[:, :, 0, 0] > 0).sum(1) // 2 + 1],
+    "positions": lambda x: x.flatten(1).gather(1, ((x[:, 0, 0] > 0).cumsum(1) + 2).clamp(min=0, max=9)),
+    "lengths": lambda x: (x > 0).flatten(1).sum(1) * 2 - 1,
+    "mask": lambda x: x.masked_fill((torch.arange(x.shape[-1]) + 1 > 3) & (x.shape[0] > 0), -9.0),
+}
+
+
+@pytest.mark.parametrize("fn", INDICES.values(), ids=list(INDICES))
+def test_arithmetic_on_indices_stays_whole(fn: Callable[[Tensor], Tensor]) -> None:
+    """Numbers in it too: an index that had become a real number would index nothing."""
+    assert not {"add", "sub", "mul", "clamp", "sum"} & set(ops(check(Fn(fn), (6, 4, 5))))
+
+
 def test_what_does_nothing_in_eval_mode_is_gone() -> None:
     def fn(x: Tensor) -> Tensor:
         y = F.dropout(x.clone().contiguous().detach(), 0.5, training=False)
