@@ -81,7 +81,7 @@ def is_reading(fx: FxNode) -> bool:
 
 
 def counts(fx: FxNode) -> bool:
-    """Whether a call gives indices, sizes or conditions: torch's own arithmetic on these is exact, and is kept."""
+    """Whether a call gives indices, sizes or conditions, whose arithmetic is torch's own."""
     value = first_of(fx.meta.get("val"))
     return isinstance(value, Tensor) and not value.is_floating_point()
 

@@ -51,6 +51,17 @@ _SIZES: Final = {
     "aten.flatten.using_ints": "size",
 }
 
+#: Calls that make a tensor of nothing but numbers; random ones are none of them.
+_FILLED: Final = frozenset(
+    f"aten.{n}"
+    for n in ("arange.default", "arange.start", "arange.start_step", "eye.default", "eye.m", "full.default",
+              "linspace.default", "ones.default", "scalar_tensor.default", "zeros.default")
+)  # fmt: skip
+#: Ops that only move values: they are read on indices and conditions too.
+_OF_ANY_DTYPE: Final = frozenset(
+    {"concat", "expand", "index", "permute", "reshape", "select", "slice", "squeeze", "stack", "to", "unsqueeze"}
+)
+
 
 class Importer:
     """Reads one ExportedProgram. Lives for one import; `run` gives the Graph."""
@@ -150,7 +161,9 @@ class Importer:
         if target == "operator.getitem" and whole in self.parts:
             op, parts = self.parts[whole]
             return self._fold_constant(self._node(fx, op, parts[fx.args[1]]))
-        rule = None if counts(fx) else self.parsers.get(target)
+        rule = self.parsers.get(target)
+        if rule is not None and counts(fx) and rule.name not in _OF_ANY_DTYPE:
+            rule = None
         if isinstance(fx.meta.get("val"), (tuple, list)):
             read = self._parse_parts(fx, target, rule)
             if rule is not None and read is not None:
@@ -208,14 +221,10 @@ class Importer:
         return self._add(name, _opaque.NAME, tuple(inputs), attrs, fx.meta.get("val"))
 
     def _fold_constant(self, made: Ref) -> Ref:
-        """A node that reads constants only is computed now and becomes one."""
+        """A node that reads constants only, or fills a tensor of a known size, is computed now and becomes one."""
         node = self.nodes[-1]
-        if (
-            node.name != made.name
-            or not node.inputs
-            or any(s not in self.consts for s in node.inputs)
-            or node.shape is None
-        ):
+        known = bool(node.inputs) or node.attrs.get("target") in _FILLED
+        if node.name != made.name or not known or any(s not in self.consts for s in node.inputs) or node.shape is None:
             return made
         tensors = [self.consts[s] for s in node.inputs]
         rule = self.ops.get(node.op)
