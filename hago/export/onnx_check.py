@@ -19,6 +19,7 @@ from hago.export.onnx_file import OnnxFile
 from hago.export.onnx_padding import inside
 from hago.export.onnx_parts import Part, Parts
 from hago.export.onnx_values import Value, kind_of_value, numpy_dtype
+from hago.export.onnx_writer import Writer
 from hago.graph import Node
 from hago.plan import Plan
 from hago.realization import IntegerModel
@@ -146,7 +147,11 @@ class _Checker:
         self.places: dict[str, PlaceCheck] = {}
         self.outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
-        kinds = {name: kind_of_value(v) for name, (_, v) in self.named.items()}
+        writer = Writer(plan.graph)
+        kinds = {
+            name: writer.kind_of(writer.dtypes[place]) if v.held == "real" else kind_of_value(v)
+            for name, (place, v) in self.named.items()
+        }
         kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
         self.parts = Parts(made.model, kinds)
         self.sessions: dict[str, tuple[Part, Run]] = {}

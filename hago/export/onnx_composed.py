@@ -140,9 +140,7 @@ def _masks(w: Writer, node: Node, x: Inputs, out: str, size: tuple[int, int]) ->
         ones = torch.ones(size, dtype=torch.bool).tril()
         found.append(w.constant(w.fresh(f"{out}:causal"), torch.zeros(size).masked_fill(~ones, -math.inf)))
     if len(x) > 3:
-        source = w.graph[node.inputs[3]]
-        const = w.graph.consts.get(source.name)
-        boolean = const.dtype == torch.bool if const is not None else source.attrs.get("dtype") == "bool"
+        boolean = w.dtypes[node.inputs[3]] == torch.bool
         zero, never = w.number(0.0, out), w.number(-math.inf, out)
         found.append(w.step("Where", [x[3], zero, never], out) if boolean else x[3])
     return found

@@ -162,13 +162,14 @@ class Walk:
         return found
 
     def _kind(self, node: Node) -> int:
-        if node.op == CONST:
-            return self.w.kind_of(self.graph.consts[node.name].dtype)
-        return self.w.kind_of(node.attrs.get("dtype", "float32") if node.op in (INPUT, "to") else "float32")
+        return self.w.kind_of(self.w.dtypes[node.name])
 
     def _shape(self, node: Node) -> list[int | str]:
         if node.shape is None:
             raise UnsupportedOp(f"output {node.name!r} is not a tensor; ONNX returns tensors only")
         if node.op == CONST:
             return list(node.shape)
-        return ["batch" if d == 0 and s == 1 else s for d, s in enumerate(node.shape)]
+        if node.shape[:1] in ((), (1,)) or node.op == INPUT:
+            return ["batch" if d == 0 and s == 1 else s for d, s in enumerate(node.shape)]
+        # the batch is part of an axis, or another one; a size that is wrong misleads engines
+        return [f"{node.name}:{d}" for d in range(len(node.shape))]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hago.export.onnx_file import Walk
 from hago.export.onnx_moved import MOVED, Emit, mover, passes_through, same_through_reals
-from hago.export.onnx_real import emit_real, squeeze_pooled
+from hago.export.onnx_real import emit_real, rows_back, squeeze_pooled
 from hago.export.onnx_values import Value, quantizes_to
 from hago.export.onnx_writer import MICROSOFT
 from hago.graph import Node
@@ -108,7 +108,7 @@ def _rows(walk: Walk, node: Node, made: NodePlan) -> Value:
     x = walk.scales.dequantize(Value(rows, "stored", value.qparams), 2, w.fresh(f"{name}:rows"))
     rest = [_real_operand(walk, node, made, e) for e in node.edges[1:]]
     product = w.step("Gemm", [x, *rest], name, transB=1)
-    back = w.integers([-1, *shape[1:]], name)
+    back = rows_back(w, value.name, shape, name)
     if is_wide(made):
         return Value(w.op("Reshape", [product, back], node.name), "real")
     flat = walk.scales.quantize(product, made.out, 2, w.fresh(f"{name}:flat"))

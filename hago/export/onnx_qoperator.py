@@ -16,7 +16,7 @@ import torch
 from hago.export.onnx_carried import emit_carried
 from hago.export.onnx_file import Walk
 from hago.export.onnx_moved import Emit, all_bytes, mover, passes_through
-from hago.export.onnx_real import emit_real, pads
+from hago.export.onnx_real import emit_real, pads, rows_back
 from hago.export.onnx_values import Value, numpy_dtype
 from hago.export.onnx_writer import MICROSOFT
 from hago.graph import Node
@@ -164,7 +164,7 @@ def _gemm(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> N
     flat = out if len(shape) == 2 else w.fresh(f"{out}:flat")
     w.op("QGemm", inputs, flat, MICROSOFT, transB=int(node.op == "linear"))
     if flat != out:
-        w.op("Reshape", [flat, w.integers([-1, *(node.shape or ())[1:]], out)], out)
+        w.op("Reshape", [flat, rows_back(w, x[0].name, node.shape or (), out)], out)
 
 
 def _matmul(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:

@@ -95,6 +95,20 @@ def _clamp(w: Writer, node: Node, x: Inputs, out: str) -> None:
     w.op("Clip", [x[0], *(limits if limits[1] else limits[:1])], out)
 
 
+def rows_back(w: Writer, x: str, shape: Sequence[int], out: str) -> str:
+    """The shape to lay rows of a matrix product out as.
+
+    Args:
+        x: what the rows came from; its axes but the last are kept.
+        shape: of the result at batch 1.
+    """
+    if shape[0] == 1 and 1 not in shape[1:-1]:
+        return w.integers([-1, *shape[1:]], out)
+    # the batch may be on any axis
+    kept = w.step("Shape", [x], out, start=0, end=-1)
+    return w.step("Concat", [kept, w.integers(shape[-1:], out)], out, axis=0)
+
+
 def window(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """A pooling's attributes in ONNX."""
     return {
@@ -204,14 +218,16 @@ def _resize(mode: str) -> Emit:
     def emit(w: Writer, node: Node, x: Inputs, out: str) -> None:
         size, factors = node.attrs["size"], node.attrs["factors"]
         how = "asymmetric" if mode == "nearest" else "align_corners" if node.attrs["align_corners"] else "half_pixel"
-        w.need(18)
         attrs = {"mode": mode, "coordinate_transformation_mode": how}
         attrs |= {"nearest_mode": "floor"} if mode == "nearest" else {}
         if size is None:
             scales = np.asarray([1.0, 1.0, *factors], dtype=np.float32)
             w.op("Resize", [x[0], "", w.constant(w.fresh(f"{out}:factors"), scales)], out, **attrs)
         else:
-            w.op("Resize", [x[0], "", "", w.integers(size, out)], out, axes=[2, 3], **attrs)
+            # with `axes` ONNX Runtime 1.31 refuses the node where it lays channels last
+            kept = w.step("Shape", x[:1], out, start=0, end=2)
+            sizes = w.step("Concat", [kept, w.integers(size, out)], out, axis=0)
+            w.op("Resize", [x[0], "", "", sizes], out, **attrs)
 
     return emit
 
@@ -276,6 +292,10 @@ REAL: Final[Mapping[str, Emit]] = {
 }
 
 
+#: Ops whose operands may be of different dtypes.
+_OF_TWO: Final = frozenset({"add", "sub", "mul", "div"})
+
+
 def emit_real(w: Writer, node: Node, inputs: Inputs, out: str) -> None:
     """A node on real values.
 
@@ -285,9 +305,16 @@ def emit_real(w: Writer, node: Node, inputs: Inputs, out: str) -> None:
     if node.op == _opaque.NAME:
         emit_opaque(w, node, inputs, out)
     elif node.op in REAL:
+        if node.op in _OF_TWO:
+            inputs = [_as_real(w, s, x, out) for s, x in zip(node.inputs, inputs, strict=True)]
         REAL[node.op](w, node, inputs, out)
     else:
         raise UnsupportedOp(f"node {node.name!r}: ONNX export knows no op {node.op!r}")
+
+
+def _as_real(w: Writer, source: str, x: str, out: str) -> str:
+    """What may be whole numbers, or conditions, beside real numbers."""
+    return x if w.dtypes[source].is_floating_point else w.step("Cast", [x], out, to=w.kind_of("float32"))
 
 
 def check_real(node: Node) -> str | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError
+from hago.export.onnx_dtypes import Dtypes
 from hago.graph import Graph
 
 MICROSOFT: Final = "com.microsoft"
@@ -46,7 +47,7 @@ class Writer:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self.dtypes = graph, Dtypes(graph)
         self.opset = BASE_OPSET
         self._onnx = load_onnx()
         self._nodes: list[Any] = []

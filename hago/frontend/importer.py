@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
@@ -36,6 +37,7 @@ from hago.frontend.exported import (
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops, _opaque, parsers
 from hago.ops._rule import Call, OpRule, Parsed, Ref
+from hago.ops._rules import has_ref
 
 #: Calls that give their first argument back, in eval mode.
 _IDENTITIES: Final = frozenset(
@@ -57,6 +59,8 @@ _FILLED: Final = frozenset(
     for n in ("arange.default", "arange.start", "arange.start_step", "eye.default", "eye.m", "full.default",
               "linspace.default", "ones.default", "scalar_tensor.default", "zeros.default")
 )  # fmt: skip
+#: Calls that do so in the dtype of a tensor that they do not read, and the number that they fill with.
+_FILLED_LIKE: Final = {"aten.new_zeros.default": 0, "aten.new_ones.default": 1, "aten.new_full.default": None}
 #: Ops that only move values: they are read on indices and conditions too.
 _OF_ANY_DTYPE: Final = frozenset(
     {"concat", "expand", "index", "permute", "reshape", "select", "slice", "squeeze", "stack", "to", "unsqueeze"}
@@ -210,6 +214,10 @@ class Importer:
         return self._add(name, op, tuple(inputs), parsed.attrs, first_of(fx.meta.get("val")))
 
     def _opaque(self, fx: FxNode, target: str) -> Ref:
+        if target in _FILLED_LIKE and not has_ref(sizes := self._value(fx.args[1])):
+            number: Any = fx.args[2] if _FILLED_LIKE[target] is None else _FILLED_LIKE[target]
+            name = self._name(fx, target.split(".")[1])
+            return self._const(name, torch.full(sizes, number, dtype=fx.meta["val"].dtype))
         inputs: list[str] = []
         try:
             args = [_opaque.pack(self._value(a), inputs) for a in fx.args]

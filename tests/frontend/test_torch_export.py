@@ -285,6 +285,18 @@ def test_what_depends_on_constants_alone_is_computed_once() -> None:
     assert ops(graph) == ["linear"] and len(graph.consts) == 1
 
 
+def test_what_numbers_fill_is_computed_once() -> None:
+    """Where the batch has no part in its size, and no chance in its values."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x * (torch.arange(5) * 2 + x.new_full((5,), 3.0)) + x.new_zeros(4, 1).expand(4, 5)
+
+    assert ops(check(Fn(fn), (4, 5))) == ["mul", "add"]
+    assert "opaque" in ops(check(Fn(lambda x: x + x.new_ones(x.shape[0], 1, 1)), (4, 5)))
+    drawn = from_torch(Fn(lambda x: x + torch.rand(5)).eval(), (images(2, 4, 5),))
+    assert "opaque" in ops(drawn)
+
+
 def test_a_whole_slice_is_no_node() -> None:
     assert ops(check(Fn(lambda x: torch.relu(x[:, :, :])[:, 0:4]), (4, 5))) == ["relu"]
 

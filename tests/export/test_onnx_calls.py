@@ -1,0 +1,176 @@
+"""ONNX files of calls that hago has no op for: sizes, indices and conditions, at a batch size not seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from networks import images, randomized
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hago.errors import UnsupportedOp
+from hago.execute import run_real
+from hago.export import onnx_opaque
+from hago.export.onnx_check import check_onnx
+from hago.export.onnx_engines import onnxruntime
+from hago.export.onnx_export import make_onnx
+from hago.frontend.torch_export import from_torch
+from hago.graph import Graph
+from hago.hardware_file import load_hardware
+from hago.ops import OPS
+from hago.plan import Plan
+from hago.prepare import prepare
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+CHIP: Final = load_hardware("onnxruntime_cpu")
+
+
+class Fn(nn.Module):
+    """A function of one tensor as a module."""
+
+    def __init__(self, fn: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fn(x)
+
+
+def rows(x: Tensor) -> Tensor:
+    """Indices of whole numbers, two for every row: 0 to 3."""
+    return (x > 0).cumsum(1)[:, :2] - 1
+
+
+#: On images of 4 channels of 4 by 5.
+CALLS: Final[dict[str, Callable[[Tensor], Any]]] = {
+    "sizes": lambda x: x.reshape(x.shape[0] * 2, -1, 5).repeat(1, 2, 1) + torch.zeros(x.shape[0] * 2, 1, 1),
+    "a token": lambda x: torch.cat([torch.ones(1, 1, 4, 5).expand(x.shape[0], -1, -1, -1), x], 1),
+    "pairs": lambda x: (x[None] * x[:, None]).reshape(x.shape[0], x.shape[0] * 4, 20),
+    "more axes": lambda x: x.repeat(2, 1, 1, 1, 1),
+    "sizes subtracted": lambda x: torch.ones(x.shape[0] + 2 - 1, 4) * x.shape[0],
+    "halves": lambda x: x.flatten(1).reshape(x.shape[0] * 4 // 2, 40),
+    "filled": lambda x: x + torch.full((x.shape[0], 1, 1, 1), 0.5) + x.new_zeros(x.shape[0], 1, 4, 1),
+    "filled as it is": lambda x: x + x.new_ones(x.shape[0], 1, 1, 1) + x.new_full((x.shape[0], 4, 1, 1), 2.5),
+    "ranges": lambda x: (torch.arange(x.shape[0]), torch.arange(x.shape[0], x.shape[0] * 3, x.shape[0])),
+    "ranges from one": lambda x: x.sum(1) * torch.arange(1, x.shape[0] + 1)[:, None, None],
+    "roots": lambda x: ((x.abs() + 1).rsqrt(), (x.abs() + 1).sqrt().reciprocal().log()),
+    "waves": lambda x: x.sin() + x.cos() + x.erf() + x.exp(),
+    "steps": lambda x: (x.floor(), x.ceil(), (x * 2).round(), x.sign()),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=1) + torch.linalg.vector_norm(x, 1, dim=(1,)),
+    "powers": lambda x: x.abs() ** 1.5,
+    "soft": lambda x: F.softplus(x) + F.mish(x),
+    "fused product": lambda x: torch.addcmul(x, x, x),
+    "the larger": lambda x: torch.maximum(x, -x) + torch.minimum(x, x * x),
+    "indices": lambda x: (rows(x) * 2 + 1, rows(x) - rows(x) * 3, torch.add(rows(x), rows(x))),
+    "compared with numbers": lambda x: (x == 0, x != 0, x < 0, x <= 0.5, x > 0, x >= 1),
+    "compared": lambda x: (x == -x, x != -x, x < -x, x <= -x, x > -x, x >= -x),
+    "whole and real": lambda x: (rows(x) > 0.5, rows(x)[:, :1, :1] >= x[:, :1, :1], rows(x) == 1),
+    "conditions": lambda x: ((x > 0) & (x < 1)) | ~(x > -1),
+    "logic": lambda x: torch.logical_or(torch.logical_and(x > 0, x < 1), torch.logical_not(x > -1)),
+    "conditions compared": lambda x: (x > 0) == (x < 1),
+    "where": lambda x: torch.where(x > 0, x, -x) + torch.where(x > 0, x, 2.0) + torch.where(x > 0, 1.0, x),
+    "where numbers": lambda x: torch.where(x > 0, 1.0, 2.0),
+    "masked": lambda x: x.masked_fill(x > 0, -9.0),
+    "counted": lambda x: (x > 0).cumsum(1) + x.cumsum(2).cumsum(1),
+    "gathered": lambda x: x.gather(2, torch.where(rows(x) < 0, 0, rows(x))),
+    "indexed": lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(2)[None]],
+    "rolled": lambda x: torch.roll(x, (-1, 2), (2, 3)) + torch.roll(x, (3,), (1,)) + torch.roll(x, 0, 1),
+    "differences": lambda x: (x.diff(dim=2), x.diff(dim=1, prepend=x[:, :1]), (x > 0).cumsum(1).diff(dim=1)),
+    "as another": lambda x: (x > 0).cumsum(1).type_as(x),
+    "copied": lambda x: torch.ops.aten.alias(x.clone(memory_format=torch.contiguous_format)) + 1,
+}
+
+
+#: Older spellings, and those of programs that were traced in other ways.
+UNSEEN: Final = {
+    *(f"aten.{n}.default" for n in ("_unsafe_view", "alias", "clone", "reshape")),
+    *(f"aten.bitwise_{n}.Tensor" for n in ("and", "or")),
+}
+
+
+def imported(fn: Callable[[Tensor], Any]) -> Graph:
+    return from_torch(Fn(fn).eval(), (images(2, 4, 4, 5),))
+
+
+def said(graph: Graph) -> Any:
+    return make_onnx(Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges))).model
+
+
+@pytest.mark.parametrize("fn", CALLS.values(), ids=list(CALLS))
+def test_calls(fn: Callable[[Tensor], Any]) -> None:
+    graph, x = imported(fn), images(3, 4, 4, 5, seed=3)
+    theirs = list(onnxruntime(said(graph), threads=1)({graph.inputs[0]: x.numpy()}).values())
+    ours = run_real(graph, [x])
+    for mine, other in zip(ours, theirs, strict=True):
+        assert other.dtype == mine.numpy().dtype
+        np.testing.assert_allclose(other, mine.numpy(), rtol=2e-5, atol=2e-5)
+
+
+def test_every_call_is_tried() -> None:
+    known = set(onnx_opaque._TARGETS)
+    tried = {n.attrs["target"] for fn in CALLS.values() for n in imported(fn) if n.op == "opaque"}
+    # other overloads of calls that are tried, or calls that torch.export writes as these
+    spelled = {t for t in known if t.rpartition(".")[0] in {u.rpartition(".")[0] for u in tried}}
+    assert known - spelled == UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (lambda x: torch.roll(x, 1), "roll of the flattened"),
+        (lambda x: 2.0**x, "aten.pow.Scalar"),
+        (lambda x: (x > 0).cumsum(1) & (x < 0).cumsum(1), "bits"),
+        (lambda x: x[:, torch.arange(2), (x > 0).cumsum(1)[0, 0, 0, :2]], "indexing"),
+        (lambda x: x.diff(n=2), "difference"),
+        (lambda x: torch.linalg.vector_norm(x, 3, dim=1), "vector norm of order 3"),
+        (lambda x: F.softplus(x, beta=2), "softplus"),
+    ],
+)
+def test_what_has_no_op(fn: Callable[[Tensor], Any], says: str) -> None:
+    with pytest.raises(UnsupportedOp, match=says):
+        said(imported(fn))
+
+
+# ---------------------------------------------------------------- networks
+class Attention(nn.Module):
+    """Heads over a sequence, with a mask that is computed; the batch is the second axis on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        masked = (places[None] > places[:, None])[None, None] & x.new_ones(x.shape[0], 1, 1, 1, dtype=torch.bool)
+        x, _ = self.attention(x, x, x, need_weights=True)
+        return self.last(F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], ~masked)[:, 0])
+
+
+class Enlarged(nn.Module):
+    """A convolution before and after a map is enlarged to a size."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode, self.first, self.last = mode, nn.Conv2d(4, 8, 3), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.interpolate(self.first(x), size=x.shape[-2:], mode=self.mode))
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [(Attention(), (5, 8)), (Enlarged("bilinear"), (4, 8, 6)), (Enlarged("nearest"), (4, 8, 6))],
+    ids=["attention", "bilinear", "nearest"],
+)
+def test_networks(network: nn.Module, shape: tuple[int, ...], form: str) -> None:
+    made = prepare(randomized(network), CHIP, [images(2, *shape)])
+    plan = made.resolver(made.space.widest())
+    found = check_onnx(make_onnx(plan, form), plan, [[images(3, *shape, seed=1)]])
+    assert found.compared > 100 and found.differing == 0
