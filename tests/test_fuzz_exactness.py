@@ -38,6 +38,13 @@ def test_clamps_in_a_row(limits: tuple[tuple[float | None, float | None], ...]) 
         assert compare(prepared.resolver(prepared.space.widest()), [seeded(2, 3, 6, 6) * 3]).same
 
 
+def test_sums_that_float32_rounds_are_shifted_at_the_output_as_they_are() -> None:
+    """Sums past 2**24 next to a tie, on a chip that shifts when it stores an output of 16 bits."""
+    counts = fuzz_exactness.Counts()
+    fuzz_exactness.check(990089, counts)
+    assert counts.wrong == [] and counts.values > 0
+
+
 def test_a_sum_of_types_that_kernels_do_not_store() -> None:
     """Network 3103 of the script: a real operand quantized to a type that the pass over rows cannot read."""
     counts = fuzz_exactness.Counts()

@@ -65,7 +65,7 @@ class Chains:
         """Requantization at the output, a clamp, and what is stored; whether anything can be."""
         made = self.plan.nodes[end.name]
         if made.out_simq is not None:
-            moved = self._move(made.out_simq, made, tail.channels)
+            moved = self._move(made.out_simq, tail.channels, largest_sum(made))
             if moved is None or stored_type(made.out) is None:
                 return False
             tail.stored = [Stored(end.name, moved, made.out)]
@@ -109,7 +109,9 @@ class Chains:
         if self.wants.names[end.edges[1 - slot]] not in self.made or not self._along_one_axis(node, end):
             return node
         added, out = self.added(tail, end, slot), self.plan.nodes[end.name]
-        if added is None or (out.out_simq is not None and self._move(out.out_simq, out, tail.channels) is None):
+        if added is None:
+            return node
+        if out.out_simq is not None and self._move(out.out_simq, tail.channels, largest_sum(out)) is None:
             return node
         tail.added = added
         tail.nodes.append(end.name)
@@ -163,18 +165,23 @@ class Chains:
             assert simq.source is not None
             real = to_real(simq.source, channels)
             return None if isinstance(real, str) else Stored(name, real, None)
-        moved = self._move(simq, made, channels)
+        moved = self._move(simq, channels, largest_value(made))
         return None if moved is None else Stored(name, moved, simq.target)
 
-    def _move(self, simq: SimQ, made: NodePlan, channels: int) -> Moved | None:
+    def _move(self, simq: SimQ, channels: int, largest: float) -> Moved | None:
         assert simq.source is not None and simq.target is not None
         if stored_type(simq.target) is None:
             return None
-        found = self.packs.move(simq, self.how, channels, largest_value(made))
+        found = self.packs.move(simq, self.how, channels, largest)
         return None if isinstance(found, str) else found
 
 
 def largest_value(made: NodePlan) -> float:
     """The largest |c| of a node's own value."""
-    emits = made.out_simq is None and made.table is None and made.proved and not made.within_hull
-    return min(largest_of(made.out), made.bound) if emits else largest_of(made.out)
+    return largest_sum(made) if made.out_simq is None and made.table is None else largest_of(made.out)
+
+
+def largest_sum(made: NodePlan) -> float:
+    """The largest |c| of a node before its output is requantized."""
+    whole = largest_of(made.out if made.out_simq is None else made.register)
+    return min(whole, made.bound) if made.proved and not made.within_hull else whole
