@@ -12,7 +12,7 @@ from hago.engine.choice import Choice, axis_of, is_flat
 from hago.engine.emitting import NO_FORM, Call, Owner, place, stored_const, window, with_tail
 from hago.engine.moves import SLACK, stored_type
 from hago.engine.onednn_call import onednn_call
-from hago.engine.pack import LEAST_TILED
+from hago.engine.pack import tiles_pay
 from hago.engine.products import MatmulCall, MultiplyCall
 from hago.engine.tail import Tail
 from hago.graph import Node
@@ -32,7 +32,7 @@ def conv(owner: Owner, node: Node, choice: Choice) -> Call | str:
     values, zero = stored_type(x), int(x.zero_point)
     assert values is not None
     words = values == native.TYPES["int16"]
-    tiles = owner.kernels.tiles.exact and g.window >= LEAST_TILED and not words
+    tiles = owner.kernels.tiles.exact and not words and tiles_pay(g)
     packed = owner.packs(made.consts[1], g, tiles, node.op == "matmul", words)
     offset = packed.offsets(made.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
     zeros = torch.full((g.channels * (1 + words) + SLACK,), zero % 256, dtype=torch.uint8)

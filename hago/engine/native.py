@@ -86,7 +86,7 @@ class Conv(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
         *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
-        *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps")),
+        *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
         ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
     ]  # fmt: skip
 
@@ -139,7 +139,7 @@ def conv_of(geometry: Any, packed: Any, values: int, offset: Any, zeros: Any) ->
     g, size = geometry, packed.weight.element_size()
     return Conv(
         g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, values,
-        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps,
+        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
         packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
     )  # fmt: skip
 

@@ -33,6 +33,8 @@ LANES: Final = 16
 STEP: Final = 64
 #: Bytes of a window from which on matrix tiles pay: below, their sums are stored more often than they are added to.
 LEAST_TILED: Final = 384
+#: Rows that are woven, at most.
+MOST_WOVEN: Final = 16
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
 Made = TypeVar("Made")
@@ -107,6 +109,7 @@ class Packed:
     taps: int
     gather: int
     steps: int = 0
+    woven: int = 0
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
         """What sums start from: the bias less the zero point's share, modulo 2**32, in panels."""
@@ -172,16 +175,47 @@ def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
     panel = _panel(each)
     panels = -(-each // panel)
     taps = weight.permute(0, 2, 3, 1).reshape(geometry.out_channels, -1, weight.shape[1])
-    gather = AT_PIXELS
-    if weight.shape[1] % four:  # few channels: a row of the window at once, or all of it where it is no row
-        gather = IN_ROWS if geometry.groups == 1 and geometry.dilation[1] == 1 else IN_PATCH
+    gather, woven = _gather(geometry, four), _woven(geometry) if tiles else 0
+    if woven:
+        taps = _weave(weight, woven)
+    elif gather != AT_PIXELS:
         taps = taps.reshape(geometry.out_channels, geometry.kernel[0] if gather == IN_ROWS else 1, -1)
     depth = -(-taps.shape[2] // four) * four
     room = torch.zeros(geometry.groups, panels * panel, taps.shape[1], depth, dtype=weight.dtype)
     room[:, :each, :, : taps.shape[2]] = taps.reshape(geometry.groups, each, taps.shape[1], -1)
-    steps = -(-taps.shape[1] * depth // STEP) if tiles else 0
-    laid = _tiled(room, steps) if steps else _paneled(room, panel, four)
-    return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps)
+    step = depth if woven else STEP
+    steps = -(-taps.shape[1] * depth // step) if tiles else 0
+    laid = _tiled(room, steps, step) if steps else _paneled(room, panel, four)
+    return Packed(laid.contiguous(), sums, panel, panels, depth * size, taps.shape[1], gather, steps, woven)
+
+
+def tiles_pay(geometry: Geometry) -> bool:
+    """Whether matrix tiles take less time than vectors."""
+    return geometry.window >= LEAST_TILED or (geometry.kernel[0] > 1 and _woven(geometry) > 0)
+
+
+def _woven(geometry: Geometry) -> int:
+    """Rows of a window that a step of tiles reads at once; 0 where windows are not read in rows."""
+    height, row = geometry.kernel[0], geometry.kernel[1] * geometry.channels
+    if _gather(geometry, 4) != IN_ROWS or row > STEP:
+        return 0
+    steps = -(-height // min(STEP // row, MOST_WOVEN))
+    return -(-height // steps)
+
+
+def _weave(weight: Tensor, rows: int) -> Tensor:
+    """(out, in, h, w) as (out, step, w * rows * in), with zeros for rows that are not there."""
+    out, channels, height, width = weight.shape
+    steps = -(-height // rows)
+    taps = F.pad(weight.permute(0, 2, 3, 1), (0, 0, 0, 0, 0, steps * rows - height))
+    return taps.reshape(out, steps, rows, width, channels).transpose(2, 3).reshape(out, steps, -1)
+
+
+def _gather(geometry: Geometry, four: int) -> int:
+    """How a window is read: of few channels a row of it at once, or all of it where it is no row."""
+    if geometry.channels // geometry.groups % four == 0:
+        return AT_PIXELS
+    return IN_ROWS if geometry.groups == 1 and geometry.dilation[1] == 1 else IN_PATCH
 
 
 def _paneled(room: Tensor, panel: int, four: int) -> Tensor:
@@ -190,11 +224,11 @@ def _paneled(room: Tensor, panel: int, four: int) -> Tensor:
     return room.reshape(groups, channels // panel, panel, taps, depth // four, four).permute(0, 1, 3, 4, 2, 5)
 
 
-def _tiled(room: Tensor, steps: int) -> Tensor:
-    """The same as [16 channels of a panel][step][16][16 channels][4], windows filled up with zeros."""
+def _tiled(room: Tensor, steps: int, step: int) -> Tensor:
+    """The same as [16 channels of a panel][step][step / 4][16 channels][4], windows filled up with zeros."""
     windows = room.reshape(-1, room.shape[2] * room.shape[3])
-    windows = F.pad(windows, (0, steps * STEP - windows.shape[1]))
-    return windows.reshape(-1, LANES, steps, STEP // 4, 4).permute(0, 2, 3, 1, 4)
+    windows = F.pad(windows, (0, steps * step - windows.shape[1]))
+    return windows.reshape(-1, LANES, steps, step // 4, 4).permute(0, 2, 3, 1, 4)
 
 
 def _panel(channels: int) -> int:
@@ -204,11 +238,21 @@ def _panel(channels: int) -> int:
 
 
 def _pack_channels(weight: Tensor, sums: Tensor) -> Packed:
-    """[block of 64 channels][four taps][4][16 channels][4]; channel 16 l + 4 i + e of a block is (i, l, e). Of int16:
-    [block of 32 channels][two taps][2][16 channels][2]; channel 8 l + 4 i + e is (i, l, e)."""
-    channels, taps, four = weight.shape[0], weight.shape[2] * weight.shape[3], 4 // weight.element_size()
-    fours, blocks = -(-taps // four), -(-channels // (LANES * four))
-    room = torch.zeros(blocks * LANES * four, four * fours, dtype=weight.dtype)
-    room[:channels, :taps] = weight.reshape(channels, taps)
+    """[block of 64 channels][column of a window][four rows][4][16 channels][4]; channel 16 l + 4 i + e of a block is
+    (i, l, e), and the channels of a block of at most 32 stand there twice.
+
+    Of int16: [block of 32 channels][two taps][2][16 channels][2]; channel 8 l + 4 i + e is (i, l, e)."""
+    channels, _, height, width = weight.shape
+    four = 4 // weight.element_size()
+    if four == 4:
+        taps = F.pad(weight[:, 0].mT, (0, -height % four)).reshape(channels, -1)
+    else:
+        taps = F.pad(weight.reshape(channels, -1), (0, height * width % four))
+    fours, block = taps.shape[1] // four, LANES * four
+    blocks = -(-channels // block)
+    room = torch.zeros(blocks * block, four * fours, dtype=weight.dtype)
+    room[:channels] = taps
+    if four == 4 and 0 < channels % block <= block // 2:
+        room[-block // 2 :] = room[-block : -block // 2]
     parts = room.reshape(blocks, 4, four, 4, fours, four).permute(0, 4, 2, 1, 3, 5)
-    return Packed(parts.contiguous(), sums, 0, 1, 4 * fours, taps, AT_PIXELS)
+    return Packed(parts.contiguous(), sums, 0, 1, 4 * fours, height * width, AT_PIXELS)

@@ -37,7 +37,7 @@ def test_sums_that_leave_their_register(after: str, op: str, overflow: str) -> N
     assert not plan.nodes["sum"].proved
     executor = Executor(plan)
     if kernels().passes.exact:
-        assert next(r.kernel for r in executor.explain().rows if r.node == "sum") in ("native add", "native conv")
+        assert next(r.kernel for r in executor.explain().rows if r.node == "sum").startswith("native ")
     inputs = [8 * v for v in data]  # so that one operand is at its ends
     (fast,), (exact,) = executor.run(inputs), IntegerModel(plan).run(inputs)
     assert fast.shape == exact.shape and differing(fast, exact) == 0

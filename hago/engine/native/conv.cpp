@@ -203,7 +203,7 @@ void panel_of(const Job& j, const Pixels& pixels, int group, int panel, int64_t 
 }  // namespace
 
 void by_panels(const Job& j, int first, int count, int64_t begin, int64_t end, Room& room) {
-#ifdef __AMX_INT8__
+#if defined(__AMX_INT8__) && defined(__AVX512VBMI__)
   if (j.c.steps) return by_tiles(j, first, count, begin, end, room);
 #endif
   const Pixels pixels(j, begin, end);

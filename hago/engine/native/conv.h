@@ -19,7 +19,8 @@ struct Conv {
   int32_t depth;         // bytes of a tap; a multiple of 4
   int32_t taps;          // AT_PIXELS: kernel_h * kernel_w; IN_ROWS: kernel_h, each a row of pixels; IN_PATCH: 1
   int32_t gather;
-  int32_t steps;         // of 64 bytes, of a window that is read in matrix tiles; 0 for no tiles
+  int32_t steps;         // of a window that is read in matrix tiles: of 64 bytes, or of woven rows; 0 for no tiles
+  int32_t woven;         // rows of a window that tiles read at once, `depth` bytes of them; 0 where they do not
   const int8_t* weight;  // [group][panel][tap][depth / 4][panel channels][4 bytes]; see pack.py for the others
   const int32_t* offset; // [group][panels * panel]: bias - zero point * sum of the weights
   const uint8_t* zeros;  // `channels` (and 64 more) bytes of zero points, as stored
@@ -58,7 +59,8 @@ inline bool is_pointwise(const Job& j) {
   return c.gather == AT_PIXELS && c.taps == 1 && j.s.out_height == 1 && j.s.height == 1 && !c.pad_w && c.stride_w == 1;
 }
 
-// Images with their padding around them, where rows of pixels are read at once: no window lies across an edge.
+// Images with their padding around them, where rows of windows are read at once: no window lies across an edge. Rows
+// that are woven are unsigned, and 64 bytes may be read past their end.
 struct Padded {
   Conv conv;
   Shape shape;
@@ -66,16 +68,22 @@ struct Padded {
   std::vector<uint8_t> room;
 
   Padded(const Conv& c, const Shape& s, const uint8_t* from, int threads) : conv(c), shape(s), x(from) {
-    if (c.gather != IN_ROWS || !(c.pad_h || c.pad_w)) return;
+    if (c.gather != IN_ROWS || !(c.pad_h || c.pad_w || c.woven)) return;
+    const bool flips = c.woven && c.values == I8;
+    const uint8_t flip = flips ? 0x80 : 0;
+    if (flips) conv.values = U8;
     conv.pad_h = conv.pad_w = 0;
     shape.height += 2 * c.pad_h;
     shape.width += 2 * c.pad_w;
     const int64_t row = s.width * c.channels, wide = shape.width * c.channels, edge = (int64_t)c.pad_w * c.channels;
-    room.assign(s.images * shape.height * wide, c.zeros[0]);
+    room.assign(s.images * shape.height * wide + 64, c.zeros[0] ^ flip);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t image = 0; image < s.images; ++image)
-      for (int64_t y = 0; y < s.height; ++y)
-        std::memcpy(&room[(image * shape.height + y + c.pad_h) * wide + edge], from + (image * s.height + y) * row, row);
+      for (int64_t y = 0; y < s.height; ++y) {
+        uint8_t* to = &room[(image * shape.height + y + c.pad_h) * wide + edge];
+        const uint8_t* at = from + (image * s.height + y) * row;
+        for (int64_t i = 0; i < row; ++i) to[i] = at[i] ^ flip;
+      }
     x = room.data();
   }
 };
@@ -159,8 +167,14 @@ __attribute__((noinline)) void end_quick(const Output& o, const Tile& tile) {
 
 // What follows the sums of a panel.
 inline void end_rows(const Job& j, const Tile& tile) {
-  if (j.end_form != QUICK) return finish_any(j.t, j.plain, tile);
   const Output& o = j.t.output[0];
+  if (j.end_form == ANY) return finish_any(j.t, j.plain, tile);
+  if (j.end_form == RAW) {
+    int32_t* to = reinterpret_cast<int32_t*>(o.data) + tile.column;
+    for (int r = 0; r < tile.rows; ++r)
+      std::memcpy(to + tile.at(r) * o.stride, tile.sums + r * tile.pitch, tile.width * sizeof(int32_t));
+    return;
+  }
   switch ((tile.width + 15) / 16) {
     case 1: return end_quick<1>(o, tile);
     case 2: return end_quick<2>(o, tile);

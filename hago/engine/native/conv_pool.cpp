@@ -16,18 +16,36 @@ struct Run {
   const uint8_t* x;
   const int64_t image;
 
+  // Rows [from, to) of maxima, some pixels at a time.
   template <typename T>
   void pool(const T* rows, int64_t from, int64_t to) const {
     const bool plain = is_plain(after);
-    for (int64_t pixel = from * w.out_width; pixel < to * w.out_width; ++pixel)
-      for (int64_t channel = 0; channel < w.channels; channel += ROW) {
-        const int n = (int)std::min<int64_t>(ROW, w.channels - channel);
-        T most[ROW];
-        int32_t sums[ROW];
-        max_row(w, rows + channel, pixel, n, most);
-        load(reinterpret_cast<const char*>(most), tail.output[0].type, tail.output[0].zero, 0, sums, n);
-        finish_any(after, plain, {sums, 1, n, n, (int)channel, pixel, channel});
+    alignas(64) int32_t sums[4 * ROW];
+    for (int64_t channel = 0; channel < w.channels; channel += ROW) {
+      const int n = (int)std::min<int64_t>(ROW, w.channels - channel);
+      const int64_t end = to * w.out_width, side = 4 * ROW / n;
+      for (int64_t first = from * w.out_width; first < end; first += side) {
+        const int count = (int)std::min(side, end - first);
+        const Tile tile{sums, count, n, n, (int)channel, first, channel};
+        bring_near(after, tile);
+        for (int r = 0; r < count; ++r) most(rows + channel, first + r, n, sums + r * n);
+        finish_any(after, plain, tile);
       }
+    }
+  }
+
+  // The largest values of a window, centered.
+  template <typename T>
+  void most(const T* x, int64_t pixel, int n, int32_t* to) const {
+    const int32_t zero = tail.output[0].zero;
+    if constexpr (sizeof(T) == sizeof(int32_t)) {
+      max_row(w, x, pixel, n, to);
+      for (int i = 0; zero && i < n; ++i) to[i] -= zero;
+    } else {
+      T found[ROW];
+      max_row(w, x, pixel, n, found);
+      for (int i = 0; i < n; ++i) to[i] = (int32_t)found[i] - zero;
+    }
   }
 
   void operator()(int64_t top, int64_t bottom) const {

@@ -186,19 +186,9 @@ inline void finish_tile(const Tile& tile, const Tail& t) {
 }
 
 // ---------------------------------------------------------------- bytes straight from registers
-// 16 sums to bytes, as integers.
-inline __m512i quanta(__m512i c, const Output& o, int channel) {
-  if (o.move.first) c = Ratio(*o.move.first)(c, channel);
-  return _mm512_add_epi32(Ratio(o.move)(c, channel), _mm512_set1_epi32(o.zero));
-}
-
 inline void store_bytes(char* to, __m512i q, __mmask16 lanes) {
   if (lanes == 0xffff) store_16(reinterpret_cast<uint8_t*>(to), q, All{});
   else store_16(reinterpret_cast<uint8_t*>(to), q, lanes);
-}
-
-inline void quick(__m512i c, const Output& o, int channel, int64_t at, __mmask16 lanes) {
-  store_bytes(o.data + at, quanta(c, o, channel), lanes);
 }
 
 // 64 integers to bytes, of which each keeps its low one.
@@ -208,12 +198,6 @@ inline void store_64(char* to, __m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i cd = _mm512_packus_epi32(_mm512_and_si512(c, low), _mm512_and_si512(d, low));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd)));
-}
-
-// 64 sums at once.
-inline void quick_64(__m512i a, __m512i b, __m512i c, __m512i d, const Output& o, int channel, int64_t at) {
-  store_64(o.data + at, quanta(a, o, channel), quanta(b, o, channel + 16), quanta(c, o, channel + 32),
-           quanta(d, o, channel + 48));
 }
 
 // Rows of `width` sums, more than 16 * (V - 1) and at most 16 * V, to bytes, with what does not change kept in
