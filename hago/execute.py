@@ -90,6 +90,17 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
         raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {error}") from error
 
 
+def laid_out(value: Any) -> Any:
+    """A tensor in the one layout in which all engines have one result; other values as they are."""
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def compute_laid_out(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
+    """`compute_real` with the same bits whatever the values' layouts, as every engine computes float nodes."""
+    rule = ops.get(node.op)
+    return compute_real(node, values if rule is not None and rule.any_layout else [laid_out(v) for v in values], ops)
+
+
 def run_real(
     graph: Graph, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None, ops: Ops = OPS
 ) -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hago.compiling import registered, run_compiled
-from hago.execute import check_inputs, compute_real, last_readers, nesting_of, run
+from hago.execute import check_inputs, compute_laid_out, laid_out, last_readers, nesting_of, run
 from hago.graph import OUTPUT, Node
 from hago.numerics import Requantize, apply_simq, dequantize
 from hago.ops import OPS
@@ -76,7 +76,7 @@ class IntegerModel(nn.Module):
 
         with torch.no_grad():
             outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
-            return [real_value(self.plan.edges[Edge(OUTPUT, i)], v) for i, v in enumerate(outputs)]
+            return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
 
     def save(self, path: str | PathLike[str]) -> StoredSize:
         """Write the model as one file; `hago.load_integer_model` gives a model with equal outputs.
@@ -113,7 +113,7 @@ def compute_float(
     """
     edges = zip(node.edges, values, strict=True)
     held = [(simqs[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
-    return compute_real(node, [real_value(simq, v) for simq, v in held], plan.ops)
+    return compute_laid_out(node, [real_value(simq, v) for simq, v in held], plan.ops)
 
 
 def compute_integer(
@@ -182,10 +182,10 @@ def center(q: Tensor, qparams: QParams) -> Tensor:
 
 
 def real_value(simq: SimQ | None, value: Any) -> Any:
-    """A stored value as a float node reads it: dequantized where it was integer, and contiguous."""
+    """A stored value as a float node reads it: dequantized where it was integer."""
     if simq is not None and simq.source is not None:
-        value = dequantize(center(value, simq.source), simq.source)
-    return value.contiguous() if isinstance(value, Tensor) else value
+        return dequantize(center(value, simq.source), simq.source)
+    return value
 
 
 def _buffer(edge: Edge) -> str:

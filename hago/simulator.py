@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hago.execute import channels_last, compute_real, flatten_inputs, nest_outputs
+from hago.execute import channels_last, compute_laid_out, flatten_inputs, laid_out, nest_outputs
 from hago.fusion import fuse_clamps
 from hago.graph import CONST, INPUT, OUTPUT, Node
 from hago.lru import LRU
@@ -110,7 +110,7 @@ class Simulator(nn.Module):
         """The outputs, from the values of the nodes that give them."""
         plan = self.plan
         with torch.no_grad():
-            return [to_real(plan.edges[Edge(OUTPUT, i)], values[n]) for i, n in enumerate(plan.graph.outputs)]
+            return [laid_out(to_real(plan.edges[Edge(OUTPUT, i)], values[n])) for i, n in enumerate(plan.graph.outputs)]
 
     def steps(self, *, fuse: bool = True, on_edge: OnEdge | None = None) -> tuple[Step, ...]:
         """The pass: a step for the integers of every edge that makes some, shared by edges that ask
@@ -154,7 +154,7 @@ class _Stepping:
 
         def compute(values: Sequence[Any]) -> tuple[Any]:
             held = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
-            return (compute_real(node, [to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
+            return (compute_laid_out(node, [to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
 
         inputs = tuple(map(self._origin, node.inputs))
         digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
@@ -212,7 +212,7 @@ class _Stepping:
         if slot in plan.consts:
             return self.carriers(plan.consts[slot], carrier)
         if plan.operands[slot] is None:
-            return to_real(self.simqs[node.edges[slot]], value)
+            return laid_out(to_real(self.simqs[node.edges[slot]], value))
         return value.to(carrier)
 
     def _accumulate(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
@@ -234,7 +234,5 @@ def centered_span(qparams: QParams) -> tuple[int, int]:
 
 
 def to_real(simq: SimQ | None, value: Any) -> Any:
-    """A value as a float node reads it: dequantized where it was integer, and contiguous."""
-    if simq is not None and simq.source is not None:
-        value = dequantize(value, simq.source)
-    return value.contiguous() if isinstance(value, Tensor) else value
+    """A value as a float node reads it: dequantized where it was integer."""
+    return value if simq is None or simq.source is None else dequantize(value, simq.source)

@@ -50,6 +50,11 @@ def _deeper(attrs: Attrs, x: Tensor) -> Tensor:
     return torch.relu(x).unsqueeze(0)
 
 
+def _in_order_of_memory(attrs: Attrs, x: Tensor) -> Tensor:
+    """Noise that falls on entries as they lie."""
+    return torch.relu(x) + torch.empty_like(x).uniform_(0, 1, generator=torch.Generator().manual_seed(0))
+
+
 def _anything(attrs: Attrs, *values: Tensor) -> Tensor:
     return values[0]
 
@@ -79,6 +84,13 @@ def test_import_bites() -> None:
 def test_shape_bites() -> None:
     with pytest.raises(AssertionError):
         laws.check_shape(graph_of("relu", 0), broken("relu", compute=_deeper))
+
+
+def test_any_layout_bites() -> None:
+    x = torch.randn(37, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    laws.check_any_layout(graph_of("relu", 0), [x])
+    with pytest.raises(AssertionError):
+        laws.check_any_layout(graph_of("relu", 0), [x], broken("relu", compute=_in_order_of_memory))
 
 
 @pytest.mark.parametrize("op, macs", [("conv2d", _twice_the_macs), ("linear", lambda attrs, shapes, out: 0)])

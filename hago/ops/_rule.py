@@ -119,6 +119,8 @@ class OpRule:
         samples: calls that the law suite tests this file with.
         refuses: attributes that must raise, naming the attribute.
         aliases: other names (the RFC's, say) that hardware files may use.
+        any_layout: whether `compute` gives the same bits however its values lie in memory, as exactly rounded
+            arithmetic entry by entry does; others are given contiguous values, so that every engine has one result.
     """
 
     name: str
@@ -131,6 +133,7 @@ class OpRule:
     samples: tuple[Sample, ...] = ()
     refuses: tuple[Refusal, ...] = ()
     aliases: tuple[str, ...] = ()
+    any_layout: bool = False
 
     def computed_as(self, form: str | None) -> OpRule:
         """The rule with one of its forms as its integer side; None leaves it as it is."""

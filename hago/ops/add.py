@@ -32,6 +32,7 @@ RULE = OpRule(
         "dequantize": dequantized(_compute),
         "qlinear": qlinear_sum(),
     },
+    any_layout=True,
     samples=(
         Sample(operator.add, ((2, 3, 4, 4), (2, 3, 4, 4))),
         Sample(operator.add, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),

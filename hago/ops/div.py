@@ -39,6 +39,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",), scale=_scale, compute=_unchanged, crosses="all", fits=_fits),
+    any_layout=True,
     samples=(
         Sample(lambda x: x / 3.0, ((2, 3, 4, 4),)),
         Sample(lambda x: x / -2, ((2, 5),)),

@@ -29,6 +29,7 @@ RULE = OpRule(
         "dequantize": dequantized(_compute),
         "qlinear": qlinear_product(),
     },
+    any_layout=True,
     samples=(
         Sample(operator.mul, ((2, 3, 4, 4), (2, 3, 1, 1))),
         Sample(operator.mul, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),

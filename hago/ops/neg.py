@@ -20,6 +20,7 @@ RULE = OpRule(
     compute=_compute,
     integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"),
     forms={"dequantize": dequantized(_compute)},
+    any_layout=True,
     samples=(Sample(torch.neg, ((2, 3, 4, 4),)), Sample(torch.neg, ((2, 5),))),
     aliases=("negative",),
 )

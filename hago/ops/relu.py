@@ -18,6 +18,7 @@ RULE = OpRule(
     parse=arguments(("self",)),
     compute=_compute,
     integer=IntegerForm(slots=("follow",), crosses="all", limits=lambda attrs: (0, None)),
+    any_layout=True,
     samples=(Sample(torch.relu, ((2, 3, 4, 4),)), Sample(torch.relu, ((2, 5),))),
     aliases=("nn.relu",),
 )

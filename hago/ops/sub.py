@@ -38,6 +38,7 @@ RULE = OpRule(
         "tpu_mlir": tpu_mlir_sum((1, -1)),
         "dequantize": dequantized(_compute),
     },
+    any_layout=True,
     samples=(
         Sample(operator.sub, ((2, 3, 4, 4), (2, 3, 4, 4))),
         Sample(operator.sub, ((2, 3, 4, 4), (3, 1, 1)), consts=(1,)),

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hago.errors import GraphError
 from hago.exactness import compare
-from hago.execute import compute_real, infer_shape, run_real
+from hago.execute import channels_last, compute_real, infer_shape, run_real
 from hago.graph import Graph, Node
 from hago.hardware import Hardware
 from hago.numerics import apply_simq
@@ -48,6 +48,15 @@ def check_shape(graph: Graph, ops: Ops = OPS) -> None:
     """The shape at batch 1 is what running on meta tensors gives, and what running on data gives."""
     for node in compute_nodes(graph):
         assert node.shape == infer_shape(node, [graph[s].shape or () for s in node.inputs], ops)
+
+
+def check_any_layout(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
+    """The same bits where the first and the last axis have changed places in memory, and where channels lie last."""
+    (expected,) = run_real(graph, inputs, ops=ops)
+    turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
+    for laid in (turned, [channels_last(x) for x in inputs]):
+        (found,) = run_real(graph, laid, ops=ops)
+        assert torch.equal(found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
 
 
 def check_cost(sample: Sample, graph: Graph, ops: Ops = OPS) -> None:

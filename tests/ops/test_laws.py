@@ -57,6 +57,11 @@ def test_shape(key: Key) -> None:
     laws.check_shape(graph_of(*key))
 
 
+@pytest.mark.parametrize("key", [k for k in KEYS if OPS[k[0]].any_layout], ids=name_of)
+def test_any_layout(key: Key) -> None:
+    laws.check_any_layout(graph_of(*key), inputs_for(key, batch=37))
+
+
 #: torch does not count it: 4 heads, 3 x 5 scores of width 8, and 5 values of width 8.
 GROUPED_ATTENTION = ("scaled_dot_product_attention", 3)
 
