@@ -23,13 +23,12 @@ import torch
 from torch import nn
 
 from hago import search_quantize_strategy
+from hago.search.searchers import SEARCHERS, parse_searcher
 
 SEARCHES = {
     "greedy": "40 trials", "random:trials=60,batch=6": "60 trials", "annealing:cooling=0.9": "40 trials",
     "sensitivity": "40 trials", "pareto": "40 trials", "gradient": "40 trials",
 }  # fmt: skip
-#: What cannot be raced: every point matters to a front.
-FRONTS = ("sensitivity", "pareto")
 
 
 def main() -> int:
@@ -49,7 +48,7 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for searcher in options.searchers:
-            if not (options.race and searcher in FRONTS):
+            if not (options.race and SEARCHERS[parse_searcher(searcher)[0]].front):
                 wrong += check(options, searcher, Path(folder))
     return 1 if wrong else 0
 

@@ -39,12 +39,14 @@ class SearcherEntry:
         guided: whether it reads expected losses and costs.
         refined: which thresholds are made better before it begins, where nobody chose them: for the point where it
             starts, or alike for every choice; empty for none.
+        front: whether it looks for a front, on which points that are worse than the best belong, too.
     """
 
     make: Callable[..., Searcher]
     options: type[Any]
     guided: bool = False
     refined: Refines = ""
+    front: bool = False
 
 
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
@@ -55,10 +57,10 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "greedy": SearcherEntry(greedy, GreedyOptions),
         "annealing": SearcherEntry(annealing, AnnealingOptions),
         "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
-        "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True),
-        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True, refined="choices"),
+        "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True, front=True),
+        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True, refined="choices", front=True),
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
-        "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True),
+        "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
         "gp": SearcherEntry(gp, OptunaOptions, guided=True),
         "rfc_greedy": SearcherEntry(rfc_greedy, RfcGreedyOptions),
     }
@@ -127,6 +129,19 @@ def make_searcher(
         return entry.make(space, begin, seed, chosen, feeds)
     known = Explored(space, plain_guide(space) if guide is None else guide, feeds or feeds_of(space))
     return entry.make(known, begin, seed, chosen)
+
+
+def check_racing(name: str) -> None:
+    """Refuse searchers that need every point's whole score.
+
+    Raises:
+        HagoError: it looks for a front.
+    """
+    if name in SEARCHERS and SEARCHERS[name].front:
+        raise HagoError(
+            f"searcher {name!r} looks for a front, on which points that are worse than the best belong, too; "
+            "do not race"
+        )
 
 
 def check_seed(seed: Any) -> None:

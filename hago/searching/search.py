@@ -18,7 +18,7 @@ from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, plann
 from hago.search.driver import SearchResult, search
 from hago.search.progress import Preliminaries
 from hago.search.searcher import Searcher
-from hago.search.searchers import check_seed, parse_searcher
+from hago.search.searchers import check_racing, check_seed, parse_searcher
 from hago.search.trial import Trial
 from hago.searching.anytime import Anytime
 from hago.searching.beginning import Begun, begin, costs_in_use
@@ -30,7 +30,7 @@ from hago.strategy import Strategy
 from hago.trials.executors import open_executor
 from hago.trials.goal import make_goal
 from hago.trials.known import LogPath, known_scores
-from hago.trials.racing import Race, as_race, check_racing
+from hago.trials.racing import Race, as_race
 from hago.trials.scoring import Scoring
 
 #: Costs that know what it takes to compute in float.

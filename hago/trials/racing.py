@@ -33,9 +33,6 @@ from torch import Tensor
 from hago.errors import DataError, HagoError
 from hago.frontend.data import Batch, Batches
 
-#: Searchers to which points that are worse than the best matter, too.
-FRONTS: Final = frozenset({"pareto", "sensitivity", "nsga2"})
-
 #: Of the largest bet that cannot lose all, what is bet at most.
 BOLD: Final = 0.75
 
@@ -95,22 +92,6 @@ def as_race(given: bool | float | Race) -> Race | None:
     if not isinstance(given, float):
         raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
     return Race(given)
-
-
-def check_racing(searcher: str) -> None:
-    """Refuse searchers that need every point's whole score.
-
-    Args:
-        searcher: its name.
-
-    Raises:
-        HagoError: it looks for a front.
-    """
-    if searcher in FRONTS:
-        raise HagoError(
-            f"searcher {searcher!r} looks for a front, on which points that are worse than the best belong, too; "
-            "do not race"
-        )
 
 
 def shuffled(batches: Batches, seed: int, first: int, names: Sequence[str]) -> Batches:
