@@ -36,8 +36,8 @@ CHUNK: Final = 16
 #: Bins of a weighted histogram.
 BINS: Final = 2048
 
-#: Values of an edge that are looked at in each chunk, where it has more.
-VALUES: Final = 1 << 16
+#: Values of an edge that are looked at of each sample, where it has more.
+VALUES: Final = 1 << 12
 
 #: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
@@ -126,9 +126,10 @@ class Spectrum:
         return self.low + self.width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
 
     def add(self, x: Tensor, g: Tensor) -> None:
-        """Take note of values and their gradients; of more than VALUES, of a part that has all channels alike."""
+        """Take note of values and their gradients; of more than VALUES a sample, of a part that has all channels
+        alike."""
         order = sorted(range(x.ndim), key=x.stride, reverse=True)  # as they lie in memory
-        step = max(1, x.numel() // VALUES)
+        step = max(1, x.numel() // (VALUES * (len(x) if x.ndim else 1)))
         while math.gcd(step, x.shape[order[-1]] if order else 1) > 1:
             step -= 1
         flat = x.permute(order).reshape(-1)[::step]

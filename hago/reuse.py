@@ -15,7 +15,7 @@ import torch
 
 from hago.lru import LRU
 from hago.steps import Name, Step, run_steps
-from hago.value_cache import Key, Packed, ValueCache
+from hago.value_cache import Call, Key, Packed, ValueCache
 
 S = TypeVar("S")
 
@@ -103,7 +103,7 @@ class Reuse(Generic[S]):
         """
         signed = signatures(steps)
         self._latest = frozenset(signed.values())
-        self.cache.begin(self._latest)
+        self.cache.begin([_call(step, signed) for step in steps])
         # All batches say what they will use before any makes new values, which could push it out.
         needed = [self._needed(steps, ends, signed, number) for number in batches]
         for number, need, start in zip(batches, needed, starts, strict=True):
@@ -168,6 +168,10 @@ class _Values(dict[Name, Any]):
             self._begun = self._start() if self._begun is None else self._begun
             self[name] = self._begun[name]
         return self[name]
+
+
+def _call(step: Step, signed: Mapping[Name, bytes]) -> Call:
+    return Call(tuple(signed[n] for n in step.outputs), tuple(signed[n] for n in step.inputs if n in signed))
 
 
 def signatures(steps: Sequence[Step]) -> dict[Name, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hago.memory import free_bytes
-from hago.value_cache import ValueCache, pack
+from hago.value_cache import Call, ValueCache, pack
 
 KB = 1 << 10
 
@@ -23,10 +24,22 @@ def block(kilobytes: int = 1) -> torch.Tensor:
     return torch.zeros(kilobytes * KB // 4)
 
 
+def chain(*names: str) -> list[Call]:
+    """Steps that each read what the one before made."""
+    made = [*map(signature, names)]
+    return [Call((one,), tuple(made[max(0, i - 1) : i])) for i, one in enumerate(made)]
+
+
+def parts(*names: str) -> list[Call]:
+    """Steps without inputs, and one that reads all that they made, and was never seen before."""
+    made = tuple(map(signature, names))
+    return [*(Call((one,), ()) for one in made), Call((os.urandom(8),), made)]
+
+
 def turn(cache: ValueCache, *names: str, times: int = 1) -> None:
-    """A turn in which so many blocks are made."""
+    """A turn in which so many blocks are made, and read by something new."""
     for _ in range(times):
-        cache.begin(list(map(signature, names)))
+        cache.begin(parts(*names))
         for name in names:
             cache.put((signature(name), 0), block())
 
@@ -76,10 +89,29 @@ def test_a_value_is_kept_when_it_is_made_again() -> None:
     assert held(cache, *"abc") == {"b"}
 
 
+def test_of_what_is_made_again_it_is_kept_where_two_passes_part() -> None:
+    cache = ValueCache(9 * KB)
+    for names in ("abcd", "abxy", "apqr"):
+        cache.begin(chain(*names))
+        for name in names:
+            cache.put((signature(name), 0), block())
+    assert held(cache, *"abcdxypqr") == {"a", "b"}
+
+
+def test_what_several_steps_read_is_kept_where_any_of_them_is_new() -> None:
+    """A residual: a's reader b was seen before, and c, which reads both, was not."""
+    cache = ValueCache(9 * KB)
+    for last in (b"c", b"d"):
+        cache.begin([Call((b"a",), ()), Call((b"b",), (b"a",)), Call((last,), (b"a", b"b"))])
+        for name in (b"a", b"b", last):
+            cache.put((name, 0), block())
+    assert held(cache, *"abcd") == {"a", "b"}
+
+
 def test_every_batch_of_a_value_that_was_made_before_is_kept() -> None:
     cache = ValueCache(9 * KB)
     for expected in (0, 3):
-        cache.begin([b"a"])
+        cache.begin(parts("a"))
         for batch in range(3):
             cache.put((b"a", batch), block())
         assert len(cache) == expected
@@ -96,7 +128,7 @@ def test_values_of_the_best_point_are_kept_at_once() -> None:
 def test_used_is_what_is_held_and_never_more_than_the_capacity() -> None:
     draw, cache, names = random.Random(0), ValueCache(10 * KB), "abcdefghijklmnop"
     for _ in range(50):
-        cache.begin([signature(n) for n in names])
+        cache.begin(parts(*names))
         for name in draw.sample(names, 6):
             cache.touch((signature(name), 0))
         for name in draw.sample(names, 6):
@@ -108,7 +140,7 @@ def test_used_is_what_is_held_and_never_more_than_the_capacity() -> None:
 def test_the_least_recently_used_goes_first() -> None:
     cache = ValueCache(3 * KB)
     turn(cache, "a", "b", "c", times=2)
-    cache.begin([b"a", b"d"])
+    cache.begin(parts("a", "d"))
     assert cache.touch((b"a", 0)) is not None and cache.touch((b"z", 0)) is None
     turn(cache, "d")
     assert held(cache, *"abcd") == {"a", "c", "d"}
@@ -119,7 +151,7 @@ def test_what_a_turn_uses_is_not_given_up_for_what_it_makes() -> None:
     would lose every one of them just before its next use."""
     cache, names, found = ValueCache(3 * KB), [*map(signature, "abcdef")], []
     for _ in range(5):
-        cache.begin(names)
+        cache.begin(parts(*"abcdef"))
         found.append(sum(cache.touch((n, 0)) is not None for n in names))
         for name in names:
             cache.put((name, 0), block())
@@ -129,7 +161,7 @@ def test_what_a_turn_uses_is_not_given_up_for_what_it_makes() -> None:
 def test_what_is_no_tensor_or_does_not_fit_is_not_kept() -> None:
     cache = ValueCache(2 * KB)
     for _ in range(2):
-        cache.begin([b"t", b"big"])
+        cache.begin(parts("t", "big"))
         cache.put((b"t", 0), (block(), block()))
         cache.put((b"big", 0), block(3))
     assert len(cache) == 0

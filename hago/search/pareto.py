@@ -29,18 +29,22 @@ class ParetoOptions:
 
     Args:
         cost: which cost the front is over; empty for the first that the goal names, else weight_bytes.
-        points: of the front, evaluated in each round, at most.
-        rounds: of which the first follows the front that is expected, and each other puts as many points into the
-            gaps of the front that was measured, by turns as the corrected program has them and next to its points.
+        points: of the first round, at most, which follows the front that is expected.
+        rounds: in all, at most; each other puts half as many points into the gaps of the front that was measured, by
+            turns as the corrected program has them and next to its points.
+        gain: a round that adds less than this part to the area under the front is the last; 0 for all rounds.
         batch: points that are asked at once, for evaluation side by side.
     """
 
     cost: str = ""
     points: int = 24
-    rounds: int = 4
+    rounds: int = 7
+    gain: float = 0.01
     batch: int = 4
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.gain < 1.0:
+            raise HagoError(f"pareto search while a round adds {self.gain} of the area; expected a part, 0 <= gain < 1")
         if min(self.points, self.rounds, self.batch) < 1:
             raise HagoError(
                 f"pareto search of {self.points} points in {self.rounds} rounds, {self.batch} at once; "
@@ -65,9 +69,9 @@ def _steps(explored: Explored, start: Bits, options: ParetoOptions) -> Steps[Non
         return
     yield from _sweep(explored, explored.program(), options, "round 1")
     for number in range(2, options.rounds + 1):
-        before = len(explored.scored)
+        count, line = len(explored.scored), _measured_front(explored)
         yield from _refine(explored, options, f"round {number}")
-        if len(explored.scored) == before:
+        if len(explored.scored) == count or added(line, _measured_front(explored)) < options.gain:
             return
 
 
@@ -81,9 +85,7 @@ class _Gap:
     @property
     def size(self) -> float:
         """How far apart the ends are: the product of both ratios, in logarithms."""
-        costs = math.log(max(self.high.cost, 1e-300) / max(self.low.cost, 1e-300))
-        losses = math.log(max(self.low.loss, 1e-300) / max(self.high.loss, 1e-300))
-        return max(costs, 0.0) * max(losses, 0.0)
+        return max(_ratio(self.low.cost, self.high.cost), 0.0) * max(_ratio(self.high.loss, self.low.loss), 0.0)
 
     @property
     def middle(self) -> float:
@@ -127,21 +129,25 @@ def _inside(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
 
 # ---------------------------------------------------------------- the front that was measured
 def _refine(explored: Explored, options: ParetoOptions, why: str) -> Steps[None]:
-    left = options.points
+    left, empty = -(-options.points // 2), set[tuple[str, str]]()
     while left > 0:
-        points = _fillings(explored, min(left, options.batch))
+        points = _fillings(explored, min(left, options.batch), empty)
         if not points:
             return
         left -= len(points)
         yield from explored.look_at_all(points, f"{why}: in the gaps of the measured front")
 
 
-def _fillings(explored: Explored, count: int) -> list[Bits]:
+def _fillings(explored: Explored, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
     """Points that were not seen yet: by turns the program's in the gaps of the measured front, and
-    neighbours of its points."""
+    neighbours of its points.
+
+    Args:
+        empty: see `_between`.
+    """
     line = _measured_front(explored)
     guide = explored.guide.corrected(factors(explored.guide, explored.scored))
-    sources = [_between(explored.program(), line)]
+    sources = [_between(explored.program(), line, empty)]
     if guide.measured is not None:
         sources.append(neighbours(explored.space, guide, line, explored.rooms))
     found: dict[str, Bits] = {}
@@ -156,20 +162,50 @@ def _fillings(explored: Explored, count: int) -> list[Bits]:
     return list(found.values())
 
 
-def _between(program: Knapsack, line: Sequence[Measured]) -> Iterator[Bits]:
-    """A point inside each gap of a front, the widest first."""
+def _between(program: Knapsack, line: Sequence[Measured], empty: set[tuple[str, str]]) -> Iterator[Bits]:
+    """A point inside each gap of a front, the widest first.
+
+    Args:
+        empty: the ends of gaps in which a program had no point, which are not asked again; those of this one are added.
+    """
     for low, high in sorted(itertools.pairwise(line), key=_width, reverse=True):
+        ends, found = (point_key(low.bits), point_key(high.bits)), False
+        if ends in empty:
+            continue
         for limit in ((low.cost + high.cost) / 2, high.cost / _APART):
             picked = program.solve(limit)
             if picked is not None and picked.cost > low.cost * _APART:
+                found = True
                 yield picked.bits
+        if not found:
+            empty.add(ends)
 
 
 def _width(gap: tuple[Measured, Measured]) -> float:
     """How far apart two neighbours of a front are: the ratio of their costs, in logarithms, times what lies between
     their merits."""
     low, high = gap
-    return math.log(max(high.cost, 1e-300) / max(low.cost, 1e-300)) * (high.merit - low.merit)
+    return _ratio(low.cost, high.cost) * (high.merit - low.merit)
+
+
+def added(before: Sequence[Measured], after: Sequence[Measured]) -> float:
+    """The part of the area under a front that another did not have: merits above the least, over logarithms of
+    costs."""
+    if not before or not after:
+        return float(len(after) > len(before))
+    least, most = min(before[0].merit, after[0].merit), max(before[-1].cost, after[-1].cost)
+
+    def area(line: Sequence[Measured]) -> float:
+        ends = [*(p.cost for p in line), most][1:]
+        return math.fsum((p.merit - least) * _ratio(p.cost, end) for p, end in zip(line, ends, strict=True))
+
+    whole = area(after)
+    return (whole - area(before)) / whole if whole > 0.0 else 0.0
+
+
+def _ratio(low: float, high: float) -> float:
+    """In logarithms."""
+    return math.log(max(high, 1e-300) / max(low, 1e-300))
 
 
 def _measured_front(explored: Explored) -> list[Measured]:

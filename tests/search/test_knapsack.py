@@ -15,6 +15,7 @@ from hago.search.correction import factors
 from hago.search.driver import search
 from hago.search.guide import Guide, Held, Term, plain_guide
 from hago.search.knapsack import Knapsack, Room
+from hago.search.pareto import added
 from hago.search.searcher import Score
 from hago.search.searchers import make_searcher
 from hago.space import FLOAT, Bits, Space
@@ -239,21 +240,50 @@ def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
             assert best is not None and mine <= off * best.loss
 
 
-def test_pareto_search_fills_the_gaps_that_it_measures() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_pareto_search_fills_the_gaps_that_it_measures(seed: int) -> None:
     space, guide = toy()
-    # what is expected is the same for all groups; what is measured is not
-    truth, evaluate = evaluation(guide)
-    same = {k: {b: 4.0**-b for b in by} for k, by in guide.losses.items()}
-    blind = replace(guide, losses=same)
+    _, evaluate = evaluation(guide)
+    # what is expected of a group is up to 16 times what is measured, or a 16th
+    rng = random.Random(seed)
+    off = {k: 16.0 ** rng.uniform(-1.0, 1.0) for k in guide.losses}
+    wrong = replace(guide, losses={k: {b: x * off[k] for b, x in by.items()} for k, by in guide.losses.items()})
 
-    def volume(options: dict[str, int]) -> float:
-        result = search(space, make_searcher("pareto", space, guide=blind, options=options), evaluate)
+    def area(options: dict[str, float]) -> float:
+        result = search(space, make_searcher("pareto", space, guide=wrong, options=options), evaluate)
+        assert len(result.trials) == 24
         found = [(t.score.costs["size"], -math.log(t.score.results["loss"])) for t in result.trials]
-        sizes = range(1600, 3210, 10)
-        return sum(max((v for c, v in found if c <= size), default=0.0) for size in sizes)
+        return sum(max(merit for cost, merit in found if cost <= size) for size in range(1600, 3210, 10))
 
-    assert volume({"points": 12, "rounds": 3}) > 1.01 * volume({"points": 36, "rounds": 1})
-    assert truth.limit is None
+    assert area({"points": 12, "rounds": 3, "gain": 0.0}) > area({"points": 24, "rounds": 1})
+
+
+def test_pareto_search_ends_with_the_round_that_adds_little() -> None:
+    space, guide = toy()
+    _, evaluate = evaluation(guide)
+
+    def trials(gain: float) -> list[Bits]:
+        options = {"points": 12, "rounds": 9, "gain": gain}
+        result = search(space, make_searcher("pareto", space, guide=guide, options=options), evaluate)
+        return [t.bits for t in result.trials]
+
+    whole, some, least = trials(0.0), trials(0.01), trials(0.999)
+    # the widest point, round 1, and half as many in round 2, which never adds nearly all
+    assert len(least) == 1 + 12 - 1 + 6 < len(some) < len(whole)
+    assert some == whole[: len(some)] and least == whole[: len(least)]
+
+
+def test_what_a_front_adds_to_another() -> None:
+    def line(*points: tuple[float, float]) -> list[Measured]:
+        return [Measured(cost, merit, {}) for cost, merit in points]
+
+    one = line((1.0, 2.0), (math.e, 4.0), (math.e**3, 5.0))
+    assert added(one, one) == 0.0
+    # merits above 2 between e and e^3, times 2; the new point is 1 higher from e^2 on
+    assert added(one, line((1.0, 2.0), (math.e, 4.0), (math.e**2, 4.5), (math.e**3, 5.0))) == pytest.approx(0.5 / 4.5)
+    # the cheapest gets better: areas count from the same merit
+    assert added(one, line((1.0, 3.0), (math.e, 4.0), (math.e**3, 5.0))) == pytest.approx(1.0 / 5.0)
+    assert added([], one) == 1.0 and added([], []) == 0.0 and added(line((1.0, 2.0)), line((1.0, 2.0))) == 0.0
 
 
 def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
@@ -296,3 +326,6 @@ def test_options_that_make_no_sense() -> None:
             make_searcher(name, TOY, options={option: -1})
     with pytest.raises(HagoError, match="expected a text"):
         make_searcher("pareto", TOY, options={"cost": 3})
+    for gain in (-0.1, 1.0):
+        with pytest.raises(HagoError, match="0 <= gain < 1"):
+            make_searcher("pareto", TOY, options={"gain": gain})
