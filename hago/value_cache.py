@@ -6,8 +6,8 @@ made from) and the number of its batch. Integers are kept in the smallest type t
 What comes in: a value that is made for the second time and read by what is made for the first, where
 two passes part, so that a third which parts there again has it at hand; and all that the best point so
 far has. Most of what a trial makes is never asked for again, and to keep it costs more than the
-arithmetic did, fresh memory for every tensor: with all that is made twice kept, three quarters of the
-bytes of Pareto search on ResNet-20 were never read, and were 40 % of its time.
+arithmetic did, fresh memory for every tensor: with all that is made twice kept, seven eighths of the
+bytes of Pareto search on ResNet-20 were never read, and took 40 % of its time.
 
 What goes first, where memory is short: the least recently used. What this turn has used or made is
 never given up for another new value: a sweep over more values than fit would otherwise push each
