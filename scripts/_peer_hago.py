@@ -1,4 +1,4 @@
-"""hago's Pareto search on one network, as a peer among peers: all points of the front that it finds."""
+"""hago's search for a front on one network, as a peer among peers: all points that it finds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hago.searching.search import SearchOptions, find
 
 def main() -> None:
     """Search, and hand over every model of the front."""
-    task, hardware = Task(), sys.argv[5]
+    task, (hardware, searcher) = Task(), sys.argv[5:7]
     data = [(x,) for x in task.batches()]
     network = task.network()
     task.start()
-    how = SearchOptions(searcher="pareto", progress=False, search_topology=True)  # peers, too, may leave layers float
+    how = SearchOptions(searcher=searcher, progress=False, search_topology=True)  # peers, too, may leave layers float
     found = find(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = as_graph(network, data)

@@ -4,7 +4,8 @@ Each peer is installed into an environment of its own, a folder below --environm
 is there. It runs there in a process of its own with the same threads, on the same calibration images, and its own
 simulation, or its own engine, gives the outputs that count. hago runs in a process of its own too, and all run one
 after the other in one run; installing, importing and measuring on held-out images is not in the times. Beside them
-stands when hago, whose front is there from the first trial on, had as much hypervolume and no point above its own.
+stands when hago, whose front is there from the first trial on, had as much hypervolume and no point above its own;
+each of its --searchers is compared with all peers.
 Bytes of weights are counted alike: elements times their bits, and 4 for every bias. hago runs on the hardware file
 --hardware, peers are offered 8 bits for activations and fewer for weights; layers may stay float on both sides.
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, required=True, help="where peers are, or will be, installed")
     parser.add_argument("--net", default="cifar_resnet20")
     parser.add_argument("--hardware", default="x86_vnni")
+    parser.add_argument("--searchers", nargs="+", default=["pareto", "pareto:points=12,rounds=1"], help="of hago")
     parser.add_argument("--images", type=int, default=256, help="to calibrate and search on")
     parser.add_argument("--held-out", type=int, default=2000, help="to compare on")
     parser.add_argument("--peers", default=",".join(p.name for p in PEERS), help="which, with commas between")
@@ -72,7 +74,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     contest = Contest(options)
-    contest.mine()
+    for searcher in options.searchers:
+        contest.mine(searcher)
     skipped = options.skip.split(",")
     for peer in PEERS:
         if peer.name in options.peers.split(","):
@@ -101,16 +104,16 @@ class Contest:
         right = None if labels is None else (found.argmax(1) == labels).double()
         return Point(cost, reference.square().sum(1), noise, right, label, seconds)
 
-    def mine(self) -> None:
-        """Pareto search, in a process of its own."""
-        runs = []
+    def mine(self, searcher: str) -> None:
+        """A search by hago, in a process of its own."""
+        name, runs = f"hago {searcher}", []
         for _ in range(self.options.runs):
             with tempfile.TemporaryDirectory() as folder:
-                said = self._run(sys.executable, "_peer_hago.py", Path(folder), (self.options.hardware,))
+                said = self._run(sys.executable, "_peer_hago.py", Path(folder), (self.options.hardware, searcher))
                 if said:
                     raise SystemExit(said)
-                runs.append(self._read("hago", Path(folder)))
-        self.seconds["hago"] = float(np.median(runs))
+                runs.append(self._read(name, Path(folder)))
+        self.seconds[name] = float(np.median(runs))
 
     def theirs(self, peer: Peer) -> str:
         """Install and run a peer; why that could not be done, or nothing."""
@@ -153,19 +156,16 @@ class Contest:
         options = self.options
         # in the volumes, bytes beyond those of 8 bits everywhere count no more: every front has a best point there
         widest = weight_bytes(self.asset.module, [8.0] * len(layers(self.asset.module)))
-        rows = compared(self.fronts, "hago", widest)
         head = (
             f"{options.net} on {options.hardware}, {options.images} images to search on, {self.asset.samples} held out"
         )
         print(f"\n{head}, {options.threads} threads; volumes up to {widest:.0f} B of weights")
-        for row in rows:
-            row["seconds"] = self.seconds[row["front"]]
-            row["as_good_after"] = as_good_after(self.fronts["hago"], self.fronts[row["front"]], widest)
-            row["best_top1"] = max((p.top1 or 0.0) for p in self.fronts[row["front"]])
-        print(table(rows))
-        for row in rows:
-            for said in row["above_said"]:
-                print(f"  above: {row['front']}, {said}")
+        tables = [self._beside(f"hago {searcher}", widest) for searcher in options.searchers]
+        for rows in tables:
+            print(table(rows))
+            for row in rows:
+                for said in row["above_said"]:
+                    print(f"  above: {row['front']}, {said}")
         for row in listed({n: front(p) for n, p in self.fronts.items()}):
             low, high = row["interval"]
             print(
@@ -173,11 +173,22 @@ class Contest:
             )
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
-            found = {"options": {k: str(v) for k, v in vars(options).items()}, "rows": rows}
+            found = {"options": {k: str(v) for k, v in vars(options).items()}, "tables": tables}
             whole = found | {"points": listed(self.fronts), "bits": self.bits}
             (options.out / "peers.json").write_text(json.dumps(whole, indent=1))
-            (options.out / "peers.md").write_text(f"{head}.\n\n{table(rows)}\n")
+            (options.out / "peers.md").write_text("\n\n".join([f"{head}.", *map(table, tables)]) + "\n")
             print(plot(self.fronts, options.out / "peers.png", head))
+
+    def _beside(self, own: str, widest: float) -> list[Row]:
+        """Lines of a table: one search of hago, and every peer against it."""
+        others = [name for name in self.fronts if not name.startswith("hago ")]
+        rows = compared({name: self.fronts[name] for name in (own, *others)}, own, widest)
+        for row in rows:
+            theirs = self.fronts[row["front"]]
+            row["seconds"] = self.seconds[row["front"]]
+            row["as_good_after"] = as_good_after(self.fronts[own], theirs, widest)
+            row["best_top1"] = max((p.top1 or 0.0) for p in theirs)
+        return rows
 
 
 def table(rows: Sequence[Row]) -> str:
