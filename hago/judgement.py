@@ -127,7 +127,7 @@ class Judgement:
 
 
 def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Accuracy, its interval, agreement and SQNR as text; `-` where there are no labels."""
+    """Accuracy, its interval, agreement and SQNR as text; `-` where no classes are known."""
     low, high = figures.get("sim_acc_interval", (None, None))
     accuracy = figures.get("sim_acc")
     return (
@@ -136,6 +136,14 @@ def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
         f"{100 * figures['agreement']:.2f} %",
         "exact" if figures["sqnr"] >= MOST_DB else f"{figures['sqnr']:.2f}",
     )
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """Accuracy where it is known, agreement, SQNR, and of how many samples."""
+    accuracy, interval, agreement, sqnr = figure_cells(figures)
+    right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in figures else ""
+    unit = "" if sqnr == "exact" else " dB"
+    return f"{right}agreement {agreement}, SQNR {sqnr}{unit}, {figures['samples']} samples"
 
 
 def judge(

@@ -32,7 +32,7 @@ class Objective:
     Args:
         per_sample: what each sample contributes, (batch, k) float64.
         finish: the mean contribution (k,) to the value; larger is better.
-        needs_labels: whether labels are read.
+        needs_labels: whether classes are read.
         loss: from contributions, each sample's loss: 0 or more, and its mean orders models as `finish` does,
             the least first; None where there is no such thing.
     """

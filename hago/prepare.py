@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
-from hago.errors import GraphError, HardwareError, LogError, StrategyMismatch
+from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
@@ -241,6 +241,22 @@ def planned(
     chip = as_hardware(hardware)
     graph, batches = as_graph(model, dataset, chip.known_ops)
     return plan_of(graph, chip, as_strategy(strategy)), batches
+
+
+def held_out_batches(prepared: Prepared, dataset: Iterable[Any]) -> Batches:
+    """Data of which a search sees nothing, checked before it begins.
+
+    Raises:
+        DataError: empty, ragged, not finite, or samples of other shapes than those of the calibration.
+    """
+    try:
+        found = Batches(dataset, input_names(prepared.graph))
+    except DataError as error:
+        raise DataError(f"held-out data: {error}") from None
+    got, known = found.sample_shapes, prepared.batches.sample_shapes
+    if got != known:
+        raise DataError(f"held-out data has samples of shapes {got}; the calibration data has {known}")
+    return found
 
 
 def conditions(topology: Topology) -> Conditions:

@@ -92,11 +92,11 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
             compared += b.numel()
             if wrong := differing(a, b):
                 differences[f"output {slot} of batch {index}"] = wrong
-        if batches.labelled:
+        if batches.classed:
             right += float(OBJECTIVES["accuracy"].per_sample(outputs, outputs, batch.labels).sum())
         rows.append(outputs)
     accuracy = None
-    if batches.labelled:
+    if batches.classed:
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
     whole = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
     return Run(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)

@@ -24,6 +24,7 @@ from hago.json_text import json_values
 
 BAD_INPUT: Final = 2
 DEFECT: Final = 70
+READER_LEFT: Final = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nhago: interrupted{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        return _reader_left()
+        _drop_stdout()
+        return READER_LEFT
     except Exception:
         traceback.print_exc(file=stderr)
         print("hago: this is a defect of hago; please report it with the lines above", file=stderr)
@@ -60,15 +62,25 @@ def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
 
     def tell(line: str) -> None:
         if not args.json:
-            print(line, file=stdout, flush=True)
+            _put(line, stdout)
 
     def note(line: str) -> None:
         print(f"hago: {line}", file=sys.stderr, flush=True)
 
     with _importable(os.getcwd()), contextlib.redirect_stdout(sys.stderr):
         outcome = COMMANDS[args.command](args, Voices(tell, note, tuple(words)))
-    print(_json(outcome.json) if args.json else outcome.text, file=stdout, flush=True)
+    _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
+
+
+def _put(text: str, stdout: TextIO) -> None:
+    try:
+        print(text, file=stdout, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_stdout()
+        raise HagoError(f"cannot write to standard output: {error.strerror}; files that were named are whole") from None
 
 
 def _json(value: Any) -> str:
@@ -86,8 +98,7 @@ def _importable(folder: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _reader_left() -> int:
-    # Python flushes standard output once more at exit, which would complain on a closed pipe.
+def _drop_stdout() -> None:
+    # Python flushes standard output once more at exit, which would complain on a closed pipe or a full disk.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1

@@ -23,7 +23,7 @@ from hago.cli.options import (
 from hago.errors import HagoError
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware
-from hago.judgement import figure_cells
+from hago.judgement import in_words
 from hago.model_source import load_model
 from hago.qat.losses import LOSSES
 from hago.qat.scheme import SCHEMES
@@ -115,7 +115,7 @@ def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights:
     how = "the trained strategy" if found.kept else "training did not help on the samples kept aside; as it was"
     lines = [
         f"trained {found.steps} steps in {found.seconds:.1f} s: {how}",
-        *(f"{when:<7} {figures(results)}" for when, results in (("before", found.before), ("after", found.after))),
+        *(f"{when:<7} {in_words(results)}" for when, results in (("before", found.before), ("after", found.after))),
         f"log       {log}",
         f"strategy  {saved}",
     ]
@@ -134,10 +134,3 @@ def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights:
         "weights": None if weights is None else str(weights),
     }
     return Outcome("\n".join(lines), values, OK)
-
-
-def figures(results: Any) -> str:
-    """Measures in words."""
-    accuracy, interval, agreement, sqnr = figure_cells(results)
-    right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in results else ""
-    return f"{right}agreement {agreement}, SQNR {sqnr} dB, {results['samples']} samples"

@@ -28,7 +28,7 @@ from hago.cli.tuning import strategy_of, tune, tuned_lines, tuned_values, tuning
 from hago.cost import METRICS
 from hago.debug.cost_report import amount
 from hago.hardware_file import available_hardware
-from hago.judgement import figure_cells
+from hago.judgement import in_words
 from hago.model_source import load_model
 from hago.search.log import read_log
 from hago.search.trial import Trial
@@ -138,16 +138,14 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
     counts = Counter(strategy.bits.values())
     bits = ", ".join(f"{count} x {bits}" for bits, count in sorted(counts.items(), reverse=True))
     figures = f"  {_figures(strategy.made_by['results'])}"
-    return [figures, f"  bits of {len(strategy.bits)} edge groups: {bits}", *table_lines(strategy)]
+    groups = f"  bits of {len(strategy.bits)} edge groups: {bits}" if bits else "  no edge has bits: all of it is float"
+    return [figures, groups, *table_lines(strategy)]
 
 
 def _figures(results: Mapping[str, Any]) -> str:
-    accuracy, interval, agreement, sqnr = figure_cells(results)
     known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
-    figures = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
-    others = [f"{name} {value:.6g}" for name, value in figures.items()]
-    right = [f"accuracy {accuracy} ({interval} with 95 % confidence)"] if "sim_acc" in results else []
-    return ", ".join([*others, *right, f"agreement {agreement}", f"SQNR {sqnr} dB", f"{results['samples']} samples"])
+    others = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
+    return ", ".join([*(f"{name} {value:.6g}" for name, value in others.items()), in_words(results)])
 
 
 def _costs(best: Trial) -> str:

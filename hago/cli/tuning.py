@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cli.finetune import figures
 from hago.cli.options import Voices, default_path, load_batches, make_folder_of, named
 from hago.errors import HagoError, did_you_mean
 from hago.frontend.data import Batches
 from hago.hardware import Hardware
 from hago.json_text import canonical
+from hago.judgement import in_words
 from hago.prepare import input_names
 from hago.searching.search import Found
 from hago.strategy import Strategy
@@ -84,7 +84,7 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better than what was found, which is kept"
     return [
         f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
-        *(f"  {when:<7} {figures(results)}" for when, results in (("before", run.before), ("after", run.after))),
+        *(f"  {when:<7} {in_words(results)}" for when, results in (("before", run.before), ("after", run.after))),
     ]
 
 

@@ -28,7 +28,8 @@ _LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Flat inputs in the graph's order, and labels (batch,) int64 where there are any."""
+    """Flat inputs in the graph's order, and labels (batch, ...) where there are any: classes, or what a user's own
+    objective reads."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
@@ -59,7 +60,9 @@ class Batches:
     Attributes:
         samples: how many there are.
         labelled: whether every batch has labels.
+        classed: whether these are classes: whole numbers, of whatever dtype.
         sha256: of all inputs and labels.
+        sample_shapes: of every input, without the batch.
         example: the first batch's arguments, nested as the model takes them.
 
     Raises:
@@ -77,7 +80,9 @@ class Batches:
         self._source, self._names = dataset, tuple(names)
         self._cache: list[Batch] | None = []
         self.example: tuple[Any, ...] = ()
-        self.samples, self.labelled, digest, used = 0, True, hashlib.sha256(), 0
+        self.samples, digest, used = 0, hashlib.sha256(), 0
+        self.labelled = self.classed = True
+        self.sample_shapes: list[tuple[int, ...]] = []
         whole = isinstance(dataset, (list, tuple))
         for batch in self._checked():
             batch = batch if whole else batch.copy()  # a generator may fill the same memory again
@@ -91,6 +96,7 @@ class Batches:
                 )
             self.samples += batch.size
             self.labelled &= batch.labels is not None
+            self.classed &= batch.labels is not None and _whole(batch.labels)
             _digest(digest, batch)
         if self.samples == 0:
             raise DataError("the data set is empty; pass at least one batch")
@@ -121,16 +127,22 @@ class Batches:
         return self._source if self._cache is None else self._cache
 
     def _checked(self) -> Iterator[Batch]:
-        first: list[tuple[int, ...]] | None = None
         for index, item in enumerate(self._source):
             batch, args = (item, item.inputs) if isinstance(item, Batch) else _read(item, self._names, index)
             self.example = self.example or args
             shapes = [tuple(t.shape[1:]) for t in batch.inputs]
-            first = first or shapes
-            if shapes != first:
-                raise DataError(f"batch {index} has sample shapes {shapes}; batch 0 has {first}; all must be equal")
+            self.sample_shapes = self.sample_shapes or shapes
+            if shapes != self.sample_shapes:
+                raise DataError(
+                    f"batch {index} has sample shapes {shapes}; batch 0 has {self.sample_shapes}; all must be equal"
+                )
             _check_finite(batch, index)
             yield batch
+
+
+def _whole(labels: Tensor) -> bool:
+    """Whether all are whole numbers."""
+    return not labels.is_floating_point() or bool((labels == labels.round()).all())
 
 
 def _digest(digest: Any, batch: Batch) -> None:

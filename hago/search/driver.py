@@ -2,7 +2,7 @@
 
 Everything that every searcher needs stands here once: memory of equal Plans, the log and resuming
 from it, the budget, progress, and the best so far. What a searcher is told is what the log says, so
-replaying a log brings a search to where it was.
+replaying a log brings a search to where it was; one that depends on more is told what the log holds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hago.search.interrupts import Interrupts
 from hago.search.log import LogFile, Notice, log_notice
 from hago.search.progress import Progress
 from hago.search.scorer import Evaluate, Scorer, Submit
-from hago.search.searcher import Explains, Score, Searcher
+from hago.search.searcher import Explains, Recalls, Score, Searcher
 from hago.search.trial import Trial, best_trial
 from hago.space import Bits, Space
 
@@ -174,6 +174,8 @@ class _Run:
         return reason
 
     def _loop(self) -> Stop:
+        if self.logged and isinstance(self.searcher, Recalls):
+            self.searcher.recall([trial.bits for trial in self.logged])
         while points := [_plain(bits) for bits in self.searcher.ask()]:
             why = self.searcher.why if isinstance(self.searcher, Explains) else ""
             for bits in points:

@@ -167,6 +167,8 @@ class Knapsack:
 
     def _solve(self, wanted: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
         """The choices of the least sum of `wanted`, each (costs, limit) kept; None where no choices keep them."""
+        if not self.size:
+            return {} if all(limit >= 0.0 for _, limit in limits) else None  # the solver takes no empty program
         shape = (len(self._sides), self.size)
         equal = coo_matrix((self._values, (self._rows, self._columns)), shape=shape)
         constraints = [LinearConstraint(equal, self._sides, self._sides)]

@@ -137,6 +137,8 @@ class LogFile:
             LogError: it cannot be opened, or another search is writing it.
         """
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():
+            raise LogError(f"cannot open log {path}: it is no regular file; give a path of its own")
         try:
             is_new = not self.path.exists()
             # Windows alone has O_BINARY, and would translate line ends without it.

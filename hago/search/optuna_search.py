@@ -1,8 +1,9 @@
 """Optuna's samplers behind ask and tell: TPE, NSGA-II and a Gaussian process, in memory or on a storage.
 
 In memory a search is as reproducible as any other. On a storage (SQLite, PostgreSQL, a journal file)
-many machines may work on one study, and what one is told depends on the others; then the storage is
-what is continued, and each search needs a log of its own.
+many machines may work on one study, and what one asks depends on the others; each needs a log of its own.
+One that is continued asks what its log holds again, the study is told what it does not know yet, and then
+goes on from the study as it is.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Search
         owner = _Study(name, make, both, explored.space, seed, options, explored.guide)
         # what a log says of the options is for all who may read it
         said = replace(options, storage=hidden(options.storage))
-        return Walk(name, said, _steps(owner, explored, start))
+        if not options.storage:
+            return Walk(name, said, _steps(owner, explored, start))
+        known: list[Bits] = []
+        return _Shared(name, said, _steps(owner, explored, start, known), known)
 
     searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
     return searcher
@@ -96,6 +100,22 @@ def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Search
 tpe: Final = _searcher("tpe", _tpe)
 nsga2: Final = _searcher("nsga2", _nsga2, both=True)
 gp: Final = _searcher("gp", _gp)
+
+
+class _Shared(Walk):
+    """A search on a storage, which asks what an earlier session asked before anything else.
+
+    Args:
+        known: filled by `recall`, read by the steps.
+    """
+
+    def __init__(self, name: str, options: Any, steps: Steps[None], known: list[Bits]) -> None:
+        super().__init__(name, options, steps)
+        self._known = known
+
+    def recall(self, points: Sequence[Bits]) -> None:
+        """See `Recalls`."""
+        self._known += points
 
 
 @dataclass(slots=True)
@@ -150,23 +170,56 @@ class _Study:
 
     def enqueue(self, bits: Bits) -> None:
         """Have a point proposed next."""
-        groups = self.space.groups
-        values = {k: shown_as(g.choices)[0][g.choices.index(bits[k])] for k, g in groups.items()}
         with speaking(self.options.storage, "write to"):
-            self.study.enqueue_trial(values, skip_if_exists=True)
+            self.study.enqueue_trial(self._shown(bits), skip_if_exists=True)
 
     def tell(self, trial: Any, bits: Bits, score: Score) -> None:
         """The score of a trial of the study."""
         import optuna
 
-        excess = sum(score.excess_bits.values()) or len(score.overflows)
         with speaking(self.options.storage, "write to"):
-            trial.set_user_attr(_CONSTRAINTS, [float(excess), min(score.shortfall, 1e30)])
-            if score.infeasible or not math.isfinite(score.value):
+            trial.set_user_attr(_CONSTRAINTS, _excess(score))
+            if _failed(score):
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                return
-            values = [score.value, self.guide.cost_of(bits, score)]
-            self.study.tell(trial, values if self.both else values[:1])
+            else:
+                self.study.tell(trial, self._values(bits, score))
+
+    def learn(self, points: Sequence[tuple[Bits, Score]]) -> None:
+        """Points that were scored already: those that the study did not finish, e.g. as it could not be reached any
+        more, are added to it."""
+        import optuna
+
+        states = optuna.trial.TrialState
+        with speaking(self.options.storage, "write to"):
+            ended = self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.FAIL))
+            finished = {tuple(sorted(trial.params.items())) for trial in ended}
+            for bits, score in points:
+                shown = self._shown(bits)
+                if tuple(sorted(shown.items())) not in finished:
+                    told = (
+                        {"state": states.FAIL}
+                        if _failed(score)
+                        else {"values": self._values(bits, score), "system_attrs": {"constraints": _excess(score)}}
+                    )
+                    made = optuna.trial.create_trial(params=shown, distributions=self.distributions, **told)
+                    self.study.add_trial(made)
+
+    def _shown(self, bits: Bits) -> dict[str, int]:
+        """A point as the study says it."""
+        return {k: shown_as(g.choices)[0][g.choices.index(bits[k])] for k, g in self.space.groups.items()}
+
+    def _values(self, bits: Bits, score: Score) -> list[float]:
+        return [score.value, self.guide.cost_of(bits, score)][: 1 + self.both]
+
+
+def _excess(score: Score) -> list[float]:
+    """By how much a point overflows, and misses limits."""
+    return [float(sum(score.excess_bits.values()) or len(score.overflows)), min(score.shortfall, 1e30)]
+
+
+def _failed(score: Score) -> bool:
+    """Whether there is no value to tell."""
+    return bool(score.infeasible) or not math.isfinite(score.value)
 
 
 def shown_as(choices: Sequence[int]) -> tuple[Sequence[int], int]:
@@ -183,10 +236,19 @@ def _digest(space: Space) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, explored: Explored, start: Bits) -> Steps[None]:
+def _steps(owner: _Study, explored: Explored, start: Bits, known: Sequence[Bits] = ()) -> Steps[None]:
+    """The search.
+
+    Args:
+        known: what an earlier session asked.
+    """
     try:
         owner.open()
-        for bits in (start, *_warm(explored, owner)):
+        first = (start, *_warm(explored, owner))
+        if known:
+            yield from explored.look_at_all(known, "read from the log")
+            owner.learn(explored.scored)
+        for bits in first:
             owner.enqueue(bits)
         yield from _asked(explored, owner)
     finally:
@@ -194,15 +256,15 @@ def _steps(owner: _Study, explored: Explored, start: Bits) -> Steps[None]:
 
 
 def _asked(explored: Explored, owner: _Study) -> Steps[None]:
-    left, repeats = owner.options.trials, 0
+    left, repeats = owner.options.trials - len(explored.scored), 0
     while left > 0 and repeats < _REPEATS:
         # the start alone first: a batch is of points that the sampler chose knowing it
-        count = 1 if left == owner.options.trials else min(left, owner.options.batch)
+        count = min(left, owner.options.batch) if explored.scored else 1
         trials = [owner.propose() for _ in range(count)]
         new = _unseen([bits for _, bits in trials], explored.seen)
         repeats = 0 if new else repeats + 1
         left -= len(new)
-        yield from explored.look_at_all(list(new.values()), "start" if not explored.scored else owner.name)
+        yield from explored.look_at_all(list(new.values()), owner.name if explored.scored else "start")
         for trial, bits in trials:
             owner.tell(trial, bits, explored.seen[point_key(bits)])
 

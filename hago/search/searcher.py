@@ -122,3 +122,13 @@ class Explains(Protocol):
     def why(self) -> str:
         """Why the points of the last `ask` were asked."""
         ...
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A searcher whose points depend on more than their scores, e.g. on what others write to a storage: it cannot be
+    brought to where it was by asking it again."""
+
+    def recall(self, points: Sequence[Bits]) -> None:
+        """Before the first `ask`: the points that an earlier session was scored, which it asks first, in this order."""
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -9,12 +10,15 @@ from hago.cost import Cost
 from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
 from hago.fitting import fitting
+from hago.objective import wilson_interval
 from hago.prepare import Prepared
 from hago.search.driver import SearchResult
 from hago.search.searcher import Score
 from hago.space import Bits
-from hago.trials.goal import Goal
+from hago.trials.goal import LOSSES, Goal
 
+#: The part of the squared error that a point of fewer bits keeps at the least.
+_CANCELLED: Final = 0.5
 #: Costs that may be less in float than at the fewest bits.
 ROOFLINES: Final = frozenset({"cycles", "latency", "energy"})
 
@@ -23,8 +27,9 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
     """Refuse limits that no point can keep, before any search.
 
     A cost is least at the fewest bits or at the start, but a roofline where nodes may be float, and unless the fewest
-    bits do not go together: then a search finds how little it can be. A measure is best at the start, which has the
-    most bits that do not overflow.
+    bits do not go together: then a search finds how little it can be. A measure is refused where it is missed by the
+    most bits that there are, and by more than other points gain by chance; where these overflow, or in float, a search
+    finds how much it can be.
 
     Raises:
         InfeasibleBits: which limit, and the nearest value that can be reached.
@@ -52,20 +57,27 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
                 f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
                 f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
             )
-    if kinds:
-        return  # in float every measure can be had
     measures = [x for x in goal.limits if not x.is_cost]
-    first = scored(start) if measures else None
-    for limit in measures:
-        if first is None or first.overflows:
-            continue  # a search repairs it; what it reaches then is not known yet
+    if kinds or not measures or dict(start) != prepared.space.widest():
+        return
+    first = scored(start)
+    for limit in measures if first.runs else ():
         reached = float(first.results[limit.figure])
-        if limit.shortfall(reached):
+        if limit.shortfall(_by_chance(limit.figure, reached, int(first.results["samples"]))):
             raise InfeasibleBits(
-                f"{limit.text!r} cannot be met: at the most bits that do not overflow {limit.figure} is {reached:.6g}, "
-                "the nearest that can be reached; ask for less, keep sensitive nodes float (keep_float), or try "
-                "another estimator"
+                f"{limit.text!r} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
+                "ask for less, keep sensitive nodes float (keep_float), or try another estimator"
             )
+
+
+def _by_chance(figure: str, reached: float, samples: int) -> float:
+    """What a measure may be at a point of fewer bits than the one that reached this: errors may cancel, which few do
+    to half of their square, and of shares the 95 % interval ends there."""
+    if figure in ("agreement", "sim_acc"):
+        return wilson_interval(reached * samples, samples)[1]
+    if figure == "sqnr":
+        return reached + 10.0 * math.log10(1.0 / _CANCELLED)
+    return reached * _CANCELLED if figure in LOSSES else 1.0 - (1.0 - reached) * _CANCELLED
 
 
 def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:

@@ -14,7 +14,7 @@ from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.errors import InfeasibleBits
 from hago.objective import ObjectiveLike
-from hago.prepare import HardwareLike, ModelLike, Prepared, make_strategy, planned, prepare
+from hago.prepare import HardwareLike, ModelLike, Prepared, held_out_batches, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
 from hago.search.progress import Preliminaries
 from hago.search.searcher import Searcher
@@ -116,6 +116,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     with Preliminaries(options.progress) as doing:
         doing("importing the model and calibrating")
         prepared = _prepared(model, hardware, dataset, kinds, options)
+        held_out = None if options.held_out is None else held_out_batches(prepared, options.held_out)
         whole, prepared = prepared.space.size, tidied(prepared, costs)
         known = known_scores(options.reuse, prepared, goal)
         scored = Scoring(goal, prepared, options.cache_bytes, race, options.seed, known)
@@ -126,7 +127,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         check_racing(ready.searcher.name)
     how = description(ready.scored.prepared, ready.scored, ready.searcher, options.seed, kinds)
     before = time.monotonic() - begun
-    session = _Session(ready, costs, how, options, before)
+    session = _Session(ready, costs, how, replace(options, held_out=held_out), before)
     found = session.found(*session.run())
     return replace(found, forwards=ready.gradients + ready.scored.bench.evaluator.reuse.spent.passes, before=before)
 

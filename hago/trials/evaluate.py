@@ -81,8 +81,11 @@ class Evaluator:
     ) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
         for measure in (objective, *also):
-            if measure.needs_labels and not batches.labelled:
-                raise DataError(f"objective {measure.name!r} needs labels; pass (inputs, labels) batches")
+            if measure.needs_labels and not batches.classed:
+                got = "labels that are not whole numbers" if batches.labelled else "no labels"
+                raise DataError(
+                    f"objective {measure.name!r} needs classes as labels, got {got}; pass (inputs, labels) batches"
+                )
         self.carriers, self.packs, self.engine = Carriers(), Packs(), engine
         self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
@@ -92,7 +95,7 @@ class Evaluator:
         self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
-        names = ["sqnr", "agreement", *(["accuracy"] if batches.labelled else [])]
+        names = ["sqnr", "agreement", *(["accuracy"] if batches.classed else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -442,6 +443,37 @@ def test_a_reader_that_leaves_is_no_error(hago: Run, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(sys, "stdout", Closed())
     assert main(["hardware", "list"]) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "hago", "hardware", "list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 2 and ran.stderr.startswith("hago: error: cannot write to standard output: No space left")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_search_of_nothing_but_floats(hago: Run, found: Path) -> None:
+    words = [
+        "--hardware",
+        "x86_vnni",
+        "--keep-float",
+        "*",
+        "--log",
+        "floats.jsonl",
+        "--save",
+        "floats.json",
+        "--searcher",
+        "tpe",
+    ]
+    run = hago(*SEARCH, *words)
+    assert run.code == 0 and "SQNR exact, " in run.out and "no edge has bits: all of it is float" in run.out
 
 
 def test_version(hago: Run) -> None:

@@ -169,5 +169,6 @@ def test_options_make_the_same_searcher_again(name: str) -> None:
 def test_a_space_without_choices_is_one_trial(name: str) -> None:
     space, evaluate = chain(1, 32)
     only = type(space)({k: type(g)(k, g.source, g.edges, (8,)) for k, g in space.groups.items()})
-    result = run(name, space=only, evaluate=evaluate)
-    assert [t.bits for t in result.trials] == [only.widest()]
+    for chosen in (only, type(space)({})):
+        result = run(name, space=chosen, evaluate=lambda bits: evaluate({**only.widest(), **bits}))
+        assert [t.bits for t in result.trials] == [chosen.widest()]

@@ -117,3 +117,9 @@ def test_every_line_is_synced_before_the_next_trial(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fsync", fsync)
     run("exhaustive", path, evaluate, budget=3)
     assert events == [("synced", 1), *(e for n in (2, 3, 4) for e in (("evaluated", 0), ("synced", n)))]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices")
+def test_what_is_no_file_is_no_log() -> None:
+    with pytest.raises(LogError, match="cannot open log /dev/zero: it is no regular file"):
+        run("exhaustive", Path("/dev/zero"), budget=3)

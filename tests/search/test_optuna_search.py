@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hago.search.searcher import Score
 from hago.search.searchers import make_searcher
 from hago.space import Bits, Space
 
-from .toys import TOY, make_space, run, separable
+from .toys import TOY, header_of, make_space, run, separable
 
 SPACE = make_space({f"n{i}:0": (8, 7, 6, 5, 4) for i in range(6)})
 GUIDE = Guide(
@@ -80,6 +81,40 @@ def test_searches_share_a_study(kind: str, tmp_path: Path) -> None:
     study = optuna.load_study(study_name="shared", storage=storage)
     told = [t for t in study.trials if t.state.name == "COMPLETE"]
     assert len(told) >= 10 and study.best_value >= result.score.value - 1e-9
+
+
+def logged(path: Path) -> list[tuple[dict[str, int], float]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    return [(line["strategy"]["bits"], line["score"]["value"]) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["tpe", "nsga2", "gp"])
+@pytest.mark.parametrize("first", [7, 8], ids=["after a batch", "within a batch"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_search_on_a_storage_is_continued(name: str, first: int, lost: bool, tmp_path: Path) -> None:
+    """Within a batch, the study has not heard of the log's last trial."""
+    path, database = tmp_path / "log.jsonl", tmp_path / "study.db"
+    options = {"trials": 14, "startup": 4, "warm": 3, "batch": 2, "storage": f"sqlite:///{database}", "study": "s"}
+
+    def go(budget: int) -> None:
+        searcher = make_searcher(name, SPACE, guide=GUIDE, options=options)
+        search(SPACE, searcher, limited, log=path, header=header_of(searcher, SPACE), budget=budget)
+
+    go(first)
+    if lost:
+        database.unlink()
+    earlier = logged(path)
+    go(12)
+    trials = logged(path)
+    assert trials[: len(earlier)] == earlier and len(trials) == 12
+    assert len({json.dumps(bits, sort_keys=True) for bits, _ in trials}) == 12
+    go(99)
+    trials = logged(path)
+    assert len(trials) == 14
+    study = optuna.load_study(study_name="s", storage=options["storage"])
+    ended = [t for t in study.trials if t.state.name == "COMPLETE"]
+    known = {(tuple(bits[k] for k in SPACE.groups), value) for bits, value in trials}
+    assert {(tuple(t.params[k] for k in SPACE.groups), t.values[0]) for t in ended} == known
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,19 @@ def test_more_bits_are_more_like_the_float_model() -> None:
     assert values[0] + 10 < values[1]
 
 
-def test_labels_are_needed_for_accuracy() -> None:
+@pytest.mark.parametrize(
+    ("labels", "says"), [((), "got no labels"), ((torch.full((4,), 0.5),), "got labels that are not whole numbers")]
+)
+def test_classes_are_needed_for_accuracy(labels: tuple[torch.Tensor, ...], says: str) -> None:
     graph = residual_block()
-    with pytest.raises(DataError, match="'accuracy' needs labels"):
-        Evaluator(graph, Batches([DATA[0][0]], graph.inputs), objective("accuracy"))
+    with pytest.raises(DataError, match=f"'accuracy' needs classes as labels, {says}"):
+        Evaluator(graph, Batches([(DATA[0][0][:4], *labels)], graph.inputs), objective("accuracy"))
+
+
+def test_accuracy_is_of_classes_alone() -> None:
+    """Other labels are for the user's own objective."""
+    graph, x = residual_block(), DATA[0][0][:4]
+    classes = run_real(graph, [x])[0].argmax(1)
+    for labels, right in ((classes, 1.0), (classes.double(), 1.0), (classes + 0.25, None)):
+        evaluator = Evaluator(graph, Batches([(x, labels)], graph.inputs), objective("sqnr"))
+        assert evaluator.summary(evaluator.float_contributions()).get("sim_acc") == right

@@ -13,6 +13,7 @@ from building import residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 from search.toys import timeless
+from torch import Tensor
 
 from hago import search_quantize_strategy
 from hago.errors import DataError, HagoError
@@ -157,6 +158,21 @@ def test_greedy_ends_where_it_does_without_a_race(tmp_path: Path) -> None:
         ends.append(find(residual_block(), "int16_accumulator", DATA, options).result)
     assert ends[0].bits == ends[1].bits
     assert sum(t.score.forwards for t in ends[1].trials) < sum(t.score.forwards for t in ends[0].trials)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "says"),
+    [
+        ([], "held-out data: the data set is empty"),
+        ([seeded(4, 3, 9, 9)], r"held-out data has samples of shapes \[\(3, 9, 9\)\]; the calibration data has"),
+        ([seeded(4, 3, 8, 8) * float("nan")], "held-out data: .*batch 0"),
+    ],
+)
+def test_held_out_data_are_checked_before_the_search(held_out: list[Tensor], says: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(DataError, match=says):
+        find(residual_block(), "x86_vnni", DATA, SearchOptions(held_out=held_out, log=log, budget=4, progress=False))
+    assert not log.exists()
 
 
 def test_held_out_data_confirm_with_an_interval(tmp_path: Path) -> None:
