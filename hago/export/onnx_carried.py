@@ -12,7 +12,9 @@ from hago.errors import UnsupportedOp
 from hago.export.onnx_file import Walk
 from hago.export.onnx_real import emit_real, pads
 from hago.export.onnx_values import Value, numpy_dtype, quantizes_to
+from hago.export.onnx_writer import Writer
 from hago.graph import Graph, Node
+from hago.ops._integer import Attrs
 from hago.plan import NodePlan
 
 
@@ -104,7 +106,7 @@ def _in_float32(walk: Walk, node: Node, made: NodePlan, x: list[str], out: str) 
     elif "avg_pool" in node.op:
         _window_sums(walk, node, made, x[0], out)
     elif node.op == "clamp" and isinstance(attrs["min"], torch.Tensor) | isinstance(attrs["max"], torch.Tensor):
-        _clip_per_channel(walk, made, x[0], out)
+        clip_per_channel(walk.w, made.attrs, x[0], out)
     else:
         emit_real(walk.w, Node(node.name, node.op, node.inputs, attrs, node.shape), x, out)
 
@@ -127,9 +129,9 @@ def _sum_in_int64(walk: Walk, x: str, axes: list[int], keep: bool, out: str) -> 
     w.op("Cast", [total], out, to=w.kind_of("float32"))
 
 
-def _clip_per_channel(walk: Walk, made: NodePlan, x: str, out: str) -> None:
-    w = walk.w
-    ends = {"Max": made.attrs["min"], "Min": made.attrs["max"]}
+def clip_per_channel(w: Writer, attrs: Attrs, x: str, out: str) -> None:
+    """A clamp whose limits are one for each channel, in the units of `x`."""
+    ends = {"Max": attrs["min"], "Min": attrs["max"]}
     for kind, limit in ((k, v) for k, v in ends.items() if v is not None):
         x = w.step(kind, [x, w.constant(w.fresh(f"{out}:limit"), torch.as_tensor(limit).to(torch.float32))], out)
     w.op("Identity", [x], out)

@@ -154,7 +154,7 @@ class _Checker:
         }
         kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
         self.parts = Parts(made.model, kinds)
-        self.sessions: dict[str, tuple[Part, Run]] = {}
+        self.sessions: dict[tuple[Any, ...], tuple[Part, Run]] = {}
 
     def _tensors(self) -> dict[str, tuple[str, Value]]:
         """The place and the value of every tensor whose values the integer model knows, by tensor name."""
@@ -205,11 +205,12 @@ class _Checker:
 
     def _compare(self, tensor: str, known: Mapping[str, Array]) -> None:
         place, value = self.named[tensor]
-        if tensor not in self.sessions:
-            ranks = {name: array.ndim for name, array in known.items()}
-            part = self.parts.ending_in(tensor, known, ranks)
-            self.sessions[tensor] = (part, self.run(part.model))
-        part, run = self.sessions[tensor]
+        # where a batch lies on another axis, a batch of another size needs sessions of its own
+        key = tensor, tuple(array.shape[1:] for array in known.values())
+        if key not in self.sessions:
+            part = self.parts.ending_in(tensor, {name: array.shape for name, array in known.items()})
+            self.sessions[key] = (part, self.run(part.model))
+        part, run = self.sessions[key]
         theirs = run({name: known[name] for name in part.inputs})[tensor]
         node = self.plan.graph[place.partition(":")[0]]
         count_differences(self.places, place, node.op, known[tensor], theirs, value.held != "real")

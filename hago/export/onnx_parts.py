@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,13 @@ class Parts:
         self._makers = {out: node for node in model.graph.node for out in node.output}
         self._constants = {c.name: c for c in model.graph.initializer}
 
-    def ending_in(self, tensor: str, known: Collection[str], ranks: Mapping[str, int]) -> Part:
+    def ending_in(self, tensor: str, known: Mapping[str, Sequence[int]]) -> Part:
         """The part that computes `tensor` from tensors that are known.
 
         Args:
-            known: where to start; whatever feeds them is left out.
-            ranks: how many axes each of them has.
+            known: where to start, with shapes; whatever feeds them is left out. Their first axis may have any size,
+                as in the whole; the others stay as they are, since OpenVINO 2026.4 takes a constant of a value for
+                each channel for one of a single value where it does not know how many channels there are.
         """
         helper = self._onnx.helper
         nodes: dict[str, Any] = {}
@@ -61,8 +62,8 @@ class Parts:
         ordered = [n for n in self._model.graph.node if any(out in nodes for out in n.output)]
 
         def described(name: str) -> Any:
-            sizes = [f"{name}.{axis}" for axis in range(ranks[name])]
-            return helper.make_tensor_value_info(name, self._kinds[name], sizes)
+            sizes = [f"{name}.0", *known[name][1:]]
+            return helper.make_tensor_value_info(name, self._kinds[name], sizes[: len(known[name])])
 
         graph = helper.make_graph(
             ordered, "part", [described(n) for n in starts], [described(tensor)], list(constants.values())

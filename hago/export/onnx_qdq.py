@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hago.export.onnx_carried import clip_per_channel
 from hago.export.onnx_file import Walk
 from hago.export.onnx_moved import MOVED, Emit, mover, passes_through, same_through_reals
 from hago.export.onnx_real import emit_real, rows_back, squeeze_pooled
 from hago.export.onnx_values import Value, quantizes_to
-from hago.export.onnx_writer import MICROSOFT
+from hago.export.onnx_writer import MICROSOFT, Writer
 from hago.graph import Node
 from hago.plan import NodePlan
 from hago.types import Edge, QParams
@@ -90,11 +91,24 @@ def _emit(walk: Walk, node: Node, made: NodePlan, real: list[str], out: str) -> 
         pooled = w.op("GlobalAveragePool", real[:1], out if node.attrs["keepdim"] else w.fresh(f"{out}:pool"))
         if not node.attrs["keepdim"]:
             squeeze_pooled(w, pooled, rank, out)
+    elif node.op == "clamp" and is_wide(made):
+        _clip(w, node, made, real[0], out)
     elif node.op == "silu" and walk.plan.hardware.requantize.form == "onnxruntime":
         # as two operators it is read through two DequantizeLinear and not put together again
         w.op("QuickGelu", real, out, MICROSOFT, alpha=1.0)
     else:
         emit_real(w, node, real, out)
+
+
+def _clip(w: Writer, node: Node, made: NodePlan, x: str, out: str) -> None:
+    """A clamp of sums, which cuts off at integers: no QuantizeLinear behind it brings its limits there."""
+    scale = made.out.scale
+    ends = {k: None if made.attrs[k] is None else made.attrs[k] * scale for k in ("min", "max")}
+    if scale.numel() > 1:
+        clip_per_channel(w, ends, x, out)
+    else:
+        limits = {k: None if end is None else float(end) for k, end in ends.items()}
+        emit_real(w, replace(node, attrs={**node.attrs, **limits}), [x], out)
 
 
 def _rows(walk: Walk, node: Node, made: NodePlan) -> Value:

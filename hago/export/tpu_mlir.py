@@ -1,7 +1,8 @@
 """TPU-MLIR: a Plan as the calibration table and the quantize table that its compiler reads.
 
-A row holds what the integers of a tensor stand for: the threshold is the largest magnitude, so that
-the compiler's `threshold / 127` (signed, 8 bits) is the Plan's scale. One tensor has one row there; where
+A row holds what the integers of a tensor stand for: the threshold is the value of the largest integer (of the
+largest magnitude, where an asymmetric range reaches further down), so that the compiler's `threshold / 127`
+(signed, 8 bits) is the Plan's scale. One tensor has one row there; where
 its readers quantize it with several ranges here, the widest stands in the table. Weights have no rows:
 the compiler takes their largest magnitudes itself.
 

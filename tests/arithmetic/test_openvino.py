@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from building import Builder, seeded
 from networks import Small, randomized
 from plans import resolver_of
 from random_graphs import random_graph, random_inputs
@@ -36,3 +37,17 @@ def test_random_networks(seed: int) -> None:
     found = check_onnx(make_onnx(plan), plan, [inputs], engine("openvino"), "openvino")
     assert found.compared > 0 and found.differing <= max(1, found.compared // 1000), str(found)
     assert all(p.largest <= 1 for p in found.places if p.integer), str(found)
+
+
+@pytest.mark.parametrize("batch", [(3, 3), (3, 2)])
+def test_multipliers_for_each_channel(batch: tuple[int, int]) -> None:
+    """Parts of a file say how many channels there are: without, OpenVINO takes the first one's multiplier for all."""
+    b = Builder()
+    x = b.call("relu", b.conv2d(b.input(3, 9, 9, name="x"), seeded(8, 3, 3, 3), name="first"))
+    deep = b.conv2d(x, seeded(8, 1, 3, 3), groups=8, name="deep")
+    graph = b.graph(b.conv2d(deep, seeded(4, 8, 1, 1), name="last"))
+    inputs = [[seeded(size, 3, 9, 9, seed=size)] for size in batch]
+    resolver = resolver_of(graph, load_hardware("x86_vnni"), inputs[0], "mse")
+    plan = resolver(resolver.space.widest())
+    found = check_onnx(make_onnx(plan, "qoperator"), plan, inputs, engine("openvino"), "openvino")
+    assert found.compared > 0 and found.tolerable, str(found)

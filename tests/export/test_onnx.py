@@ -281,3 +281,19 @@ def test_padding_that_is_seen_or_is_not_of_zeros_stays(graph: Graph) -> None:
     assert [n.op_type for n in made.model.graph.node].count("Pad") == 1
     (ours, *_), (theirs, *_) = run_real(graph, [images(2, 3, 8, 8)]), run_file(graph, [images(2, 3, 8, 8)])
     np.testing.assert_allclose(theirs, ours.numpy(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_limits_of_a_clamp_are_integers(per_channel: bool, form: str) -> None:
+    """Seen as they are, sums that are cut off at limits between two integers end at the nearer one."""
+    b = Builder()
+    weight = seeded(4, 3, 3, 3) * (torch.arange(1, 5).reshape(4, 1, 1, 1) if per_channel else 1)
+    made = b.call("clamp", b.conv2d(b.input(3, 6, 6, name="x"), weight), min=-0.101, max=0.2013)
+    inputs = [seeded(2, 3, 6, 6)]
+    plan = plan_on("x86_vnni" if per_channel else "cambricon_mlu", b.graph(made), inputs)
+    assert plan.nodes[made].out.per_channel == per_channel
+    found = checked(plan, inputs, form)
+    (output,) = found.outputs
+    assert found.same and output.largest < 1e-2, str(found)
+    assert len({float(v) for v in IntegerModel(plan).run(inputs)[0].flatten()}) > 2
