@@ -137,13 +137,18 @@ def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors among flat arguments, if they are what the graph's inputs take.
 
     Raises:
-        GraphError: the wrong number, shape or kind of tensors.
+        GraphError: the wrong number, shape or kind of tensors, or NaN.
     """
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     if len(tensors) != len(graph.inputs):
         raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
     for name, tensor in zip(graph.inputs, tensors, strict=True):
         _check_input(graph[name], tensor)
+    if torch.compiler.is_exporting():
+        return tensors  # a program of torch.export takes any batch, and has no branch on values
+    for name, tensor in zip(graph.inputs, tensors, strict=True):
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise GraphError(f"input {name!r} holds NaN, which no integer stands for")
     sizes = {len(t) for n, t in zip(graph.inputs, tensors, strict=True) if (graph[n].shape or (0,))[0] == 1}
     if len(sizes - {1}) > 1:
         raise GraphError(f"inputs have batch sizes {sorted(sizes)}; expected one, or 1")
@@ -159,8 +164,6 @@ def _check_input(node: Node, tensor: Tensor) -> None:
         raise GraphError(
             f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it with .to({wanted})"
         )
-    if tensor.is_floating_point() and bool(tensor.isnan().any()):
-        raise GraphError(f"input {node.name!r} holds NaN, which no integer stands for")
 
 
 def nesting_of(graph: Graph) -> Nesting:

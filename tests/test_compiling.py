@@ -139,3 +139,13 @@ def test_a_graph_whose_model_is_gone_says_so() -> None:
     gc.collect()
     with pytest.raises(HagoError, match="is gone; keep the model"):
         run_compiled([x], handle)
+
+
+@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+def test_a_program_of_torch_export_has_equal_outputs(engine: type[IntegerModel]) -> None:
+    model = engine(plan_of(mixed(), [seeded(2, 3, 6, 5)]))
+    sizes = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model, (seeded(3, 3, 6, 5),), dynamic_shapes=(sizes,)).module()
+    for batch in (4, 2):
+        x = seeded(batch, 3, 6, 5, seed=batch, size=3.0)
+        assert all(a.equal(b) for a, b in zip(program(x), model(x), strict=True))
