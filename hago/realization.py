@@ -93,9 +93,35 @@ class IntegerModel(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
 
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Other weights are another Plan, so that only its own are taken; torch raises what is said here."""
+        own = {prefix + name: buffer for name, buffer in self.named_buffers(recurse=False)}
+        missing_keys += [key for key in own if strict and key not in state_dict]
+        unexpected_keys += [key for key in state_dict if strict and key.startswith(prefix) and key not in own]
+        other = [k for k, buffer in own.items() if k in state_dict and not _same(state_dict[k], buffer)]
+        if other:
+            error_msgs.append(
+                f"{', '.join(other)}: not this integer model's own values. Its weights are a part of its plan; "
+                "load another model with hago.load_integer_model, or quantize the network that has these weights"
+            )
+
     def _constant(self, node: str, slot: int) -> Tensor:
         """A constant operand as it rests: q in its storage dtype."""
         return self.get_buffer(_buffer(Edge(node, slot)))
+
+
+def _same(given: Any, own: Tensor) -> bool:
+    """Whether a value of a state dict is the one that a model has."""
+    return isinstance(given, Tensor) and given.dtype == own.dtype and given.equal(own)
 
 
 def compute_float(

@@ -55,7 +55,9 @@ class StoredSize:
     file: int
 
     def __str__(self) -> str:
-        return f"{self.file:,} bytes, {self.float_model / self.file:.2f} times fewer than the weights in float"
+        fewer = self.float_model >= self.file
+        times = self.float_model / self.file if fewer else self.file / max(1, self.float_model)
+        return f"{self.file:,} bytes, {times:.2f} times {'fewer' if fewer else 'more'} than the weights in float"
 
 
 def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:

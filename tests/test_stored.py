@@ -29,15 +29,17 @@ from specs import EVERY, SHIPPED
 from torch import Tensor, nn
 
 import hago
+from hago.engine.model import FastModel
 from hago.errors import GraphError, HagoError, ModelFileError, UnsupportedOp
 from hago.graph import Graph
+from hago.hardware_file import load_hardware
 from hago.ops import OPS
 from hago.ops._integer import IntegerForm
 from hago.ops._rule import OpRule
 from hago.plan import Plan
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
-from hago.stored import KIND, Provenance, from_file_bytes, is_stored, load_plan, save_plan, to_file_bytes
+from hago.stored import KIND, Provenance, StoredSize, from_file_bytes, is_stored, load_plan, save_plan, to_file_bytes
 from hago.tensor_file import from_bytes, to_bytes
 
 
@@ -456,3 +458,27 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_equal_plans_give_equal_bytes() -> None:
     assert to_file_bytes(small_plan()) == to_file_bytes(small_plan())
+
+
+@pytest.mark.parametrize("engine", [FastModel, IntegerModel])
+def test_a_state_dict_is_the_models_own_or_refused(engine: type[IntegerModel]) -> None:
+    """A model that took other weights would compute with some of them, and store the old ones."""
+    x = seeded(2, 3, 8, 8)
+    resolver = resolver_of(residual_block(), load_hardware("x86_vnni"), [x])
+    model = nn.Sequential(engine(resolver(resolver.space.widest())))
+    own, before = {k: v.clone() for k, v in model.state_dict().items()}, model(x)
+    assert not any(model.load_state_dict(own))
+    name = next(iter(own))
+    for other in (own[name] + 1, own[name].double(), own[name][:1], None):
+        with pytest.raises(RuntimeError, match=f"{name}: not this integer model's own values"):
+            model.load_state_dict({**own, name: other})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({k: v for k, v in own.items() if k != name})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict({**own, "0.more": own[name]})
+    assert model(x).equal(before)
+
+
+def test_the_size_of_a_file_is_said_either_way() -> None:
+    assert str(StoredSize(4000, 1000)) == "1,000 bytes, 4.00 times fewer than the weights in float"
+    assert str(StoredSize(1000, 2500)) == "2,500 bytes, 2.50 times more than the weights in float"
