@@ -82,9 +82,10 @@ class Evaluator:
         self.graph, self.batches, self.objective = graph, batches, objective
         for measure in (objective, *also):
             if measure.needs_labels and not batches.classed:
-                got = "labels that are not whole numbers" if batches.labelled else "no labels"
+                got = "some that are not whole numbers" if batches.labelled else "none"
                 raise DataError(
-                    f"objective {measure.name!r} needs classes as labels, got {got}; pass (inputs, labels) batches"
+                    f"objective {measure.name!r} needs labels that are classes, got {got}; "
+                    "pass (inputs, labels) batches"
                 )
         self.carriers, self.packs, self.engine = Carriers(), Packs(), engine
         self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))

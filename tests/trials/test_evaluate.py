@@ -127,11 +127,11 @@ def test_more_bits_are_more_like_the_float_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"), [((), "got no labels"), ((torch.full((4,), 0.5),), "got labels that are not whole numbers")]
+    ("labels", "says"), [((), "got none"), ((torch.full((4,), 0.5),), "got some that are not whole numbers")]
 )
 def test_classes_are_needed_for_accuracy(labels: tuple[torch.Tensor, ...], says: str) -> None:
     graph = residual_block()
-    with pytest.raises(DataError, match=f"'accuracy' needs classes as labels, {says}"):
+    with pytest.raises(DataError, match=f"'accuracy' needs labels that are classes, {says}"):
         Evaluator(graph, Batches([(DATA[0][0][:4], *labels)], graph.inputs), objective("accuracy"))
 
 
