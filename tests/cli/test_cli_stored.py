@@ -97,7 +97,7 @@ def test_run_gives_what_the_model_gives(run: Run, engine: str) -> None:
 def test_run_needs_no_labels_and_no_model(run: Run) -> None:
     text = run("run", FILE, "--data", "stored_zoo:unlabelled")
     assert text.code == 0 and "accuracy" not in text.out and "all 96 output values are equal" in text.out
-    assert "times fewer than the weights in float" in text.out
+    assert "times more than the weights in float" in text.out
 
 
 def test_run_says_no_where_a_value_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
