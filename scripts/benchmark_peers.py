@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, required=True, help="where peers are, or will be, installed")
     parser.add_argument("--net", default="cifar_resnet20")
     parser.add_argument("--hardware", default="x86_vnni")
-    parser.add_argument("--searchers", nargs="+", default=["pareto", "pareto:points=12,rounds=1"], help="of hago")
+    parser.add_argument("--searchers", nargs="+", default=["pareto", "pareto:points=16,rounds=1"], help="of hago")
     parser.add_argument("--images", type=int, default=256, help="to calibrate and search on")
     parser.add_argument("--held-out", type=int, default=2000, help="to compare on")
     parser.add_argument("--peers", default=",".join(p.name for p in PEERS), help="which, with commas between")
