@@ -19,7 +19,7 @@ from hago.engine.model import FastModel
 from hago.errors import HagoError, did_you_mean
 from hago.execute import run_real
 from hago.export.onnx_check import PlaceCheck, count_differences
-from hago.export.onnx_engines import ENGINES
+from hago.export.onnx_engines import ENGINES, openvino_that_lasts
 from hago.export.onnx_export import make_onnx
 from hago.export.onnx_seen import Seen
 from hago.frontend.data import Batches
@@ -92,7 +92,7 @@ def _onnx(engine: str, plan: Plan) -> Realize:
         made = make_onnx(plan, "qdq")
     except HagoError:
         made = make_onnx(plan, "qoperator")
-    return Seen(made, plan, ENGINES[engine])
+    return Seen(made, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
 
 
 REALIZATIONS: Final[Mapping[str, Callable[[Plan], Realize]]] = {

@@ -95,7 +95,7 @@ class Cost:
 
     Args:
         nodes, edges: rows in the order of the graph.
-        effective_bits: mean bits of a weight, biases aside; 0 without weights.
+        effective_bits: mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights.
         clock_hz: of the hardware, times nothing; None where the spec does not say.
         missing: figures that the spec does not give and that something here would need.
     """
@@ -141,7 +141,8 @@ class Cost:
             return self.figures[metric]
         if metric not in METRICS:
             raise HagoError(f"unknown cost {metric!r}; known: {', '.join(METRICS)}.{did_you_mean(metric, METRICS)}")
-        instead = ", so it is known in cycles only: use 'cycles'" if "cycles" in self.figures else ""
+        in_cycles = metric == "latency" and "cycles" in self.figures
+        instead = ", so it is known in cycles only: use 'cycles'" if in_cycles else ""
         raise HagoError(
             f"hardware {self.hardware!r} does not give what {metric!r} needs{instead}. Not given: "
             f"{'; '.join(self.missing)}"

@@ -12,7 +12,7 @@ from hago.cost import Cost, EdgeCost, EdgeKind, NodeCost
 from hago.errors import HagoError
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
-from hago.ops import Ops
+from hago.ops import Ops, _opaque
 from hago.plan import Plan
 from hago.types import DTYPES, FLOAT32, DType, Edge, QParams, SimQ
 
@@ -219,11 +219,13 @@ class _Account:
 
 def node_macs(graph: Graph, node: Node, ops: Ops) -> int:
     """Multiply-accumulates of a node at batch 1; 0 where its op counts none."""
-    shapes = [graph[s].shape for s in node.inputs]
+    shapes = [s for name in node.inputs if (s := graph[name].shape) is not None]
     rule = ops.get(node.op)
-    if rule is None or node.shape is None or any(s is None for s in shapes):
+    if len(shapes) < len(node.inputs):
         return 0
-    return rule.macs(node.attrs, [s for s in shapes if s is not None], node.shape)
+    if node.op == _opaque.NAME:
+        return _opaque.macs(node.attrs, shapes)
+    return 0 if rule is None or node.shape is None else rule.macs(node.attrs, shapes, node.shape)
 
 
 def float_cost(plan: Plan, batch: int = 1) -> Cost:

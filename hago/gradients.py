@@ -28,6 +28,7 @@ from hago.errors import DataError
 from hago.execute import channels_last, compute_real, run
 from hago.frontend.data import Batch
 from hago.graph import CONST, OUTPUT, Graph, Node
+from hago.objective import check_classes
 from hago.ops import OPS, Ops
 from hago.types import Edge
 
@@ -75,6 +76,7 @@ def cross_entropy(outputs: Sequence[Any], labels: Tensor | None, generator: torc
     if labels is None:
         raise DataError("sensitivity to accuracy needs labels; pass (inputs, labels) batches")
     first = outputs[0]
+    check_classes(labels, first)
     logits = first.detach().to(torch.float32)
     hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
     v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)

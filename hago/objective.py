@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hago.errors import DataError, HagoError, did_you_mean
+from hago.frontend.data import are_whole
 
 #: Where noise is nothing at all, SQNR is reported as this many dB.
 MOST_DB: Final = 200.0
@@ -56,6 +57,32 @@ def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
                 f"output {slot} of the model has shape {tuple(output.shape)} for {samples} samples; hago compares "
                 "models sample by sample, so axis 0 of every output must be the batch"
             )
+
+
+def class_count(output: Tensor) -> int:
+    """How many classes an output chooses among: the size of axis 1."""
+    return output.shape[1] if output.ndim > 1 else 1
+
+
+def check_classes(labels: Tensor, output: Tensor) -> None:
+    """Refuse labels that are not a class for every position of an output, whose classes are on axis 1.
+
+    Raises:
+        DataError: what they are, and what is expected.
+    """
+    count, expected = class_count(output), (*output.shape[:1], *output.shape[2:])
+    if count < 2 or tuple(labels.shape) != expected:
+        raise DataError(
+            f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(output.shape)}; "
+            f"expected {expected}: one class per position, two classes or more on axis 1 of the output"
+        )
+    if not are_whole(labels):
+        raise DataError(
+            f"labels of {labels.dtype} that are not whole numbers are no classes; expected 0 to {count - 1}"
+        )
+    low, high = (int(end) for end in labels.aminmax()) if labels.numel() else (0, 0)
+    if low < 0 or high >= count:
+        raise DataError(f"labels from {low} to {high} do not fit outputs of {count} classes; expected 0 to {count - 1}")
 
 
 def _flat(outputs: Sequence[Tensor]) -> Tensor:
@@ -103,13 +130,8 @@ def _agreement(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: T
 def _accuracy(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
     if labels is None:
         raise DataError("the accuracy objective needs labels; pass (inputs, labels) batches or objective='sqnr'")
-    chosen = _classes(outputs[0]).argmax(1)
-    if chosen.shape != labels.shape:
-        raise DataError(
-            f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(outputs[0].shape)}; "
-            f"expected {tuple(chosen.shape)}: one class per position, classes on axis 1 of the output"
-        )
-    right = chosen == labels
+    check_classes(labels, outputs[0])
+    right = _classes(outputs[0]).argmax(1) == labels
     return right.reshape(right.shape[0], -1).to(torch.float64).mean(1, keepdim=True)
 
 

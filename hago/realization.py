@@ -7,7 +7,7 @@ arithmetic is int64. Nothing here is shared with the simulator but the Plan, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -44,13 +44,11 @@ class IntegerModel(nn.Module):
         self.plan, self.provenance = plan, provenance
         self._done = last_readers(plan.graph)
         self._nesting, self._handle = nesting_of(plan.graph), registered(self)
-        for name, node in plan.nodes.items():
-            for slot, values in node.consts.items():
-                qparams = node.operands[slot]
-                assert qparams is not None
-                self.register_buffer(_buffer(Edge(name, slot)), store(values, qparams))
-        for edge, weight in plan.weights.items():
-            self.register_buffer(_buffer(edge), store(weight.integers, weight.qparams))
+        held: dict[tuple[str, object], Tensor] = {}
+        for edge, values, qparams in _constants(plan):
+            stored = store(values, qparams)
+            kept = held.setdefault((plan.graph.source(edge), qparams.key), stored)
+            self.register_buffer(_buffer(edge), kept if kept.equal(stored) else stored)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The integer model's outputs, nested as the model's."""
@@ -104,7 +102,7 @@ class IntegerModel(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Other weights are another Plan, so that only its own are taken; torch raises what is said here."""
-        own = {prefix + name: buffer for name, buffer in self.named_buffers(recurse=False)}
+        own = {prefix + name: buffer for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
         missing_keys += [key for key in own if strict and key not in state_dict]
         unexpected_keys += [key for key in state_dict if strict and key.startswith(prefix) and key not in own]
         other = [k for k, buffer in own.items() if k in state_dict and not _same(state_dict[k], buffer)]
@@ -212,6 +210,17 @@ def real_value(simq: SimQ | None, value: Any) -> Any:
     if simq is not None and simq.source is not None:
         return dequantize(center(value, simq.source), simq.source)
     return value
+
+
+def _constants(plan: Plan) -> Iterator[tuple[Edge, Tensor, QParams]]:
+    """What integer nodes, and float nodes whose weights rest as integers, read of constants."""
+    for name, node in plan.nodes.items():
+        for slot, values in node.consts.items():
+            qparams = node.operands[slot]
+            assert qparams is not None
+            yield Edge(name, slot), values, qparams
+    for edge, weight in plan.weights.items():
+        yield edge, weight.integers, weight.qparams
 
 
 def _buffer(edge: Edge) -> str:

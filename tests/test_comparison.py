@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
+from building import seeded
 from networks import Small, images, randomized
+from torch import Tensor, nn
 
 import hago
 from hago import comparison
 from hago.comparison import REALIZATIONS, Realize, compare_plan, compare_realizations
 from hago.errors import HagoError
+from hago.export import onnx_engines
 from hago.frontend.data import Batches
 from hago.json_text import json_values
 from hago.plan import Plan
@@ -65,6 +69,35 @@ def test_what_cannot_run_is_skipped_with_the_reason() -> None:
     found = compare_realizations(randomized(Small()), "arm_dot", quantized("arm_dot").strategy, DATA, ["onnxruntime"])
     assert "by an integer and a shift" in found.against[0].skipped
     assert "onnxruntime skipped: " in str(found)
+
+
+class Token(nn.Module):
+    """Reads the size of the batch, as transformers do for their class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.token = nn.Conv2d(1, 4, 4, 4), nn.Parameter(seeded(1, 1, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.conv(x).flatten(2).transpose(1, 2)
+        return self.head(torch.cat([self.token.expand(x.shape[0], -1, -1), patches], 1))
+
+
+def test_sizes_are_whole_numbers_in_a_file() -> None:
+    pytest.importorskip("onnxruntime")
+    strategy = hago.quantize(randomized(Token()), "onnxruntime_cpu", DATA).strategy
+    found = compare_realizations(randomized(Token()), "onnxruntime_cpu", strategy, DATA, ["onnxruntime"]).against[0]
+    assert not found.skipped and found.outputs[0].compared == 9 * 5 * 3 and found.outputs[0].differing == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_an_engine_that_ends_its_process_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(onnx_engines, "_TRY", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    names = ["openvino", "fast"]
+    found = compare_realizations(randomized(Small()), "x86_vnni", quantized("x86_vnni").strategy, DATA, names)
+    assert [a.skipped for a in found.against] == ["OpenVINO ends its process on the model, with SIGSEGV", ""]
 
 
 def test_unknown_names() -> None:

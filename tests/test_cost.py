@@ -7,15 +7,18 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from building import Builder, residual_block, seeded
 from plans import fixed_resolver, points, resolver_of
 from specs import SHIPPED
+from torch import Tensor, nn
 
 from hago.cost import METRICS, Cost, rows_of
 from hago.cost_range import cost_range
-from hago.costing import float_cost, plan_cost
+from hago.costing import float_cost, node_macs, plan_cost
 from hago.debug.cost_report import amount, cost_text, range_text
 from hago.errors import HagoError
+from hago.frontend.torch_export import from_torch
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc
 from hago.plan import Plan
@@ -258,3 +261,22 @@ def test_a_batch_is_a_count(batch: object) -> None:
 def test_amounts_read_well() -> None:
     said = [amount(m, v) for m, v in (("weight_bytes", 3 << 20), ("latency", 0.0025), ("cycles", 1234), ("macs", 0))]
     assert said == ["3 MiB", "2.5 ms", "1.23k cycles", "0"]
+
+
+def test_products_in_calls_without_a_rule_are_counted() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.gru = nn.LSTM(5, 4, bidirectional=True, batch_first=True), nn.GRU(8, 3, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("bij,jk->bik", self.gru(self.lstm(x)[0])[0], torch.ones(3, 2)).cumsum(1)
+
+    graph = from_torch(Tagger().eval(), (seeded(2, 7, 5),))
+    plan = fixed_resolver(graph, CHIPS["vta"], {})({})
+    # gates, their inputs and states; two directions
+    expected = {"lstm": 2 * 7 * 4 * 4 * (5 + 4), "gru": 7 * 3 * 3 * (8 + 3), "bmm": 7 * 3 * 2}
+    for batch in (1, 3):
+        found = [n.macs for n in plan_cost(plan, batch).nodes if n.macs]
+        assert found == [batch * macs for macs in expected.values()]
+    assert node_macs(graph, next(n for n in graph if n.attrs.get("target") == "aten.cumsum.default"), plan.ops) == 0

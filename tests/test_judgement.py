@@ -55,6 +55,24 @@ def test_bytes_before_and_after(strategy: Strategy) -> None:
     assert weights.integer == conv + 2 * 4 and weights.left == 4 * (linear + 5)
 
 
+def test_a_weight_that_two_nodes_read_counts_once() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice, self.head = nn.Linear(6, 6, bias=False), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.twice(self.twice(x).relu()))
+
+    torch.manual_seed(0)
+    net, batches = Shared().eval(), [torch.randn(8, 6)]
+    quantizer = hago.quantize(net, "x86_vnni", batches)
+    weights = judge(net, "x86_vnni", quantizer.strategy, batches).weights
+    assert (weights.before, weights.integer, weights.left) == (4 * (36 + 12 + 2), 36 + 12 + 4 * 2, 0)
+    whole = quantizer.quantize("reference")
+    assert not any(whole.load_state_dict(whole.state_dict()))
+
+
 class OffByOne(IntegerModel):
     """An integer model that is wrong in one value of its second batch."""
 

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.errors import HagoError
+from hago.errors import DataError, HagoError
+from hago.gradients import cross_entropy as gradient_of_cross_entropy
 from hago.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
+from hago.qat.losses import LOSSES
 
 
 def value(name: str, reference: Tensor, outputs: Tensor, labels: Tensor | None = None) -> float:
@@ -109,3 +111,43 @@ def test_paired_interval() -> None:
     assert mean == 0.25 and low < mean < high
     assert high - mean == pytest.approx(1.959964 * torch.tensor([1.0, 0.0, -1.0, 1.0]).std().item() / 2, rel=1e-5)
     assert paired_interval(torch.tensor([1.0])) == (1.0, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("labels", "outputs", "says"),
+    [
+        (
+            torch.zeros(4, 1, dtype=torch.int64),
+            (4, 3),
+            r"labels of shape \(4, 1\) do not fit outputs of shape \(4, 3\)",
+        ),
+        (torch.ones(4, 3, dtype=torch.int64), (4, 3), r"expected \(4,\): one class per position"),
+        (torch.zeros(4, dtype=torch.int64), (4, 3, 2), r"expected \(4, 2\)"),
+        (torch.zeros(4), (4, 1), "two classes or more on axis 1"),
+        (torch.zeros(4), (4,), "two classes or more on axis 1"),
+        (torch.zeros(4, 1), (4, 1), "two classes or more on axis 1"),
+        (torch.tensor([0, 1, 3, 2]), (4, 3), "labels from 0 to 3 do not fit outputs of 3 classes; expected 0 to 2"),
+        (torch.tensor([0, -1, 1, 2]), (4, 3), "labels from -1 to 2 do not fit"),
+        (torch.tensor([0.0, 0.5, 1.0, 2.0]), (4, 3), "not whole numbers"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels: Tensor, outputs: tuple[int, ...], says: str) -> None:
+    """By the measure, by the pass for gradients and by training."""
+    made = seeded(*outputs)
+    with pytest.raises(DataError, match=says):
+        OBJECTIVES["accuracy"].per_sample([made], [made], labels)
+    with pytest.raises(DataError, match=says):
+        gradient_of_cross_entropy([made], labels, torch.Generator())
+    with pytest.raises(DataError, match=says):
+        LOSSES["labels"]([made], [made], labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.float32])
+def test_classes_have_any_dtype(dtype: torch.dtype) -> None:
+    made, labels = seeded(4, 3, 2), torch.tensor([[0, 2]] * 4)
+    expected = LOSSES["labels"]([made], [made], labels)
+    assert LOSSES["labels"]([made], [made], labels.to(dtype)).equal(expected)
+    hot = torch.nn.functional.one_hot(labels, 3).movedim(-1, 1).float()
+    torch.testing.assert_close(LOSSES["labels"]([made], [made], hot), expected)  # probabilities of classes
+    right = OBJECTIVES["accuracy"].per_sample([made], [made], labels)
+    assert OBJECTIVES["accuracy"].per_sample([made], [made], labels.to(dtype)).equal(right)

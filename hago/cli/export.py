@@ -18,7 +18,7 @@ from hago.cli.options import NO, OK, Outcome, Voices, default_path, hardware_of,
 from hago.cli.stored import stored_quantizer
 from hago.errors import HagoError
 from hago.export.onnx_check import check_onnx
-from hago.export.onnx_engines import ENGINES
+from hago.export.onnx_engines import ENGINES, openvino_that_lasts
 from hago.export.onnx_export import FORMS
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
 from hago.frontend.data import Batches
@@ -146,6 +146,8 @@ def _onnx(asked: Export) -> Outcome:
     if not args.check:
         return Outcome(text, values)
     batches = (b.inputs for b in asked.batches or ())
+    if args.engine == "openvino":
+        openvino_that_lasts(made.model)
     found = check_onnx(made, asked.quantizer.plan, batches, ENGINES[args.engine], args.engine)
     return Outcome(f"{text}\n{found}", values | {"check": found.to_json()}, OK if found.tolerable else NO)
 

@@ -46,7 +46,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
-    earlier = len(read_log(log).trials) if log.exists() else 0
+    earlier = len(read_log(log).trials) if log.exists() and not args.no_resume else 0
     voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     found = find(
         model,

@@ -148,10 +148,7 @@ class _Checker:
         self.outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
         writer = Writer(plan.graph)
-        kinds = {
-            name: writer.kind_of(writer.dtypes[place]) if v.held == "real" else kind_of_value(v)
-            for name, (place, v) in self.named.items()
-        }
+        kinds = {name: kind_of_value(writer, place, value) for name, (place, value) in self.named.items()}
         kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
         self.parts = Parts(made.model, kinds)
         self.sessions: dict[tuple[Any, ...], tuple[Part, Run]] = {}

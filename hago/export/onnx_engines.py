@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -51,10 +54,13 @@ def onnxruntime(model: Any, threads: int | None = None) -> Run:
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
+_OPENVINO: Final = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
 def openvino(model: Any, threads: int | None = None) -> Run:
     """The model compiled by OpenVINO for the CPU; arguments as for `onnxruntime`."""
     ov = _package("openvino", "openvino")
-    options = {"INFERENCE_PRECISION_HINT": "f32"} | ({} if threads is None else {"INFERENCE_NUM_THREADS": threads})
+    options = _OPENVINO | ({} if threads is None else {"INFERENCE_NUM_THREADS": threads})
     try:
         core = ov.Core()
         compiled = core.compile_model(core.read_model(model.SerializeToString(), b""), "CPU", options)
@@ -67,6 +73,23 @@ def openvino(model: Any, threads: int | None = None) -> Run:
         return {name: np.asarray(found[i]) for i, name in enumerate(names)}
 
     return run
+
+
+_TRY: Final = f"""
+import sys, openvino
+core = openvino.Core()
+core.compile_model(core.read_model(sys.stdin.buffer.read(), b""), "CPU", {_OPENVINO})
+"""
+
+
+def openvino_that_lasts(model: Any, threads: int | None = None) -> Run:
+    """`openvino`, tried in another process first: OpenVINO 2026.4 ends its own on some models (SIGSEGV in
+    `compile_model`, e.g. of a transposed convolution that is concatenated and quantized twice)."""
+    _package("openvino", "openvino")
+    tried = subprocess.run([sys.executable, "-c", _TRY], input=model.SerializeToString(), capture_output=True)
+    if tried.returncode < 0:
+        raise HagoError(f"OpenVINO ends its process on the model, with {signal.Signals(-tried.returncode).name}")
+    return openvino(model, threads)
 
 
 ENGINES: Final[Mapping[str, Callable[..., Run]]] = {"onnxruntime": onnxruntime, "openvino": openvino}

@@ -11,7 +11,7 @@ from torch import Tensor
 from hago.export.onnx_engines import Run
 from hago.export.onnx_file import OnnxFile
 from hago.export.onnx_values import Value, kind_of_value
-from hago.export.onnx_writer import load_onnx
+from hago.export.onnx_writer import Writer, load_onnx
 from hago.plan import Plan
 
 
@@ -29,10 +29,12 @@ class Seen:
         model.CopyFrom(made.model)
         self.outputs = [o.name for o in model.graph.output]
         known = {*self.outputs, *plan.graph.inputs}
-        for value in made.values.values():
+        writer = Writer(plan.graph)
+        for node, value in made.values.items():
             if value.name not in known:
                 known.add(value.name)
-                model.graph.output.append(helper.make_tensor_value_info(value.name, kind_of_value(value), None))
+                kind = kind_of_value(writer, node, value)
+                model.graph.output.append(helper.make_tensor_value_info(value.name, kind, None))
         self._run = run(model)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:

@@ -73,11 +73,11 @@ def numpy_dtype(dtype: DType) -> Any:
     return np.dtype(stored_dtype(dtype).lower())
 
 
-def kind_of_value(value: Value) -> int:
-    """The ONNX element type of its tensor."""
-    if value.held != "stored":
-        return _KINDS["FLOAT"]
-    return _KINDS[stored_dtype(value.dtype)]
+def kind_of_value(writer: Writer, node: str, value: Value) -> int:
+    """The ONNX element type of its tensor; of a real value that of the node's, e.g. int64 of a size."""
+    if value.held == "stored":
+        return _KINDS[stored_dtype(value.dtype)]
+    return writer.kind_of(writer.dtypes[node]) if value.held == "real" else _KINDS["FLOAT"]
 
 
 def axis_of(qparams: QParams, rank: int) -> int | None:

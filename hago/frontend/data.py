@@ -96,7 +96,7 @@ class Batches:
                 )
             self.samples += batch.size
             self.labelled &= batch.labels is not None
-            self.classed &= batch.labels is not None and _whole(batch.labels)
+            self.classed &= batch.labels is not None and are_whole(batch.labels)
             _digest(digest, batch)
         if self.samples == 0:
             raise DataError("the data set is empty; pass at least one batch")
@@ -140,8 +140,8 @@ class Batches:
             yield batch
 
 
-def _whole(labels: Tensor) -> bool:
-    """Whether all are whole numbers."""
+def are_whole(labels: Tensor) -> bool:
+    """Whether all are whole numbers, as classes are."""
     return not labels.is_floating_point() or bool((labels == labels.round()).all())
 
 

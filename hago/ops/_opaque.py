@@ -6,6 +6,8 @@ Its attributes are JSON: the call's target, and its arguments with tensors repla
 
 from __future__ import annotations
 
+import functools
+import json
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -119,3 +121,26 @@ def compute(attrs: Attrs, *inputs: Any) -> Any:
     args = unpack(attrs["args"], inputs)
     kwargs = {k: unpack(v, inputs) for k, v in attrs["kwargs"].items()}
     return resolve_target(attrs["target"])(*args, **kwargs)
+
+
+def macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Multiply-accumulates on operands of these shapes: of the matrix products and convolutions that torch makes of
+    the call, as `torch.utils.flop_counter` counts them; 0 where it knows none."""
+    if len(shapes) < 2 or attrs["target"] in _BUILTINS:
+        return 0
+    return _macs(
+        json.dumps({"target": attrs["target"], "args": attrs["args"], "kwargs": attrs["kwargs"]}), tuple(shapes)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _macs(call: str, shapes: tuple[tuple[int, ...], ...]) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tensors = [torch.empty(shape, device="meta") for shape in shapes]
+    with FlopCounterMode(display=False) as counter:
+        try:
+            compute(json.loads(call), *tensors)
+        except Exception:  # an operator that takes no floats, or knows no shapes without values, multiplies none
+            return 0
+    return int(counter.get_total_flops()) // 2

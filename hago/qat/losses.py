@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hago.errors import DataError, HagoError, did_you_mean
+from hago.objective import check_classes, class_count
 
 #: (outputs, the float model's outputs, labels or None) -> a scalar to make small.
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
@@ -42,10 +43,14 @@ def divergence(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: T
 
 
 def cross_entropy(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    """Cross entropy with the labels; classes on axis 1 of the first output."""
+    """Cross entropy with the labels: classes, on axis 1 of the first output, or their probabilities, of its shape."""
     if labels is None:
         raise DataError("objective 'labels' needs labels; pass (inputs, labels) batches, or use 'mse' or 'kl'")
-    loss: Tensor = F.cross_entropy(outputs[0].to(torch.float32), labels)
+    first = outputs[0]
+    if not labels.is_floating_point() or labels.shape != first.shape or class_count(first) < 2:
+        check_classes(labels, first)
+        labels = labels.long()
+    loss: Tensor = F.cross_entropy(first.to(torch.float32), labels)
     return loss
 
 

@@ -36,7 +36,9 @@ _UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "cycles": {**_COUNTS, **{f"{p}{' ' if p else ''}cycles": size for p, size in _COUNTS.items()}},
     "s": {f"{p}s": size for p, size in _PREFIXES.items()},
     "J": {f"{p}J": size for p, size in _PREFIXES.items()},
-    "measure": {"": 1.0, "%": 0.01, "dB": 1.0},
+    "share": {"": 1.0, "%": 0.01},
+    "sqnr": {"": 1.0, "dB": 1.0},
+    "loss": {"": 1.0},
 }
 _FORM: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
 
@@ -100,16 +102,21 @@ def _limit(text: str) -> Limit:
         raise HagoError(
             f"limit {text!r}: unknown figure {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}"
         )
-    value = _number(text, number) * _scale(text, METRICS.get(name, "measure"), unit)
+    kind = METRICS[name] if name in METRICS else _kind(name)
+    value = _number(text, number) * _scale(text, kind, unit)
     from_above = "<" in sign
     if from_above != (name in METRICS or name in LOSSES):
         raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
-    if name in ("agreement", "accuracy", "cosine") and value > 1.0:
+    if kind == "share" and value > 1.0:
         raise HagoError(f"limit {text!r} cannot be met: {name} is at most 1")
     figure = "sim_acc" if name == "accuracy" else name
     if name in LOSSES:
         return Limit(figure, -value, None, text.strip())
     return Limit(figure, None if from_above else value, value if from_above else None, text.strip())
+
+
+def _kind(measure: str) -> str:
+    return "loss" if measure in LOSSES else measure if measure in _UNITS else "share"
 
 
 def _number(text: str, number: str) -> float:

@@ -142,3 +142,15 @@ def test_accuracy_is_of_classes_alone() -> None:
     for labels, right in ((classes, 1.0), (classes.double(), 1.0), (classes + 0.25, None)):
         evaluator = Evaluator(graph, Batches([(x, labels)], graph.inputs), objective("sqnr"))
         assert evaluator.summary(evaluator.float_contributions()).get("sim_acc") == right
+
+
+def test_one_value_is_no_choice_of_classes() -> None:
+    """Of a regression's labels, also where they happen to be whole, no accuracy is said."""
+    b = Builder()
+    graph = b.graph(b.linear(b.input(3, name="x"), seeded(1, 3)))
+    found = Evaluator(graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("sqnr"))
+    assert set(found.summary(found.float_contributions())) == {"samples", "sqnr", "agreement"}
+    with pytest.raises(DataError, match="two classes or more"):
+        Evaluator(
+            graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("accuracy")
+        ).float_contributions()
