@@ -258,6 +258,12 @@ def _index(s: _Said) -> None:
     w.op("GatherND", [s.x[0], w.step("Concat", spread, s.out, axis=-1)], s.out)
 
 
+def _log_softmax(s: _Said) -> None:
+    if s.made != s.dtypes[0]:
+        raise s.refuse("a softmax in another dtype")
+    s.w.op("LogSoftmax", s.x[:1], s.out, axis=s.args[1])
+
+
 def _where(s: _Said) -> None:
     condition = s.operand(s.args[0], torch.bool)
     s.w.op("Where", [condition, *(s.operand(a, s.made) for a in s.args[1:3])], s.out)
@@ -286,6 +292,7 @@ _TARGETS: Final[Mapping[str, _Emit]] = {
     "aten.rsqrt.default": _function("Sqrt", "Reciprocal"),
     "aten.softplus.default": _softplus,
     "aten.mish.default": _mish,
+    "aten.log_softmax.int": _log_softmax,
     "aten.addcmul.default": _add_product,
     "aten.maximum.default": _arithmetic("Max"),
     "aten.minimum.default": _arithmetic("Min"),

@@ -77,6 +77,7 @@ CALLS: Final[dict[str, Callable[[Tensor], Any]]] = {
     "where": lambda x: torch.where(x > 0, x, -x) + torch.where(x > 0, x, 2.0) + torch.where(x > 0, 1.0, x),
     "where numbers": lambda x: torch.where(x > 0, 1.0, 2.0),
     "masked": lambda x: x.masked_fill(x > 0, -9.0),
+    "logarithms of shares": lambda x: x.log_softmax(1) + torch.nn.functional.log_softmax(x, -1),
     "counted": lambda x: (x > 0).cumsum(1) + x.cumsum(2).cumsum(1),
     "gathered": lambda x: x.gather(2, torch.where(rows(x) < 0, 0, rows(x))),
     "indexed": lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(2)[None]],
