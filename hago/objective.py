@@ -64,25 +64,30 @@ def class_count(output: Tensor) -> int:
     return output.shape[1] if output.ndim > 1 else 1
 
 
-def check_classes(labels: Tensor, output: Tensor) -> None:
-    """Refuse labels that are not a class for every position of an output, whose classes are on axis 1.
-
-    Raises:
-        DataError: what they are, and what is expected.
-    """
+def misfit(labels: Tensor, output: Tensor) -> str:
+    """Why labels are not a class for every position of an output, whose classes are on axis 1; empty where they are."""
     count, expected = class_count(output), (*output.shape[:1], *output.shape[2:])
     if count < 2 or tuple(labels.shape) != expected:
-        raise DataError(
+        return (
             f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(output.shape)}; "
             f"expected {expected}: one class per position, two classes or more on axis 1 of the output"
         )
     if not are_whole(labels):
-        raise DataError(
-            f"labels of {labels.dtype} that are not whole numbers are no classes; expected 0 to {count - 1}"
-        )
+        return f"labels of {labels.dtype} that are not whole numbers are no classes; expected 0 to {count - 1}"
     low, high = (int(end) for end in labels.aminmax()) if labels.numel() else (0, 0)
     if low < 0 or high >= count:
-        raise DataError(f"labels from {low} to {high} do not fit outputs of {count} classes; expected 0 to {count - 1}")
+        return f"labels from {low} to {high} do not fit outputs of {count} classes; expected 0 to {count - 1}"
+    return ""
+
+
+def check_classes(labels: Tensor, output: Tensor) -> None:
+    """Refuse labels that are no classes of an output.
+
+    Raises:
+        DataError: what they are, and what is expected.
+    """
+    if why := misfit(labels, output):
+        raise DataError(why)
 
 
 def _flat(outputs: Sequence[Tensor]) -> Tensor:

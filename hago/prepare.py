@@ -243,20 +243,31 @@ def planned(
     return plan_of(graph, chip, as_strategy(strategy)), batches
 
 
-def held_out_batches(prepared: Prepared, dataset: Iterable[Any]) -> Batches:
+def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:
     """Data of which a search sees nothing, checked before it begins.
 
+    Args:
+        labels: whether they have to be classes.
+
     Raises:
-        DataError: empty, ragged, not finite, or samples of other shapes than those of the calibration.
+        DataError: empty, ragged, not finite, without the labels, or samples of other shapes or dtypes than those of
+            the calibration.
     """
     try:
-        found = Batches(dataset, input_names(prepared.graph))
+        found = Batches(dataset, input_names(model), like=prepared.batches)
     except DataError as error:
         raise DataError(f"held-out data: {error}") from None
-    got, known = found.sample_shapes, prepared.batches.sample_shapes
+    got, known = (_kinds(batches) for batches in (found, prepared.batches))
     if got != known:
-        raise DataError(f"held-out data has samples of shapes {got}; the calibration data has {known}")
+        raise DataError(f"held-out data has samples of {got}; the calibration data has {known}")
+    if labels and not found.classed:
+        raise DataError("held-out data: the objective needs labels that are classes; pass (inputs, labels) batches")
     return found
+
+
+def _kinds(batches: Batches) -> str:
+    """Shapes and dtypes of samples."""
+    return ", ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in next(iter(batches)).inputs)
 
 
 def conditions(topology: Topology) -> Conditions:

@@ -91,25 +91,19 @@ class IntegerModel(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, *given: Any) -> None:
         """Other weights are another Plan, so that only its own are taken; torch raises what is said here."""
-        own = {prefix + name: buffer for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
-        missing_keys += [key for key in own if strict and key not in state_dict]
-        unexpected_keys += [key for key in state_dict if strict and key.startswith(prefix) and key not in own]
-        other = [k for k, buffer in own.items() if k in state_dict and not _same(state_dict[k], buffer)]
+        own = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
+        super()._load_from_state_dict(*given)
+        other = [name for name, buffer in own.items() if not _same(self.get_buffer(name), buffer)]
+        for name in other:
+            setattr(self, name, own[name])
         if other:
-            error_msgs.append(
-                f"{', '.join(other)}: not this integer model's own values. Its weights are a part of its plan; "
-                "load another model with hago.load_integer_model, or quantize the network that has these weights"
+            prefix, errors = given[1], given[-1]
+            errors.append(
+                f"{', '.join(prefix + name for name in other)}: not this integer model's own values. Its weights are a "
+                "part of its plan; load another model with hago.load_integer_model, or quantize the network that has "
+                "these weights"
             )
 
     def _constant(self, node: str, slot: int) -> Tensor:
@@ -117,9 +111,9 @@ class IntegerModel(nn.Module):
         return self.get_buffer(_buffer(Edge(node, slot)))
 
 
-def _same(given: Any, own: Tensor) -> bool:
-    """Whether a value of a state dict is the one that a model has."""
-    return isinstance(given, Tensor) and given.dtype == own.dtype and given.equal(own)
+def _same(given: Tensor, own: Tensor) -> bool:
+    """Whether a tensor that was loaded is the one that a model had."""
+    return given.device == own.device and given.dtype == own.dtype and given.equal(own)
 
 
 def compute_float(

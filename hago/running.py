@@ -17,7 +17,7 @@ from hago.errors import DataError, HagoError
 from hago.exactness import differing
 from hago.frontend.data import Batches
 from hago.json_text import replace_file
-from hago.objective import OBJECTIVES, check_rows, class_count, wilson_interval
+from hago.objective import OBJECTIVES, check_rows, misfit, wilson_interval
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
 
@@ -84,7 +84,7 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
     batches = Batches(dataset, plan.graph.inputs)
     simulate = Simulator(plan)
     rows: list[list[Tensor]] = []
-    right, compared, differences, classed = 0.0, 0, {}, False
+    right, compared, differences, classed = 0.0, 0, {}, True
     for index, batch in enumerate(batches):
         outputs = model.run(batch.inputs)
         check_rows(outputs, batch.size)
@@ -92,7 +92,7 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
             compared += b.numel()
             if wrong := differing(a, b):
                 differences[f"output {slot} of batch {index}"] = wrong
-        classed = batches.classed and class_count(outputs[0]) > 1
+        classed = classed and batch.labels is not None and not misfit(batch.labels, outputs[0])
         if classed:
             right += float(OBJECTIVES["accuracy"].per_sample(outputs, outputs, batch.labels).sum())
         rows.append(outputs)

@@ -469,14 +469,22 @@ def test_a_state_dict_is_the_models_own_or_refused(engine: type[IntegerModel]) -
     own, before = {k: v.clone() for k, v in model.state_dict().items()}, model(x)
     assert not any(model.load_state_dict(own))
     name = next(iter(own))
-    for other in (own[name] + 1, own[name].double(), own[name][:1], None):
-        with pytest.raises(RuntimeError, match=f"{name}: not this integer model's own values"):
+    for other in (own[name] + 1, own[name][:1], None):
+        with pytest.raises(
+            RuntimeError, match=f"{name}: not this integer|size mismatch for {name}|expected torch.Tensor"
+        ):
             model.load_state_dict({**own, name: other})
+    for other in (own[name].double(), own[name] + 1, own[name].to("meta")):
+        with pytest.raises(RuntimeError, match=f"{name}: not this integer model's own values"):
+            model.load_state_dict({**own, name: other}, assign=True)
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({k: v for k, v in own.items() if k != name})
     with pytest.raises(RuntimeError, match="Unexpected key"):
         model.load_state_dict({**own, "0.more": own[name]})
-    assert model(x).equal(before)
+    hooked: list[str] = []
+    model[0].register_load_state_dict_pre_hook(lambda *given: hooked.append("called"))
+    assert not any(model.load_state_dict(own)) and hooked == ["called"]
+    assert model(x).equal(before) and all(v.equal(own[k]) for k, v in model.state_dict().items())
 
 
 def test_the_size_of_a_file_is_said_either_way() -> None:

@@ -37,7 +37,7 @@ class FastModel(IntegerModel):
     ) -> list[Any]:
         """The outputs of flat inputs. With `on_value` (every node's stored integers) or `on_edge` (the centered
         integers that arrive at integer nodes) the reference engine runs, where all of them exist; so it does under
-        torch.export, whose programs outlive this machine's kernels."""
+        torch.export."""
         if on_value is not None or on_edge is not None or torch.compiler.is_exporting():
             return super().run(inputs, on_value, on_edge)
         return self.executor.run(inputs)

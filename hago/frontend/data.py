@@ -56,20 +56,22 @@ class Batches:
             dict (labels under one of label, labels, target, targets, y); or one tensor of samples.
         names: of the model's inputs, in order.
         cache_bytes: how much is kept in memory.
+        like: other data of the same model, whose dicts say the order of the inputs.
 
     Attributes:
         samples: how many there are.
         labelled: whether every batch has labels.
         classed: whether these are classes: whole numbers, of whatever dtype.
         sha256: of all inputs and labels.
-        sample_shapes: of every input, without the batch.
         example: the first batch's arguments, nested as the model takes them.
 
     Raises:
         DataError: empty, ragged, not finite, or not the model's inputs; says which batch.
     """
 
-    def __init__(self, dataset: Iterable[Any], names: Sequence[str], cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, dataset: Iterable[Any], names: Sequence[str], cache_bytes: int = CACHE_BYTES, like: Batches | None = None
+    ) -> None:
         if isinstance(dataset, Batches):
             self.__dict__.update(dataset.__dict__)  # checked already
             return
@@ -79,10 +81,9 @@ class Batches:
             raise DataError(f"the data set is a {type(dataset).__name__}; expected an iterable of batches")
         self._source, self._names = dataset, tuple(names)
         self._cache: list[Batch] | None = []
-        self.example: tuple[Any, ...] = ()
+        self.example: tuple[Any, ...] = () if like is None else like.example
         self.samples, digest, used = 0, hashlib.sha256(), 0
         self.labelled = self.classed = True
-        self.sample_shapes: list[tuple[int, ...]] = []
         whole = isinstance(dataset, (list, tuple))
         for batch in self._checked():
             batch = batch if whole else batch.copy()  # a generator may fill the same memory again
@@ -127,15 +128,15 @@ class Batches:
         return self._source if self._cache is None else self._cache
 
     def _checked(self) -> Iterator[Batch]:
+        first: list[tuple[int, ...]] | None = None
         for index, item in enumerate(self._source):
-            batch, args = (item, item.inputs) if isinstance(item, Batch) else _read(item, self._names, index)
+            read = (item, item.inputs) if isinstance(item, Batch) else _read(item, self._names, index, self.example)
+            batch, args = read
             self.example = self.example or args
             shapes = [tuple(t.shape[1:]) for t in batch.inputs]
-            self.sample_shapes = self.sample_shapes or shapes
-            if shapes != self.sample_shapes:
-                raise DataError(
-                    f"batch {index} has sample shapes {shapes}; batch 0 has {self.sample_shapes}; all must be equal"
-                )
+            first = first or shapes
+            if shapes != first:
+                raise DataError(f"batch {index} has sample shapes {shapes}; batch 0 has {first}; all must be equal")
             _check_finite(batch, index)
             yield batch
 
@@ -183,13 +184,20 @@ def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[A
     return parts, None
 
 
-def _read(item: Any, names: Sequence[str], index: int) -> tuple[Batch, tuple[Any, ...]]:
-    """The batch, and its arguments nested as the model takes them."""
+def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> tuple[Batch, tuple[Any, ...]]:
+    """The batch, and its arguments nested as the model takes them.
+
+    Args:
+        first: the arguments of the first batch, whose dicts say the order of the inputs; empty for the first.
+    """
     inputs, labels = split_batch(item, names, index)
     if len(inputs) != len(names):
         raise DataError(f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}")
     args = pytree.tree_map(lambda x: _tensor(x, f"batch {index}"), tuple(inputs))
-    tensors = tuple(pytree.tree_leaves(args))
+    try:
+        tensors = tuple(pytree.tree_structure(tuple(first or args)).flatten_up_to(args))
+    except ValueError as error:
+        raise DataError(f"batch {index} is nested otherwise than the first: {error}") from None
     sizes = {int(t.shape[0]) for t in tensors if t.ndim}
     if len(sizes) != 1 or 0 in sizes:
         raise DataError(f"batch {index}: inputs have batch sizes {sorted(sizes)}; expected one size above 0")

@@ -59,8 +59,7 @@ def quantize(
 ) -> Tensor:
     """`clamp(round(x * (1 / scale) + zero_point))` as integers; ties to even, the zero point inside.
 
-    Product and sum are rounded once (a fused multiply-add, as on x86) for 8-bit dtypes, and each
-    for 32.
+    Product and sum are rounded once (a fused multiply-add, as on x86) for one scale and 8-bit dtypes, else each.
 
     Args:
         x: float32 tensor.
@@ -76,7 +75,8 @@ def quantize(
     values = x.detach().to(torch.float32)
     inverse = 1 / step.to(torch.float32)
     zero = zero.to(torch.float32)
-    sums = values * inverse + zero if storage == torch.int32 else _fused(values, inverse, zero)
+    fused = axis is None and storage != torch.int32
+    sums = _fused(values, inverse, zero) if fused else values * inverse + zero
     return _clamp(torch.round(sums).to(torch.float64), qmin, qmax).to(torch.int64).to(storage)
 
 
@@ -138,9 +138,10 @@ class _Learnable(torch.autograd.Function):
         q = torch.round(_fused(x, inverse, zero))
         below, above = q < qmin, q > qmax
         nothing = torch.zeros_like(grad)
-        y = (_clamp(q, qmin, qmax) - zero) * scale
+        wide = (_clamp(q, qmin, qmax) - zero).to(torch.float64) * scale.to(torch.float64)
+        error = (wide - x.to(torch.float64)).to(x.dtype)  # rounded once
         d_scale = torch.where(below, grad * (qmin - zero), torch.where(above, grad * (qmax - zero), 0.0))
-        d_scale = torch.where(below | above, d_scale, grad * (y - x) * inverse) * factor
+        d_scale = torch.where(below | above, d_scale, grad * error * inverse) * factor
         d_zero = torch.where(below | above, -grad * scale, nothing) * factor
         dx = torch.where(below | above, nothing, grad)
         return dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape), None, None, None

@@ -66,8 +66,6 @@ class QRange:
                     f"integers from {self.quant_min} to {self.quant_max} for {self.dtype}; "
                     f"expected at most {high - low + 1} of them, 0 among them"
                 )
-        if self.reduce_range and self.dtype == "quint8" and self.qscheme == "per_tensor_symmetric":
-            raise HagoError("reduce_range with per_tensor_symmetric quint8 is refused, as torch does")
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -152,6 +150,8 @@ class MinMaxObserver(nn.Module):
     ) -> None:
         super().__init__()
         self.qrange = qrange or QRange()
+        if self.qrange.reduce_range and (self.qrange.dtype, self.qrange.qscheme) == ("quint8", "per_tensor_symmetric"):
+            raise HagoError("reduce_range with per_tensor_symmetric quint8 is refused, as torch's MinMaxObserver does")
         self.per_channel = self.qrange.qscheme.startswith("per_channel")
         self.ch_axis, self.averaging_constant = ch_axis, averaging_constant
         self.register_buffer("min_val", torch.empty(0) if self.per_channel else torch.tensor(torch.inf))

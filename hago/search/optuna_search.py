@@ -86,10 +86,9 @@ def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Search
         owner = _Study(name, make, both, explored.space, seed, options, explored.guide)
         # what a log says of the options is for all who may read it
         said = replace(options, storage=hidden(options.storage))
-        if not options.storage:
-            return Walk(name, said, _steps(owner, explored, start))
         known: list[Bits] = []
-        return _Shared(name, said, _steps(owner, explored, start, known), known)
+        steps = _steps(owner, explored, start, known)
+        return _Shared(name, said, steps, known) if options.storage else Walk(name, said, steps)
 
     searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
     return searcher
@@ -169,9 +168,14 @@ class _Study:
         return trial, {k: g.choices[shown_as(g.choices)[0].index(trial.params[k])] for k, g in groups.items()}
 
     def enqueue(self, bits: Bits) -> None:
-        """Have a point proposed next."""
+        """Have a point proposed, unless it is to be or was scored. One that only was asked may have been lost."""
+        import optuna
+
+        states, shown = optuna.trial.TrialState, self._shown(bits)
         with speaking(self.options.storage, "write to"):
-            self.study.enqueue_trial(self._shown(bits), skip_if_exists=True)
+            known = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.COMPLETE, states.FAIL))
+            if not any({**t.system_attrs.get("fixed_params", {}), **t.params} == shown for t in known):
+                self.study.enqueue_trial(shown)
 
     def tell(self, trial: Any, bits: Bits, score: Score) -> None:
         """The score of a trial of the study."""
@@ -236,7 +240,7 @@ def _digest(space: Space) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, explored: Explored, start: Bits, known: Sequence[Bits] = ()) -> Steps[None]:
+def _steps(owner: _Study, explored: Explored, start: Bits, known: Sequence[Bits]) -> Steps[None]:
     """The search.
 
     Args:
@@ -250,12 +254,12 @@ def _steps(owner: _Study, explored: Explored, start: Bits, known: Sequence[Bits]
             owner.learn(explored.scored)
         for bits in first:
             owner.enqueue(bits)
-        yield from _asked(explored, owner)
+        yield from _asked(explored, start, owner)
     finally:
         close_storage(owner.storage)
 
 
-def _asked(explored: Explored, owner: _Study) -> Steps[None]:
+def _asked(explored: Explored, start: Bits, owner: _Study) -> Steps[None]:
     left, repeats = owner.options.trials - len(explored.scored), 0
     while left > 0 and repeats < _REPEATS:
         # the start alone first: a batch is of points that the sampler chose knowing it
@@ -264,7 +268,8 @@ def _asked(explored: Explored, owner: _Study) -> Steps[None]:
         new = _unseen([bits for _, bits in trials], explored.seen)
         repeats = 0 if new else repeats + 1
         left -= len(new)
-        yield from explored.look_at_all(list(new.values()), owner.name if explored.scored else "start")
+        why = "start" if list(new) == [point_key(start)] else owner.name
+        yield from explored.look_at_all(list(new.values()), why)
         for trial, bits in trials:
             owner.tell(trial, bits, explored.seen[point_key(bits)])
 

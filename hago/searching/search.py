@@ -116,7 +116,9 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     with Preliminaries(options.progress) as doing:
         doing("importing the model and calibrating")
         prepared = _prepared(model, hardware, dataset, kinds, options)
-        held_out = None if options.held_out is None else held_out_batches(prepared, options.held_out)
+        needed = goal.objective.needs_labels
+        given = options.held_out
+        held_out = None if given is None else held_out_batches(model, prepared, given, needed)
         whole, prepared = prepared.space.size, tidied(prepared, costs)
         known = known_scores(options.reuse, prepared, goal)
         scored = Scoring(goal, prepared, options.cache_bytes, race, options.seed, known)

@@ -23,7 +23,7 @@ from hago.execute import run_real
 from hago.fitting import fitting, widest_fitting
 from hago.frontend.data import Batches
 from hago.graph import Graph
-from hago.objective import OBJECTIVES, Objective, check_rows, class_count, quick_interval, wilson_interval
+from hago.objective import OBJECTIVES, Objective, check_rows, misfit, quick_interval, wilson_interval
 from hago.ops import OPS, Ops
 from hago.peaks import Peaks, Seen
 from hago.plan import NodePlan, Plan
@@ -96,7 +96,8 @@ class Evaluator:
         self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
-        classed = batches.classed and class_count(self._reference[0][0]) > 1
+        made = zip(batches, self._reference, strict=True)
+        classed = all(b.labels is not None and not misfit(b.labels, out[0]) for b, out in made)
         names = ["sqnr", "agreement", *(["accuracy"] if classed else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}

@@ -297,3 +297,12 @@ def test_limits_of_a_clamp_are_integers(per_channel: bool, form: str) -> None:
     (output,) = found.outputs
     assert found.same and output.largest < 1e-2, str(found)
     assert len({float(v) for v in IntegerModel(plan).run(inputs)[0].flatten()}) > 2
+
+
+def test_batches_of_any_size_are_checked_wherever_the_batch_lies() -> None:
+    b = Builder()
+    turned = b.call("permute", b.linear(b.input(7, 5, name="x"), seeded(6, 5)), axes=(1, 0, 2))
+    graph = b.graph(b.call("permute", b.linear(b.call("relu", turned), seeded(4, 6)), axes=(1, 0, 2)))
+    plan, sizes = plan_on("onnxruntime_cpu", graph, [seeded(4, 7, 5)]), (4, 3, 1)
+    found = check_onnx(make_onnx(plan), plan, [[seeded(n, 7, 5, seed=n)] for n in sizes])
+    assert found.same and found.outputs[0].compared == sum(sizes) * 7 * 4

@@ -92,6 +92,29 @@ def test_quantize_is_torchs(halves: list[int], scale: float, dtype: str, zero: i
     assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["qint8", "quint8", "qint32"])
+def test_quantize_per_channel_rounds_twice_as_torch_does(dtype: str) -> None:
+    """Next to ties, where one rounding of product and sum gives other integers."""
+    g = torch.Generator().manual_seed(0)
+    scale = torch.rand(64, generator=g) * 0.4 + 0.01
+    zero = torch.randint(0 if dtype == "quint8" else -60, 60, (64,), generator=g)
+    ties = (torch.randint(-60, 60, (2000, 64), generator=g) + 0.5) * scale
+    x = torch.nextafter(ties, ties + torch.randint(-1, 2, ties.shape, generator=g))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantized tensors are deprecated
+        theirs = torch.quantize_per_channel(x, scale.double(), zero, 1, getattr(torch, dtype)).int_repr()
+    assert torch.equal(quantize(x, scale, zero, dtype, 1), theirs)
+
+
+def test_gradients_of_small_scales_are_torchs() -> None:
+    g = torch.Generator().manual_seed(0)
+    for scale in (torch.rand(8, generator=g) * 0.3 + 0.01 for _ in range(100)):
+        x, z = 3 * torch.randn(7, 8, generator=g), torch.randint(-5, 5, (8,), generator=g).float()
+        ours = grads(lambda *t: fake_quantize_learnable(*t, -128, 127, 1.0, 1), x, scale, z)
+        theirs = grads(lambda *t: torch._fake_quantize_learnable_per_channel_affine(*t, 1, -128, 127, 1.0), x, scale, z)
+        torch.testing.assert_close(ours[1][1], theirs[1][1], rtol=2e-6, atol=2e-6)
+
+
 def test_quantize_per_channel_and_the_tie_that_differs() -> None:
     x = torch.tensor([[-0.75, 0.25], [0.75, 1.25]])
     assert quantize(x, torch.tensor([0.5, 0.25]), torch.tensor([1, 0]), "qint8", 0).tolist() == [[0, 2], [3, 5]]
@@ -119,8 +142,8 @@ def upstream_options(dtype: str, scheme: str, reduce: bool, ends: tuple[int, int
 @pytest.mark.parametrize(("dtype", "scheme", "reduce"), PLAIN)
 def test_per_tensor_observers_are_torchs(dtype, scheme, reduce, ends, averaging) -> None:
     if (dtype, scheme, reduce) == ("quint8", "symmetric", True):
-        with pytest.raises(HagoError, match="as torch does"):
-            QRange(dtype, "per_tensor_symmetric", True)
+        with pytest.raises(HagoError, match="as torch's MinMaxObserver does"):
+            MinMaxObserver(QRange(dtype, "per_tensor_symmetric", True))
         return
     scheme = f"per_tensor_{scheme}"
     lows = {} if ends is None else {"quant_min": ends[0], "quant_max": ends[1]}
@@ -188,6 +211,7 @@ def test_switches_of_the_fake_quantization() -> None:
         (lambda: QRange(quant_min=0), "give both or none"),
         (lambda: QRange(quant_min=1, quant_max=5), "0 among them"),
         (lambda: QRange("qint8", quant_min=-200, quant_max=200), "at most 256"),
+        (lambda: MinMaxObserver(QRange("quint8", "per_tensor_symmetric", True)), "reduce_range with per_tensor_sym"),
         (lambda: MinMaxObserver()(torch.ones(1, dtype=torch.int64)), "floating-point"),
         (lambda: MinMaxObserver(QRange(qscheme="per_channel_affine"), ch_axis=3)(torch.ones(2)), "no axis 3"),
         (lambda: fake_quantize(torch.ones(2), torch.ones(2), 0, 0, 15), "expected one, or an axis"),

@@ -46,6 +46,7 @@ def test_any_batches_give_what_torch_gives(bins: int) -> None:
         ("qint8", "per_tensor_affine", True),
         ("qint8", "per_tensor_symmetric", False),
         ("quint8", "per_tensor_symmetric", False),
+        ("quint8", "per_tensor_symmetric", True),
     ],
 )
 @pytest.mark.parametrize("power", [1, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -115,6 +116,32 @@ def test_a_search_on_a_storage_is_continued(name: str, first: int, lost: bool, t
     ended = [t for t in study.trials if t.state.name == "COMPLETE"]
     known = {(tuple(bits[k] for k in SPACE.groups), value) for bits, value in trials}
     assert {(tuple(t.params[k] for k in SPACE.groups), t.values[0]) for t in ended} == known
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_points_that_were_asked_and_not_scored_are_asked_again(first: int, tmp_path: Path) -> None:
+    """The start, whose evaluation fails, or a point of the expected front, where the budget ends within a batch."""
+    path, options = tmp_path / "log.jsonl", {"trials": 10, "startup": 2, "warm": 4, "batch": 2, "study": "s"}
+    options["storage"] = f"sqlite:///{tmp_path / 'study.db'}"
+
+    def go(budget: int, evaluate: Any = limited, log: Path = path) -> None:
+        searcher = make_searcher("tpe", SPACE, guide=GUIDE, options=options)
+        search(SPACE, searcher, evaluate, log=log, header=header_of(searcher, SPACE), budget=budget)
+
+    def failing(bits: Any) -> Any:
+        raise ZeroDivisionError
+
+    if first:
+        go(first)
+    else:
+        with pytest.raises(ZeroDivisionError):
+            go(10, failing)
+    go(10)
+    found = [json.dumps(bits, sort_keys=True) for bits, _ in logged(path)]
+    options["storage"] = ""
+    go(10, log=tmp_path / "alone.jsonl")
+    alone = [json.dumps(bits, sort_keys=True) for bits, _ in logged(tmp_path / "alone.jsonl")]
+    assert set(alone[:5]) <= set(found)
 
 
 @pytest.mark.parametrize(

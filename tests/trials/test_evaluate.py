@@ -154,3 +154,14 @@ def test_one_value_is_no_choice_of_classes() -> None:
         Evaluator(
             graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("accuracy")
         ).float_contributions()
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.tensor([0, 9, 1, 255]), torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 5)]
+)
+def test_labels_that_nobody_needs_stop_nothing(labels: torch.Tensor) -> None:
+    """Ignored pixels, labels of another shape, several classes at once: they may be for an objective of the user's."""
+    b = Builder()
+    graph = b.graph(b.linear(b.input(3, name="x"), seeded(5, 3)))
+    found = Evaluator(graph, Batches([(seeded(4, 3), labels)], graph.inputs), objective("sqnr"))
+    assert set(found.summary(found.float_contributions())) == {"samples", "sqnr", "agreement"}

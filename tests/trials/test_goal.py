@@ -12,6 +12,7 @@ import torch
 from building import Builder, residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from hago import search_quantize_strategy
 from hago.cost import METRICS
@@ -225,6 +226,17 @@ def test_what_a_search_reaches_is_not_refused(searcher: str, chip: str, figure: 
     reached = find(residual_block(), chip, DATA, options).result.score.results[figure]
     kept = replace(options, keep=f"{figure} >= {reached!r}")
     assert find(residual_block(), chip, DATA, kept).result.score.results[figure] >= reached
+
+
+@pytest.mark.parametrize("figure", ["sqnr", "mse", "kl", "cosine"])
+def test_what_a_search_reaches_with_few_outputs_is_not_refused(figure: str) -> None:
+    """Errors of few values cancel more."""
+    torch.manual_seed(0)
+    net, data = nn.Sequential(nn.Linear(4, 2)).eval(), [torch.randn(3, 4)]
+    options = SearchOptions("greedy", objective=figure, search_topology=False, progress=False)
+    reached = find(net, "vta", data, options).result.score.results[figure]
+    limit = f"{figure} <= {-reached!r}" if figure in ("mse", "kl") else f"{figure} >= {reached!r}"
+    assert find(net, "vta", data, replace(options, keep=limit)).result.score.results[figure] >= reached
 
 
 IMAGES = [x for x, _ in DATA]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from building import residual_block, seeded
 from hypothesis import given
 from hypothesis import strategies as st
 from search.toys import timeless
-from torch import Tensor
+from torch import Tensor, nn
 
 from hago import search_quantize_strategy
 from hago.errors import DataError, HagoError
@@ -164,7 +165,8 @@ def test_greedy_ends_where_it_does_without_a_race(tmp_path: Path) -> None:
     ("held_out", "says"),
     [
         ([], "held-out data: the data set is empty"),
-        ([seeded(4, 3, 9, 9)], r"held-out data has samples of shapes \[\(3, 9, 9\)\]; the calibration data has"),
+        ([seeded(4, 3, 9, 9)], r"has samples of \(3, 9, 9\) torch.float32; the calibration data has \(3, 8, 8\) torch"),
+        ([torch.ones(4, 3, 8, 8, dtype=torch.int32)], r"held-out data has samples of \(3, 8, 8\) torch.int32; the cal"),
         ([seeded(4, 3, 8, 8) * float("nan")], "held-out data: .*batch 0"),
     ],
 )
@@ -173,6 +175,43 @@ def test_held_out_data_are_checked_before_the_search(held_out: list[Tensor], say
     with pytest.raises(DataError, match=says):
         find(residual_block(), "x86_vnni", DATA, SearchOptions(held_out=held_out, log=log, budget=4, progress=False))
     assert not log.exists()
+
+
+def test_held_out_data_need_the_labels_of_the_objective(tmp_path: Path) -> None:
+    options = SearchOptions(objective="accuracy", log=tmp_path / "log", progress=False, budget=2)
+    for unfit in ([DATA[0][0]], [(DATA[0][0], seeded(len(DATA[0][0])))]):
+        with pytest.raises(DataError, match="held-out data: the objective needs labels that are classes"):
+            find(residual_block(), "x86_vnni", DATA, replace(options, held_out=unfit))
+    assert not (tmp_path / "log").exists()
+
+
+class Halves(nn.Module):
+    """Takes its inputs nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, halves: Any) -> Tensor:
+        left, right = (halves["left"], halves["right"]) if isinstance(halves, dict) else halves
+        return self.left(left).relu() + self.right(right)
+
+
+def test_nested_data_mean_one_thing_in_any_order() -> None:
+    torch.manual_seed(0)
+    net, left, right = Halves().eval(), seeded(8, 4, seed=1), 3 * seeded(8, 4, seed=2)
+    tupled, same, turned = [((left, right),)], {"left": left, "right": right}, {"right": right, "left": left}
+    for data, held_out in ((tupled, tupled), ([same], [same]), ([same], [turned])):
+        options = SearchOptions(held_out=held_out, progress=False, budget=2)
+        found = find(net, "x86_vnni", data, options).strategy.made_by
+        assert found["held_out"]["sqnr"] == found["results"]["sqnr"]
+    in_turn, equal = (
+        find(net, "x86_vnni", data, SearchOptions(progress=False, budget=1)).strategy.made_by["results"]
+        for data in ([same, turned], [same, same])
+    )
+    assert in_turn["sqnr"] == equal["sqnr"]
+    with pytest.raises(DataError, match="batch 1 is nested otherwise than the first"):
+        find(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions(progress=False, budget=1))
 
 
 def test_held_out_data_confirm_with_an_interval(tmp_path: Path) -> None:
