@@ -92,6 +92,7 @@ class NodeBuilder:
             saturated_biases=self._saturated(targets),
             digest=self._digest(simqs, out_simq, out),
             pairs=self._pairs(targets, consts),
+            raised=self.operands.raised,
         )
 
     # ------------------------------------------------------------ signature

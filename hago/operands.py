@@ -57,6 +57,7 @@ class Operands:
         bits: of each in-edge; None where it has none to choose.
         sources: qparams of each producer; None where it is real.
         thresholds: every threshold asked for so far, by group key.
+        raised: channels of the weight whose scale was raised so that the bias fits; see `targets`.
     """
 
     owner: Owner
@@ -65,6 +66,7 @@ class Operands:
     bits: Sequence[int | None]
     sources: Sequence[QParams | None]
     thresholds: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    raised: tuple[int, ...] = ()
 
     def is_const(self, slot: int) -> bool:
         """Whether an operand is a constant."""
@@ -127,9 +129,47 @@ class Operands:
             if self.form.slot(slot) == "bias":
                 x, w = found[0], found[1]
                 assert x is not None and w is not None
+                found[1] = w = self._with_room_for_bias(slot, x, w, desc)
                 scale = self.form.scale(self.node.attrs, [x.scale, w.scale]).flatten()
                 found[slot] = self.whole(scale if scale.numel() > 1 else scale.reshape(()), desc.bias_dtype(slot))
         return found
+
+    def _with_room_for_bias(self, slot: int, x: QParams, w: QParams, desc: OpDesc) -> QParams:
+        """The weight's qparams with the scale raised of every channel whose bias would take more than half of its
+        accumulator, to where it takes half.
+
+        A bias is an integer in units of `s_x * s_w`. Where training left a channel with weights near 0 and an ordinary
+        bias, that integer fits no register, whatever the bits are; with a coarser scale the channel's weights, which
+        hardly matter, lose precision, and the bias keeps 30 bits of 32.
+
+        References:
+            TensorFlow Lite's converter, `AdjustWeightsForBiasScale` (quantization_utils.cc), which also leaves the bias
+            half of the range.
+        """
+        bias = self.bias(slot)
+        if bias is None or not self.is_const(1) or not bias.numel():
+            return w
+        room = min(desc.bias_dtype(slot).max, desc.register.dtype.max) / 2
+        scale = self.form.scale(self.node.attrs, [x.scale.detach(), w.scale.detach()]).flatten()
+        excess = (bias.abs() / scale / room).reshape(-1, w.scale.numel()).amax(0)
+        if not bool((excess > 1.0).any()):
+            return w
+        if self.owner.hardware.requantize.power_of_two:
+            raised = w.scale * torch.exp2(torch.ceil(torch.log2(excess.clamp_min(1.0)))).reshape(w.scale.shape)
+        else:
+            exact = w.scale * excess.reshape(w.scale.shape)
+            near = exact.detach().to(torch.float32)
+            above = torch.where(near >= exact.detach(), near, torch.nextafter(near, torch.full_like(near, torch.inf)))
+            raised = above.to(torch.float64) + (exact - exact.detach())
+        self.raised = tuple(int(c) for c in (excess > 1.0).nonzero().flatten())
+        coarser = (excess > 1.0).reshape(w.scale.shape)
+        return self.owner.intern(replace(w, scale=torch.where(coarser, raised, w.scale)))
+
+    def bias(self, slot: int) -> Tensor | None:
+        """The real values of a constant bias, float64 (channels,); None where it is computed."""
+        if not self.is_const(slot):
+            return None
+        return self.owner.graph.consts[self.node.inputs[slot]].to(torch.float64).flatten()
 
     def register(self, site: Site, desc: OpDesc) -> QParams:
         """The qparams of the accumulator."""

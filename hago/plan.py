@@ -48,6 +48,8 @@ class NodePlan:
         digest: equal for equal node plans.
         pairs: of products that 16 bits may not hold, on chips that add products by two; None where
             the chip does not, or none can pass.
+        raised: channels of the weight whose scale was raised so that their biases fit the accumulator; 0 stands for
+            the whole weight where it has one scale. Not kept in stored models, whose qparams hold it.
     """
 
     desc: OpDesc
@@ -67,6 +69,7 @@ class NodePlan:
     saturated_biases: int
     digest: bytes
     pairs: Pairs | None = None
+    raised: tuple[int, ...] = ()
 
     @property
     def proved(self) -> bool:

@@ -33,7 +33,7 @@ from hago.stored_values import Reader, Writer
 from hago.types import Edge, QParams, SimQ
 
 #: Fields of a NodePlan that are written in a way of their own.
-_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs")
+_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "raised")
 _PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
 #: What the others are; a schema cannot tell.
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {

@@ -12,7 +12,7 @@ from plans import Fixed, fixed_resolver, resolver_of
 
 from hago.errors import HagoError, InfeasibleBits
 from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc
+from hago.hardware import Accumulator, Granularity, Hardware, OpDesc
 from hago.hardware_file import load_hardware
 from hago.resolve import Resolver
 from hago.types import INT16, INT32, Edge
@@ -80,14 +80,19 @@ def test_thresholds_used_are_recorded() -> None:
     assert [float(end) for end in plan.thresholds["conv:0"]] == [-2.0, 2.0]
 
 
-def test_a_bias_beyond_its_slot_saturates_and_is_counted() -> None:
+@pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
+def test_a_bias_beyond_half_of_its_register_raises_the_scale_of_its_weights(granularity: Granularity) -> None:
     b = Builder()
-    bias = torch.tensor([0.0, 1e6, -1e6, 1.0])
-    b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3, size=1e-3), bias, name="conv")
-    resolver = fixed_resolver(b.graph(), Chip(register="int16").hardware(), {"conv:0": (-1.0, 1.0)})
+    bias = torch.tensor([0.0, 1e6, -1e6, 1.0, 1e-3])
+    b.conv2d(b.input(3, 8, 8, name="x"), seeded(5, 3, 3, 3, size=1e-3), bias, name="conv")
+    graph, chip = b.graph(), Chip(register="int16", granularity=granularity).hardware()
+    resolver = fixed_resolver(graph, chip, {"conv:0": (-1.0, 1.0)})
     plan = resolver(resolver.space.widest()).nodes["conv"]
-    assert plan.saturated_biases == 3  # 1.0 does not fit 16 bits of 1/128 times 4e-3/128 either
-    assert [int(plan.consts[2][i]) for i in (0, 1, 2)] == [0, INT16.max, INT16.min]
+    assert plan.saturated_biases == 0
+    assert plan.raised == ((0,) if granularity == "per_tensor" else (1, 2, 3))
+    kept, scale = plan.consts[2].to(torch.float64), plan.operands[2].scale  # type: ignore[union-attr]
+    assert float(kept.abs().max()) == pytest.approx(INT16.max / 2, abs=1)
+    assert ((kept * scale - bias).abs() <= scale / 2).all()
 
 
 # ---------------------------------------------------------------- signatures

@@ -41,6 +41,12 @@ def error_table(
     if past:
         behind = "its requantized output covers only what nodes behind it let through, so its error is taken past"
         lines += wrapped(f"* {behind} {', '.join(past)}")
+    raised = [f"{r.name} ({count(r.raised)} channel{'' if r.raised == 1 else 's'})" for r in rows if r.raised]
+    if raised:
+        lines += wrapped(
+            "weights with a coarser scale than their threshold gives, so that biases fit the accumulator: "
+            + ", ".join(raised)
+        )
     return [*lines, *_story(rows, blame, wrong), _agreement(differences)]
 
 

@@ -119,6 +119,7 @@ class NodeStatistic:
         bound: the largest accumulator that any input can cause, over the register's maximum.
         overflows, accumulators: how many accumulators left their register, of how many.
         left_out: values that were infinite or NaN.
+        raised: channels of the weight whose scale was raised so that their biases fit the accumulator.
         past: the node (relu, clamp, pooling) behind which errors are taken, where the requantized
             output covers only what that lets through.
     """
@@ -148,6 +149,7 @@ class NodeStatistic:
     overflows: int = 0
     accumulators: int = 0
     left_out: int = 0
+    raised: int = 0
     past: str | None = None
 
     @property

@@ -57,6 +57,7 @@ def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | Non
         overflows=tally.overflows,
         accumulators=tally.accumulators,
         left_out=tally.left_out,
+        raised=0 if node_plan is None else len(node_plan.raised),
         past=splitter.past[-1].name if splitter is not None and splitter.past else None,
     )
 

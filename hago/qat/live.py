@@ -52,9 +52,14 @@ class LivePass:
         self._moved: dict[tuple[str, int], Tensor] = {}
         self._made: dict[tuple[int, int, str, bool], QParams] = {}
         self._seen: set[int] = set()
+        self._interned: list[QParams] = []
 
     def intern(self, qparams: QParams) -> QParams:
-        """Live qparams are made once per range; equal ones are not looked for."""
+        """Live qparams are made once per range; equal ones are not looked for.
+
+        They live as long as the pass, which tells them apart by identity.
+        """
+        self._interned.append(qparams)
         return qparams
 
     def const(self, name: str, target: QParams) -> Tensor:
@@ -74,7 +79,7 @@ class LivePass:
             self.qparams[node.name] = self.qparams[node.inputs[0]]
             return values[0]
         self._observe_operands(node, values)
-        targets = self._targets(node, plan)
+        targets = self._targets(node, plan, values)
         operands = [self._operand(node, plan, targets[slot], slot, v) for slot, v in enumerate(values)]
         return self._compute(node, plan, targets, operands)
 
@@ -199,12 +204,22 @@ class LivePass:
         return made
 
     # ------------------------------------------------------------ qparams
-    def _targets(self, node: Node, plan: NodePlan) -> tuple[QParams | None, ...]:
+    def _targets(self, node: Node, plan: NodePlan, values: Sequence[Any]) -> tuple[QParams | None, ...]:
         """The qparams that operands arrive in."""
         sources = [self.qparams.get(s) for s in node.inputs]
         stamps = self._stamps([self.training.range_of(e) for e in node.edges])
+        form = self._form(node)
+        biases = {
+            slot: values[slot].detach().to(torch.float64).flatten()
+            for slot, name in enumerate(node.inputs)
+            if form.slot(slot) == "bias" and name in self.graph.consts
+        }
+        # scales of weights depend on biases that would not fit
+        stamps += [tuple(b.view(torch.int64).tolist()) for b in biases.values()]
         made: tuple[QParams | None, ...] = self._remembered(
-            node.name, (*sources, *stamps), lambda: tuple(self._operands(node).targets(plan.desc))
+            node.name,
+            (*sources, *stamps),
+            lambda: tuple(replace(self._operands(node), biases=biases).targets(plan.desc)),
         )
         return made
 

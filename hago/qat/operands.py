@@ -24,11 +24,16 @@ class LiveOperands(Operands):
         ranges: of each in-edge; those that stand for the producer's own integers are the producer's.
         out: of the output, where it requantizes.
         shared: qparams made in this pass, so that edges of one range get one object.
+        biases: their values now, by slot, float64 (channels,).
     """
 
     ranges: Sequence[Range | None] = ()
     out: Range | None = None
     shared: dict[tuple[int, int, str, bool], QParams] = field(default_factory=dict)
+    biases: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def bias(self, slot: int) -> Tensor | None:
+        return self.biases.get(slot)
 
     def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
         key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._signed(slot))

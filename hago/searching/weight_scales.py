@@ -19,7 +19,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -102,6 +102,8 @@ class _Weight:
         apart: float64 (C, J), the sum of squares of a sketch if errors within a channel neither added up nor cancelled.
         slopes: float64 (C, J).
         barred: bool (C, J), factors that are not to be tried.
+        floor: the least scale of each channel, of the shape of scales: where it was raised for a bias, no threshold
+            makes it smaller; 0 elsewhere.
     """
 
     key: str
@@ -114,10 +116,11 @@ class _Weight:
     apart: Tensor
     slopes: Tensor
     barred: Tensor
+    floor: Tensor
 
     def rows(self, x: Tensor) -> Tensor:
         """(C, n)."""
-        return x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).flatten(1)
+        return x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).reshape(x.shape[self.axis], -1)
 
     def scaled(self, factors: Tensor) -> tuple[Tensor, Tensor]:
         """The ends times a factor for every channel."""
@@ -130,7 +133,8 @@ class _Weight:
         if grid.signed and grid.scheme not in TWO_SIDED:
             hi = torch.maximum(lo.abs(), hi)
             lo = -hi
-        return make_qparams(grid.scheme, lo, hi, grid.bits, self.qparams.dtype, power_of_two=grid.power_of_two)
+        made = make_qparams(grid.scheme, lo, hi, grid.bits, self.qparams.dtype, power_of_two=grid.power_of_two)
+        return replace(made, scale=torch.maximum(made.scale, self.floor))
 
 
 @dataclass(slots=True)
@@ -292,4 +296,7 @@ def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int
     slopes = torch.zeros(len(lo), count, dtype=torch.float64)
     axis = axes[0] if axes else None
     barred = torch.zeros(len(lo), count, dtype=torch.bool)
-    return _Weight(group.key, exact, grid, qparams, (lo, hi), axis, sketch, slopes.clone(), slopes, barred)
+    node, floor = plan.nodes.get(group.edges[0].dst), torch.zeros_like(qparams.scale)
+    for channel in () if node is None else node.raised:
+        floor.view(-1)[channel] = qparams.scale.reshape(-1)[channel]
+    return _Weight(group.key, exact, grid, qparams, (lo, hi), axis, sketch, slopes.clone(), slopes, barred, floor)
