@@ -6,6 +6,8 @@ spread ones where all are known, so that data sorted by class keeps every class.
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hago.errors import DataError, HagoError
+from hago.frontend.data import native
 from hago.model_source import call, import_object, said
 
 #: Samples of one batch, where nothing else is said.
@@ -110,6 +113,7 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 raise DataError(f"data {str(path)!r} is one array; write it with numpy.savez(path, x=array)")
+            _check_sizes(path)
             arrays = {name: loaded[name] for name in loaded.files}
     except DataError:
         raise
@@ -124,7 +128,27 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
         if array.dtype.kind not in "biuf":
             raise DataError(f"data {str(path)!r}: array {name!r} holds {array.dtype}; expected numbers")
     rows = spread(next(iter(lengths.values())), samples)
-    return ArrayBatches({n: np.ascontiguousarray(a[rows]) for n, a in arrays.items()}, batch_size)
+    return ArrayBatches({n: native(a[rows]) for n, a in arrays.items()}, batch_size)
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse arrays that have no values, or fewer bytes than their shape says, before memory is taken for them."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                header = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = header(file)
+                wanted, left = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            name = member.filename.removesuffix(".npy")
+            if wanted != left and not dtype.hasobject:  # numpy refuses objects
+                raise DataError(
+                    f"data {str(path)!r}: array {name!r} of shape {shape} takes {wanted} bytes; {left} are there"
+                )
+            if 0 in shape[1:]:
+                raise DataError(f"data {str(path)!r}: array {name!r} of shape {shape} holds no values")
 
 
 # ---------------------------------------------------------------- images

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, Final
+
+#: Characters of a message at most, and of a text that it quotes.
+LONGEST_MESSAGE: Final = 2000
+LONGEST_QUOTE: Final = 80
 
 
 class HagoError(Exception):
-    """Base of every error that hago raises on bad input."""
+    """Base of every error that hago raises on bad input.
+
+    A message that quotes a long text from a file is cut in the middle, so that it stays readable.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened_to(message, LONGEST_MESSAGE))
 
 
 class UnsupportedOp(HagoError):
@@ -50,7 +61,22 @@ class DataError(HagoError):
     """Calibration data that is empty, ragged, or not finite."""
 
 
+def shortened_to(text: str, most: int) -> str:
+    """A text of at most `most` characters: its begin and its end, where it is longer."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - 5]} ... {text[len(text) - end :]}"
+
+
+def shortened(value: Any) -> str:
+    """How a message quotes a value: its `repr`, cut in the middle where it is long."""
+    return shortened_to(repr(value), LONGEST_QUOTE)
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """`" Did you mean 'conv2d'?"` where a known name is close to `got`, else an empty string."""
+    if len(got) > LONGEST_QUOTE:
+        return ""
     close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""

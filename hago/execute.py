@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError, HagoError
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.nesting import Nesting
+from hago.nesting import Nesting, read_tree
 from hago.ops import OPS, Ops, _opaque
 
 #: Computes a node from the values of its inputs.
@@ -185,7 +185,7 @@ def example_inputs(graph: Graph, batch: int = 2) -> tuple[tuple[Any, ...], dict[
     leaves = [_zeros(graph[name], batch) for name in graph.inputs]
     if graph.in_spec is None:
         return tuple(leaves), {}
-    spec = pytree.treespec_loads(graph.in_spec)
+    spec = read_tree(graph.in_spec)
     if spec.num_leaves != len(leaves):
         raise GraphError("the model takes arguments that are not tensors; pass example_inputs")
     args, kwargs = pytree.tree_unflatten(leaves, spec)

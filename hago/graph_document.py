@@ -9,7 +9,7 @@ import torch
 
 from hago.errors import GraphError, HagoError
 from hago.graph import CONST, Graph, Node
-from hago.nesting import check_nesting
+from hago.nesting import read_tree
 from hago.ops import _opaque
 from hago.stored_values import Reader, Writer
 from hago.tensor_file import dtype_name, storable_dtype
@@ -80,7 +80,7 @@ def read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
             raise HagoError(f"node {node.name!r}: {why_not}")
     for text in (said["in_spec"], said["out_spec"]):
         if text is not None:
-            check_nesting(text)
+            read_tree(text)
     order = [n.name for n in nodes if n.op == CONST]
     return Graph(
         nodes,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import json
 import math
 import numbers
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +27,10 @@ from hago.errors import LogError, did_you_mean
 #: Integers of more digits than this would not fit a float.
 _DIGITS: Final = 300
 _LARGEST: Final = 10**_DIGITS
+#: Lists and objects within one another, at most.
+_DEEPEST: Final = 100
+#: Seconds after which a temporary file that no process holds is taken for one that a killed process left.
+_STALE_SECONDS: Final = 60.0
 
 
 def canonical(value: Any) -> str:
@@ -80,9 +86,21 @@ def parse_json(text: str, where: str) -> Any:
         return found
 
     try:
-        return json.loads(text, parse_int=integer, parse_float=real, parse_constant=refuse, object_pairs_hook=unique)
+        value = json.loads(text, parse_int=integer, parse_float=real, parse_constant=refuse, object_pairs_hook=unique)
+        _check_depth(value)
     except (ValueError, RecursionError) as error:
         raise LogError(f"{where}: not the JSON that hago writes: {error}") from None
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what is nested deeper than anything that hago writes: what reads it further is recursive."""
+    layer, depth = [value], 0
+    while layer:
+        layer = [v for x in layer if isinstance(x, (dict, list)) for v in (x.values() if isinstance(x, dict) else x)]
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"values nested more than {_DEEPEST} deep")
 
 
 def check_version(value: Any, newest: int, where: str) -> None:
@@ -102,7 +120,10 @@ def check_version(value: Any, newest: int, where: str) -> None:
 @functools.cache
 def _validator(name: str) -> Any:
     text = (files("hago") / "schemas" / f"{name}.schema.json").read_text("utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
+    # JSON Schema takes 4.0 for an integer; Python's range and shifts do not
+    base = jsonschema.Draft202012Validator
+    whole = base.TYPE_CHECKER.redefine("integer", lambda _, v: isinstance(v, int) and not isinstance(v, bool))
+    return jsonschema.validators.extend(base, type_checker=whole)(json.loads(text))
 
 
 def check_schema(value: Any, name: str, where: str) -> None:
@@ -141,8 +162,10 @@ def replace_file(path: Path, content: str | bytes) -> None:
         LogError: it could not be written; what stood at `path` is untouched.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    _remove_stale(path)
     try:
         with open(beside, "xb") as file:
+            _lock(file.fileno())
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -153,6 +176,26 @@ def replace_file(path: Path, content: str | bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
+
+
+def _lock(fd: int) -> bool:
+    """Whether a file is now held by this process, where the system has such locks; they end with the process."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Windows has none
+        return False
+    return True
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what processes that were killed while they wrote `path` left beside it."""
+    with contextlib.suppress(OSError):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            with open(left, "rb") as file:
+                if time.time() - os.fstat(file.fileno()).st_mtime > _STALE_SECONDS and _lock(file.fileno()):
+                    left.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -13,17 +13,20 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hago.bounds import MOST_PARTS
 from hago.errors import HagoError
-from hago.execute import infer_shape
+from hago.execute import compute_real, infer_shape
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.ops import _opaque
+from hago.nesting import read_tree
+from hago.ops import Ops, _opaque
 from hago.ops._integer import IntegerForm, Site
 from hago.plan import NodePlan, Plan
 from hago.topology import weight_edge
 from hago.types import Edge, QParams
+
+#: Entries of a value at batch 1, at most.
+LARGEST: Final = 1 << 31
 
 
 def check_plan(plan: Plan) -> None:
@@ -35,6 +38,7 @@ def check_plan(plan: Plan) -> None:
     _check_ends(plan.graph)
     for node in plan.graph:
         _check_node(plan, node)
+    check_opaque(plan.graph, plan.ops)
     for name, made in plan.nodes.items():
         _check_integer(plan, plan.graph[name], made)
     for edge in plan.graph.edges:
@@ -50,7 +54,7 @@ def _check_ends(graph: Graph) -> None:
     if sorted(given) != sorted(graph.inputs):
         raise HagoError(f"the graph's inputs are {', '.join(graph.inputs)}; its input nodes are {', '.join(given)}")
     for spec, count, least in ((graph.in_spec, len(given), True), (graph.out_spec, len(graph.outputs), False)):
-        leaves = count if spec is None else pytree.treespec_loads(spec).num_leaves
+        leaves = count if spec is None else read_tree(spec).num_leaves
         if leaves < count or (leaves > count and not least):
             raise HagoError(f"{count} {'inputs' if least else 'outputs'} are nested as {leaves}")
 
@@ -58,6 +62,7 @@ def _check_ends(graph: Graph) -> None:
 def _check_node(plan: Plan, node: Node) -> None:
     """A node's shape is what its attributes make of those of its inputs."""
     graph = plan.graph
+    _check_size(node.name, node.shape or ())
     if node.op in (INPUT, CONST):
         dtype = getattr(torch, str(node.attrs.get("dtype", "float32")), None)
         shape = node.shape if node.op == INPUT else tuple(graph.consts[node.name].shape)
@@ -70,6 +75,40 @@ def _check_node(plan: Plan, node: Node) -> None:
     shape = infer_shape(node, [s for s in shapes if s is not None], plan.ops)
     if shape != node.shape:
         raise HagoError(f"node {node.name!r} ({node.op}) has the shape {node.shape}; its attributes give {shape}")
+
+
+def check_opaque(graph: Graph, ops: Ops) -> None:
+    """Opaque calls take their operands, and give values of the shapes that the graph says.
+
+    They are run on tensors without values, at batch 1, with all that they read: so a file can ask for nothing whose
+    size its shapes do not show.
+
+    Raises:
+        HagoError: the first node that cannot be run, or gives another shape.
+    """
+    if not any(node.op == _opaque.NAME for node in graph):
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    values: dict[str, Any] = {}
+    with FakeTensorMode(), torch.no_grad():
+        for node in graph:
+            if node.op in (CONST, INPUT):
+                known = graph.consts.get(node.name)
+                dtype = getattr(torch, str(node.attrs.get("dtype", "float32"))) if known is None else known.dtype
+                values[node.name] = torch.empty(node.shape or (), dtype=dtype)
+                continue
+            made = values[node.name] = compute_real(node, [values[s] for s in node.inputs], ops)
+            for tensor in made if isinstance(made, (list, tuple)) else [made]:
+                if isinstance(tensor, Tensor):
+                    _check_size(node.name, tuple(tensor.shape))
+            if isinstance(made, Tensor) and node.shape is not None and tuple(made.shape) != node.shape:
+                raise HagoError(f"node {node.name!r} has the shape {node.shape}; its call gives {tuple(made.shape)}")
+
+
+def _check_size(name: str, shape: tuple[int, ...]) -> None:
+    if math.prod(shape) > LARGEST:
+        raise HagoError(f"node {name!r} has the shape {shape}; a value has at most {LARGEST} entries a sample")
 
 
 def _check_edge(plan: Plan, edge: Edge) -> None:

@@ -23,7 +23,7 @@ from hago.hardware_check import check_document
 from hago.hardware_document import from_document as hardware_from_document
 from hago.hardware_document import hardware_hash
 from hago.hardware_document import to_document as hardware_to_document
-from hago.nesting import check_nesting
+from hago.nesting import read_tree
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
 from hago.pairs import CUTS, Pairs
@@ -60,7 +60,7 @@ def to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         _check_node(node, plan)
     for text in (plan.graph.in_spec, plan.graph.out_spec):
         if text is not None:
-            check_nesting(text)
+            read_tree(text)
     document = {
         "hardware": hardware_to_document(plan.hardware),
         "hardware_hash": hardware_hash(plan.hardware),

@@ -25,7 +25,7 @@ from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import check_hardware, load_hardware
 from hago.levels import supported
-from hago.nesting import check_nesting
+from hago.nesting import read_tree
 from hago.ops import OPS, Ops
 from hago.plan import Plan
 from hago.qat.dorefa_thresholds import DoReFaWeights, dorefa_made, estimator_of
@@ -210,8 +210,7 @@ def import_for(
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
     leaves = [torch.zeros((2, *t["shape"][1:]), dtype=getattr(torch, t["dtype"])) for t in remembered["tensors"]]
     try:
-        check_nesting(remembered["spec"])
-        args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(remembered["spec"]))
+        args, kwargs = pytree.tree_unflatten(leaves, read_tree(remembered["spec"]))
     except Exception as error:  # torch's pytree raises whatever it meets
         raise LogError(
             f"the strategy's made_by.inputs cannot be read ({error}); it was edited; pass example_inputs"

@@ -179,6 +179,8 @@ class Reader:
             whole = type(q["qmin"]) is type(q["qmax"]) is int and dtype.is_int and zero.dtype == torch.int64
             if not whole or not dtype.min <= q["qmin"] <= q["qmax"] <= dtype.max:
                 raise HagoError(f"integers from {q['qmin']} to {q['qmax']} in {dtype}, zero points in {zero.dtype}")
+            if not bool(((zero >= dtype.min) & (zero <= dtype.max)).all()):
+                raise HagoError(f"a zero point that {dtype} does not hold; expected {dtype.min} to {dtype.max}")
             scale = made[_index(q["scale"], made)]
             if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
                 raise HagoError("a scale that is not positive and finite, or not in float64")

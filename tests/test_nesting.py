@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError, LogError
-from hago.nesting import check_nesting
+from hago.nesting import read_tree
 from hago.prepare import import_for
 from hago.strategy import Conditions, HardwareId, Strategy
 
@@ -27,11 +27,13 @@ def text_of(value: Any) -> str:
 
 @pytest.mark.parametrize("value", [1, (1, [2, {"a": 3}]), OrderedDict(b=1, a=(2,)), ((1,), {"x": 2}), None])
 def test_plain_containers_pass(value: Any) -> None:
-    check_nesting(text_of(value))
+    assert read_tree(text_of(value)) == pytree.tree_structure(value)
 
 
 FACTORY = {"default_factory_module": "antigravity", "default_factory_name": "x", "dict_context": []}
 IMPORTING = json.dumps([1, {"type": "collections.defaultdict", "context": FACTORY, "children_spec": []}])
+LEAF = {"type": None, "context": None, "children_spec": []}
+ENUM = json.dumps([{"__enum__": True, "fqn": "antigravity:x", "name": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,12 @@ IMPORTING = json.dumps([1, {"type": "collections.defaultdict", "context": FACTOR
         IMPORTING,
         json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": [json.loads(IMPORTING)[1]]}]),
         json.dumps([1, {"type": "no.such.type", "context": None, "children_spec": []}]),
+        json.dumps([1, {"type": "builtins.dict", "context": ENUM, "children_spec": [LEAF]}]),
+        json.dumps(
+            [1, {"type": "builtins.dict", "context": ENUM.replace("_enum", "\\u005fenum"), "children_spec": [LEAF]}]
+        ),
+        json.dumps([1, {"type": "builtins.tuple", "context": ENUM, "children_spec": []}]),
+        json.dumps([1, {"type": "builtins.dict", "context": '["a", "a"]', "children_spec": [LEAF, LEAF]}]),
         "[1, 2]",
         "{}",
         "",
@@ -51,13 +59,13 @@ IMPORTING = json.dumps([1, {"type": "collections.defaultdict", "context": FACTOR
 )
 def test_what_imports_or_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(GraphError, match="nest"):
-        check_nesting(text)
+        read_tree(text)
 
 
 def test_a_type_that_is_not_known_says_so() -> None:
     spec = json.dumps([1, {"type": "collections.namedtuple", "context": "no.Such", "children_spec": []}])
     with pytest.raises(GraphError, match="import the module"):
-        check_nesting(spec)
+        read_tree(spec)
 
 
 def test_a_strategy_imports_nothing() -> None:
@@ -66,3 +74,20 @@ def test_a_strategy_imports_nothing() -> None:
     strategy = Strategy("m", HardwareId("h", "x"), Conditions({}, {}), {}, {}, made_by)
     with pytest.raises(LogError, match="without importing"):
         import_for(torch.nn.Linear(2, 2).eval(), strategy)
+
+
+def test_types_that_this_process_registered_pass() -> None:
+    class Result(dict):  # type: ignore[type-arg]
+        pass
+
+    name = "tests.Result"
+    pytree.register_pytree_node(
+        Result,
+        lambda r: (list(r.values()), list(r)),
+        lambda v, k: Result(zip(k, v, strict=True)),
+        serialized_type_name=name,
+    )
+    value = (Result(a=1, b=[2]), 3)
+    spec = read_tree(text_of(value))
+    assert spec == pytree.tree_structure(value)
+    assert pytree.tree_unflatten([1, 2, 3], spec) == value

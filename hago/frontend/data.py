@@ -209,12 +209,21 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
 
 def _tensor(value: Any, where: str) -> Tensor:
     try:
-        tensor = torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)
+        tensor = torch.as_tensor(native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where} is a {type(value).__name__}, not a tensor: {error}") from None
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        kind = "nested" if tensor.is_nested else "meta" if tensor.device.type == "meta" else str(tensor.layout)
+        raise DataError(f"{where} is a {kind} tensor; expected a dense one that holds values")
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.to(torch.float32)
     return tensor.detach().cpu()
+
+
+def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array in memory of its own order of bytes, in a dtype that torch has: long doubles become float64."""
+    dtype = np.dtype(np.float64) if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype
+    return np.ascontiguousarray(array, dtype=dtype.newbyteorder("="))
 
 
 def _check_finite(batch: Batch, index: int) -> None:
