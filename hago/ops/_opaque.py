@@ -83,7 +83,7 @@ PORTABLE: Final = frozenset(
     reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape
     reshape_as roll
     rot90 row_stack column_stack select slice split split_with_sizes squeeze stack swapaxes swapdims t
-    tensor_split tile to
+    tile to
     transpose tril triu type_as unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as vsplit
     vstack
     diagonal_scatter select_scatter slice_scatter masked_scatter
