@@ -135,6 +135,8 @@ def search_quantize_strategy(
     Raises:
         InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
         HagoError: bad input, or no point that the hardware can run; what and where is said.
+        KeyboardInterrupt: the user interrupted, and `log`, `save` and `front` hold all until there; the same call goes
+            on from the log.
     """
     if finetune is not None:  # which reads the data once more
         dataset = Batches(dataset, input_names(model))
@@ -149,8 +151,7 @@ def search_quantize_strategy(
             executor, cache_bytes, front, race, reuse, thresholds, modes, search_topology,
         ),
     )  # fmt: skip
-    interrupted = found.result.stopped_because == "interrupted"
-    if isinstance(dataset, Batches) and finetune is not None and not interrupted:
+    if isinstance(dataset, Batches) and finetune is not None:
         best, measure = (found.strategy, found.score), objective if maximize is None else maximize
         tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
         return tuned.strategy, Result.of(replace(found, score=tuned.score))

@@ -1,8 +1,10 @@
-"""The errors of hago. Each message says where, what was got and expected, and what to do."""
+"""The errors and warnings of hago. Each message says where, what was got and expected, and what to do."""
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -48,6 +50,21 @@ class ModelFileError(HagoError):
 
 class DataError(HagoError):
     """Calibration data that is empty, ragged, or not finite."""
+
+
+class HagoWarning(UserWarning):
+    """hago did something else than what was asked or expected; the message says what, and what would help."""
+
+
+def warn(text: str) -> None:
+    """Warn the caller of hago: the warning names the line outside hago that led to it.
+
+    Python shows equal warnings of one line once; `warnings.simplefilter("error", hago.HagoWarning)` makes them errors.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hago":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, HagoWarning, stacklevel=level)
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HagoError as error:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        said = f" {error}" if str(error) else ""
         again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
-        print(f"\nhago: interrupted{again}", file=stderr)
+        print(f"\nhago: interrupted{said}{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()

@@ -19,6 +19,8 @@ from hago.cli.options import (
     load_chip,
     make_folder_of,
     named,
+    resumable,
+    training_so_far,
 )
 from hago.errors import HagoError
 from hago.hardware import Hardware
@@ -68,24 +70,25 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
     voices.note(
         f"{'continuing from' if checkpoint.exists() and not args.no_resume else 'checkpoints go to'} {checkpoint}"
     )
-    found = finetune(
-        model,
-        hardware,
-        strategy,
-        load_batches(args),
-        steps=args.steps,
-        budget=args.budget,
-        lr=args.lr,
-        range_lr=args.range_lr,
-        batch_size=args.step_samples,
-        objective=named(args.objective, "objective"),
-        scheme=args.scheme,
-        seed=args.seed,
-        log=log,
-        checkpoint=checkpoint,
-        resume=not args.no_resume,
-        held_out=None if args.held_out is None else load_batches(args, args.held_out),
-    )
+    with resumable(lambda: training_so_far(checkpoint)):
+        found = finetune(
+            model,
+            hardware,
+            strategy,
+            load_batches(args),
+            steps=args.steps,
+            budget=args.budget,
+            lr=args.lr,
+            range_lr=args.range_lr,
+            batch_size=args.step_samples,
+            objective=named(args.objective, "objective"),
+            scheme=args.scheme,
+            seed=args.seed,
+            log=log,
+            checkpoint=checkpoint,
+            resume=not args.no_resume,
+            held_out=None if args.held_out is None else load_batches(args, args.held_out),
+        )
     found.quantizer.strategy.save(saved)
     weights = _save_weights(args, model, found, saved, voices)
     return _outcome(args, found, log, saved, weights)

@@ -181,23 +181,27 @@ class _Session:
         with open_executor(options.executor) as hands:
             front = None if options.front is None else Path(options.front)
             anytime = Anytime(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
-            result = search(
-                self.prepared.space,
-                ready.searcher,
-                ready.scored,
-                log=options.log if options.log is None else Path(options.log),
-                header=header_of(self.prepared, ready.searcher, self.how),
-                budget=options.budget,
-                resume=options.resume,
-                progress=options.progress,
-                on_best=lambda trial: self.keep(self.strategy_of(trial)),
-                on_trial=anytime,
-                plan_key=lambda bits: resolver(bits).key,
-                allow_overflow=options.allow_overflow,
-                submit=self.scored.submit(hands),
-                race=self.scored.race is not None,
-                before=(self.before, ready.gradients + ready.simulated),
-            )
+            try:
+                result = search(
+                    self.prepared.space,
+                    ready.searcher,
+                    ready.scored,
+                    log=options.log if options.log is None else Path(options.log),
+                    header=header_of(self.prepared, ready.searcher, self.how),
+                    budget=options.budget,
+                    resume=options.resume,
+                    progress=options.progress,
+                    on_best=lambda trial: self.keep(self.strategy_of(trial)),
+                    on_trial=anytime,
+                    plan_key=lambda bits: resolver(bits).key,
+                    allow_overflow=options.allow_overflow,
+                    submit=self.scored.submit(hands),
+                    race=self.scored.race is not None,
+                    before=(self.before, ready.gradients + ready.simulated),
+                )
+            except BaseException:
+                anytime.stop()
+                raise
         anytime.finish()
         return result, anytime.front
 

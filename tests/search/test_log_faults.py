@@ -96,9 +96,9 @@ def test_an_interrupt_while_writing_leaves_no_part(
         return real(fd, part)
 
     monkeypatch.setattr(os, "write", interrupted)
-    result = run("exhaustive", path, plan_key=without_relu, budget=10)
+    with pytest.raises(KeyboardInterrupt):
+        run("exhaustive", path, plan_key=without_relu, budget=10)
     monkeypatch.undo()
-    assert (result.stopped_because, len(result.trials)) == ("interrupted", 3)
     assert timeless(path.read_bytes()) == timeless(whole)[:4]
 
 
