@@ -13,6 +13,7 @@ from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.engine.model import named_engine
 from hago.frontend.data import Batches
+from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.ops import OPS, Ops
@@ -36,7 +37,7 @@ from hago.searching.descriptions import made_by
 from hago.searching.search import Result, SearchOptions, find
 from hago.stored import load_plan
 from hago.strategy import Strategy
-from hago.training.after_search import trained_after
+from hago.training.after_search import trained_after, training_files
 from hago.trials.evaluate import Evaluator, first_safe
 from hago.trials.known import LogPath
 from hago.trials.racing import Race
@@ -138,7 +139,9 @@ def search_quantize_strategy(
         KeyboardInterrupt: the user interrupted, and `log`, `save` and `front` hold all until there; the same call goes
             on from the log.
     """
-    if finetune is not None:  # which reads the data once more
+    if finetune is not None:
+        check_distinct({"log": log, "save": save, "front": front, **training_files(finetune)})
+        # the data is read once more
         dataset = Batches(dataset, input_names(model))
         held_out = None if held_out is None else Batches(held_out, input_names(model))
     found = find(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import numbers
@@ -153,6 +154,25 @@ def replace_file(path: Path, content: str | bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
+
+
+def check_distinct(paths: Mapping[str, str | os.PathLike[str] | None]) -> None:
+    """Refuse files to write of which one would replace another.
+
+    Args:
+        paths: by the argument that gave them; None where there is none.
+
+    Raises:
+        LogError: two of them are one file, also by way of links; both arguments are named.
+    """
+    given = [(name, os.path.realpath(path)) for name, path in paths.items() if path is not None]
+    for (first, a), (second, b) in itertools.combinations(given, 2):
+        both = os.path.exists(a) and os.path.exists(b)
+        if os.path.normcase(a) == os.path.normcase(b) or (both and os.path.samefile(a, b)):
+            raise LogError(
+                f"{first} and {second} are one file, {a}, and each would write over the other; give each a path of "
+                "its own"
+            )
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from pathlib import Path
@@ -156,6 +157,28 @@ def test_an_interrupted_search_raises_once_all_is_on_disk_and_goes_on(
     assert searched(cut) == searched(whole)
     assert timeless((cut / "log").read_bytes()) == timeless((whole / "log").read_bytes())
     assert (cut / "best.json").read_bytes() == (whole / "best.json").read_bytes()
+
+
+FILES = ["log", "save", "front", "finetune:log", "finetune:checkpoint", "finetune:save_weights"]
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
+@pytest.mark.parametrize("linked", ["same", "symbolic", "hard"])
+def test_no_two_files_of_a_search_are_one(model: nn.Module, tmp_path: Path, one: str, other: str, linked: str) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    second = path if linked == "same" else tmp_path / "link"
+    if linked == "symbolic":
+        second.symlink_to(path)
+    elif linked == "hard":
+        second.hardlink_to(path)
+    given: dict[str, Any] = {"finetune": {}} if "finetune" in one + other else {}
+    for name, where in ((one, path), (other, second)):
+        outer, _, inner = name.partition(":")
+        (given[outer] if inner else given)[inner or outer] = where
+    with pytest.raises(hago.HagoError, match=r"are one file, .*give each a path of its own"):
+        hago.search_quantize_strategy(model, CHIP, DATA, **given, **QUIET)
+    assert path.read_text() == ""
 
 
 def test_a_searcher_and_an_objective_of_ones_own(model: nn.Module) -> None:

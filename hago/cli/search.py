@@ -29,6 +29,7 @@ from hago.cli.tuning import strategy_of, tune, tuned_lines, tuned_values, tuning
 from hago.cost import METRICS
 from hago.debug.cost_report import amount
 from hago.hardware_file import available_hardware
+from hago.json_text import check_distinct
 from hago.judgement import in_words
 from hago.model_source import load_model
 from hago.search.log import read_log
@@ -47,6 +48,8 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
+    weights = None if args.finetune is None else weights_of(saved)
+    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
     earlier = len(read_log(log).trials) if log.exists() and not args.no_resume else 0
     voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     before = stamp(saved)

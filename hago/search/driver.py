@@ -105,7 +105,8 @@ def search(
 
     Raises:
         InfeasibleBits: every point overflowed or fits no signature, or the searcher left the space.
-        LogError: the log cannot be written, is damaged, or was written by another search.
+        LogError: the log cannot be written, is damaged, was written by another search, or was removed, renamed or
+            changed while it was open.
         StrategyMismatch: the log is of another model, hardware, data or space.
         KeyboardInterrupt: the user interrupted. Every trial that ended is in the log, and `on_best` was called with
             the best of them; the same call goes on from there.
@@ -128,6 +129,8 @@ def search(
             space, searcher, scorer, file, model_hash, logged, limit, bar, interrupts, *told, allow_overflow, clock
         )
         reason = run.go(*before)
+        if file is not None:
+            file.check()
     return SearchResult(run.accepted(), tuple(run.trials), reason)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.errors import InfeasibleBits
+from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, held_out_batches, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
@@ -107,6 +108,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     """Search; see `hago.search_quantize_strategy`."""
     begun = time.monotonic()
     check_seed(options.seed)
+    check_distinct({"log": options.log, "save": options.save, "front": options.front})
     race = as_race(options.race)
     if race is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])
