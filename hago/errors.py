@@ -67,6 +67,26 @@ def warn(text: str) -> None:
     warnings.warn(text, HagoWarning, stacklevel=level)
 
 
+def as_strings(given: str | Iterable[str] | None, what: str) -> tuple[str, ...]:
+    """The strings of an argument that takes several: one string is one entry, and None is none.
+
+    Args:
+        what: the argument, for the message.
+
+    Raises:
+        HagoError: it is something else.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (given,)
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    odd = [entry for entry in found if not isinstance(entry, str)]
+    if odd:
+        raise HagoError(f"{what} holds {odd[0]!r}, a {type(odd[0]).__name__}; expected a string, or a list of strings")
+    return found
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """`" Did you mean 'conv2d'?"` where a known name is close to `got`, else an empty string."""
     close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)

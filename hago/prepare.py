@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
-from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch
+from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
@@ -122,7 +122,7 @@ def prepare(
     dataset: Iterable[Any],
     *,
     estimator: str | Estimator | None = None,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     thresholds: ThresholdsLike | Seed | None = None,
     modes: ModesLike | None = None,
@@ -144,7 +144,7 @@ def prepare(
     ops = chip.known_ops
     graph, batches = as_graph(model, dataset, ops)
     given = make_seed(thresholds, modes, chip).at(graph)
-    kept, fixed = (*keep_float, *given.float_patterns()), fix_bits
+    kept, fixed = (*as_strings(keep_float, "keep_float"), *given.float_patterns()), fix_bits
     topology = topology_of(graph, chip, kept, ops)
     if given.modes:
         fixed = {**(fix_bits or {}), **given.fixed_bits(graph, build_space(graph, chip, topology, None, ops))}

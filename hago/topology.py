@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from hago.errors import HagoError, UnsupportedOp, did_you_mean
+from hago.errors import HagoError, UnsupportedOp, as_strings, did_you_mean
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.numerics import is_power_of_two
@@ -106,7 +106,7 @@ def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str 
     return None
 
 
-def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), ops: Ops = OPS) -> Topology:
+def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = (), ops: Ops = OPS) -> Topology:
     """The topology of a graph on a piece of hardware.
 
     Args:
@@ -117,7 +117,7 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), op
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
         HagoError: a pattern that matches neither node nor edge.
     """
-    ops = hardware.computes(ops)
+    ops, keep_float = hardware.computes(ops), as_strings(keep_float, "keep_float")
     compute = [n for n in graph if n.op not in (INPUT, CONST)]
     check_patterns(keep_float, [*(n.name for n in compute), *(str(e) for n in compute for e in n.edges)], "keep_float")
     integer: dict[str, bool] = {}

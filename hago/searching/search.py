@@ -50,7 +50,7 @@ class SearchOptions:
     log: str | PathLike[str] | None = None
     resume: bool = True
     progress: bool = True
-    keep_float: Sequence[str] = ()
+    keep_float: str | Sequence[str] = ()
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     held_out: Iterable[Any] | None = None
     save: str | PathLike[str] | None = None
