@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -51,7 +52,7 @@ class Nesting:
             except ValueError:
                 pass  # nested otherwise than exported: an argument given by name or by position instead
         leaves = pytree.tree_leaves(tuple(args))
-        left = self.inputs[sum(isinstance(x, Tensor) for x in leaves) :]
+        left = self.inputs[sum(isinstance(x, (Tensor, np.ndarray)) for x in leaves) :]
         for name in kwargs:
             if name not in left:
                 raise GraphError(

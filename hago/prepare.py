@@ -18,6 +18,7 @@ from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
+from hago.execute import check_batches
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
@@ -70,7 +71,9 @@ def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS, *, fold: 
     """
     batches = Batches(dataset, input_names(model))
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    return from_torch(model, args, ops=ops, fold=fold), batches
+    graph = from_torch(model, args, ops=ops, fold=fold)
+    check_batches(graph, batches)
+    return graph, batches
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from hago.errors import HagoError, LogError
+from hago.execute import check_batches
 from hago.frontend.data import Batches
 from hago.hardware_document import hardware_hash
 from hago.json_text import canonical, check_distinct, json_values
@@ -189,6 +190,7 @@ def _finished(
 def _measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
     """Measures against the float model that training started from."""
     data = batches if held_out is None else Batches(held_out, start.graph.inputs)
+    check_batches(start.graph, data)
     evaluator = Evaluator(start.graph, data, objective("sqnr"), start.ops)
 
     def measure(found: Quantizer) -> dict[str, Any]:
