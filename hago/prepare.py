@@ -35,7 +35,7 @@ from hago.resolve import Resolver
 from hago.space import Space, build_space, with_kinds
 from hago.strategy import Conditions, HardwareId, Strategy
 from hago.threshold_sources import Stored, estimated_resolver, store_thresholds
-from hago.topology import Topology, escape
+from hago.topology import Topology, escape, warn_of_unknown
 
 ModelLike = nn.Module | ExportedProgram | Graph
 HardwareLike = Hardware | str | PathLike[str]
@@ -149,6 +149,7 @@ def prepare(
     given = make_seed(thresholds, modes, chip).at(graph)
     kept, fixed = (*as_strings(keep_float, "keep_float"), *given.float_patterns()), fix_bits
     topology = topology_of(graph, chip, kept, ops)
+    warn_of_unknown(graph, chip)
     if given.modes:
         fixed = {**(fix_bits or {}), **given.fixed_bits(graph, build_space(graph, chip, topology, None, ops))}
     space = build_space(graph, chip, topology, fixed, ops)

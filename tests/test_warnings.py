@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,55 @@ def test_integers_are_no_real_numbers_anywhere(integers: torch.dtype, model: nn.
     assert run_model(integer, right).same
     with pytest.raises(hago.HagoError, match="batch 1 has inputs of .*convert all in the same way"):
         hago.quantize(graph, CHIP, [right[0], wrong[1]])
+
+
+# ---------------------------------------------------------------- operators without a rule
+class Unknown(nn.Module):
+    """Operators that hago has no rule for, on real values, on indices and on sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).cumsum(2)
+        y = self.last(y.cumsum(3) + torch.special.entr(y))
+        return y.flatten(1) + torch.arange(y.shape[1]).cumsum(0).max()
+
+
+@pytest.mark.filterwarnings("error")
+def test_operators_without_a_rule_are_named_and_a_rule_ends_it() -> None:
+    network = Unknown().eval()
+    said = r"no rule for 2 x aten.cumsum.default, 1 x aten.special_entr.default: these run in float"
+    for call in (
+        lambda: hago.quantize(network, CHIP, INPUTS),
+        lambda: hago.search_quantize_strategy(network, CHIP, INPUTS, searcher="default", progress=False),
+        lambda: hago.measure_sensitivity(network, CHIP, INPUTS),
+    ):
+        with pytest.warns(hago.HagoWarning, match=said) as seen:
+            call()
+        assert len(seen) == 1 and seen[0].filename == __file__
+    assert "2 x aten.cumsum.default: hago has no rule for" in str(hago.explain(network, CHIP, (INPUTS[0],)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_operator_is_named_until_it_has_a_rule(model: nn.Module) -> None:
+    """As the warning advises: a rule ends it; any rule of hago does, taken away and given back."""
+    chip = hago.load_hardware(CHIP)
+    without = hago.Hardware(
+        **{f.name: getattr(chip, f.name) for f in fields(chip) if f.name not in ("ops", "known_ops")},
+        ops={name: descs for name, descs in chip.ops.items() if name != "relu"},
+        known_ops={name: rule for name, rule in chip.known_ops.items() if name != "relu"},
+    )
+    with pytest.warns(hago.HagoWarning, match=r"no rule for \d x aten.relu.default"):
+        hago.quantize(model, without, INPUTS)
+    hago.quantize(model, chip, INPUTS)
+
+
+def test_what_a_chip_keeps_in_float_is_no_warning(model: nn.Module) -> None:
+    chip = hago.load_hardware(CHIP)
+    some = replace(chip, ops={name: descs for name, descs in chip.ops.items() if name in ("conv2d",)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert hago.explain(model, some, (INPUTS[0],)).float_nodes
+        hago.quantize(model, some, INPUTS, keep_float=["fc"])
