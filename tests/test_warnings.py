@@ -15,6 +15,7 @@ from networks import Small, images, randomized
 from torch import Tensor, nn
 
 import hago
+from hago.cli import warnings_as_lines
 from hago.errors import warn
 from hago.running import run_model
 
@@ -222,3 +223,17 @@ def test_what_a_chip_keeps_in_float_is_no_warning(model: nn.Module) -> None:
         warnings.simplefilter("error")
         assert hago.explain(model, some, (INPUTS[0],)).float_nodes
         hago.quantize(model, some, INPUTS, keep_float=["fc"])
+
+
+# ---------------------------------------------------------------- the command line
+def test_on_the_command_line_a_warning_is_one_line_said_once() -> None:
+    said: list[str] = []
+    with warnings_as_lines(said.append):
+        warn("odd")
+        warn("odd")
+        warn("even")
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("of others", DeprecationWarning, stacklevel=1)
+    assert said == ["warning: odd", "warning: even"]
+    with pytest.raises(hago.HagoWarning):
+        warn("odd")

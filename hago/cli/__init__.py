@@ -69,7 +69,7 @@ def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
     def note(line: str) -> None:
         print(f"hago: {line}", file=sys.stderr, flush=True)
 
-    with _importable(os.getcwd()), _warnings_as_lines(note), contextlib.redirect_stdout(sys.stderr):
+    with _importable(os.getcwd()), warnings_as_lines(note), contextlib.redirect_stdout(sys.stderr):
         outcome = COMMANDS[args.command](args, Voices(tell, note, tuple(words)))
     _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
@@ -90,7 +90,7 @@ def _json(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _warnings_as_lines(note: Callable[[str], None]) -> Iterator[None]:
+def warnings_as_lines(note: Callable[[str], None]) -> Iterator[None]:
     """While this lasts, a warning of hago is one line, said once; those of others are as they were."""
     said: set[str] = set()
     with warnings.catch_warnings():
