@@ -10,7 +10,7 @@ from hago.api import (
     replay,
     search_quantize_strategy,
 )
-from hago.errors import HagoError
+from hago.errors import HagoError, HagoWarning
 from hago.frontend.torch_export import from_torch
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
@@ -37,6 +37,7 @@ __all__ = [
     "Accumulator",
     "Graph",
     "HagoError",
+    "HagoWarning",
     "Hardware",
     "OpDesc",
     "Quantizer",

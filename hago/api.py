@@ -13,6 +13,7 @@ from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.engine.model import named_engine
 from hago.frontend.data import Batches
+from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.ops import OPS, Ops
@@ -36,7 +37,7 @@ from hago.searching.descriptions import made_by
 from hago.searching.search import Result, SearchOptions, find
 from hago.stored import load_plan
 from hago.strategy import Strategy
-from hago.training.after_search import trained_after
+from hago.training.after_search import trained_after, training_files
 from hago.trials.evaluate import Evaluator, first_safe
 from hago.trials.known import LogPath
 from hago.trials.racing import Race
@@ -55,7 +56,7 @@ def search_quantize_strategy(
     log: str | PathLike[str] | None = None,
     resume: bool = True,
     progress: bool = True,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     thresholds: ThresholdsLike | None = None,
     modes: ModesLike | None = None,
@@ -135,8 +136,12 @@ def search_quantize_strategy(
     Raises:
         InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
         HagoError: bad input, or no point that the hardware can run; what and where is said.
+        KeyboardInterrupt: the user interrupted, and `log`, `save` and `front` hold all until there; the same call goes
+            on from the log.
     """
-    if finetune is not None:  # which reads the data once more
+    if finetune is not None:
+        check_distinct({"log": log, "save": save, "front": front, **training_files(finetune)})
+        # the data is read once more
         dataset = Batches(dataset, input_names(model))
         held_out = None if held_out is None else Batches(held_out, input_names(model))
     found = find(
@@ -149,8 +154,7 @@ def search_quantize_strategy(
             executor, cache_bytes, front, race, reuse, thresholds, modes, search_topology,
         ),
     )  # fmt: skip
-    interrupted = found.result.stopped_because == "interrupted"
-    if isinstance(dataset, Batches) and finetune is not None and not interrupted:
+    if isinstance(dataset, Batches) and finetune is not None:
         best, measure = (found.strategy, found.score), objective if maximize is None else maximize
         tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
         return tuned.strategy, Result.of(replace(found, score=tuned.score))
@@ -163,7 +167,7 @@ def quantize(
     dataset: Iterable[Any],
     *,
     estimator: str | Estimator | None = None,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     thresholds: ThresholdsLike | None = None,
     modes: ModesLike | None = None,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hago.debug.text import table
 from hago.engine.model import FastModel
-from hago.errors import HagoError, did_you_mean
+from hago.errors import HagoError, as_strings, did_you_mean
 from hago.execute import run_real
 from hago.export.onnx_check import PlaceCheck, count_differences
 from hago.export.onnx_engines import ENGINES, openvino_that_lasts
@@ -194,7 +194,7 @@ def compare_realizations(
     hardware: HardwareLike,
     strategy: StrategyLike,
     dataset: Iterable[Any],
-    realizations: Sequence[str] = tuple(REALIZATIONS),
+    realizations: str | Sequence[str] = tuple(REALIZATIONS),
     base: str = "reference",
 ) -> Comparison:
     """Run realizations of a strategy on the same data.
@@ -207,6 +207,7 @@ def compare_realizations(
     Raises:
         HagoError: an unknown name, bad data, or a base that cannot run.
     """
+    realizations = as_strings(realizations, "realizations")
     for name in (*realizations, base):
         if name not in REALIZATIONS:
             known = ", ".join(REALIZATIONS)
@@ -219,7 +220,7 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
     """The same for a Plan that is made already."""
     running: dict[str, Realize] = {}
     skipped: dict[str, str] = {}
-    for name in dict.fromkeys(n for n in realizations if n != base):
+    for name in dict.fromkeys(n for n in as_strings(realizations, "realizations") if n != base):
         try:
             running[name] = REALIZATIONS[name](plan)
         except HagoError as error:

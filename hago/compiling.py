@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hago.errors import HagoError
 from hago.execute import check_inputs, compute_real, run
+from hago.frontend.data import as_tensor
 from hago.plan import Plan
 
 _NAME: Final = "hago::run_integer_model"
@@ -56,7 +58,7 @@ def registered(model: Runs) -> str:
 def run_compiled(leaves: Sequence[Any], handle: str) -> list[Tensor]:
     """A model's outputs, as one call in the graph that is being made."""
     # no torch.no_grad: where inputs are refused in the middle of it, tracing leaves gradients off for good
-    tensors = [x.detach() for x in leaves if isinstance(x, Tensor)]
+    tensors = [as_tensor(x, "an input").detach() for x in leaves if isinstance(x, (Tensor, np.ndarray))]
     found: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
     return found
 

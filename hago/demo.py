@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hago.api import search_quantize_strategy
 from hago.debug.text import table
-from hago.errors import HagoError
+from hago.errors import HagoError, as_strings
 from hago.frontend.data import Batches
 from hago.hardware import Hardware
 from hago.hardware_file import load_hardware
@@ -210,7 +210,7 @@ def run_demo(
     out: Path,
     say: Callable[[str], None],
     *,
-    hardware: Sequence[str] = HARDWARE,
+    hardware: str | Sequence[str] = HARDWARE,
     budget: str | None = None,
     seed: int = 0,
     epochs: int = EPOCHS,
@@ -236,7 +236,7 @@ def run_demo(
         f"{len(digits.test[0])} it has never seen test it"
     )
     _keep(out, model, digits)
-    return Demo(tuple(_on(name, model, digits, out, say, budget, seed) for name in hardware))
+    return Demo(tuple(_on(name, model, digits, out, say, budget, seed) for name in as_strings(hardware, "hardware")))
 
 
 def _make_folders(out: Path) -> None:

@@ -1,8 +1,10 @@
-"""The errors of hago. Each message says where, what was got and expected, and what to do."""
+"""The errors and warnings of hago. Each message says where, what was got and expected, and what to do."""
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -72,6 +74,41 @@ def shortened_to(text: str, most: int) -> str:
 def shortened(value: Any) -> str:
     """How a message quotes a value: its `repr`, cut in the middle where it is long."""
     return shortened_to(repr(value), LONGEST_QUOTE)
+
+
+class HagoWarning(UserWarning):
+    """hago did something else than what was asked or expected; the message says what, and what would help."""
+
+
+def warn(text: str) -> None:
+    """Warn the caller of hago: the warning names the line outside hago that led to it.
+
+    Python shows equal warnings of one line once; `warnings.simplefilter("error", hago.HagoWarning)` makes them errors.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hago":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, HagoWarning, stacklevel=level)
+
+
+def as_strings(given: str | Iterable[str] | None, what: str) -> tuple[str, ...]:
+    """The strings of an argument that takes several: one string is one entry, and None is none.
+
+    Args:
+        what: the argument, for the message.
+
+    Raises:
+        HagoError: it is something else.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (given,)
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    odd = [entry for entry in found if not isinstance(entry, str)]
+    if odd:
+        raise HagoError(f"{what} holds {odd[0]!r}, a {type(odd[0]).__name__}; expected a string, or a list of strings")
+    return found
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.errors import GraphError, HagoError
+from hago.errors import DataError, GraphError, HagoError
+from hago.frontend.data import Batches, as_tensor
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.nesting import Nesting, read_tree
 from hago.ops import OPS, Ops, _opaque
@@ -134,16 +136,16 @@ def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
-    """The tensors among flat arguments, if they are what the graph's inputs take.
+    """The tensors among flat arguments, if they are what the graph's inputs take. Arrays and real numbers of other
+    widths are converted as calibration converts them.
 
     Raises:
         GraphError: the wrong number, shape or kind of tensors, or NaN.
     """
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    tensors = [as_tensor(x, "an input") for x in leaves if isinstance(x, (Tensor, np.ndarray))]
     if len(tensors) != len(graph.inputs):
         raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
-    for name, tensor in zip(graph.inputs, tensors, strict=True):
-        _check_input(graph[name], tensor)
+    check_kinds(graph, tensors)
     if torch.compiler.is_exporting():
         return tensors  # a program of torch.export takes any batch, and has no branch on values
     for name, tensor in zip(graph.inputs, tensors, strict=True):
@@ -155,6 +157,31 @@ def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
     return tensors
 
 
+def check_kinds(graph: Graph, tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors of which a graph's inputs would make something else.
+
+    Args:
+        tensors: one per input.
+
+    Raises:
+        GraphError: a shape, or integers where real numbers are taken, or the other way round.
+    """
+    for name, tensor in zip(graph.inputs, tensors, strict=True):
+        _check_input(graph[name], tensor)
+
+
+def check_batches(graph: Graph, batches: Batches) -> None:
+    """Refuse data that a graph's inputs do not take; all batches are of one kind, so that the first tells.
+
+    Raises:
+        DataError: its shape or dtype, and what is expected.
+    """
+    try:
+        check_kinds(graph, next(iter(batches)).inputs)
+    except GraphError as error:
+        raise DataError(f"the data is not what the model takes: {error}") from None
+
+
 def _check_input(node: Node, tensor: Tensor) -> None:
     if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
         sizes = ", ".join(map(str, node.shape[1:]))
@@ -162,7 +189,8 @@ def _check_input(node: Node, tensor: Tensor) -> None:
     wanted = getattr(torch, node.attrs.get("dtype", "float32"))
     if tensor.dtype != wanted and (tensor.is_floating_point() or wanted.is_floating_point):
         raise GraphError(
-            f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it with .to({wanted})"
+            f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it as the calibration data was, "
+            f"e.g. {'images.float() / 255' if wanted.is_floating_point else f'.to({wanted})'}"
         )
 
 

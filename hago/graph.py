@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.errors import GraphError, did_you_mean
+from hago.errors import GraphError, as_strings, did_you_mean
 from hago.types import Edge
 
 INPUT: Final = "input"
@@ -69,6 +69,8 @@ class Graph:
     out_spec: str | None = None
 
     def __post_init__(self) -> None:
+        for listed in ("inputs", "outputs"):
+            object.__setattr__(self, listed, as_strings(getattr(self, listed), listed))
         verify(self)
 
     @functools.cached_property

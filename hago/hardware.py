@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from hago.errors import HardwareError, did_you_mean
+from hago.errors import HardwareError, as_strings, did_you_mean
 from hago.numerics import Overflow, Requantize
 from hago.ops import OPS, Ops, aliases
 from hago.ops._rule import OpRule
@@ -167,7 +167,7 @@ class Hardware:
     """What a piece of hardware can run.
 
     Args:
-        ops: signatures of each op, in order of preference. The RFC's names are accepted.
+        ops: signatures of each op, or the only one, in order of preference. The RFC's names are accepted.
         name: of the hardware.
         activation, weight: schemes of data and of constant weights.
         requantize: how integers move between scales.
@@ -202,10 +202,10 @@ class Hardware:
                 raise HardwareError(
                     f"hardware {self.name!r} lists unknown op {op!r}." + did_you_mean(op, [*self.known_ops, *names])
                 )
-            merged[name] = merged.get(name, ()) + tuple(descs)
+            merged[name] = merged.get(name, ()) + ((descs,) if isinstance(descs, OpDesc) else tuple(descs))
         object.__setattr__(self, "ops", merged)
         for listed in ("sources", "notes"):
-            object.__setattr__(self, listed, tuple(getattr(self, listed)))
+            object.__setattr__(self, listed, as_strings(getattr(self, listed), listed))
 
     def rule(self, op: str, ops: Ops) -> OpRule | None:
         """The rule of an op with the form that this hardware computes it in; None for an unknown op.

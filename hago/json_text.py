@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import itertools
 import json
 import math
 import numbers
@@ -196,6 +197,25 @@ def _remove_stale(path: Path) -> None:
             with open(left, "rb") as file:
                 if time.time() - os.fstat(file.fileno()).st_mtime > _STALE_SECONDS and _lock(file.fileno()):
                     left.unlink()
+
+
+def check_distinct(paths: Mapping[str, str | os.PathLike[str] | None]) -> None:
+    """Refuse files to write of which one would replace another.
+
+    Args:
+        paths: by the argument that gave them; None where there is none.
+
+    Raises:
+        LogError: two of them are one file, also by way of links; both arguments are named.
+    """
+    given = [(name, os.path.realpath(path)) for name, path in paths.items() if path is not None]
+    for (first, a), (second, b) in itertools.combinations(given, 2):
+        both = os.path.exists(a) and os.path.exists(b)
+        if os.path.normcase(a) == os.path.normcase(b) or (both and os.path.samefile(a, b)):
+            raise LogError(
+                f"{first} and {second} are one file, {a}, and each would write over the other; give each a path of "
+                "its own"
+            )
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -63,7 +64,7 @@ class Nesting:
             except ValueError:
                 pass  # nested otherwise than exported: an argument given by name or by position instead
         leaves = pytree.tree_leaves(tuple(args))
-        left = self.inputs[sum(isinstance(x, Tensor) for x in leaves) :]
+        left = self.inputs[sum(isinstance(x, (Tensor, np.ndarray)) for x in leaves) :]
         for name in kwargs:
             if name not in left:
                 raise GraphError(

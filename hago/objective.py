@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from hago.errors import DataError, HagoError, did_you_mean
+from hago.errors import DataError, HagoError, did_you_mean, warn
 from hago.frontend.data import are_whole
 
 #: Where noise is nothing at all, SQNR is reported as this many dB.
@@ -68,16 +68,55 @@ def misfit(labels: Tensor, output: Tensor) -> str:
     """Why labels are not a class for every position of an output, whose classes are on axis 1; empty where they are."""
     count, expected = class_count(output), (*output.shape[:1], *output.shape[2:])
     if count < 2 or tuple(labels.shape) != expected:
+        one_hot = count > 1 and labels.shape == output.shape and _is_one_hot(labels)
         return (
             f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(output.shape)}; "
             f"expected {expected}: one class per position, two classes or more on axis 1 of the output"
+            f"{'. They are one-hot: pass labels.argmax(1)' if one_hot else ''}"
         )
     if not are_whole(labels):
         return f"labels of {labels.dtype} that are not whole numbers are no classes; expected 0 to {count - 1}"
     low, high = (int(end) for end in labels.aminmax()) if labels.numel() else (0, 0)
     if low < 0 or high >= count:
-        return f"labels from {low} to {high} do not fit outputs of {count} classes; expected 0 to {count - 1}"
+        from_one = ". They seem to count from 1: pass labels - 1" if low > 0 and high == count else ""
+        return f"labels from {low} to {high} do not fit outputs of {count} classes; expected 0 to {count - 1}{from_one}"
     return ""
+
+
+def _is_one_hot(labels: Tensor) -> bool:
+    """Whether one entry along axis 1 is 1 and the others are 0."""
+    return bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) == 1).all())
+
+
+def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str:
+    """Why the labels of all batches are no classes of the model's first output; empty where they are, or where no
+    batch has any.
+
+    Args:
+        outputs: the first output for each batch.
+    """
+    known = [made for made in labels if made is not None]
+    if not known:
+        return ""
+    if len(known) < len(labels):
+        return (
+            f"{len(labels) - len(known)} of {len(labels)} batches have no labels; pass them with every batch, or none"
+        )
+    if any(made.shape[1:] != known[0].shape[1:] for made in known):
+        return next(filter(None, map(misfit, known, outputs)), "")
+    rows = sum(len(output) for output in outputs)
+    return misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
+
+
+def warn_of_labels(why: str, instead: str) -> None:
+    """Warn that no accuracy is measured although there are labels.
+
+    Args:
+        why: what `unfit_labels` says; nothing happens where it is empty.
+        instead: what is measured.
+    """
+    if why:
+        warn(f"{why}. Accuracy is not measured, {instead}; where the labels are no classes, pass the inputs alone")
 
 
 def check_classes(labels: Tensor, output: Tensor) -> None:

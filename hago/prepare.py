@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from hago.calibrate.collect import Calibration, collect
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
-from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch
+from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
+from hago.execute import check_batches
 from hago.frontend.data import Batches
 from hago.frontend.torch_export import from_torch
 from hago.graph import OUTPUT, Graph
@@ -34,7 +35,7 @@ from hago.resolve import Resolver
 from hago.space import Space, build_space, with_kinds
 from hago.strategy import Conditions, HardwareId, Strategy
 from hago.threshold_sources import Stored, estimated_resolver, store_thresholds
-from hago.topology import Topology, escape
+from hago.topology import Topology, escape, warn_of_unknown
 
 ModelLike = nn.Module | ExportedProgram | Graph
 HardwareLike = Hardware | str | PathLike[str]
@@ -70,7 +71,9 @@ def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS, *, fold: 
     """
     batches = Batches(dataset, input_names(model))
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    return from_torch(model, args, ops=ops, fold=fold), batches
+    graph = from_torch(model, args, ops=ops, fold=fold)
+    check_batches(graph, batches)
+    return graph, batches
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ def prepare(
     dataset: Iterable[Any],
     *,
     estimator: str | Estimator | None = None,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     thresholds: ThresholdsLike | Seed | None = None,
     modes: ModesLike | None = None,
@@ -144,8 +147,9 @@ def prepare(
     ops = chip.known_ops
     graph, batches = as_graph(model, dataset, ops)
     given = make_seed(thresholds, modes, chip).at(graph)
-    kept, fixed = (*keep_float, *given.float_patterns()), fix_bits
+    kept, fixed = (*as_strings(keep_float, "keep_float"), *given.float_patterns()), fix_bits
     topology = topology_of(graph, chip, kept, ops)
+    warn_of_unknown(graph, chip)
     if given.modes:
         fixed = {**(fix_bits or {}), **given.fixed_bits(graph, build_space(graph, chip, topology, None, ops))}
     space = build_space(graph, chip, topology, fixed, ops)

@@ -45,7 +45,7 @@ def explain(
     hardware: HardwareLike,
     example_inputs: Sequence[Any] = (),
     *,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
 ) -> Explanation:
     """What will be integer, what stays float and why, before any search.
@@ -88,7 +88,7 @@ def measure_sensitivity(
     *,
     objective: ObjectiveLike = "sqnr",
     estimator: str | Estimator | None = None,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Sensitivity:
@@ -112,7 +112,7 @@ def explain_cost(
     hardware: HardwareLike,
     example_inputs: Sequence[Any] = (),
     *,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
 ) -> CostRange:
     """What the model takes at its most bits, at its fewest, and in float, before any search."""

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hago.errors import DataError, HagoError
 from hago.exactness import differing
+from hago.execute import check_batches
 from hago.frontend.data import Batches
 from hago.json_text import replace_file
-from hago.objective import OBJECTIVES, check_rows, misfit, wilson_interval
+from hago.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels, wilson_interval
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
 
@@ -82,9 +83,10 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
     """
     plan = model.plan
     batches = Batches(dataset, plan.graph.inputs)
+    check_batches(plan.graph, batches)
     simulate = Simulator(plan)
     rows: list[list[Tensor]] = []
-    right, compared, differences, classed = 0.0, 0, {}, True
+    compared, differences = 0, {}
     for index, batch in enumerate(batches):
         outputs = model.run(batch.inputs)
         check_rows(outputs, batch.size)
@@ -92,12 +94,13 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
             compared += b.numel()
             if wrong := differing(a, b):
                 differences[f"output {slot} of batch {index}"] = wrong
-        classed = classed and batch.labels is not None and not misfit(batch.labels, outputs[0])
-        if classed:
-            right += float(OBJECTIVES["accuracy"].per_sample(outputs, outputs, batch.labels).sum())
         rows.append(outputs)
     accuracy = None
-    if classed:
+    why_not = unfit_labels([batch.labels for batch in batches], [outputs[0] for outputs in rows])
+    warn_of_labels(why_not, "only whether the outputs are those of the simulation")
+    if batches.labelled and not why_not:
+        said = zip(batches, rows, strict=True)
+        right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in said)
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
     whole = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
     return Run(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)

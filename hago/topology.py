@@ -11,18 +11,23 @@ hardware prefers such a signature to what else the node could run on, or the use
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 import torch
 
-from hago.errors import HagoError, UnsupportedOp, did_you_mean
+from hago.errors import HagoError, UnsupportedOp, as_strings, did_you_mean, warn
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.numerics import is_power_of_two
-from hago.ops import OPS, Ops
+from hago.ops import OPS, Ops, _opaque
 from hago.types import Edge
+
+#: How many operators a warning names.
+_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
 def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
     """Why the node cannot be integer on this hardware, or None."""
     rule = hardware.rule(node.op, ops)
+    if node.op == _opaque.NAME and rule is None:
+        return f"hago has no rule for {node.attrs['target']}"
     if rule is None or rule.integer is None:
         return f"{node.op} has no integer form"
     if not hardware.integer_descs(node.op):
@@ -106,7 +113,7 @@ def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str 
     return None
 
 
-def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), ops: Ops = OPS) -> Topology:
+def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = (), ops: Ops = OPS) -> Topology:
     """The topology of a graph on a piece of hardware.
 
     Args:
@@ -117,7 +124,7 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), op
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
         HagoError: a pattern that matches neither node nor edge.
     """
-    ops = hardware.computes(ops)
+    ops, keep_float = hardware.computes(ops), as_strings(keep_float, "keep_float")
     compute = [n for n in graph if n.op not in (INPUT, CONST)]
     check_patterns(keep_float, [*(n.name for n in compute), *(str(e) for n in compute for e in n.edges)], "keep_float")
     integer: dict[str, bool] = {}
@@ -209,6 +216,34 @@ def _weight_only(graph: Graph, node: Node, hardware: Hardware, keep_float: Seque
     listed = hardware.ops[node.op]
     plain = [i for i, d in enumerate(listed) if not (d.is_integer or d.is_weight_only)]
     return bool(_kept(node, keep_float)) or not plain or listed.index(descs[0]) < plain[0]
+
+
+def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
+    """Warn of operators that compute on the network's real values and that hago has no rule for: no hardware file can
+    make them integer. Arithmetic on sizes, indices and masks is left out.
+    """
+    real: set[str] = set()
+    found: Counter[str] = Counter()
+    for node in graph:
+        if node.op == INPUT:
+            carries = getattr(torch, node.attrs.get("dtype", "float32")).is_floating_point
+        elif node.op == _opaque.NAME:
+            carries = node.shape is not None and any(source in real for source in node.inputs)
+            found[str(node.attrs["target"])] += carries
+        else:
+            # an embedding makes real values of indices
+            rule = hardware.known_ops.get(node.op)
+            starts = rule is not None and rule.integer is not None and rule.integer.weight is not None
+            carries = node.op != CONST and (starts or any(source in real for source in node.inputs))
+        if carries:
+            real.add(node.name)
+    named = [f"{n} x {target}" for target, n in found.most_common() if n]
+    if named:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        warn(
+            f"hago has no rule for {', '.join(named[:_NAMED])}{more}: these run in float, and values around them are "
+            "dequantized and quantized again; hago.explain says where, and docs/adding-an-op.md how to add a rule"
+        )
 
 
 def crossings(graph: Graph, topology: Topology) -> list[Edge]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from networks import Small, images, randomized
+from search.toys import timeless
 from torch import Tensor, nn
 
 import hago
@@ -16,6 +19,7 @@ from hago.exactness import differing
 from hago.realization import IntegerModel
 from hago.search.log import read_log
 from hago.search.searcher import Score
+from hago.search.trial import best_trial
 from hago.simulator import Simulator
 from hago.space import Bits, Space
 from hago.strategy import Strategy
@@ -118,6 +122,63 @@ def test_every_searcher(model: nn.Module, searcher: str) -> None:
     )
     assert score == strategy.made_by["results"]["cosine"] <= 1.0
     hago.create_quantizer(model, CHIP, strategy)
+
+
+@pytest.mark.parametrize("executor", [None, "threads:2"])
+def test_an_interrupted_search_raises_once_all_is_on_disk_and_goes_on(
+    model: nn.Module, tmp_path: Path, executor: str | None
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    calls: list[int] = []
+
+    def similar(reference: Any, outputs: Any, labels: Any) -> float:
+        calls.append(1)
+        if len(calls) == 9:
+            signal.raise_signal(signal.SIGINT)
+        return -float((reference[0] - outputs[0]).abs().mean())
+
+    def searched(folder: Path, executor: str | None = None) -> float:
+        folder.mkdir(exist_ok=True)
+        files = {"log": folder / "log", "save": folder / "best.json", "front": folder / "front.json"}
+        given = {"searcher": "random", "budget": 8, "objective": similar, "executor": executor}
+        return hago.search_quantize_strategy(model, CHIP, DATA, **files, **given, **QUIET)[1]
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            searched(cut, executor)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    trials = read_log(cut / "log").trials
+    assert 0 < len(trials) < 8
+    best = best_trial(trials)
+    assert best is not None and Strategy.load(cut / "best.json").bits == best.bits
+    assert hago.load_front(cut / "front.json").points
+    assert searched(cut) == searched(whole)
+    assert timeless((cut / "log").read_bytes()) == timeless((whole / "log").read_bytes())
+    assert (cut / "best.json").read_bytes() == (whole / "best.json").read_bytes()
+
+
+FILES = ["log", "save", "front", "finetune:log", "finetune:checkpoint", "finetune:save_weights"]
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
+@pytest.mark.parametrize("linked", ["same", "symbolic", "hard"])
+def test_no_two_files_of_a_search_are_one(model: nn.Module, tmp_path: Path, one: str, other: str, linked: str) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    second = path if linked == "same" else tmp_path / "link"
+    if linked == "symbolic":
+        second.symlink_to(path)
+    elif linked == "hard":
+        second.hardlink_to(path)
+    given: dict[str, Any] = {"finetune": {}} if "finetune" in one + other else {}
+    for name, where in ((one, path), (other, second)):
+        outer, _, inner = name.partition(":")
+        (given[outer] if inner else given)[inner or outer] = where
+    with pytest.raises(hago.HagoError, match=r"are one file, .*give each a path of its own"):
+        hago.search_quantize_strategy(model, CHIP, DATA, **given, **QUIET)
+    assert path.read_text() == ""
 
 
 def test_a_searcher_and_an_objective_of_ones_own(model: nn.Module) -> None:

@@ -131,7 +131,7 @@ def test_an_opaque_op_is_float() -> None:
     conv = b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3), name="conv")
     b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 1], kwargs={}, name="cumsum")
     topology = analyze(b.graph(), load_hardware("x86_vnni"))
-    assert topology.reasons["cumsum"] == "opaque has no integer form"
+    assert topology.reasons["cumsum"] == "hago has no rule for aten.cumsum.default"
     assert [str(e) for e in crossings(b.graph(), topology)] == ["conv:0", "cumsum:0"]
 
 

@@ -13,13 +13,14 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TextIO
 
 from hago.cli.arguments import build_parser
 from hago.cli.commands import COMMANDS
 from hago.cli.options import INTERRUPTED, Outcome, Voices, command_line
-from hago.errors import HagoError
+from hago.errors import HagoError, HagoWarning
 from hago.json_text import json_values
 
 BAD_INPUT: Final = 2
@@ -43,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HagoError as error:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        said = f" {error}" if str(error) else ""
         again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
-        print(f"\nhago: interrupted{again}", file=stderr)
+        print(f"\nhago: interrupted{said}{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
@@ -67,7 +69,7 @@ def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
     def note(line: str) -> None:
         print(f"hago: {line}", file=sys.stderr, flush=True)
 
-    with _importable(os.getcwd()), contextlib.redirect_stdout(sys.stderr):
+    with _importable(os.getcwd()), warnings_as_lines(note), contextlib.redirect_stdout(sys.stderr):
         outcome = COMMANDS[args.command](args, Voices(tell, note, tuple(words)))
     _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
@@ -85,6 +87,25 @@ def _put(text: str, stdout: TextIO) -> None:
 
 def _json(value: Any) -> str:
     return json.dumps(json_values(value, "result"), indent=2, sort_keys=True, allow_nan=False)
+
+
+@contextlib.contextmanager
+def warnings_as_lines(note: Callable[[str], None]) -> Iterator[None]:
+    """While this lasts, a warning of hago is one line, said once; those of others are as they were."""
+    said: set[str] = set()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(category, HagoWarning):
+                show(message, category, *where, **more)
+            elif str(message) not in said:
+                said.add(str(message))
+                note(f"warning: {message}")
+
+        warnings.simplefilter("always", HagoWarning)
+        warnings.showwarning = line
+        yield
 
 
 @contextlib.contextmanager

@@ -19,10 +19,13 @@ from hago.cli.options import (
     load_chip,
     make_folder_of,
     named,
+    resumable,
+    training_so_far,
 )
 from hago.errors import HagoError
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware
+from hago.json_text import check_distinct
 from hago.judgement import in_words
 from hago.model_source import load_model
 from hago.qat.losses import LOSSES
@@ -65,30 +68,32 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
     log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
     checkpoint = _path(args, args.checkpoint, hardware, "logs", "-finetune.safetensors")
     saved = _path(args, args.save, hardware, "strategies", "-finetuned.json")
+    weights = args.save_weights or saved.with_suffix(".safetensors")
+    check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
     voices.note(
         f"{'continuing from' if checkpoint.exists() and not args.no_resume else 'checkpoints go to'} {checkpoint}"
     )
-    found = finetune(
-        model,
-        hardware,
-        strategy,
-        load_batches(args),
-        steps=args.steps,
-        budget=args.budget,
-        lr=args.lr,
-        range_lr=args.range_lr,
-        batch_size=args.step_samples,
-        objective=named(args.objective, "objective"),
-        scheme=args.scheme,
-        seed=args.seed,
-        log=log,
-        checkpoint=checkpoint,
-        resume=not args.no_resume,
-        held_out=None if args.held_out is None else load_batches(args, args.held_out),
-    )
+    with resumable(lambda: training_so_far(checkpoint)):
+        found = finetune(
+            model,
+            hardware,
+            strategy,
+            load_batches(args),
+            steps=args.steps,
+            budget=args.budget,
+            lr=args.lr,
+            range_lr=args.range_lr,
+            batch_size=args.step_samples,
+            objective=named(args.objective, "objective"),
+            scheme=args.scheme,
+            seed=args.seed,
+            log=log,
+            checkpoint=checkpoint,
+            resume=not args.no_resume,
+            held_out=None if args.held_out is None else load_batches(args, args.held_out),
+        )
     found.quantizer.strategy.save(saved)
-    weights = _save_weights(args, model, found, saved, voices)
-    return _outcome(args, found, log, saved, weights)
+    return _outcome(args, found, log, saved, _save_weights(args, model, found, saved, voices))
 
 
 def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,33 @@ def command_line(*words: str) -> str:
     """A command as the user can enter it: `hago` where the shell knows it, else by way of this Python."""
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     return shlex.join([*(["hago"] if shutil.which("hago") else [python, "-m", "hago"]), *words])
+
+
+@contextlib.contextmanager
+def resumable(so_far: Callable[[], str]) -> Iterator[None]:
+    """Let an interrupt say what is on disk already.
+
+    Args:
+        so_far: says it, once the interrupt came.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(so_far()) from None
+
+
+def training_so_far(checkpoint: Path) -> str:
+    """What an interrupted training run leaves."""
+    return f"while training; what was trained so far is in {checkpoint}" if checkpoint.exists() else ""
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """What tells whether a file was written anew; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 # ---------------------------------------------------------------- what options mean

@@ -10,7 +10,6 @@ from typing import Any
 
 from hago import api
 from hago.cli.options import (
-    INTERRUPTED,
     OK,
     Outcome,
     Voices,
@@ -22,12 +21,15 @@ from hago.cli.options import (
     make_folder_of,
     named,
     named_searcher,
+    resumable,
+    stamp,
 )
 from hago.cli.tables import table_lines, tables_of
 from hago.cli.tuning import strategy_of, tune, tuned_lines, tuned_values, tuning_options, weights_of
 from hago.cost import METRICS
 from hago.debug.cost_report import amount
 from hago.hardware_file import available_hardware
+from hago.json_text import check_distinct
 from hago.judgement import in_words
 from hago.model_source import load_model
 from hago.search.log import read_log
@@ -46,40 +48,51 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     log = make_folder_of(Path(args.log or default_path(args, hardware, "logs", ".jsonl")))
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))
     front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
+    weights = None if args.finetune is None else weights_of(saved)
+    check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
     earlier = len(read_log(log).trials) if log.exists() and not args.no_resume else 0
     voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
-    found = find(
-        model,
-        hardware,
-        data,
-        SearchOptions(
-            searcher=named_searcher(args.searcher),
-            estimator=args.estimator,
-            objective=named(args.objective, "objective"),
-            budget=args.budget,
-            seed=args.seed,
-            log=log,
-            resume=not args.no_resume,
-            keep_float=args.keep_float,
-            fix_bits=fixed_bits(args),
-            held_out=held_out,
-            save=saved,
-            allow_overflow=args.allow_overflow,
-            maximize=None if args.maximize is None else named(args.maximize, "objective"),
-            minimize=args.minimize,
-            keep=args.keep,
-            budget_cost=args.budget_cost,
-            executor=args.executor,
-            cache_bytes=args.cache,
-            front=front,
-            race=args.race if args.race is not None else False,
-            reuse=args.reuse,
-            search_topology=args.search_topology,
-            **tables_of(args),
-        ),
-    )
-    done = args.finetune is not None and found.result.stopped_because != "interrupted"
-    tuned = tune(args, voices, model, hardware, data, found, saved) if done else None
+    before = stamp(saved)
+
+    def so_far() -> str:
+        trials = len(read_log(log).trials) if log.exists() else 0
+        if not trials:
+            return "before the first trial"
+        best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
+        return f"after {trials} trials, which are in {log}{best}"
+
+    with resumable(so_far):
+        found = find(
+            model,
+            hardware,
+            data,
+            SearchOptions(
+                searcher=named_searcher(args.searcher),
+                estimator=args.estimator,
+                objective=named(args.objective, "objective"),
+                budget=args.budget,
+                seed=args.seed,
+                log=log,
+                resume=not args.no_resume,
+                keep_float=args.keep_float,
+                fix_bits=fixed_bits(args),
+                held_out=held_out,
+                save=saved,
+                allow_overflow=args.allow_overflow,
+                maximize=None if args.maximize is None else named(args.maximize, "objective"),
+                minimize=args.minimize,
+                keep=args.keep,
+                budget_cost=args.budget_cost,
+                executor=args.executor,
+                cache_bytes=args.cache,
+                front=front,
+                race=args.race if args.race is not None else False,
+                reuse=args.reuse,
+                search_topology=args.search_topology,
+                **tables_of(args),
+            ),
+        )
+    tuned = None if args.finetune is None else tune(args, voices, model, hardware, data, found, saved)
     return _outcome(args, voices, found, log, saved, tuned, _took(args, found, earlier))
 
 
@@ -96,12 +109,10 @@ def _outcome(
     args: Namespace, voices: Voices, found: Found, log: Path, saved: Path, tuned: Tuned | None, took: str
 ) -> Outcome:
     strategy, trials, best = strategy_of(found, tuned), found.result.trials, found.result.best
-    interrupted = found.result.stopped_because == "interrupted"
     held_out = strategy.made_by.get("held_out")
     repeats = sum(t.same_as is not None for t in trials)
     lines = [
-        f"{'interrupted after' if interrupted else 'searched'} {len(trials)} trials ({repeats} repeats) in {took}; "
-        f"the best is trial {best.index}",
+        f"searched {len(trials)} trials ({repeats} repeats) in {took}; the best is trial {best.index}",
         *_strategy_lines(found.strategy),
         f"  {_costs(best)}",
         f"  {_overflow(best)}",
@@ -110,7 +121,6 @@ def _outcome(
         f"log       {log}",
         f"strategy  {saved}",
         f"front     {args.front or saved.with_suffix('.front.json')}",
-        *([f"continue  {command_line(*voices.words)}"] if interrupted else []),
         f"check it  {_next(args, saved, weights_of(saved) if tuned and tuned.better else None)}",
     ]
     values = {
@@ -127,11 +137,10 @@ def _outcome(
         "overflows": dict(best.score.overflows),
         "unproved": best.score.unproved,
         "seconds": trials[-1].elapsed,
-        "interrupted": interrupted,
         "log": str(log),
         "strategy": str(saved),
     }
-    return Outcome("\n".join(lines), values, INTERRUPTED if interrupted else OK)
+    return Outcome("\n".join(lines), values, OK)
 
 
 def _strategy_lines(strategy: Strategy) -> list[str]:

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hago.cli.options import Voices, default_path, load_batches, make_folder_of, named
+from hago.cli.options import (
+    Voices,
+    default_path,
+    load_batches,
+    make_folder_of,
+    named,
+    resumable,
+    training_so_far,
+)
 from hago.errors import HagoError, did_you_mean
 from hago.frontend.data import Batches
 from hago.hardware import Hardware
@@ -61,16 +69,17 @@ def tune(
     log = default_path(args, hardware, "logs", "-finetune.jsonl")
     voices.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
     files = {"log": log, "checkpoint": checkpoint, "save_weights": weights_of(saved)}
-    return trained_after(
-        model,
-        hardware,
-        Batches(data, input_names(model)),
-        (found.strategy, found.score),
-        {**tuning_options(args.finetune), **files},
-        saved,
-        None if args.held_out is None else load_batches(args, args.held_out),
-        named(args.maximize or args.objective, "objective"),
-    )
+    with resumable(lambda: f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")):
+        return trained_after(
+            model,
+            hardware,
+            Batches(data, input_names(model)),
+            (found.strategy, found.score),
+            {**tuning_options(args.finetune), **files},
+            saved,
+            None if args.held_out is None else load_batches(args, args.held_out),
+            named(args.maximize or args.objective, "objective"),
+        )
 
 
 def weights_of(saved: Path) -> Path:

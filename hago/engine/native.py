@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hago.errors import warn
+
 SOURCES: Final = Path(__file__).parent / "native"
 #: Products and sums must each round (N3), so nothing may be contracted.
 OPTIONS: Final = (
@@ -188,7 +190,14 @@ def library() -> Library:
         calls = ctypes.CDLL(str(build()))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        return Library(None, f"no kernels of our own: {str(said).strip().splitlines()[-1][:200]}")
+        why = str(said).strip().splitlines()[-1][:200]
+        if os.environ.get("HAGO_NATIVE") != "0":
+            warn(
+                f"hago's kernels cannot be built ({why}): slower ones of torch run instead, with the same integers. "
+                "Install a C++ compiler with OpenMP (g++ or clang++) and see that the folder HAGO_CACHE names can be "
+                "written; HAGO_NATIVE=0 takes the slower ones without a word"
+            )
+        return Library(None, f"no kernels of our own: {why}")
     for name, arguments in _ARGUMENTS.items():
         function = getattr(calls, name)
         function.argtypes, function.restype = arguments, c_int if name.startswith("hago_has_") else None

@@ -129,6 +129,7 @@ class Batches:
 
     def _checked(self) -> Iterator[Batch]:
         first: list[tuple[int, ...]] | None = None
+        real: list[bool] | None = None
         for index, item in enumerate(self._source):
             read = (item, item.inputs) if isinstance(item, Batch) else _read(item, self._names, index, self.example)
             batch, args = read
@@ -137,6 +138,13 @@ class Batches:
             first = first or shapes
             if shapes != first:
                 raise DataError(f"batch {index} has sample shapes {shapes}; batch 0 has {first}; all must be equal")
+            kinds = [t.is_floating_point() for t in batch.inputs]
+            real = real or kinds
+            if kinds != real:
+                raise DataError(
+                    f"batch {index} has inputs of {', '.join(str(t.dtype) for t in batch.inputs)}; batch 0 has "
+                    f"{', '.join('real numbers' if r else 'integers' for r in real)}; convert all in the same way"
+                )
             _check_finite(batch, index)
             yield batch
 
@@ -193,7 +201,7 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
     inputs, labels = split_batch(item, names, index)
     if len(inputs) != len(names):
         raise DataError(f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}")
-    args = pytree.tree_map(lambda x: _tensor(x, f"batch {index}"), tuple(inputs))
+    args = pytree.tree_map(lambda x: _held(x, f"batch {index}"), tuple(inputs))
     try:
         tensors = tuple(pytree.tree_structure(tuple(first or args)).flatten_up_to(args))
     except ValueError as error:
@@ -201,13 +209,23 @@ def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> 
     sizes = {int(t.shape[0]) for t in tensors if t.ndim}
     if len(sizes) != 1 or 0 in sizes:
         raise DataError(f"batch {index}: inputs have batch sizes {sorted(sizes)}; expected one size above 0")
-    made = None if labels is None else _tensor(labels, f"labels of batch {index}")
+    made = None if labels is None else _held(labels, f"labels of batch {index}")
     if made is not None and made.shape[:1] != tensors[0].shape[:1]:
         raise DataError(f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(made.shape)}")
     return Batch(tensors, made), args
 
 
-def _tensor(value: Any, where: str) -> Tensor:
+def _held(value: Any, where: str) -> Tensor:
+    return as_tensor(value, where).detach().cpu()
+
+
+def as_tensor(value: Any, where: str) -> Tensor:
+    """A value as calibration and every model that hago makes take it: arrays as tensors, real numbers in float32.
+    Integers stay integers: what they would be in real units (images from 0 to 255, say) nobody knows here.
+
+    Raises:
+        DataError: it cannot be a tensor.
+    """
     try:
         tensor = torch.as_tensor(native(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -217,7 +235,7 @@ def _tensor(value: Any, where: str) -> Tensor:
         raise DataError(f"{where} is a {kind} tensor; expected a dense one that holds values")
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.to(torch.float32)
-    return tensor.detach().cpu()
+    return tensor
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -13,12 +13,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
+from hago.frontend.data import as_tensor
 from hago.frontend.exported import check_finite, first_line
 from hago.frontend.fold import fold_batch_norms
 from hago.frontend.importer import Importer
@@ -91,8 +93,9 @@ def _positional(model: nn.Module, shapes: Sequence[Any]) -> dict[str, Any]:
 def _example(x: Any) -> Any:
     """A tensor as torch.export takes it: it specialises sizes 0 and 1, and fails where the batch's stride is no other
     axes' product."""
-    if not isinstance(x, Tensor):
+    if not isinstance(x, (Tensor, np.ndarray)):
         return x
+    x = as_tensor(x, "an example input")
     return torch.cat([x, x]) if x.ndim > 0 and x.shape[0] == 1 else x.contiguous()
 
 

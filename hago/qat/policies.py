@@ -10,7 +10,7 @@ import glob
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from hago.errors import HagoError, did_you_mean
+from hago.errors import HagoError, as_strings, did_you_mean
 from hago.graph import CONST, Graph
 from hago.hardware import Hardware
 from hago.ops import OPS, Ops
@@ -61,7 +61,7 @@ def place(policy: str | Policy, graph: Graph, hardware: Hardware, ops: Ops = OPS
     return POLICIES[policy](graph, hardware, ops)
 
 
-def topology_of(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = (), ops: Ops = OPS) -> Topology:
+def topology_of(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = (), ops: Ops = OPS) -> Topology:
     """`hago.topology.analyze`, where `policy:<name>` may stand among the patterns.
 
     Raises:
@@ -69,7 +69,7 @@ def topology_of(graph: Graph, hardware: Hardware, keep_float: Sequence[str] = ()
         UnsupportedOp: as `analyze`.
     """
     patterns: list[str] = []
-    for pattern in keep_float:
+    for pattern in as_strings(keep_float, "keep_float"):
         if pattern.startswith(PREFIX):
             patterns += map(glob.escape, place(pattern.removeprefix(PREFIX), graph, hardware, ops).keep_float)
         else:

@@ -35,6 +35,8 @@ def fake_quantize(
 ) -> Tensor:
     """`(clamp(round(x * (1 / scale)) + zero_point, qmin, qmax) - zero_point) * scale`.
 
+    Scales are float32, and so is the arithmetic on narrower values. Of float64 the product with the reciprocal is
+    float64, and the one with the scale float32 for one scale, float64 for one per channel, as torch's kernels have it.
     Ties go to even. `dx = dy` where the integer before the clamp is in [qmin, qmax]. NaN becomes
     qmin, infinities saturate.
 
@@ -48,10 +50,10 @@ def fake_quantize(
     """
     step, zero = _broadcast(x, scale, zero_point, axis)
     _check_ends(qmin, qmax)
-    values = x.detach()
-    inverse = (1 / step.to(torch.float32)).to(x.dtype)
-    q = torch.round(values * inverse) + zero
-    return straight_through(x, (_clamp(q, qmin, qmax) - zero) * step, (q >= qmin) & (q <= qmax))
+    q = torch.round(_widened(x.detach()) * (1 / step)) + zero
+    return straight_through(
+        x, _real(_clamp(q, qmin, qmax) - zero, step, axis is not None, x.dtype), (q >= qmin) & (q <= qmax)
+    )
 
 
 def quantize(
@@ -73,8 +75,7 @@ def quantize(
     qmin, qmax, storage = DTYPES[dtype]
     step, zero = _broadcast(x, scale, zero_point, axis)
     values = x.detach().to(torch.float32)
-    inverse = 1 / step.to(torch.float32)
-    zero = zero.to(torch.float32)
+    inverse = 1 / step
     fused = axis is None and storage != torch.int32
     sums = _fused(values, inverse, zero) if fused else values * inverse + zero
     return _clamp(torch.round(sums).to(torch.float64), qmin, qmax).to(torch.int64).to(storage)
@@ -100,7 +101,7 @@ def fake_quantize_learnable(
 
     Args:
         x: float tensor.
-        scale, zero_point: float, of shape (1,), or one per index of `axis`.
+        scale, zero_point: float, of shape (1,), or one per index of `axis`; computed with as float32.
         grad_factor: LSQ's is 1 / sqrt(x.numel() * qmax).
 
     References:
@@ -124,14 +125,17 @@ class _Learnable(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, scale, zero_point)
         ctx.options = (ends, factor, channels)
-        zero = torch.round(zero_point).clamp(*ends)
-        q = torch.round(x * (1 / scale)) + zero
-        return (_clamp(q, *ends) - zero) * scale
+        scale, zero = scale.to(torch.float32), torch.round(zero_point.to(torch.float32)).clamp(*ends)
+        q = torch.round(_widened(x) * (1 / scale)) + zero
+        return _real(_clamp(q, *ends) - zero, scale, channels, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         x, scale, zero_point = ctx.saved_tensors
         (qmin, qmax), factor, channels = ctx.options
+        kinds = grad.dtype, scale.dtype, zero_point.dtype
+        x, grad = _widened(x), _widened(grad)
+        scale, zero_point = scale.to(torch.float32), zero_point.to(torch.float32)
         zero = torch.round(zero_point) if channels else (zero_point + 0.5).trunc()
         zero = zero.clamp(qmin, qmax)
         inverse = 1 / scale
@@ -144,7 +148,18 @@ class _Learnable(torch.autograd.Function):
         d_scale = torch.where(below | above, d_scale, grad * error * inverse) * factor
         d_zero = torch.where(below | above, -grad * scale, nothing) * factor
         dx = torch.where(below | above, nothing, grad)
-        return dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape), None, None, None
+        made = (dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape))
+        return *(d.to(kind) for d, kind in zip(made, kinds, strict=True)), None, None, None
+
+
+def _widened(x: Tensor) -> Tensor:
+    """`x` in what torch's kernels compute in: float32 for narrower dtypes."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _real(integers: Tensor, scale: Tensor, channels: bool, dtype: torch.dtype) -> Tensor:
+    """`integers * scale` as torch's kernels round it: in float32 for one scale, else in the values' own width."""
+    return ((integers if channels else integers.to(torch.float32)) * scale).to(dtype)
 
 
 def _fused(x: Tensor, factor: Tensor, addend: Tensor) -> Tensor:
@@ -164,11 +179,11 @@ def _check_ends(qmin: int, qmax: int) -> None:
 
 
 def _broadcast(x: Tensor, scale: Tensor | float, zero_point: Tensor | float, axis: int | None) -> tuple[Tensor, Tensor]:
-    """Scale and zero point in `x`'s dtype, shaped to broadcast against it."""
+    """Scale and zero point as float32, shaped to broadcast against `x`."""
     check_float(x, "a PyTorch quantizer")
     found = []
     for name, given in (("scale", scale), ("zero_point", zero_point)):
-        t = torch.as_tensor(given, dtype=torch.float32, device=x.device).detach().to(x.dtype).reshape(-1)
+        t = torch.as_tensor(given, dtype=torch.float32, device=x.device).detach().reshape(-1)
         if axis is None:
             if t.numel() != 1:
                 raise HagoError(f"{name} has {t.numel()} entries; expected one, or an axis of channels")

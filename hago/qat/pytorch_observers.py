@@ -24,6 +24,7 @@ _SCHEMES: Final = (
     "per_channel_symmetric",
     "per_channel_affine_float_qparams",
 )
+_SYMMETRIC: Final = ("per_tensor_symmetric", "per_channel_symmetric")
 _EPS: Final = torch.finfo(torch.float32).eps
 
 
@@ -39,8 +40,7 @@ class QRange:
         eps: the smallest scale.
 
     Raises:
-        HagoError: an option is out of range, or the combination is one that torch refuses
-            (`per_tensor_symmetric` quint8 with a reduced range).
+        HagoError: an option is out of range. What torch's observers refuse of the combinations, ours refuse.
 
     References:
         torch.ao.quantization.observer.UniformQuantizationObserverBase.
@@ -150,8 +150,11 @@ class MinMaxObserver(nn.Module):
     ) -> None:
         super().__init__()
         self.qrange = qrange or QRange()
-        if self.qrange.reduce_range and (self.qrange.dtype, self.qrange.qscheme) == ("quint8", "per_tensor_symmetric"):
-            raise HagoError("reduce_range with per_tensor_symmetric quint8 is refused, as torch's MinMaxObserver does")
+        if self.qrange.reduce_range and self.qrange.dtype == "quint8" and self.qrange.qscheme in _SYMMETRIC:
+            raise HagoError(
+                f"reduce_range with {self.qrange.qscheme} quint8 is refused, as torch's observers of extremes do; take "
+                "qint8, or an affine scheme"
+            )
         self.per_channel = self.qrange.qscheme.startswith("per_channel")
         self.ch_axis, self.averaging_constant = ch_axis, averaging_constant
         self.register_buffer("min_val", torch.empty(0) if self.per_channel else torch.tensor(torch.inf))

@@ -30,7 +30,7 @@ from hago.space import Bits, Space
 
 #: (trial, best so far, whether it was read from the log) -> what the bar shows beside.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
-Stop: TypeAlias = Literal["finished", "interrupted"] | Spent
+Stop: TypeAlias = Literal["finished"] | Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class SearchResult:
     Args:
         best: the best trial.
         trials: all of them, earlier sessions included.
-        stopped_because: the searcher "finished", a budget ran out ("trials", "seconds", "forwards"),
-            or the user "interrupted".
+        stopped_because: the searcher "finished", or a budget ran out ("trials", "seconds", "forwards").
     """
 
     best: Trial
@@ -80,7 +79,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     before: tuple[float, float] = (0.0, 0.0),
 ) -> SearchResult:
-    """Search until the searcher ends, the budget is spent, or the user interrupts.
+    """Search until the searcher ends or the budget is spent.
 
     Args:
         searcher: a fresh one; it serves this search only.
@@ -106,9 +105,11 @@ def search(
 
     Raises:
         InfeasibleBits: every point overflowed or fits no signature, or the searcher left the space.
-        LogError: the log cannot be written, is damaged, or was written by another search.
+        LogError: the log cannot be written, is damaged, was written by another search, or was removed, renamed or
+            changed while it was open.
         StrategyMismatch: the log is of another model, hardware, data or space.
-        KeyboardInterrupt: interrupted before any point that can run was found.
+        KeyboardInterrupt: the user interrupted. Every trial that ended is in the log, and `on_best` was called with
+            the best of them; the same call goes on from there.
     """
     if log is not None and header is None:
         raise LogError(f"log {log} needs a header; make one with make_header")
@@ -128,6 +129,8 @@ def search(
             space, searcher, scorer, file, model_hash, logged, limit, bar, interrupts, *told, allow_overflow, clock
         )
         reason = run.go(*before)
+        if file is not None:
+            file.check()
     return SearchResult(run.accepted(), tuple(run.trials), reason)
 
 
@@ -163,15 +166,15 @@ class _Run:
     announced: Trial | None = None
 
     def go(self, seconds: float, forwards: float) -> Stop:
+        """The search; `search` says what it raises."""
         self.started, self.forwards = self.clock() - seconds, forwards
         try:
-            reason = self._loop()
-            self._announce()
-        except KeyboardInterrupt:
-            if self.best is None:
-                raise
-            return "interrupted"
-        return reason
+            return self._loop()
+        finally:
+            # Whatever ended the search, the best so far is where the caller keeps it. Of a part of the log it may be
+            # worse than what an earlier session kept there.
+            if len(self.trials) >= len(self.logged):
+                self._announce()
 
     def _loop(self) -> Stop:
         if self.logged and isinstance(self.searcher, Recalls):
@@ -260,8 +263,9 @@ class _Run:
 
     def _announce(self) -> None:
         if self.on_best is not None and self.best is not None and self.best is not self.announced:
-            self.announced = self.best
-            self.on_best(self.best)
+            best = self.best
+            self.on_best(best)
+            self.announced = best  # not before, so that an interrupt in between is made up for
 
     def accepted(self) -> Trial:
         if self.best is not None:

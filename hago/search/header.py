@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
-from hago.errors import LogError, StrategyMismatch
+from hago.errors import LogError, StrategyMismatch, as_strings
 from hago.json_text import canonical, check_schema, json_values
 from hago.search.searcher import Searcher
 from hago.space import Space
@@ -128,7 +128,7 @@ def make_header(
         searcher={"name": searcher.name, "options": dict(searcher.options)},
         estimator=estimator,
         objective=objective,
-        keep_float=tuple(keep_float),
+        keep_float=as_strings(keep_float, "keep_float"),
         fix_bits=dict(fix_bits or {}),
         space={"groups": len(space.groups), "choices": space.size, "hash": space_hash(space)},
         settings=dict(settings or {}),

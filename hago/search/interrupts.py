@@ -15,9 +15,14 @@ class Interrupts:
     """A context manager: while it lasts, Ctrl-C is noted besides being raised.
 
     Only in the main thread, and only where nobody else handles the signal.
+
+    Args:
+        defer: note the first one alone, which `check` then raises: for work that must not stop half way. A second one
+            is raised where it comes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, defer: bool = False) -> None:
+        self._defer = defer
         self._came = self._mine = False
 
     def __enter__(self) -> Interrupts:
@@ -32,8 +37,9 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = True
-        signal.default_int_handler(number, frame)
+        first, self._came = not self._came, True
+        if not (first and self._defer):
+            signal.default_int_handler(number, frame)
 
     def check(self) -> None:
         """Raise an interrupt that came and was dropped.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hago.errors import LogError
-from hago.json_text import canonical, check_schema, check_version, parse_json, sync_folder
+from hago.json_text import canonical, check_schema, check_version, parse_json, replace_file, sync_folder
 from hago.search.header import VERSION, Header
 from hago.search.trial import Trial
 
@@ -127,6 +127,14 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
     return trial
 
 
+def _stat(path: Path) -> os.stat_result | None:
+    """What stands at a path; None where nothing does."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
 class LogFile:
     """A log that is open for appending; a context manager. One process at a time may hold it."""
 
@@ -209,16 +217,62 @@ class LogFile:
         return found.trials
 
     def append(self, trial: Trial, model_hash: str) -> None:
-        """Add one line; it is on disk when this returns.
+        """Add one line; it is on disk, under the log's name, when this returns.
 
         Raises:
-            LogError: it could not be written whole; the file ends with the line before it.
+            LogError: it could not be written whole, and the file ends with the line before it; or somebody else
+                removed, replaced or changed the file.
         """
+        self._check_length()
         self._append(trial.to_json(model_hash))
+        self._check_place()
+
+    def check(self) -> None:
+        """Refuse to go on with a log that others changed while it was open. One that was removed is written again.
+
+        Raises:
+            LogError: the file was removed, renamed, replaced, or is not as long as what was written.
+        """
+        self._check_length()
+        self._check_place()
+
+    def _check_length(self) -> None:
+        try:
+            size = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise LogError(f"cannot read log {self.path}: {error}") from None
+        if size != self._good:
+            raise LogError(
+                f"log {self.path} was changed while it was written: it has {size} bytes, expected {self._good}; give "
+                "another path for the log, and leave it alone until the search ends"
+            )
+
+    def _check_place(self) -> None:
+        try:
+            mine, there = os.fstat(self._fd), _stat(self.path)
+        except OSError as error:
+            raise LogError(f"cannot read log {self.path}: {error}") from None
+        if there is None and mine.st_nlink == 0:
+            replace_file(self.path, self._read())
+            raise LogError(
+                f"log {self.path} was removed while it was written; all that it held stands there again: search on "
+                "with it, and leave it alone until the search ends"
+            )
+        if there is None:
+            raise LogError(
+                f"log {self.path} was renamed while it was written; give it its name back to search on with it, and "
+                "leave it alone until the search ends"
+            )
+        if not os.path.samestat(mine, there):
+            raise LogError(
+                f"log {self.path} was replaced by another file while it was written; what was searched is not in that "
+                "one: give another path for the log, and leave it alone until the search ends"
+            )
 
     def _read(self) -> bytes:
         try:
             with open(self._fd, "rb", closefd=False) as file:
+                file.seek(0)
                 return file.read()
         except OSError as error:
             raise LogError(f"cannot read log {self.path}: {error}") from None

@@ -46,20 +46,26 @@ class Anytime:
         self._asked = 0
         # what came before the first trial is not of the trials
         self._earlier = scoring.bench.evaluator.forwards if here else 0.0
-        self._written = False
+        self._current = False
 
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
         """Take a trial; what it says of it goes into the bar."""
-        changed = self._front.take(trial)
-        if not replayed and (changed or not self._written):
-            self._write()
         self._asked += not replayed
+        if self._front.take(trial):
+            self._current = False
+        if not replayed and not self._current:
+            self._write()
         return self._figures(best)
 
     def finish(self) -> None:
         """Write the file where no trial did: all of them were in the log."""
-        if not self._written:
+        if not self._current:
             self._write()
+
+    def stop(self) -> None:
+        """Write what an interrupt kept from being written. A front of a part of the log alone is not."""
+        if self._asked:
+            self.finish()
 
     @property
     def front(self) -> ParetoFront:
@@ -72,7 +78,7 @@ class Anytime:
     def _write(self) -> None:
         if self._path is not None:
             self.front.save(self._path)
-            self._written = True
+            self._current = True
 
     def _point(self, trial: Trial) -> FrontPoint:
         score = trial.score

@@ -13,6 +13,7 @@ from typing import Any, Final
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.errors import InfeasibleBits
+from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, held_out_batches, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
@@ -49,7 +50,7 @@ class SearchOptions:
     log: str | PathLike[str] | None = None
     resume: bool = True
     progress: bool = True
-    keep_float: Sequence[str] = ()
+    keep_float: str | Sequence[str] = ()
     fix_bits: Mapping[str, int] = field(default_factory=dict)
     held_out: Iterable[Any] | None = None
     save: str | PathLike[str] | None = None
@@ -107,6 +108,7 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     """Search; see `hago.search_quantize_strategy`."""
     begun = time.monotonic()
     check_seed(options.seed)
+    check_distinct({"log": options.log, "save": options.save, "front": options.front})
     race = as_race(options.race)
     if race is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])
@@ -181,23 +183,27 @@ class _Session:
         with open_executor(options.executor) as hands:
             front = None if options.front is None else Path(options.front)
             anytime = Anytime(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
-            result = search(
-                self.prepared.space,
-                ready.searcher,
-                ready.scored,
-                log=options.log if options.log is None else Path(options.log),
-                header=header_of(self.prepared, ready.searcher, self.how),
-                budget=options.budget,
-                resume=options.resume,
-                progress=options.progress,
-                on_best=lambda trial: self.keep(self.strategy_of(trial)),
-                on_trial=anytime,
-                plan_key=lambda bits: resolver(bits).key,
-                allow_overflow=options.allow_overflow,
-                submit=self.scored.submit(hands),
-                race=self.scored.race is not None,
-                before=(self.before, ready.gradients + ready.simulated),
-            )
+            try:
+                result = search(
+                    self.prepared.space,
+                    ready.searcher,
+                    ready.scored,
+                    log=options.log if options.log is None else Path(options.log),
+                    header=header_of(self.prepared, ready.searcher, self.how),
+                    budget=options.budget,
+                    resume=options.resume,
+                    progress=options.progress,
+                    on_best=lambda trial: self.keep(self.strategy_of(trial)),
+                    on_trial=anytime,
+                    plan_key=lambda bits: resolver(bits).key,
+                    allow_overflow=options.allow_overflow,
+                    submit=self.scored.submit(hands),
+                    race=self.scored.race is not None,
+                    before=(self.before, ready.gradients + ready.simulated),
+                )
+            except BaseException:
+                anytime.stop()
+                raise
         anytime.finish()
         return result, anytime.front
 

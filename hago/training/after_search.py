@@ -84,6 +84,11 @@ def trained_after(
     return Tuned(strategy, float(tuned.after[figure]), tuned, better=True)
 
 
+def training_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The files that training with `options` writes, by the argument that names each."""
+    return {f"finetune[{name!r}]": options.get(name) for name in ("log", "checkpoint", "save_weights")}
+
+
 def _confirm(plan: Plan, batches: Batches) -> None:
     """Run the integer model and its simulation."""
     differences = compare(plan, next(iter(batches)).inputs)

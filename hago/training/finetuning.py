@@ -19,9 +19,10 @@ from typing import Any, Final
 import torch
 
 from hago.errors import HagoError, LogError
+from hago.execute import check_batches
 from hago.frontend.data import Batches
 from hago.hardware_document import hardware_hash
-from hago.json_text import canonical, json_values
+from hago.json_text import canonical, check_distinct, json_values
 from hago.objective import objective
 from hago.plan import Plan
 from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_graph, as_hardware, as_strategy
@@ -142,6 +143,7 @@ def finetune(
 def _finetune(
     model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any], options: FinetuneOptions
 ) -> Finetuned:
+    check_distinct({"log": options.log, "checkpoint": options.checkpoint})
     chip, chosen = as_hardware(hardware), as_strategy(strategy)
     name, loss = named_loss(options.objective)
     graph, batches = as_graph(model, dataset, chip.known_ops)
@@ -188,6 +190,7 @@ def _finished(
 def _measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
     """Measures against the float model that training started from."""
     data = batches if held_out is None else Batches(held_out, start.graph.inputs)
+    check_batches(start.graph, data)
     evaluator = Evaluator(start.graph, data, objective("sqnr"), start.ops)
 
     def measure(found: Quantizer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch import nn
 
 from hago.calibrate.statistics import Estimator
-from hago.errors import HagoError
+from hago.errors import HagoError, as_strings
 from hago.frontend.data import Batches
 from hago.frontend.fold import fold_batch_norms
 from hago.graph import CONST, Graph
@@ -63,7 +63,7 @@ def prepare_qat(
     quant_delay: int = 0,
     freeze_bn_delay: int | None = None,
     estimator: str | Estimator | None = None,
-    keep_float: Sequence[str] = (),
+    keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
     example_inputs: Sequence[Any] = (),
 ) -> QatModel:
@@ -102,7 +102,7 @@ def prepare_qat(
         unfolded = import_for(model, chosen, example_inputs, chip.known_ops, fold=False)
         graph = fold_batch_norms(unfolded)
     elif dataset is not None:
-        keep = keep_float if policy == "hardware" else [PREFIX + policy, *keep_float]
+        keep = (*([] if policy == "hardware" else [PREFIX + policy]), *as_strings(keep_float, "keep_float"))
         unfolded, batches = as_graph(model, dataset, chip.known_ops, fold=False)
         graph = fold_batch_norms(unfolded)
         chosen = _calibrated(graph, chip, batches, estimator, keep, fix_bits)

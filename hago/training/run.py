@@ -26,6 +26,7 @@ from hago.qat.checkpoint import Checkpoint
 from hago.qat.losses import Loss
 from hago.qat.model import QatModel
 from hago.qat.optimizer import RelativeAdam, load_optimizer, optimizer_tensors
+from hago.search.interrupts import Interrupts
 from hago.simulator import Simulator
 
 #: One part of so many of the samples is not trained on, and tells whether training helped.
@@ -151,6 +152,7 @@ class Run:
         self.optimizer = RelativeAdam([(p, trained.size_of(n)) for n, p in named], lr=0.0)
         self.rates = [rates[1] if n.startswith("ranges.") else rates[0] for n in self.names]
         self.step, self.seconds = 0, 0.0
+        self._whole = True  # whether weights and optimizer are those of `step`
 
     def resume(self) -> bool:
         """Go to where the checkpoint is; whether there is one."""
@@ -175,22 +177,28 @@ class Run:
 
         Raises:
             HagoError: the loss is NaN or infinite.
+            KeyboardInterrupt: the user interrupted. The step that ran was ended, and the checkpoint holds it; after a
+                second interrupt, which ends that step, it is the one before.
         """
         self.trained.train()
         before = self.seconds - time.monotonic()
         hidden = None if progress else True  # None lets tqdm look whether the stream is a terminal
-        with tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune") as bar:
+        bar = tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune")
+        with bar, Interrupts(defer=True) as interrupts:
             try:
                 while (part := self.schedule.part(self.step, self.seconds)) < 1.0:
                     loss = self._step(self.schedule.rate(part))
                     self.step += 1
+                    self._whole = True
                     self.seconds = before + time.monotonic()
                     bar.update(1)
                     bar.set_postfix({"loss": f"{loss:.4g}"}, refresh=False)
                     if self.step % self.every == 0:
                         self.save()
+                    interrupts.check()
             except KeyboardInterrupt:
-                self.save()
+                if self._whole:
+                    self.save()
                 raise
         self.save()
 
@@ -213,6 +221,7 @@ class Run:
         loss.backward()  # type: ignore[no-untyped-call]
         for group, largest in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = largest * rate
+        self._whole = False
         self.optimizer.step()
         return value
 

@@ -88,7 +88,7 @@ class Work:
         resolver = estimated_resolver(graph, hardware, self.topology, self.space, *how, ops)
         also = [_objective(o) for o in self.also]
         objective = _objective(self.objective)
-        return make_bench(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed)
+        return make_bench(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +122,19 @@ def make_bench(
     cache_bytes: int | None = None,
     race: Race | None = None,
     seed: int = 0,
+    quiet: bool = False,
 ) -> Bench:
     """A new Bench; see Evaluator.
 
     Args:
         race: how points are raced, or None.
         seed: of the order of samples in a race.
+        quiet: see Evaluator; the process that searches has warned.
     """
     graph = resolver.graph
     if race is not None:
         batches = shuffled(batches, seed, race.first, graph.inputs)
-    evaluator = Evaluator(graph, batches, objective, resolver.ops, also, cache_bytes)
+    evaluator = Evaluator(graph, batches, objective, resolver.ops, also, cache_bytes, quiet=quiet)
     return Bench(resolver, evaluator, None if race is None else Racer(evaluator, race))
 
 

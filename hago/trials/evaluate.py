@@ -23,7 +23,15 @@ from hago.execute import run_real
 from hago.fitting import fitting, widest_fitting
 from hago.frontend.data import Batches
 from hago.graph import Graph
-from hago.objective import OBJECTIVES, Objective, check_rows, misfit, quick_interval, wilson_interval
+from hago.objective import (
+    OBJECTIVES,
+    Objective,
+    check_rows,
+    quick_interval,
+    unfit_labels,
+    warn_of_labels,
+    wilson_interval,
+)
 from hago.ops import OPS, Ops
 from hago.peaks import Peaks, Seen
 from hago.plan import NodePlan, Plan
@@ -64,6 +72,7 @@ class Evaluator:
             latter everywhere. Both give the same outputs.
         cache_bytes: how much of earlier simulations is kept, 0 for nothing; None for a quarter of the
             free memory. What is kept changes no score.
+        quiet: say nothing of labels that are no classes: somebody else does.
 
     Raises:
         HagoError: the objective needs labels and the data has none.
@@ -78,6 +87,7 @@ class Evaluator:
         also: Sequence[Objective] = (),
         cache_bytes: int | None = None,
         engine: EvaluationEngine = "auto",
+        quiet: bool = False,
     ) -> None:
         self.graph, self.batches, self.objective = graph, batches, objective
         for measure in (objective, *also):
@@ -96,8 +106,11 @@ class Evaluator:
         self._seconds = 0.0
         for batch, outputs in zip(batches, self._reference, strict=True):
             check_rows(outputs, batch.size)
-        made = zip(batches, self._reference, strict=True)
-        classed = all(b.labels is not None and not misfit(b.labels, out[0]) for b, out in made)
+        why_not = unfit_labels([b.labels for b in batches], [out[0] for out in self._reference])
+        measures = (objective, *also)
+        if not quiet and all(OBJECTIVES.get(m.name) is m and not m.needs_labels for m in measures):
+            warn_of_labels(why_not, f"the score is {objective.name}{' in dB' if objective.name == 'sqnr' else ''}")
+        classed = batches.labelled and not why_not
         names = ["sqnr", "agreement", *(["accuracy"] if classed else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}

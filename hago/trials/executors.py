@@ -85,7 +85,16 @@ def _opened(text: str) -> Iterator[Hands]:
         yield Hands(renew(), count, renew)
     finally:
         for executor in made:
-            executor.shutdown(wait=False, cancel_futures=True)
+            end_executor(executor)
+
+
+def end_executor(executor: Executor) -> None:
+    """Shut an executor that was made here down without waiting, and end its processes: one that is stopped would
+    never end by itself, and Python waits for all of them when it exits."""
+    processes = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()
 
 
 def _processes(count: int) -> Executor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hago.cost import METRICS, Cost
-from hago.errors import HagoError, did_you_mean
+from hago.errors import HagoError, as_strings, did_you_mean
 from hago.objective import OBJECTIVES, Objective, ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.search.searcher import Score
@@ -82,12 +82,7 @@ def parse_limits(given: str | Iterable[str] | None) -> tuple[Limit, ...]:
     Raises:
         HagoError: an unknown figure or unit, or a limit on the wrong side.
     """
-    if given is None:
-        return ()
-    texts = [given] if isinstance(given, str) else list(given)
-    if not all(isinstance(t, str) for t in texts):
-        raise HagoError(f"limits {given!r}; expected texts such as 'weight_bytes <= 4 MB'")
-    return tuple(_limit(part) for text in texts for part in text.split(","))
+    return tuple(_limit(part) for text in as_strings(given, "a limit") for part in text.split(","))
 
 
 def _limit(text: str) -> Limit:

@@ -3,15 +3,22 @@
 A worker is sent the Work of a search once, with the first point that it is given, and keeps the Bench
 that it builds from it; later points travel alone. A worker of other versions refuses. A worker that
 dies loses nothing but the points it had, which are tried again.
+
+A worker may also stop without an end (a signal, a machine that left the network). No time tells that from a slow
+machine, so nothing is given up for time alone: where an executor is silent for many times its longest silence so far,
+the point is scored in this process, which can only wait otherwise and gives the same score. If the worker is not back
+by then, and was silent for many times what the point took here, too, the executor is taken for dead and replaced.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,12 +30,17 @@ from hago.search.log import Notice
 from hago.search.searcher import Score
 from hago.space import Bits
 from hago.trials.bench import Bench, Work
-from hago.trials.executors import Hands
+from hago.trials.executors import Hands, end_executor
 
 #: How often a point is tried whose worker dies.
 TRIES: Final = 3
 #: Seconds after which an executor that has not answered is asked whether it is there.
 WAIT: Final = 10.0
+#: So many times the longest silence of an executor, and at least so many seconds, are waited for it.
+SILENCES: Final = 10.0
+LEAST_SILENCE: Final = 60.0
+#: Seconds that are waited for an executor's first answer, for which its workers have to start.
+FIRST_SILENCE: Final = 600.0
 #: Of how many searches a worker keeps the Bench.
 BENCHES: Final = 2
 #: What executors of other packages raise where a worker died.
@@ -109,6 +121,9 @@ class Workers:
         self._unserved = hands.count
         made_by = versions(torch.get_num_threads())
         self._ticket = Ticket(uuid.uuid4().hex, made_by)
+        self._heard: float | None = None
+        self._longest, self._warned = 0.0, False
+        self._hearing = threading.Lock()
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Pending:
         """Start to score a point."""
@@ -125,7 +140,9 @@ class Workers:
             executor = self._executor
             try:
                 work = self._work if carries else None
-                return executor, executor.submit(score_remotely, self._ticket, dict(bits), work, rival)
+                future = executor.submit(score_remotely, self._ticket, dict(bits), work, rival)
+                future.add_done_callback(partial(self._hear, time.monotonic()))
+                return executor, future
             except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
                 self.broke(executor, error)
         return None, None
@@ -142,6 +159,48 @@ class Workers:
         except (BrokenExecutor, RuntimeError):
             return True
         return False
+
+    def _hear(self, begun: float, future: Future[Score | None]) -> None:
+        """Take note of an answer, and of how long there was none before."""
+        if future.cancelled():
+            return
+        with self._hearing:
+            now = time.monotonic()
+            self._longest = max(self._longest, now - (begun if self._heard is None else max(begun, self._heard)))
+            self._heard = now
+
+    def silence(self, begun: float) -> float:
+        """Seconds since an answer came, or since `begun` where that is later."""
+        with self._hearing:
+            return time.monotonic() - (begun if self._heard is None else max(begun, self._heard))
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a point is scored here."""
+        with self._hearing:
+            return FIRST_SILENCE if self._heard is None else max(LEAST_SILENCE, SILENCES * self._longest)
+
+    def silent(self, executor: Executor | None, silence: float, took: float) -> None:
+        """Give an executor up that did not answer, if a point takes a small part of that silence in this process.
+
+        Args:
+            silence: seconds without an answer.
+            took: seconds that one point took here.
+        """
+        with self._hearing:
+            unlike_others = silence >= SILENCES * max(took, self._longest)
+        if executor is None or executor is not self._executor or not unlike_others:
+            return
+        said = f"no worker answered for {silence:.0f} s; the point was scored in this process"
+        if self._hands.renew is None:
+            if self._warned:
+                return
+            self._warned = True
+            self._notice(f"{said}. Look after the workers of the executor: one is stopped, or gone")
+            return
+        end_executor(executor)
+        self._executor, self._unserved, self._heard = self._hands.renew(), self._hands.count, None
+        self._notice(f"{said}, and the workers are started again: one is stopped, or gone")
 
     def broke(self, executor: Executor | None, error: BaseException) -> None:
         """Replace an executor that cannot go on, once."""
@@ -175,6 +234,7 @@ class Pending:
             HagoError: the worker refused, or the point ended its worker TRIES times.
         """
         deaths = 0
+        self._begun = time.monotonic()
         while True:
             if self._future is None:
                 return self._workers.score_here(*self._point)
@@ -191,11 +251,20 @@ class Pending:
                 if deaths == TRIES:
                     raise _fatal(error) from error
             self._executor, self._future = self._workers.submit(*self._point, with_work=True)
+            self._begun = time.monotonic()
 
     def _answer(self, future: Future[Score | None]) -> Score | None:
         while not wait([future], WAIT).done:
             if self._workers.lost(self._executor):
                 raise BrokenExecutor("what was submitted while it broke was dropped")
+            silence = self._workers.silence(self._begun)
+            if silence > self._workers.patience:
+                begun = time.monotonic()
+                score = self._workers.score_here(*self._point)
+                if not future.done():
+                    took = time.monotonic() - begun
+                    self._workers.silent(self._executor, self._workers.silence(self._begun), took)
+                return score
         return future.result()
 
     def cancel(self) -> None:

@@ -11,6 +11,7 @@ from building import residual_block, seeded
 from plans import resolver_of
 from torch import Tensor, nn
 
+import hago
 from hago import from_torch
 from hago.engine import native
 from hago.engine.calls import RowsCall
@@ -178,13 +179,15 @@ def test_onednn_requantizes_by_powers_of_two() -> None:
 # ---------------------------------------------------------------- the library
 def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    found = native.library.__wrapped__()
+    with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower ones of torch run instead"):
+        found = native.library.__wrapped__()
     assert found.calls is None and "no C++ compiler" in found.why and not found.has_conv
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAGO_CACHE", "/proc/nowhere")
-    assert native.library.__wrapped__().calls is None
+    with pytest.warns(hago.HagoWarning, match="HAGO_CACHE names can be written"):
+        assert native.library.__wrapped__().calls is None
 
 
 def test_the_library_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

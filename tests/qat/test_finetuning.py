@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_it_recovers_what_low_bits_lost() -> None:
 def test_any_objective_without_labels(objective: Any) -> None:
     found = tuned(steps=30, lr=2e-3, range_lr=0.0, objective=objective)
     assert found.kept and found.after["sqnr"] > found.before["sqnr"]
+
+
+def test_an_interrupt_ends_the_step_keeps_it_and_the_run_goes_on(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def distance(outputs: Any, reference: Any, labels: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return (outputs[0] - reference[0]).abs().mean()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tuned(objective=distance, checkpoint=tmp_path / "run.safetensors")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(calls) == 4 and (tmp_path / "run.safetensors").exists()
+    cut = tuned(objective=distance, checkpoint=tmp_path / "run.safetensors")
+    assert cut.steps == 8 and same(cut, tuned(objective=distance))
 
 
 def test_labels_train_too() -> None:

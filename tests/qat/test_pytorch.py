@@ -22,6 +22,8 @@ SCALES = st.sampled_from([0.5, 0.1, 0.3, 0.0117647, 7.0])
 DYADIC = st.sampled_from([0.5, 0.125, 4.0])
 ENDS = st.sampled_from([(-128, 127), (0, 255), (-8, 7), (0, 15)])
 
+PLAIN = list(itertools.product(["qint8", "quint8", "qint32"], ["affine", "symmetric"], [False, True]))
+
 
 def grads(call, *leaves: Tensor) -> tuple[Tensor, list[Tensor]]:
     fresh = [t.detach().clone().requires_grad_() for t in leaves]
@@ -48,6 +50,78 @@ def test_fake_quantize_per_channel_is_torchs(axis: int) -> None:
     ours = grads(lambda v: fake_quantize(v, scale, zero, -32, 31, axis), x)
     theirs = grads(lambda v: torch.fake_quantize_per_channel_affine(v, scale, zero, axis, -32, 31), x)
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1][0], theirs[1][0])
+
+
+FLOATS = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+#: Any scale, and values of which many are next to ties.
+ANY_SCALE = st.floats(2**-10, 8.0, width=32)
+NEAR_TIES = st.lists(st.tuples(st.integers(-300, 300), st.integers(-3, 3)), min_size=1, max_size=24)
+
+
+def near_ties(places: list[tuple[int, int]], scale: float, dtype: torch.dtype) -> Tensor:
+    """Half integers times a scale, and so many values of the dtype beside."""
+    found = (torch.tensor([half for half, _ in places], dtype=torch.float64) * 0.5 * scale).to(dtype)
+    for step in range(3):
+        aside = torch.tensor([(off > step) - (off < -step) for _, off in places], dtype=torch.float64)
+        found = torch.where(aside == 0, found, torch.nextafter(found, (aside * torch.inf).to(dtype)))
+    return found
+
+
+@given(NEAR_TIES, ANY_SCALE, FLOATS, ENDS, st.integers(0, 15))
+def test_fake_quantize_of_any_dtype_is_torchs(places, scale, dtype, ends, zero) -> None:
+    zero, x = min(zero, ends[1]), near_ties(places, scale, dtype)
+    ours = grads(lambda v: fake_quantize(v, scale, zero, *ends), x)
+    theirs = grads(lambda v: torch.fake_quantize_per_tensor_affine(v, scale, zero, *ends), x)
+    assert ours[0].dtype == dtype and torch.equal(ours[0], theirs[0]) and torch.equal(ours[1][0], theirs[1][0])
+
+
+@given(NEAR_TIES, ANY_SCALE, FLOATS, ENDS, st.integers(0, 15))
+def test_fake_quantize_of_channels_of_any_dtype_is_torchs(places, scale, dtype, ends, zero) -> None:
+    x = torch.stack([near_ties(places, s, dtype) for s in (scale, scale / 3)])
+    s, z = torch.tensor([scale, scale / 3]), torch.tensor([min(zero, ends[1]), 0], dtype=torch.int32)
+    ours = grads(lambda v: fake_quantize(v, s, z, *ends, 0), x)
+    theirs = grads(lambda v: torch.fake_quantize_per_channel_affine(v, s, z, 0, *ends), x)
+    assert ours[0].dtype == dtype and torch.equal(ours[0], theirs[0]) and torch.equal(ours[1][0], theirs[1][0])
+
+
+@given(NEAR_TIES, ANY_SCALE, FLOATS, ENDS, st.floats(-6, 12, width=16), st.booleans())
+def test_learnable_of_any_dtype_is_torchs(places, scale, dtype, ends, zero, channels) -> None:
+    x, s, z = near_ties(places, scale, dtype)[None], torch.tensor([scale]), torch.tensor([zero])
+    ours = fake_quantize_learnable(x, s, z, *ends, 1.0, 0 if channels else None)
+    if channels:
+        theirs = torch._fake_quantize_learnable_per_channel_affine(x, s, z, 0, *ends, 1.0)
+    else:
+        theirs = torch._fake_quantize_learnable_per_tensor_affine(x, s, z, *ends, 1.0)
+    assert ours.dtype == dtype and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_learnable_of_any_dtype_has_the_gradients_of_float32(dtype: torch.dtype, axis: int | None) -> None:
+    """torch has none for float16 and float64; on values that all dtypes hold there is no other answer."""
+    x = torch.arange(-48, 48).reshape(2, -1) * 0.125
+    s, z = torch.full((1 if axis is None else 2,), 0.5), torch.zeros(1 if axis is None else 2)
+    ours = grads(lambda *t: fake_quantize_learnable(*t, -8, 7, 1.0, axis), x.to(dtype), s, z)
+    plain = grads(lambda *t: fake_quantize_learnable(*t, -8, 7, 1.0, axis), x, s, z)
+    assert ours[1][0].dtype == dtype
+    assert all(torch.equal(a.float(), b) for a, b in zip(ours[1], plain[1], strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "kind", "reduce"), PLAIN)
+@pytest.mark.parametrize("whole", ["per_tensor", "per_channel"])
+def test_observers_refuse_what_torchs_refuse(dtype: str, kind: str, reduce: bool, whole: str) -> None:
+    scheme, name = f"{whole}_{kind}", {"per_tensor": "MinMaxObserver", "per_channel": "PerChannelMinMaxObserver"}[whole]
+    refused = []
+    for make in (
+        lambda: MinMaxObserver(QRange(dtype, scheme, reduce)),
+        lambda: torch_observer(name, **upstream_options(dtype, scheme, reduce, None)),
+    ):
+        try:
+            make()
+            refused.append(False)
+        except (HagoError, NotImplementedError):
+            refused.append(True)
+    assert refused[0] == refused[1]
 
 
 def test_values_that_are_not_finite() -> None:
@@ -124,7 +198,6 @@ def test_quantize_per_channel_and_the_tie_that_differs() -> None:
 
 # ---------------------------------------------------------------- observers
 BATCHES = [torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -0.125]]), torch.tensor([[0.1, 4.0, -0.5], [1.5, 0.0, 2.0]])]
-PLAIN = list(itertools.product(["qint8", "quint8", "qint32"], ["affine", "symmetric"], [False, True]))
 
 
 def torch_observer(kind: str, **options):
@@ -142,7 +215,7 @@ def upstream_options(dtype: str, scheme: str, reduce: bool, ends: tuple[int, int
 @pytest.mark.parametrize(("dtype", "scheme", "reduce"), PLAIN)
 def test_per_tensor_observers_are_torchs(dtype, scheme, reduce, ends, averaging) -> None:
     if (dtype, scheme, reduce) == ("quint8", "symmetric", True):
-        with pytest.raises(HagoError, match="as torch's MinMaxObserver does"):
+        with pytest.raises(HagoError, match="as torch's observers of extremes do"):
             MinMaxObserver(QRange(dtype, "per_tensor_symmetric", True))
         return
     scheme = f"per_tensor_{scheme}"

@@ -14,7 +14,7 @@ from hago.search.driver import search
 from hago.search.log import read_log
 from hago.search.searcher import Score
 from hago.search.searchers import make_searcher
-from hago.search.trial import best_trial
+from hago.search.trial import Trial, best_trial
 from hago.search.walk import Ask, Walk
 
 from .toys import TOY, Counting, header_of, run, separable, timeless, without_relu
@@ -75,7 +75,7 @@ def test_a_smaller_budget_keeps_what_the_log_has(tmp_path: Path) -> None:
     assert again.trials == whole.trials
 
 
-def test_interrupt_ends_with_the_best_so_far_and_can_be_continued(tmp_path: Path) -> None:
+def test_an_interrupt_is_raised_once_log_and_best_are_kept_and_can_be_continued(tmp_path: Path) -> None:
     calls = itertools.count()
 
     def evaluate(bits):
@@ -83,12 +83,42 @@ def test_interrupt_ends_with_the_best_so_far_and_can_be_continued(tmp_path: Path
             raise KeyboardInterrupt
         return separable(bits)
 
-    result = run("exhaustive", tmp_path / "log", evaluate)
-    assert (len(result.trials), result.stopped_because) == (6, "interrupted")
-    assert result.best == best_trial(result.trials)
+    kept: list[Trial] = []
+    with pytest.raises(KeyboardInterrupt):
+        run("exhaustive", tmp_path / "log", evaluate, on_best=kept.append)
+    trials = read_log(tmp_path / "log").trials
+    assert len(trials) == 6 and kept[-1] == best_trial(trials)
     run("exhaustive", tmp_path / "log", evaluate)
     run("exhaustive", tmp_path / "once")
     assert timeless((tmp_path / "log").read_bytes()) == timeless((tmp_path / "once").read_bytes())
+
+
+def test_an_interrupt_while_the_best_is_kept_keeps_it_all_the_same(tmp_path: Path) -> None:
+    kept: list[Trial] = []
+
+    def keep(trial: Trial) -> None:
+        if not kept:
+            kept.append(trial)
+            raise KeyboardInterrupt
+        kept.append(trial)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("exhaustive", tmp_path / "log", on_best=keep)
+    assert len(kept) == 2 and kept[0] == kept[1]
+
+
+def test_an_interrupt_among_trials_of_the_log_leaves_the_best_of_all_of_them(tmp_path: Path) -> None:
+    run("exhaustive", tmp_path / "log", budget=9)
+    kept: list[Trial] = []
+
+    def interrupt(trial: Trial, best: Trial | None, replayed: bool) -> tuple[str, ...]:
+        if trial.index == 3:
+            raise KeyboardInterrupt
+        return ()
+
+    with pytest.raises(KeyboardInterrupt):
+        run("exhaustive", tmp_path / "log", budget=9, on_best=kept.append, on_trial=interrupt)
+    assert kept == []
 
 
 def test_interrupt_before_the_first_trial_passes_through() -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 import pytest
 
 from hago.search.interrupts import Interrupts
+from hago.search.log import read_log
 
 from .toys import run, separable, timeless
 
@@ -41,11 +42,26 @@ def test_an_interrupt_in_a_finalizer_is_not_lost(tmp_path: Path) -> None:
             assert kept() is None
         return separable(bits)
 
-    result = run("random", tmp_path / "log", evaluate, options={"trials": 9})
-    assert (result.stopped_because, len(result.trials)) == ("interrupted", 4)
+    with pytest.raises(KeyboardInterrupt):
+        run("random", tmp_path / "log", evaluate, options={"trials": 9})
+    assert len(read_log(tmp_path / "log").trials) == 4
     run("random", tmp_path / "log", options={"trials": 9})
     run("random", tmp_path / "whole", options={"trials": 9})
     assert timeless((tmp_path / "log").read_bytes()) == timeless((tmp_path / "whole").read_bytes())
+
+
+def test_the_first_of_two_is_put_off_where_work_must_not_stop_half_way() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), Interrupts(defer=True) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        done.append("whole")
+        interrupts.check()
+    with pytest.raises(KeyboardInterrupt), Interrupts(defer=True):
+        signal.raise_signal(signal.SIGINT)
+        done.append("first")
+        signal.raise_signal(signal.SIGINT)
+        done.append("second")
+    assert done == ["whole", "first"]
 
 
 def test_handlers_are_as_they_were() -> None:

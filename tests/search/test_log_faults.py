@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hago.errors import LogError
+from hago.search.log import read_log
 from hago.search.searcher import Score
+from hago.search.trial import Trial
 
 from .toys import Counting, resumed, run, separable, timeless, without_relu
 
@@ -96,10 +98,60 @@ def test_an_interrupt_while_writing_leaves_no_part(
         return real(fd, part)
 
     monkeypatch.setattr(os, "write", interrupted)
-    result = run("exhaustive", path, plan_key=without_relu, budget=10)
+    with pytest.raises(KeyboardInterrupt):
+        run("exhaustive", path, plan_key=without_relu, budget=10)
     monkeypatch.undo()
-    assert (result.stopped_because, len(result.trials)) == ("interrupted", 3)
     assert timeless(path.read_bytes()) == timeless(whole)[:4]
+
+
+# ---------------------------------------------------------------- others who touch the log
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def replace(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.write_bytes(path.with_name("elsewhere").read_bytes())
+
+
+def truncate(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(200)
+
+
+def lengthen(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"{}\n")
+
+
+@pytest.mark.parametrize("at", [0, 3, 9])
+@pytest.mark.parametrize("touch", [remove, rename, replace, truncate, lengthen])
+def test_a_log_that_others_touch_ends_the_search_and_the_advice_helps(
+    touch: Callable[[Path], None], at: int, whole: bytes, tmp_path: Path
+) -> None:
+    path, kept = tmp_path / "log", []
+
+    def on_trial(trial: Trial, best: Trial | None, replayed: bool) -> tuple[str, ...]:
+        if trial.index == at:
+            touch(path)
+        return ()
+
+    with pytest.raises(LogError, match="was (removed|renamed|replaced|changed).* while it was written") as error:
+        run("exhaustive", path, plan_key=without_relu, budget=10, on_trial=on_trial, on_best=kept.append)
+    assert kept
+    said = str(error.value)
+    if "another path" in said:
+        path = tmp_path / "another"
+    elif "its name back" in said:
+        path.with_name("elsewhere").rename(path)
+    if "another path" not in said:
+        # with the trial that was written after it happened, where there was one
+        assert len(read_log(path).trials) == min(at + 2, 10)
+    assert timeless(resumed(path)) == timeless(whole)
 
 
 def test_every_line_is_synced_before_the_next_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from building import Builder, residual_block, seeded
@@ -9,7 +11,7 @@ from chips import Chip
 from ops.laws import accumulators
 from plans import fixed_resolver, resolver_of
 
-from hago.errors import DataError, InfeasibleBits
+from hago.errors import DataError, HagoWarning, InfeasibleBits
 from hago.execute import run_real
 from hago.frontend.data import Batches
 from hago.hardware import Hardware, OpDesc
@@ -140,7 +142,8 @@ def test_accuracy_is_of_classes_alone() -> None:
     graph, x = residual_block(), DATA[0][0][:4]
     classes = run_real(graph, [x])[0].argmax(1)
     for labels, right in ((classes, 1.0), (classes.double(), 1.0), (classes + 0.25, None)):
-        evaluator = Evaluator(graph, Batches([(x, labels)], graph.inputs), objective("sqnr"))
+        with nullcontext() if right else pytest.warns(HagoWarning, match="not whole numbers"):
+            evaluator = Evaluator(graph, Batches([(x, labels)], graph.inputs), objective("sqnr"))
         assert evaluator.summary(evaluator.float_contributions()).get("sim_acc") == right
 
 
@@ -148,7 +151,8 @@ def test_one_value_is_no_choice_of_classes() -> None:
     """Of a regression's labels, also where they happen to be whole, no accuracy is said."""
     b = Builder()
     graph = b.graph(b.linear(b.input(3, name="x"), seeded(1, 3)))
-    found = Evaluator(graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("sqnr"))
+    with pytest.warns(HagoWarning, match="two classes or more"):
+        found = Evaluator(graph, Batches([(seeded(4, 3), torch.arange(4))], graph.inputs), objective("sqnr"))
     assert set(found.summary(found.float_contributions())) == {"samples", "sqnr", "agreement"}
     with pytest.raises(DataError, match="two classes or more"):
         Evaluator(
@@ -159,9 +163,10 @@ def test_one_value_is_no_choice_of_classes() -> None:
 @pytest.mark.parametrize(
     "labels", [torch.tensor([0, 9, 1, 255]), torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 5)]
 )
-def test_labels_that_nobody_needs_stop_nothing(labels: torch.Tensor) -> None:
+def test_labels_that_are_no_classes_are_a_warning_where_none_are_needed(labels: torch.Tensor) -> None:
     """Ignored pixels, labels of another shape, several classes at once: they may be for an objective of the user's."""
     b = Builder()
     graph = b.graph(b.linear(b.input(3, name="x"), seeded(5, 3)))
-    found = Evaluator(graph, Batches([(seeded(4, 3), labels)], graph.inputs), objective("sqnr"))
+    with pytest.warns(HagoWarning, match="Accuracy is not measured"):
+        found = Evaluator(graph, Batches([(seeded(4, 3), labels)], graph.inputs), objective("sqnr"))
     assert set(found.summary(found.float_contributions())) == {"samples", "sqnr", "agreement"}

@@ -102,6 +102,39 @@ def test_a_worker_that_dies_loses_nothing(alone: list[str], tmp_path: Path, capl
     assert "a worker died" in caplog.text
 
 
+def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
+    alone: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("WAIT", 0.05), ("SILENCES", 0.2), ("LEAST_SILENCE", 2.0)):
+        monkeypatch.setattr(f"hago.trials.workers.{name}", seconds)
+    others = {process.pid for process in multiprocessing.active_children()}
+    stopped: list[multiprocessing.process.BaseProcess] = []
+
+    def stop(trial: Any, *_: Any) -> None:
+        if not stopped:
+            stopped.extend(p for p in multiprocessing.active_children() if p.pid not in others)
+            for process in stopped:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr("hago.searching.anytime.Anytime.__call__", lambda self, trial, *_: stop(trial) or [])
+    assert log_of(tmp_path / "log", "processes:1") == alone
+    assert "the workers are started again: one is stopped, or gone" in caplog.text
+    for process in stopped:
+        process.join(30)
+        assert process.exitcode is not None
+
+
+def test_a_slow_worker_is_no_stopped_one(
+    alone: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine on which everything takes long: the point is scored here too, and nobody is given up."""
+    for name, seconds in (("WAIT", 0.01), ("SILENCES", 1e9), ("LEAST_SILENCE", 0.0), ("FIRST_SILENCE", 0.01)):
+        monkeypatch.setattr(f"hago.trials.workers.{name}", seconds)
+    assert log_of(tmp_path / "log", "threads:2") == alone
+    assert not caplog.text
+
+
 def test_workers_that_are_killed_from_outside_lose_nothing(
     alone: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
