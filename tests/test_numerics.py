@@ -17,6 +17,7 @@ from hago.multipliers import multiplier_and_shift
 from hago.numerics import (
     EXACT_FLOAT32,
     Requantize,
+    _in_two_products,
     apply_overflow,
     apply_simq,
     clip_range,
@@ -284,3 +285,22 @@ def test_unsigned_slots_hold_negative_values_around_the_middle() -> None:
     middle = QParams(torch.tensor(0.5, dtype=torch.float64), torch.tensor(128), 1, 255, UINT8)
     assert clip_range(middle) == (-127, 127)
     assert quantize(torch.tensor([-1e9, -0.5, 1e9]), middle).tolist() == [-127, -1, 127]
+
+
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=30),
+    st.integers(2**30, 2**31 - 1),
+    st.integers(17, 62),
+    st.sampled_from([*ROUNDINGS, "two stages"]),
+)
+def test_products_of_62_bits_are_exact_in_float64(values: list[int], m: int, n: int, rounding: str) -> None:
+    """On carriers as on integers, next to ties above all."""
+    ties = [v // m for v in (k * 2**n + 2 ** (n - 1) + d for k in (-3, -1, 0, 2) for d in (-1, 0, 1))]
+    c = torch.tensor([*values, *(t for t in ties if abs(t) < 2**31)], dtype=torch.int64)
+    two = rounding == "two stages"
+    how = Requantize("multiplier_shift", "half_up" if two else rounding, two_stage=two)
+    parts = torch.tensor(m), torch.tensor(n)
+    found = _in_two_products(c.to(torch.float64), *parts, how)
+    if found is not None:
+        assert found.to(torch.int64).tolist() == multiply_by_quantized_multiplier(c, *parts, how).tolist()
+    assert (found is None) == (n < 31 if two else n > 52 or rounding not in ("half_up", "half_away"))

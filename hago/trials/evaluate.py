@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hago.engine.executor import Executor
+from hago.engine.kernels import kernels
 from hago.engine.pack import Packs
 from hago.errors import DataError, InfeasibleBits
 from hago.execute import run_real
@@ -51,7 +52,7 @@ class Measured:
     peaks: Peaks
 
 
-EvaluationEngine = Literal["auto", "float"]
+EvaluationEngine = Literal["auto", "integer", "float"]
 #: (contributions so far, what was seen of accumulators) -> whether that is enough.
 Enough = Callable[[Mapping[str, Tensor], Peaks], bool]
 #: Hears of the outputs of a batch.
@@ -67,9 +68,9 @@ class Evaluator:
         objective: what the score's value is; the label-free measures and, with labels, accuracy
             are reported beside it.
         also: further measures to report.
-        engine: `auto` takes the fastest kernels that are exact on this machine where every accumulator is
-            proved to hold, and float carriers, which show what overflows, elsewhere; `float` takes the
-            latter everywhere. Both give the same outputs.
+        engine: `integer` runs Plans whose accumulators are all proved to hold on the kernels of the integer model, and
+            the others on float carriers, which show what overflows; `float` runs every Plan on float carriers; `auto`
+            is `integer` where this machine's kernels are faster than the carriers. All give the same outputs.
         cache_bytes: how much of earlier simulations is kept, 0 for nothing; None for a quarter of the
             free memory. What is kept changes no score.
         quiet: say nothing of labels that are no classes: somebody else does.
@@ -138,7 +139,8 @@ class Evaluator:
         return Measured(contributions, peaks)
 
     def _model(self, plan: Plan, peaks: Peaks) -> Simulator | Executor:
-        if self.engine == "auto" and all(node.proved for node in plan.nodes.values()):
+        fast = self.engine == "integer" or (self.engine == "auto" and kernels().outrun_floats)
+        if fast and all(node.proved for node in plan.nodes.values()):
             return Executor(plan, self.packs)
         return Simulator(plan, self.carriers, watch=peaks)
 
