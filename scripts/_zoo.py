@@ -107,7 +107,10 @@ class Collection:
 
 
 def lively(network: nn.Module) -> nn.Module:
-    """With batch norms that do something."""
+    """With batch norms that do something, and heads that begin at 0 and would answer nothing."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear) and not bool(module.weight.any()):
+            nn.init.trunc_normal_(module.weight, std=0.02)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d) and module.weight is not None:
             nn.init.uniform_(module.weight, 0.5, 1.5)
