@@ -203,7 +203,7 @@ def warm() -> None:
         from_torch(network, [torch.zeros(2, 3, 8, 8)])
 
 
-def in_child(work: Callable[[Say], None], seconds: int, gigabytes: float) -> dict[str, Any]:
+def in_child(work: Callable[[Say], str | None], seconds: int, gigabytes: float) -> dict[str, Any]:
     """Run a case in a forked process.
 
     Args:
@@ -212,7 +212,7 @@ def in_child(work: Callable[[Say], None], seconds: int, gigabytes: float) -> dic
         gigabytes: of memory, at most, beyond what this process has.
 
     Returns:
-        All that it said, and `status`: ok, refused (hago said why), crashed, slow, or large.
+        All that it said, and `status`: ok, skipped, refused (hago said why), crashed, slow, or large.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -252,7 +252,7 @@ def _listen(reader: int, until: float) -> tuple[bytes, bool]:
         said += part
 
 
-def _child(work: Callable[[Say], None], writer: int, seconds: int, gigabytes: float) -> None:
+def _child(work: Callable[[Say], str | None], writer: int, seconds: int, gigabytes: float) -> None:
     """What the forked process does; it never returns."""
     code = 1
     try:
@@ -266,8 +266,7 @@ def _child(work: Callable[[Say], None], writer: int, seconds: int, gigabytes: fl
             os.write(writer, (json.dumps(what) + "\n").encode())
 
         try:
-            work(say)
-            say({"status": "ok"})
+            say({"status": work(say) or "ok"})
         except HagoError as error:
             say({"status": "refused", "why": f"{type(error).__name__}: {error}"})
         except MemoryError:
@@ -281,8 +280,8 @@ def _child(work: Callable[[Say], None], writer: int, seconds: int, gigabytes: fl
         os._exit(code)
 
 
-def one_search(case: Case, options: Any, say: Say) -> None:
-    """Import, calibrate, search, realize and compare one network."""
+def one_search(case: Case, options: Any, say: Say) -> str | None:
+    """Import, calibrate, search, realize and compare one network; "skipped" where it is too large."""
     collection, name, hardware, searcher = case
     torch.manual_seed(SEED)
     made = COLLECTIONS[collection]()
@@ -292,13 +291,15 @@ def one_search(case: Case, options: Any, say: Say) -> None:
         samples = made.samples(name, network, options.images, options.size)
     say({"parameters": parameters(network), "shape": list(samples.shape[1:])})
     if parameters(network) > options.largest:
-        raise HagoError(f"{parameters(network):,} parameters; --largest says {options.largest:,.0f}")
+        say({"why": f"{parameters(network):,} parameters; --largest says {options.largest:,.0f}"})
+        return "skipped"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         say({"forward": (forward := float_forward(network, samples))})
         spent = searched(network, list(samples.split((len(samples) + 1) // 2)), hardware, searcher, options, steps, say)
     own = [f"{w.category.__name__}: {w.message}" for w in heard if f"{os.sep}torch{os.sep}" not in w.filename]
     say({"costs_forwards": round(spent / forward, 1), "warnings": list(dict.fromkeys(own))[:5]})
+    return None
 
 
 def searched(
