@@ -94,6 +94,9 @@ def _takes_all(resolver: Resolver, node: Node) -> bool:
     assert form is not None
     wide = [d for d in descs_at(resolver, node.name) if _takes_all_bits(resolver, node, d)]
     given = _given(resolver, node, form)
+    every = [{slot: dtype} for slot, dtypes in given.items() for dtype in dtypes]
+    if any(all(_takes(d, form, one) for one in every) for d in wide):
+        return True  # however many operands there are: slots are looked at one by one
     if math.prod(map(len, given.values())) > _MIXED:
         return False
     mixtures = (dict(zip(given, dtypes, strict=True)) for dtypes in itertools.product(*given.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,13 +24,22 @@ from hago.space import Space
 from hago.strategy import Strategy
 from hago.topology import Topology
 
+#: What part of the largest value beside it the range of an operand is that was always 0.
+_NOTHING: Final = 2.0**-24
+
 
 class Estimated:
-    """Thresholds from an estimator over calibration statistics, or as they were given."""
+    """Thresholds from an estimator over calibration statistics, or as they were given.
 
-    def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator) -> None:
+    An operand that was always 0 has no range, and stands for itself at any scale. Where it is joined to others on one
+    scale, by an addition or a concat, it takes a range that is nothing beside theirs, so that theirs decides: a bias
+    that was never trained, or a branch that training left at 0, would take all others with it.
+    """
+
+    def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator, ops: Ops = OPS) -> None:
         self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
         self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
+        self._beside = _joined(graph, ops)
 
     def with_refined(self, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Estimated:
         """The same with these instead of estimated ones, by group and grid; what was estimated is shared."""
@@ -56,7 +66,29 @@ class Estimated:
         if (refined := self._refined.get((key, grid))) is not None:
             return refined[0].clone(), refined[1].clone()
         row = self._row(key, source)
-        return self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
+        found = self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
+        return self._nothing(key, grid, found) if key in self._beside and not bool(found[1].any()) else found
+
+    def _nothing(self, key: str, grid: Grid, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The range of an operand that was never above 0, among those that share its scale."""
+        lo, hi = found
+        if bool(lo.any()):
+            return found
+        seen = [self._thresholds.range_of(s) for s in self._beside[key] if self._thresholds.knows(s)]
+        largest = max((max(map(abs, ends)) for ends in seen), default=0.0)
+        hi = torch.full_like(hi, _NOTHING * largest)
+        return -hi if grid.signed else torch.zeros_like(hi), hi
+
+
+def _joined(graph: Graph, ops: Ops) -> dict[str, tuple[str, ...]]:
+    """By the edge, what arrives with it on one scale."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in graph:
+        form = ops[node.op].integer if node.op in ops else None
+        if form is not None and "common" in form.slots:
+            edges = [e for e in node.edges if form.slot(e.slot) == "common"]
+            found |= {str(e): tuple(graph.source(e) for e in edges) for e in edges}
+    return found
 
 
 def estimated_resolver(
@@ -73,7 +105,7 @@ def estimated_resolver(
     Raises:
         HagoError: the hardware cannot hold DoReFa's weights.
     """
-    source, scheme = Estimated(graph, calibration, estimator), dorefa_of(estimator)
+    source, scheme = Estimated(graph, calibration, estimator, ops), dorefa_of(estimator)
     if scheme is None:
         return Resolver(graph, hardware, topology, space, source, ops)
     weights = DoReFaWeights(graph, hardware, scheme, ops)

@@ -3,73 +3,115 @@
 Every network is imported, calibrated on random images, and taken at its most bits; simulator, integer model and fast
 engine are compared value by value, and with --onnx the file that is written of it, node by node, with what ONNX
 Runtime makes of it (where a scale is no power of two, that may be one quantum of an addition). The collections are
-those of torchvision and timm, whichever is installed. Exits with 1 if simulator and integers differ anywhere.
+those of torchvision and timm, whichever is installed, and small models of the architectures of transformers. Exits
+with 1 if simulator and integers differ anywhere.
 
     python scripts/check_zoo.py --from timm --names mobilenetv4_conv_small fastvit_t8 --hardware x86_vnni
+
+With --search every network is searched with every searcher on every hardware, each case in a process of its own with
+limits of time and memory, one JSON line a case: what stands in the file is not run again. The table is of the whole
+file. Times and limits are processor time on one thread. Exits with 1 if a case crashed or its values differ.
+
+    python scripts/check_zoo.py --search --from torchvision timm transformers --log zoo.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import functools
+import json
+import os
+import resource
+import select
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from _zoo import COLLECTIONS, Collection
 from torch import Tensor, nn
 
-from hago import HagoError
+from hago import HagoError, create_quantizer
+from hago.costing import plan_cost
 from hago.exactness import compare
 from hago.export.onnx_check import check_onnx
 from hago.export.onnx_export import FORMS, make_onnx
+from hago.frontend.torch_export import from_torch
+from hago.hardware_file import load_hardware
 from hago.plan import Plan
 from hago.prepare import prepare
+from hago.searching import search
+from hago.searching.search import SearchOptions, find
 
 SEED = 0
+#: Wall time that a case may take for each second of processor time that it may take: the machine may be busy.
+PATIENCE = 6
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the check; 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="collection", choices=sorted(COLLECTIONS), default="torchvision")
+    parser.add_argument("--from", dest="collections", nargs="+", choices=sorted(COLLECTIONS), default=["torchvision"])
     parser.add_argument("--names", nargs="+", help="all that have at most --largest parameters by default")
-    parser.add_argument("--hardware", default="x86_vnni")
-    parser.add_argument("--size", type=int, default=96, help="of the images, where a network takes any size")
+    parser.add_argument("--hardware", nargs="+", default=["x86_vnni"])
+    parser.add_argument("--size", type=int, help="of the images, where a network takes any (96; 64 with --search)")
     parser.add_argument("--largest", type=float, default=60e6, help="parameters of a network, at most")
     parser.add_argument("--onnx", choices=sorted(FORMS), help="compare the ONNX file in this form, too")
-    options = parser.parse_args()
-    names, make = COLLECTIONS[options.collection]()
+    parser.add_argument("--search", action="store_true", help="search: by default one network of each family")
+    parser.add_argument("--all", action="store_true", help="with --search, of all networks, not one of each family")
+    parser.add_argument("--searchers", nargs="+", default=["gradient", "pareto"])
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--log", type=Path, default=Path("zoo.jsonl"), help="of --search: one line a case")
+    parser.add_argument("--seconds", type=int, default=120, help="of processor time that a case may take")
+    parser.add_argument("--gigabytes", type=float, default=8.0, help="of memory that a case may take")
+    parser.add_argument("--minutes", type=float, help="after which no further case is begun")
+    parser.add_argument("--table", action="store_true", help="only print the table of the log")
+    options = parser.parse_args(words)
+    options.size = options.size or (64 if options.search else 96)
+    if options.search or options.table:
+        return search_all(options)
     wrong = 0
-    for name in options.names or names:
-        started = time.perf_counter()
-        torch.manual_seed(SEED)
-        network = lively(make(name))
-        count = sum(p.numel() for p in network.parameters())
-        if count > options.largest:
-            print(f"{name:32} skipped: {count:,} parameters", flush=True)
-            continue
-        try:
-            differ, said = checked(network, options)
-        except HagoError as error:
-            print(f"{name:32} {str(error).splitlines()[0][:200]}", flush=True)
-            continue
-        wrong += differ
-        print(f"{name:32} {said} {time.perf_counter() - started:6.1f} s", flush=True)
+    for collection in options.collections:
+        found = COLLECTIONS[collection]()
+        for hardware in options.hardware:
+            wrong += sum(check(found, name, hardware, options) for name in options.names or found.names)
     print(f"{wrong} values differ")
     return 1 if wrong else 0
 
 
-def checked(network: nn.Module, options: Any) -> tuple[int, str]:
+def check(collection: Collection, name: str, hardware: str, options: Any) -> int:
+    """One network at its most bits; how many values differ."""
+    started = time.perf_counter()
+    torch.manual_seed(SEED)
+    network = collection.network(name, options.size)
+    count = parameters(network)
+    if count > options.largest:
+        print(f"{name:32} skipped: {count:,} parameters", flush=True)
+        return 0
+    try:
+        differ, said = checked(network, collection.samples(name, network, 4, options.size), hardware, options.onnx)
+    except HagoError as error:
+        print(f"{name:32} {str(error).splitlines()[0][:200]}", flush=True)
+        return 0
+    print(f"{name:32} {said} {time.perf_counter() - started:6.1f} s", flush=True)
+    return differ
+
+
+def checked(network: nn.Module, images: Tensor, hardware: str, onnx: str | None) -> tuple[int, str]:
     """How many values differ, and a line."""
-    images = taken(network, options.size)
-    prepared = prepare(network, options.hardware, [images[:2], images[2:]])
+    prepared = prepare(network, hardware, [images[:2], images[2:]])
     plan = prepared.resolver(prepared.space.widest())
     found = compare(plan, [images[:1]])
     differ = sum(found.differences.values())
     counts = f"{len(plan.nodes):5} integer nodes {in_float(plan):4} float, {found.compared:11} values, {differ} differ"
-    return differ, counts + (in_onnx(plan, images, options.onnx) if options.onnx else "")
+    return differ, counts + (in_onnx(plan, images, onnx) if onnx else "")
 
 
 def in_float(plan: Plan) -> int:
@@ -86,58 +128,301 @@ def in_onnx(plan: Plan, images: Tensor, form: str) -> str:
     return f"; onnx: {found.differing} of {found.compared}"
 
 
-def taken(network: nn.Module, size: int) -> Tensor:
-    """Random images of the given size, or of the least usual one that the network takes."""
-    for side in (size, 128, 224, 240, 256, 299):
-        images = torch.randn(4, 3, side, side)
+def parameters(network: nn.Module) -> int:
+    """How many numbers a network has learned."""
+    return sum(p.numel() for p in network.parameters())
+
+
+# ---------------------------------------------------------------------------------------------------- searching
+Say = Callable[[Mapping[str, Any]], None]
+
+
+def search_all(options: Any) -> int:
+    """Every case that the log lacks, then the table; 1 if one crashed or differs."""
+    done = read_log(options.log)
+    cases = list(dict.fromkeys(cases_of(options)))
+    left = [case for case in cases if case not in done]
+    print(f"{len(cases) - len(left)} of {len(cases)} cases stand in {options.log}", flush=True)
+    if left and not options.table:
+        warm()
+        begun = time.monotonic()
+        for at, case in enumerate(left):
+            if options.minutes is not None and time.monotonic() - begun > options.minutes * 60:
+                print(f"stopped after {options.minutes} minutes: {len(left) - at} cases are left", flush=True)
+                break
+            row = in_child(functools.partial(one_search, case, options), options.seconds, options.gigabytes)
+            done[case] = {**dict(zip(CASE, case, strict=True)), **row}
+            append(options.log, done[case])
+            print(f"{len(cases) - len(left) + at + 1}/{len(cases)} {line(done[case])}", flush=True)
+    print(table(done.values()))
+    return 1 if any(r["status"] == "crashed" or r.get("differ") for r in done.values()) else 0
+
+
+CASE = ("collection", "network", "hardware", "searcher")
+Case = tuple[str, str, str, str]
+
+
+def cases_of(options: Any) -> Iterator[Case]:
+    """All cases: every network once, then again with the next pair of a searcher and a hardware."""
+    chips, searchers = options.hardware, options.searchers
+    order = [(chips[(i + shift) % len(chips)], s) for shift in range(len(chips)) for i, s in enumerate(searchers)]
+    for hardware, searcher in order:
+        for collection in options.collections:
+            found = COLLECTIONS[collection]()
+            for name in options.names or (found.names if options.all else found.families):
+                if not options.names or name in found.names:
+                    yield collection, name, hardware, searcher
+
+
+def read_log(path: Path) -> dict[Case, dict[str, Any]]:
+    """The cases of a log, the last line of each; a line that a kill cut off is none."""
+    found: dict[Case, dict[str, Any]] = {}
+    for text in path.read_text().splitlines() if path.exists() else ():
         try:
-            with torch.no_grad():
-                network(images[:2])
-            return images
-        except (RuntimeError, AssertionError, ValueError):
+            row = json.loads(text)
+        except json.JSONDecodeError:
             continue
-    raise HagoError("takes no images of the sizes that were tried")
+        found[row["collection"], row["network"], row["hardware"], row["searcher"]] = row
+    return found
 
 
-def lively(network: nn.Module) -> nn.Module:
-    """With batch norms that do something."""
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d) and module.weight is not None:
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.uniform_(module.bias, -0.5, 0.5)
-    return network.eval()
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """One more line, on a line of its own even where a kill cut the last one off."""
+    with path.open("ab+") as log:
+        whole = log.tell() == 0
+        if not whole:
+            log.seek(-1, os.SEEK_END)
+            whole = log.read(1) == b"\n"
+        log.write(("" if whole else "\n").encode() + json.dumps(row).encode() + b"\n")
 
 
-Collection = tuple[Sequence[str], Callable[[str], nn.Module]]
+def warm() -> None:
+    """Load what every case needs, so that no case is charged for it."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    with torch.no_grad():
+        from_torch(network, [torch.zeros(2, 3, 8, 8)])
 
 
-def torchvision() -> Collection:
-    """Classifiers, as they are made without weights."""
-    models: Any = importlib.import_module("torchvision.models")
+def in_child(work: Callable[[Say], str | None], seconds: int, gigabytes: float) -> dict[str, Any]:
+    """Run a case in a forked process.
 
-    def make(name: str) -> nn.Module:
-        found: nn.Module = models.get_model(name, weights=None, **INITIAL.get(name, {}))
-        return found
+    Args:
+        work: says what it knows as soon as it knows it.
+        seconds: of processor time, at most; the clock may show some times as many.
+        gigabytes: of memory, at most, beyond what this process has.
 
-    return models.list_models(module=models), make
+    Returns:
+        All that it said, and `status`: ok, skipped, refused (hago said why), crashed, slow, or large.
+    """
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _child(work, writer, seconds, gigabytes)
+    os.close(writer)
+    said, late = _listen(reader, time.monotonic() + PATIENCE * seconds)
+    os.close(reader)
+    if late:
+        os.kill(pid, signal.SIGKILL)
+    _, status, usage = os.wait4(pid, 0)
+    row: dict[str, Any] = {"status": "crashed"}
+    for text in said.decode(errors="replace").splitlines():
+        try:
+            row.update(json.loads(text))
+        except json.JSONDecodeError:
+            continue  # the process ended while it spoke
+    if late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
+        row |= {"status": "slow", "why": f"more than {seconds} s of processor time" if not late else "the clock"}
+    elif os.WIFSIGNALED(status):
+        row |= {"status": "crashed", "why": signal.Signals(os.WTERMSIG(status)).name}
+    return row | {"peak_mb": usage.ru_maxrss // 1024, "seconds": round(usage.ru_utime + usage.ru_stime, 2)}
 
 
-#: Networks that would take minutes to draw their weights.
-INITIAL = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
+def _listen(reader: int, until: float) -> tuple[bytes, bool]:
+    """All that comes until the other end is closed, and whether that took too long."""
+    said = b""
+    while True:
+        ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return said, True
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return said, False
+        said += part
 
 
-def timm() -> Collection:
-    """All that timm lists."""
-    package: Any = importlib.import_module("timm")
+def _child(work: Callable[[Say], str | None], writer: int, seconds: int, gigabytes: float) -> None:
+    """What the forked process does; it never returns."""
+    code = 1
+    try:
+        torch.set_num_threads(1)  # threads of the first process do not outlive the fork
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        room = int(gigabytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (room, room))
 
-    def make(name: str) -> nn.Module:
-        found: nn.Module = package.create_model(name, pretrained=False)
-        return found
+        def say(what: Mapping[str, Any]) -> None:
+            os.write(writer, (json.dumps(what) + "\n").encode())
 
-    return package.list_models(), make
+        try:
+            say({"status": work(say) or "ok"})
+        except HagoError as error:
+            say({"status": "refused", "why": f"{type(error).__name__}: {error}"})
+        except MemoryError:
+            say({"status": "large", "why": f"more than {gigabytes} GB"})
+        except BaseException as error:
+            large = "DefaultCPUAllocator" in str(error)
+            why = f"more than {gigabytes} GB" if large else f"{type(error).__name__}: {error}"
+            say({"status": "large" if large else "crashed", "why": why, "traceback": traceback.format_exc()})
+        code = 0
+    finally:
+        os._exit(code)
 
 
-COLLECTIONS: dict[str, Callable[[], Collection]] = {"torchvision": torchvision, "timm": timm}
+def one_search(case: Case, options: Any, say: Say) -> str | None:
+    """Import, calibrate, search, realize and compare one network; "skipped" where it is too large."""
+    collection, name, hardware, searcher = case
+    torch.manual_seed(SEED)
+    made = COLLECTIONS[collection]()
+    steps = Steps(say)
+    with steps("making"):
+        network = made.network(name, options.size)
+        samples = made.samples(name, network, options.images, options.size)
+    say({"parameters": parameters(network), "shape": list(samples.shape[1:])})
+    if parameters(network) > options.largest:
+        say({"why": f"{parameters(network):,} parameters; --largest says {options.largest:,.0f}"})
+        return "skipped"
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        say({"forward": (forward := float_forward(network, samples))})
+        spent = searched(network, list(samples.split((len(samples) + 1) // 2)), hardware, searcher, options, steps, say)
+    own = [f"{w.category.__name__}: {w.message}" for w in heard if f"{os.sep}torch{os.sep}" not in w.filename]
+    say({"costs_forwards": round(spent / forward, 1), "warnings": list(dict.fromkeys(own))[:5]})
+    return None
+
+
+def searched(
+    network: nn.Module, batches: list[Tensor], hardware: str, searcher: str, options: Any, steps: Steps, say: Say
+) -> float:
+    """Search and compare; the seconds that the answer took, import and calibration included."""
+    with steps("importing"):
+        graph = from_torch(network, [batches[0][:2]], ops=load_hardware(hardware).known_ops)
+    say({"nodes": len(graph.nodes)})
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with steps("calibrating"):
+            return prepare(*args, **kwargs)
+
+    with steps("searching"), mock.patch.object(search, "prepare", timed):
+        how = SearchOptions(searcher=searcher, progress=False, budget=options.trials, seed=SEED)
+        found = find(graph, hardware, batches, how)
+    quantizer = create_quantizer(graph, hardware, found.strategy)
+    plan = quantizer.simulate().plan
+    rows = plan_cost(plan).nodes
+    macs = sum(r.macs for r in rows)
+    say({
+        "sqnr": found.score, "trials": len(found.result.trials), "passes": round(found.forwards, 1), "macs": macs,
+        "integer_share": sum(r.macs for r in rows if r.integer) / macs if macs else None,
+        "integer_nodes": len(plan.nodes), "float_nodes": in_float(plan),
+    })  # fmt: skip
+    with steps("realizing"):
+        model = quantizer.quantize()
+    with torch.no_grad():
+        model(batches[0][:1])
+    with steps("comparing"):
+        result = compare(plan, [batches[0][:1]])
+    say({"compared": result.compared, "differ": sum(result.differences.values()), "where": dict(result.differences)})
+    return steps.spent["importing"] + steps.spent["searching"]
+
+
+class Steps:
+    """Times the steps of a case, and says which one it is at.
+
+    Args:
+        say: to whom.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+        self.spent: dict[str, float] = {}
+        self.running: list[tuple[str, float]] = []
+
+    def __call__(self, name: str) -> Steps:
+        self.say({"step": name})
+        self.running.append((name, time.process_time()))
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        name, begun = self.running.pop()
+        self.spent[name] = round(time.process_time() - begun, 3)
+        outer = self.running[-1][0] if self.running else name
+        self.say({"spent": self.spent, **({"step": outer} if outer != name and not sys.exc_info()[0] else {})})
+
+
+def float_forward(network: nn.Module, samples: Tensor) -> float:
+    """Seconds of a pass over all samples: of as many as take half a second, since clocks of processors are coarse,
+    after one that is not counted."""
+    spent, passes = 0.0, 0
+    with torch.no_grad():
+        network(samples)
+        begun = time.process_time()
+        while spent < 0.5:
+            network(samples)
+            spent, passes = time.process_time() - begun, passes + 1
+    return spent / passes
+
+
+# ---------------------------------------------------------------------------------------------------- the table
+COLUMNS = ("importing", "calibrating", "searching", "realizing", "comparing")
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A case in a line."""
+    said = f"{row['network']} {row['hardware']} {row['searcher']}: {row['status']}"
+    if row["status"] != "ok":
+        return f"{said} at {row.get('step')} after {row['seconds']} s: {str(row.get('why')).splitlines()[0][:200]}"
+    spent = ", ".join(f"{k} {row['spent'].get(k, 0.0):.1f}" for k in COLUMNS)
+    return f"{said}, {share(row)} in integers, {row['sqnr']:.1f} dB, {row['differ']} differ, {spent} s"
+
+
+def share(row: Mapping[str, Any]) -> str:
+    """The integer share."""
+    found = row.get("integer_share")
+    return "-" if found is None else f"{100 * found:.1f} %"
+
+
+def table(rows: Any) -> str:
+    """All cases as Markdown, those that failed with what they said below."""
+    rows = list(rows)
+    title = ("network", "chip", "searcher", "", "integers", "dB", "differ", "forwards", "passes", "peak MB")
+    lines = [" | ".join((*title, "import", "calibrate", "search", "realize"))]
+    lines.append("|".join("---" for _ in range(len(title) + 4)))
+    for row in rows:
+        spent = row.get("spent", {})
+        alone = {**spent, "searching": max(0.0, spent.get("searching", 0.0) - spent.get("calibrating", 0.0))}
+        lines.append(
+            " | ".join((
+                row["network"], row["hardware"], row["searcher"], row["status"], share(row),
+                *(("-" if row.get(k) is None else f"{row[k]:{form}}") for k, form in FIGURES),
+                *(f"{alone[k]:.1f}" if k in spent else "-" for k in COLUMNS[:4]),
+            ))
+        )  # fmt: skip
+    counts = {s: sum(r["status"] == s for r in rows) for s in dict.fromkeys(r["status"] for r in rows)}
+    differ = sum(bool(r.get("differ")) for r in rows)
+    lines += ["", f"{len(rows)} cases: {', '.join(f'{n} {s}' for s, n in counts.items())}; {differ} differ", ""]
+    for row in rows:
+        if row["status"] != "ok":
+            lines.append(line(row))
+    return "\n".join(lines)
+
+
+FIGURES: Sequence[tuple[str, str]] = (
+    ("sqnr", ".1f"), ("differ", "d"), ("costs_forwards", ".0f"), ("passes", ".0f"), ("peak_mb", "d"),
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -41,6 +41,21 @@ def either() -> Hardware:
     return Hardware(ops, name="either", activation=TensorScheme("symmetric"))
 
 
+def gathering() -> Hardware:
+    """Layers give eight bits or four, and what gathers their values reads four of all of them or eight."""
+    ops = {"conv2d": [layer("int8", "int8"), layer("int8", "int4")], "concat": [OpDesc(d, d) for d in ("int4", "int8")]}
+    return Hardware(ops, name="gathering", activation=TensorScheme("symmetric"))
+
+
+def side_by_side(count: int) -> Graph:
+    """Convolutions of one value, gathered."""
+    b = Builder()
+    x = b.input(3, 6, 6, name="x")
+    made = [b.conv2d(x, seeded(2, 3, 1, 1, seed=i), name=f"conv{i}") for i in range(count)]
+    b.call("concat", *made, name="all", axis=1)
+    return b.graph()
+
+
 def layers(count: int) -> Graph:
     """Convolutions with relus between them."""
     b = Builder()

@@ -77,6 +77,10 @@ class Thresholds:
         lo, hi = self._ranges[key]
         return lo.clone(), hi.clone()
 
+    def knows(self, node: str) -> bool:
+        """Whether a node was observed, or is constant."""
+        return node in self._statistics or node in self._constants
+
     def range_of(self, node: str) -> tuple[float, float]:
         """The smallest and the largest value of a node.
 

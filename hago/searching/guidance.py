@@ -32,6 +32,10 @@ from hago.types import Edge
 DEFAULT_COST: Final = "weight_bytes"
 #: Costs, and the total of bits, that are the same whatever signatures hold the bits.
 OF_ALL_DTYPES: Final = frozenset({"", "weight_bytes", "effective_bits", "bops"})
+#: Mixtures of dtypes at one node that are each made a Plan of, and rows of one table: a concat may have dozens of
+#: operands, and what they cost together is then put together from what each and every neighbouring two of them cost.
+MIXTURES: Final = 512
+ROWS: Final = 1 << 17
 
 
 def make_guide(
@@ -196,15 +200,18 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
         kind = kind_key(node)
         if not keys and kind not in groups:
             continue
-        term = _term(prepared, start, keys, partial(_cost_at, metric, node))
+        base, made = _at_node(prepared, start, keys, partial(_cost_at, metric, node), before[node])
         rest -= before[node]
+        in_float: float | None = 0.0
         if kind in groups:
             # with what its neighbours pay for the crossings
             there = fitting(prepared.resolver, {**start, kind: FLOAT}, [kind])
             others = whole - before[node]
             in_float = None if there is None else math.fsum(_local(metric, there.plan).values()) - others
-            term = _with_kind(prepared, node, term, in_float)
-        terms.append(term)
+            if len(made) != 1:
+                made, base = [Term((), {(): base}), *made], 0.0
+        rest += base
+        terms += [_with_kind(prepared, node, t, in_float if t is made[0] or in_float is None else 0.0) for t in made]
     return terms, rest
 
 
@@ -224,15 +231,39 @@ def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[
     return Term(tuple(keys), table)
 
 
+def _at_node(
+    prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[[Plan], float], before: float
+) -> tuple[float, list[Term]]:
+    """What points cost by the bits of the groups at a node: a constant and terms. Where the groups are few it is one
+    term. Else the constant is what the start costs, the terms are what each group adds to that, and further ones leave
+    out every neighbouring two that fit no signature together: what is expected where costs of operands add up, as those
+    of a concat do.
+
+    Args:
+        before: the price of the start.
+    """
+    groups = prepared.space.groups
+    mixtures = math.prod(len(classes(prepared.resolver, groups[k])) for k in keys)
+    if mixtures <= MIXTURES and math.prod(len(groups[k].choices) for k in keys) <= ROWS:
+        return 0.0, [_term(prepared, start, keys, price)]
+    alone = [_term(prepared, start, [k], lambda plan: price(plan) - before) for k in keys]
+    pairs = [_term(prepared, start, two, lambda plan: 0.0) for two in itertools.pairwise(keys)]
+    return before, [*alone, *(p for p in pairs if _leaves_out(prepared, p))]
+
+
+def _leaves_out(prepared: Prepared, term: Term) -> bool:
+    """Whether some bits of a term's groups fit no signature together."""
+    return len(term.table) < math.prod(len(prepared.space.groups[k].choices) for k in term.keys)
+
+
 def _fits(prepared: Prepared, start: Bits) -> list[Term]:
     """Terms that cost nothing and leave out what fits no signature together, for costs that know of no signatures."""
     if not may_refuse(prepared.resolver):
         return []
     terms = []
     for name in prepared.topology.nodes:
-        term = _term(prepared, start, _keys_at(prepared, name), lambda plan: 0.0)
-        if len(term.table) < math.prod(len(prepared.space.groups[k].choices) for k in term.keys):
-            terms.append(_with_kind(prepared, name, term, 0.0))
+        _, found = _at_node(prepared, start, _keys_at(prepared, name), lambda plan: 0.0, 0.0)
+        terms += [_with_kind(prepared, name, term, 0.0) for term in found if _leaves_out(prepared, term)]
     return terms
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from refusing_chips import DATA, behind, either, layers, signs
+from refusing_chips import DATA, behind, either, gathering, layers, side_by_side, signs
 
 from hago import search_quantize_strategy
+from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
 from hago.hardware import Hardware
 from hago.prepare import Prepared, prepare
@@ -107,3 +108,17 @@ def test_what_does_not_go_together_is_not_asked(searcher: str, limit: str, tmp_p
     )  # fmt: skip
     trials = [json.loads(line) for line in log.read_text().splitlines()[1:]]
     assert not any(t["score"]["infeasible"] for t in trials)
+
+
+@pytest.mark.parametrize("metric", ["", "activation_bytes", "bytes_moved"])
+def test_a_node_of_many_operands_has_a_guide_that_grows_as_they_do(metric: str) -> None:
+    """A table over all of them together would have 2 ** 14 mixtures of dtypes, each with a Plan."""
+    prepared = tidied(prepare(side_by_side(14), gathering(), DATA, estimator="max_range"), [metric] if metric else [])
+    space = prepared.space
+    start = space.widest()
+    guide = make_guide(prepared, make_goal("sqnr"), start, metric=metric)
+    assert sum(len(term.table) for term in guide.terms) < 200 * len(space.groups)
+    for key, group in space.groups.items():
+        bits = {**start, key: group.choices[-1]}
+        expected = plan_cost(prepared.resolver(bits))[metric] if metric else math.fsum(bits.values())
+        assert guide.cost(bits) == pytest.approx(expected, rel=1e-3)
