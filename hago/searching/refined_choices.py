@@ -3,6 +3,9 @@
 Each channel takes the threshold with which it is expected to lose the least by itself (`WeightScales.alone`). What
 others lose does not matter to that, so the thresholds hold all over the space, and a front is searched with them. The
 pass is the one that measures sensitivities, and gives those of the refined choices. Activations: see `refinement`.
+
+Under limits on costs they are better than thresholds that were made better together at one point: a search goes where
+the limits are, and those hold at their point alone.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from hago.gradients import Gradients
 from hago.levels import Levels
 from hago.prepare import Prepared
 from hago.searching.guidance import make_guide
-from hago.searching.refinement import CHUNK, PASS, Refined, weighted, with_refined, with_statistics
+from hago.searching.refinement import CHUNK, PASS, Refined, picked_within, weighted, with_refined, with_statistics
 from hago.searching.sensitivity import measure_sensitivity
 from hago.searching.weight_scales import Thresholds, WeightGradients, WeightScales, of_constants, own_ends
 from hago.trials.evaluate import safe_start
@@ -23,11 +26,12 @@ from hago.trials.goal import Goal
 from hago.types import Edge
 
 
-def refined_choices(prepared: Prepared, goal: Goal, metric: str, seed: int = 0) -> Refined:
+def refined_choices(prepared: Prepared, goal: Goal, metric: str, seed: int = 0, *, within: bool = False) -> Refined:
     """The same with other thresholds, and what a search over a front begins with: the most bits.
 
     Args:
         metric: which cost the guide is about; see `make_guide`.
+        within: begin with the best expected point that keeps the limits on costs instead.
     """
     begun = with_statistics(prepared, prepared.calibration)
     probes, settled, known = WeightGradients.of_probes(begun), begun, _always_scaled(begun)
@@ -43,7 +47,8 @@ def refined_choices(prepared: Prepared, goal: Goal, metric: str, seed: int = 0) 
     sensitivity = measure_sensitivity(begun, goal.objective, seed, chunk, probes.see, settle, known)
     start = safe_start(settled.resolver, prepared.calibration.peaks)
     guide = make_guide(settled, goal, start, seed, metric, sensitivity)
-    return Refined(settled, replace(guide, most=start), start, PASS)
+    begun_at = picked_within(settled, goal, guide, start) if within else start
+    return Refined(settled, replace(guide, most=start), begun_at, PASS)
 
 
 def _chosen(
