@@ -88,5 +88,19 @@ def limited(explored: Explored, start: Bits, seed: int, options: LimitedOptions)
     that are refined at one point lose 2 to 5 dB elsewhere.
     """
     chosen = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
-    more = options == LimitedOptions()
-    return Walk("limited", options, _steps(explored, start, chosen, 2 * PATIENCE, more))
+    return Walk("limited", options, _within(explored, start, chosen))
+
+
+def _within(explored: Explored, start: Bits, chosen: SensitivityOptions) -> Steps[None]:
+    yield from steps(explored, start, chosen, 2 * PATIENCE)
+    if explored.best[1].accepted:
+        return
+    # no limit is given up: the ends of what is expected, then as many moves from the nearest point as it takes
+    program = explored.program()
+    ends = program.range
+    for limit in (None,) if ends is None else (ends[0] * (1 + 1e-9), None):
+        picked = program.solve(limit)
+        if picked is not None:
+            yield from explored.look(picked.bits, "an end of the front that is expected")
+    if not explored.best[1].accepted:
+        yield from steps(explored, explored.best[0], SensitivityOptions(batch=BATCH))

@@ -106,7 +106,8 @@ def refined_as(which: Refines, scored: Scoring, metric: str, whole: int, seed: i
         whole: how many choices there are.
     """
     if which in ("choices", "within"):
-        return refined_choices(scored.prepared, scored.goal, metric, seed, within=which == "within")
+        within = scored.bench.evaluator if which == "within" else None
+        return refined_choices(scored.prepared, scored.goal, metric, seed, within=within)
     most = max(LEAST, whole / CHOICES_A_FORWARD)
     return refined(scored.prepared, scored.goal, metric, scored.bench.evaluator, most, seed)
 
