@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--hardware", nargs="+", default=list(HARDWARE))
     parser.add_argument("--goals", nargs="+", default=list(GOALS))
-    parser.add_argument("--searchers", nargs="+", default=list(SEARCHERS[1:]), help="beside the default")
+    parser.add_argument("--searchers", nargs="*", default=list(SEARCHERS[1:]), help="beside the default")
     parser.add_argument("--calibration", type=int, default=128, help="samples")
     parser.add_argument("--test", type=int, default=512, help="samples that calibration does not see")
     parser.add_argument("--times", type=float, default=1.0, help="what the others may take, in forwards of the default")
