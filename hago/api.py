@@ -48,7 +48,7 @@ def search_quantize_strategy(
     hardware: HardwareLike,
     dataset: Iterable[Any],
     *,
-    searcher: str | Searcher | Any = "gradient",
+    searcher: str | Searcher | Any = "auto",
     estimator: str | Estimator | None = None,
     objective: ObjectiveLike = "sqnr",
     budget: str | int | None = None,
@@ -81,9 +81,11 @@ def search_quantize_strategy(
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
         hardware: a Hardware, a name in hardware_specs, or a path.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
-        searcher: gradient (thresholds refined by a few gradient passes, then few evaluations), greedy,
+        searcher: auto (limited where a cost is minimised or limited below that of the most bits, else
+            gradient), gradient (thresholds refined by a few gradient passes, then few evaluations), limited
+            (thresholds of all choices refined in one pass, then few evaluations where the limits are), greedy,
             annealing, random, exhaustive, default (the start alone), sensitivity (guided by one pass over the
-            data) or pareto (guided too, with thresholds of all choices refined in that pass; docs/design.md),
+            data) or pareto (guided too, thresholds refined as for limited; docs/design.md),
             each with options where wanted ("greedy:tolerance=0.1"), or an object with `ask` and `tell`; a
             function of (space, start, seed) makes one for this search.
         estimator: of thresholds, e.g. "mse" or "percentile:99.9", which no searcher then refines; "dorefa" and

@@ -27,7 +27,7 @@ from hago.search.searchers import SEARCHERS, parse_searcher
 
 SEARCHES = {
     "greedy": "40 trials", "random:trials=60,batch=6": "60 trials", "annealing:cooling=0.9": "40 trials",
-    "sensitivity": "40 trials", "pareto": "40 trials", "gradient": "40 trials",
+    "sensitivity": "40 trials", "pareto": "40 trials", "gradient": "40 trials", "limited": "40 trials",
 }  # fmt: skip
 
 

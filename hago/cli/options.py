@@ -21,7 +21,7 @@ from hago.model_source import import_object
 from hago.ops import OPS, Ops
 from hago.ops._rule import OpRule
 from hago.search.log import Log
-from hago.search.searchers import SEARCHERS
+from hago.search.searchers import AUTO, SEARCHERS
 from hago.strategy import Strategy
 
 OK: Final = 0
@@ -144,7 +144,7 @@ def named(spec: str, what: str) -> Any:
 
 def named_searcher(spec: str) -> Any:
     """What `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` means."""
-    return spec if spec.partition(":")[0] in SEARCHERS else named(spec, "searcher")
+    return spec if spec.partition(":")[0] in (AUTO, *SEARCHERS) else named(spec, "searcher")
 
 
 def default_path(args: Namespace, hardware: Hardware, folder: str, suffix: str) -> Path:

@@ -8,7 +8,7 @@ from hago.cli.tables import table_options
 from hago.cli.values import byte_count, share
 from hago.cost import METRICS
 from hago.objective import OBJECTIVES
-from hago.search.searchers import SEARCHERS
+from hago.search.searchers import AUTO, SEARCHERS
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +16,10 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument(
         "--searcher",
-        default="gradient",
+        default=AUTO,
         metavar="NAME[:OPTION=VALUE,...]",
-        help=f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
+        help=f"{AUTO} (limited where costs are, else gradient), "
+        f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
     )
     group.add_argument(
         "--objective",

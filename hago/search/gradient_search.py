@@ -1,4 +1,5 @@
-"""Gradient search: from a start whose thresholds are refined, few evaluations of what gradients expect to be better."""
+"""Gradient search: few evaluations of what gradients expect to be better, from a start whose thresholds are refined;
+or, under limits on costs, with thresholds that were refined for every choice."""
 
 from __future__ import annotations
 
@@ -55,3 +56,51 @@ def _steps(explored: Explored, start: Bits, chosen: SensitivityOptions, patience
     if more and not score.accepted:
         # no limit is given up for the sake of few evaluations
         yield from steps(explored, bits, SensitivityOptions(batch=BATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedOptions:
+    """Options of search under limits.
+
+    Args:
+        rounds: how often the program is solved and corrected at most.
+        points: evaluations that find where a limit on a measure lies, when a cost is minimised.
+        moves: evaluations of moves around the best point, at most.
+    """
+
+    rounds: int = 4
+    points: int = 6
+    moves: int = 16
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.points < 1 or self.moves < 0:
+            raise HagoError(
+                f"limited search of {self.rounds} rounds, {self.points} points, {self.moves} moves; "
+                "expected 1 or more, and 0 or more moves"
+            )
+
+
+def limited(explored: Explored, start: Bits, seed: int, options: LimitedOptions) -> Searcher:
+    """A searcher for what is best under limits on costs, or costs least: it asks `start`, what an integer program over
+    expected losses picks, the program again as evaluations correct it, and moves around the best.
+
+    Before it, thresholds of all choices were refined (`refined_choices`), which hold wherever the program goes; those
+    that are refined at one point lose 2 to 5 dB elsewhere.
+    """
+    chosen = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
+    return Walk("limited", options, _within(explored, start, chosen))
+
+
+def _within(explored: Explored, start: Bits, chosen: SensitivityOptions) -> Steps[None]:
+    yield from steps(explored, start, chosen, 2 * PATIENCE)
+    if explored.best[1].accepted:
+        return
+    # no limit is given up: the ends of what is expected, then as many moves from the nearest point as it takes
+    program = explored.program()
+    ends = program.range
+    for limit in (None,) if ends is None else (ends[0] * (1 + 1e-9), None):
+        picked = program.solve(limit)
+        if picked is not None:
+            yield from explored.look(picked.bits, "an end of the front that is expected")
+    if not explored.best[1].accepted:
+        yield from steps(explored, explored.best[0], SensitivityOptions(batch=BATCH))

@@ -12,7 +12,7 @@ from hago.errors import HagoError, did_you_mean
 from hago.search.annealing import AnnealingOptions, annealing
 from hago.search.default import DefaultOptions, default
 from hago.search.exhaustive import ExhaustiveOptions, exhaustive
-from hago.search.gradient_search import GradientOptions, gradient
+from hago.search.gradient_search import GradientOptions, LimitedOptions, gradient, limited
 from hago.search.greedy import GreedyOptions, greedy
 from hago.search.guide import Guide, plain_guide
 from hago.search.optuna_search import OptunaOptions, gp, nsga2, tpe
@@ -25,7 +25,10 @@ from hago.search.sensitivity_search import Explored, SensitivityOptions, sensiti
 from hago.search.walk import Feeds
 from hago.space import Bits, Space
 
-Refines = Literal["", "start", "choices"]
+Refines = Literal["", "start", "choices", "within"]
+
+#: In a searcher's place: the one that is best for the goal, see `searcher_for`.
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class SearcherEntry:
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
         refined: which thresholds are made better before it begins, where nobody chose them: for the point where it
-            starts, or alike for every choice; empty for none.
+            starts, or alike for every choice (then it starts with the most bits, or within the limits); empty for none.
         front: whether it looks for a front, on which points that are worse than the best belong, too.
     """
 
@@ -58,6 +61,7 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "annealing": SearcherEntry(annealing, AnnealingOptions),
         "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
         "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True, front=True),
+        "limited": SearcherEntry(limited, LimitedOptions, guided=True, refined="within"),
         "pareto": SearcherEntry(pareto, ParetoOptions, guided=True, refined="choices", front=True),
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
@@ -65,6 +69,15 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
         "rfc_greedy": SearcherEntry(rfc_greedy, RfcGreedyOptions),
     }
 )
+
+
+def searcher_for(limited: bool) -> str:
+    """The searcher that `auto` stands for.
+
+    Args:
+        limited: whether the goal asks for fewer bits than the most.
+    """
+    return "limited" if limited else "gradient"
 
 
 def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:

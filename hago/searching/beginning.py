@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hago.costing import plan_cost
 from hago.errors import HagoError
+from hago.prepare import Prepared
 from hago.search.guide import Guide
 from hago.search.searcher import Searcher
-from hago.search.searchers import SEARCHERS, Refines, make_searcher, parse_searcher
+from hago.search.searchers import AUTO, SEARCHERS, Refines, make_searcher, parse_searcher, searcher_for
 from hago.searching.guidance import DEFAULT_COST, make_guide
 from hago.searching.reachable import check_reachable
 from hago.searching.refined_choices import refined_choices
@@ -56,8 +59,10 @@ def begin(
         HagoError: no such searcher, or options that it does not take.
     """
     prepared, goal, metric = scored.prepared, scored.goal, next(iter(costs), "")
-    entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
     start: Bits = safe_start(prepared.resolver, prepared.calibration.peaks)
+    if named == AUTO:
+        named = searcher_for(_limited(prepared, goal, start))
+    entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
     if entry is None or not entry.refined or chosen:
         check_reachable(goal, prepared, start, scored.first)
         guided = entry is not None and entry.guided
@@ -69,6 +74,17 @@ def begin(
     check_reachable(goal, prepared, found.guide.most or start, scored.first)
     searcher = _searcher(named, prepared.space, found.start, seed, found.guide)
     return Begun(searcher, scored, found.forwards, found.simulated)
+
+
+def _limited(prepared: Prepared, goal: Goal, start: Bits) -> bool:
+    """Whether a goal asks for fewer bits than the most: it makes a cost least, or limits one below theirs."""
+    if goal.minimize is not None:
+        return True
+    limits = [x for x in goal.limits if x.is_cost]
+    if not limits:
+        return False
+    figures = plan_cost(prepared.resolver(start)).figures
+    return any(x.shortfall(float(figures.get(x.figure, math.inf))) > 0.0 for x in limits)
 
 
 def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
@@ -89,8 +105,9 @@ def refined_as(which: Refines, scored: Scoring, metric: str, whole: int, seed: i
         metric: the first of the costs in use, if any.
         whole: how many choices there are.
     """
-    if which == "choices":
-        return refined_choices(scored.prepared, scored.goal, metric, seed)
+    if which in ("choices", "within"):
+        within = scored.bench.evaluator if which == "within" else None
+        return refined_choices(scored.prepared, scored.goal, metric, seed, within=within)
     most = max(LEAST, whole / CHOICES_A_FORWARD)
     return refined(scored.prepared, scored.goal, metric, scored.bench.evaluator, most, seed)
 

@@ -87,14 +87,14 @@ def refined(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, m
     )
     start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
     guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
-    picked = _picked(found.prepared, goal, guide, start)
+    picked = picked_within(found.prepared, goal, guide, start)
     found.improve(picked, most)
     simulated = found.forwards - found.differentiated
     return Refined(found.prepared, replace(guide, most=start), picked, found.differentiated, simulated)
 
 
 # ---------------------------------------------------------------- where the search begins
-def _picked(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[str, int]:
+def picked_within(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[str, int]:
     """The best expected point that keeps the limits on costs, no group having more bits than at the start."""
     picked = dict(start)
     limits = [x for x in goal.limits if x.is_cost]

@@ -19,7 +19,7 @@ from hago.prepare import HardwareLike, ModelLike, Prepared, held_out_batches, ma
 from hago.search.driver import SearchResult, search
 from hago.search.progress import Preliminaries
 from hago.search.searcher import Searcher
-from hago.search.searchers import check_racing, check_seed, parse_searcher
+from hago.search.searchers import AUTO, check_racing, check_seed, parse_searcher
 from hago.search.trial import Trial
 from hago.searching.anytime import Anytime
 from hago.searching.beginning import Begun, begin, costs_in_use
@@ -42,7 +42,7 @@ FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
 class SearchOptions:
     """What a user may choose of a search; see `hago.search_quantize_strategy`."""
 
-    searcher: str | Searcher | Any = "gradient"
+    searcher: str | Searcher | Any = AUTO
     estimator: str | Estimator | None = None
     objective: ObjectiveLike = "sqnr"
     budget: str | int | None = None

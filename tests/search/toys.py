@@ -26,6 +26,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"batch": 4},
     "sensitivity": {"moves": 12, "batch": 3},
     "gradient": {"moves": 12},
+    "limited": {"moves": 12},
     "pareto": {"points": 8, "batch": 3},
     "tpe": {"trials": 10, "startup": 4, "warm": 3, "batch": 2},
     "nsga2": {"trials": 10, "startup": 4, "warm": 3},
