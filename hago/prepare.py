@@ -96,7 +96,8 @@ class Prepared:
 
     Args:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
-        refined: whether thresholds are those of `refinement`.
+        refined: whether thresholds are those of `refinement`; where samples were kept aside to confirm them, what was
+            found there, as JSON values.
     """
 
     graph: Graph
@@ -109,7 +110,7 @@ class Prepared:
     resolver: Resolver
     keep_float: tuple[str, ...] = ()
     fix_bits: Mapping[str, int] = field(default_factory=dict)
-    refined: bool = False
+    refined: bool | Mapping[str, Any] = False
 
     @property
     def without_row(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: i
     if kinds:
         how["topology"] = "searched"
     if prepared.refined:
-        how["refined"] = True
+        how["refined"] = prepared.refined
     if race is not None:
         how["race"] = asdict(race)
     return how

@@ -3,12 +3,17 @@
 Activations: an estimator of the least squared error is shown every value with the weight of its squared gradient, so
 that it makes the error at the outputs small, not that of the tensor. Weights: see `weight_scales`; every round of
 changes is kept only if the outputs, simulated on all samples, are better for it.
+
+What gradients propose is confirmed on batches that they have not seen (`KeptAside`): where it is not surely better
+there than the thresholds that it would replace, these stay. Thresholds that are tuned to few samples lose more on
+others than plain ones, above all where they clip values that the samples did not reach.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,6 +61,73 @@ PULLS: Final[Mapping[str, Pull]] = {SQUARED: squared_error_pull, "divergence": d
 TRIES: Final = 3
 
 
+#: Of the samples, the part that is kept aside, about.
+ASIDE: Final = 0.25
+#: Blocks of samples that are compared as one each, since neighbours are alike, where batches are fewer.
+BLOCKS: Final = 4
+#: Standard errors by which what is proposed must be better on what was kept aside.
+SURE: Final = 2.0
+#: By how much of the loss thresholds of activations must be better: they decide what happens to values that nobody saw.
+MARGIN: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAside:
+    """The samples on which refined thresholds are confirmed: the last batches, whole, since samples of one batch are
+    alike; of a single batch, its last samples.
+
+    Args:
+        rows: how many samples of each batch gradients see.
+        blocks: numbers of the samples kept aside, in blocks that are compared as one each.
+    """
+
+    rows: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(sizes: Sequence[int]) -> KeptAside | None:
+        """About a quarter of the samples; None where there are fewer than four.
+
+        Args:
+            sizes: of the batches.
+        """
+        total = sum(sizes)
+        if total < 4:
+            return None
+        if len(sizes) == 1:
+            rows, cuts = [total - max(2, round(total * ASIDE))], []
+        else:
+            kept = len(sizes) - 1
+            while kept > 1 and total - sum(sizes[: kept - 1]) <= total * ASIDE:
+                kept -= 1
+            rows, cuts = [*sizes[:kept], *[0] * (len(sizes) - kept)], list(itertools.accumulate(sizes))[kept - 1 : -1]
+        first = sum(rows)
+        if len(cuts) < BLOCKS:
+            count = min(BLOCKS, total - first)
+            cuts = [first + i * (total - first) // count for i in range(count)]
+        ends = [*cuts[1:], total]
+        return KeptAside(tuple(rows), tuple(tuple(range(a, b)) for a, b in zip(cuts, ends, strict=True)))
+
+    def shaping(self, batches: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+        """What of each batch gradients may see."""
+        pairs = zip(batches, self.rows, strict=True)
+        return [[t[:count] for t in tensors] for tensors, count in pairs if count]
+
+    def gain(self, before: Tensor, after: Tensor) -> tuple[float, float]:
+        """By which part of the loss the one is better than the other on these samples, and how many standard errors
+        that is.
+
+        Args:
+            before, after: losses of all samples.
+        """
+        blocks = [torch.tensor(block) for block in self.blocks]
+        gains = torch.stack([(before[b] - after[b]).to(torch.float64).mean() for b in blocks])
+        mean, whole = float(gains.mean()), float(before[torch.cat(blocks)].to(torch.float64).mean())
+        error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+        part = mean / whole if whole > 0.0 else 0.0
+        return part, mean / error if error > 0.0 else math.copysign(math.inf, mean) if mean else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Refined:
     """What a search goes on with.
@@ -73,22 +145,36 @@ class Refined:
     simulated: float = 0.0
 
 
-def refined(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, most: float, seed: int = 0) -> Refined:
+def refined(
+    prepared: Prepared,
+    goal: Goal,
+    metric: str,
+    evaluator: Evaluator,
+    most: float,
+    seed: int = 0,
+    *,
+    confirm: bool = True,
+) -> Refined:
     """The same with other thresholds.
 
     Args:
+        confirm: keep samples aside, and what is surely better there; logs of version 1 did not.
         metric: which cost the guide is about; see `make_guide`.
         evaluator: of the search, over its data.
         most: what may be spent, in forwards; the first pass is spent in any case.
     """
-    found = _Refinement(prepared, goal.objective, evaluator, seed)
+    aside = KeptAside.of([b.size for b in evaluator.batches]) if confirm and goal.objective.loss is not None else None
+    found = _Refinement(prepared, goal.objective, evaluator, seed, aside)
     sensitivity = measure_sensitivity(
         found.prepared, goal.objective, seed, CHUNK, found.probes.see, found.settle, batches=[found.batch]
     )
     start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
     guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
     picked = picked_within(found.prepared, goal, guide, start)
-    found.improve(picked, most)
+    if aside is None:
+        found.improve(picked, most)
+    else:
+        found.improve_surely(picked, most, aside)
     simulated = found.forwards - found.differentiated
     return Refined(found.prepared, replace(guide, most=start), picked, found.differentiated, simulated)
 
@@ -135,16 +221,21 @@ def picked_within(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> 
 class _Refinement:
     """The thresholds as they get better."""
 
-    def __init__(self, prepared: Prepared, objective: Objective, evaluator: Evaluator, seed: int) -> None:
-        self.objective, self.evaluator, self.seed = objective, evaluator, seed
+    def __init__(
+        self, prepared: Prepared, objective: Objective, evaluator: Evaluator, seed: int, aside: KeptAside | None = None
+    ) -> None:
+        self.objective, self.evaluator, self.seed, self.aside = objective, evaluator, seed, aside
+        self.given = prepared
         self.prepared = with_statistics(prepared, prepared.calibration)
         bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
         self.scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
         self.probes = WeightGradients.of_probes(prepared)
         self.forwards, self.differentiated = 0.0, 0.0
-        self.step = -(-evaluator.batches.samples // SAMPLES)
+        seen = evaluator.batches.samples if aside is None else sum(aside.rows)
+        self.step = -(-seen // SAMPLES)
         self.batch = self._thinned()
         self._outputs: list[Sequence[Tensor]] = []
+        self._losses = self._best_losses = self._given_losses = torch.zeros(0)
         self._full: set[str] = set()
 
     def settle(self, seen: Gradients) -> tuple[Prepared, Gradients]:
@@ -157,9 +248,13 @@ class _Refinement:
     def _thinned(self) -> Batch:
         """The samples that are differentiated, as many from everywhere in the data."""
         batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
-        labels = [[b.labels] for b in batches if b.labels is not None] if labelled else []
-        inputs = thinned((b.inputs for b in batches), self.step)
+        labels = self._seen([[b.labels] for b in batches if b.labels is not None]) if labelled else []
+        inputs = thinned(self._seen([b.inputs for b in batches]), self.step)
         return Batch(inputs, thinned(labels, self.step)[0] if labelled else None)
+
+    def _seen(self, batches: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+        """What gradients may see."""
+        return batches if self.aside is None else self.aside.shaping(batches)
 
     @property
     def price(self) -> float:
@@ -170,14 +265,21 @@ class _Refinement:
         self.forwards += self.price
         self.differentiated += self.price
 
-    def improve(self, bits: Bits, most: float) -> None:
-        """Rounds at a point while they pay, for so many forwards at most."""
+    def improve(
+        self, bits: Bits, most: float, begun: tuple[float, Tensor, list[Sequence[Tensor]]] | None = None
+    ) -> None:
+        """Rounds at a point while they pay, for so many forwards at most.
+
+        Args:
+            begun: the objective, losses and outputs there, where they are known.
+        """
         pull = PULLS.get(PROBES[self.objective.name][1] if self.objective.name in PROBES else SQUARED)
         self.scales.keep(bits)
         now, share, failed = self.scales.as_estimated, SHARE, 0
         if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
             return
-        best, outputs, known, loss = self._measured(self.prepared, bits), self._outputs, False, 0.0
+        best = self._measured(self.prepared, bits) if begun is None else begun[0]
+        outputs, known, loss = self._outputs if begun is None else begun[2], False, 0.0
         alone = self.scales.alone(self.prepared.resolver(bits))
         there: Chosen | None = None if _same(alone, now) else alone
         while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else self.price) <= most:
@@ -189,9 +291,10 @@ class _Refinement:
                     return
             tried = with_refined(self.prepared, self.scales.thresholds(there))
             value = self._measured(tried, bits)
-            if value is not None and value > best:
+            gained = self.aside is None or self.aside.gain(self._best_losses, self._losses)[0] > 0.0
+            if value is not None and value > best and gained:
                 best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
-                self.prepared = tried
+                self.prepared, self._best_losses = tried, self._losses
             elif value is None:
                 self.scales.bar(self._full, now)
                 failed += 1
@@ -199,11 +302,48 @@ class _Refinement:
                 share, failed = share / 2, failed + 1
             there = None
 
+    def improve_surely(self, bits: Bits, most: float, aside: KeptAside) -> None:
+        """The same, where samples were kept aside: each step is kept only if it is surely better there than what it
+        would replace."""
+        proposed, plain = self.prepared, with_statistics(self.given, self.given.calibration)
+        best, value = self.given, self._measured(self.given, bits)
+        losses, outputs = self._losses, self._outputs
+        self._given_losses = losses
+        said: dict[str, Any] = {"kept_aside": sum(map(len, aside.blocks)), "activations": "estimated"}
+        for name, tried in (("weighted", proposed), ("mse", plain)):
+            if name == "mse" and self.given.estimator == Mse():
+                continue  # which is what was given
+            other = self._measured(tried, bits)
+            if other is not None and (value is None or self._surely(aside, losses, other > value, MARGIN)):
+                best, value, losses, outputs, said["activations"] = tried, other, self._losses, self._outputs, name
+                break
+        self.prepared = best
+        confirmed, before = best, losses
+        self._best_losses = losses
+        if value is not None:
+            self.improve(bits, most, (value, losses, outputs))
+        said["weights"] = self.prepared is not confirmed
+        if said["weights"] and not self._surely(aside, before, True, 0.0, self._best_losses):
+            self.prepared, said["weights"] = confirmed, False
+        last = self._best_losses if said["weights"] else before
+        part, errors = aside.gain(self._given_losses, last)
+        said |= {"gain": round(part, 4), "standard_errors": round(min(max(errors, -99.0), 99.0), 2)}
+        self.prepared = replace(self.prepared, refined=said)
+
+    def _surely(
+        self, aside: KeptAside, before: Tensor, better: bool, margin: float, after: Tensor | None = None
+    ) -> bool:
+        """Whether what was measured last is better on all samples, and surely on those kept aside."""
+        part, errors = aside.gain(before, self._losses if after is None else after)
+        return better and part > margin and errors > SURE
+
     def _measured(self, prepared: Prepared, bits: Bits) -> float | None:
         """The objective, or None where an accumulator overflowed; its outputs are kept."""
         self._outputs = []
         measured = self.evaluator.measure(prepared.resolver(bits), see=self._outputs.append)
         self.forwards += 1
+        if self.objective.loss is not None:
+            self._losses = self.objective.loss(measured.contributions[self.objective.name])
         self._full = {name for name, count in measured.peaks.overflows.items() if count}
         if self._full:
             return None
@@ -211,7 +351,7 @@ class _Refinement:
 
     def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
         """What the weights' changes would do to the error of outputs, to first order; returns the loss."""
-        whole = thinned(outputs, self.step)
+        whole = thinned(self._seen(outputs), self.step)
         chunks = ([o[start : start + SLOPES] for o in whole] for start in range(0, self.batch.size, SLOPES))
         losses: list[float] = []
 
