@@ -18,6 +18,7 @@ from hago.search.log import read_log
 from hago.search.searchers import SEARCHERS
 from hago.search.trial import Trial
 from hago.searching.beginning import costs_in_use, refined_as
+from hago.searching.confirmation import Confirmation
 from hago.searching.waste import tidied
 from hago.trials.evaluate import Evaluator
 from hago.trials.goal import Goal, parse_limits
@@ -158,7 +159,10 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scored = Scoring(goal, tidied(prepared, costs), None, race, header.seed)
     metric, which = next(iter(costs), ""), SEARCHERS[name].refined
-    return refined_as(which, scored, metric, prepared.space.size, header.seed).prepared
+    # logs of version 1 kept nothing aside
+    sizes = [b.size for b in scored.bench.evaluator.batches]
+    confirmation = None if said.get("refined") is True else Confirmation.of(sizes)
+    return refined_as(which, scored, metric, prepared.space.size, header.seed, confirmation).prepared
 
 
 def _best(trials: Iterable[Trial]) -> Trial:

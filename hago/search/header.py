@@ -16,7 +16,7 @@ from hago.space import Space
 from hago.strategy import HardwareId
 from hago.version import VERSION as HAGO_VERSION
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 #: What a log is made for; a log that differs here belongs to another task altogether.
 _MADE_FOR: Final = ("model_hash", "hardware", "data_hash", "space")
@@ -40,6 +40,7 @@ class Header:
         space: {"groups", "choices", "hash"}.
         settings: whatever else changes the scores.
         made_by: versions, machine and threads; a difference is worth a notice, not a refusal.
+        confirmed: what refined thresholds gain on samples that were kept aside.
     """
 
     model_hash: str
@@ -54,6 +55,7 @@ class Header:
     space: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     made_by: Mapping[str, Any] = field(default_factory=dict)
+    confirmed: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, at: str = "") -> dict[str, Any]:
         """The JSON values of the line, `at` being the time that stands in it.
@@ -63,6 +65,8 @@ class Header:
         """
         parts = {name: getattr(self, name) for name in (*_MADE_FOR, *_MADE_HOW, "made_by")}
         parts["hardware"] = {"name": self.hardware.name, "hash": self.hardware.hash}
+        if self.confirmed:
+            parts["confirmed"] = self.confirmed
         record: dict[str, Any] = json_values(parts, "log header")
         return {**record, "version": VERSION, "time": {"at": at}}
 
@@ -114,6 +118,7 @@ def make_header(
     fix_bits: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    confirmed: Mapping[str, Any] | None = None,
 ) -> Header:
     """The header of a search in `space` by `searcher`.
 
@@ -133,6 +138,7 @@ def make_header(
         space={"groups": len(space.groups), "choices": space.size, "hash": space_hash(space)},
         settings=dict(settings or {}),
         made_by=versions(threads),
+        confirmed=dict(confirmed or {}),
     )
 
 

@@ -65,6 +65,23 @@ def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
     return found
 
 
+def read_header(path: str | Path) -> Header | None:
+    """The header of a log; None where no file stands there, or none with a whole header.
+
+    Raises:
+        LogError: unreadable, or a header that is not as hago wrote it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return None
+    try:
+        with open(path, "rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise LogError(f"cannot read log {path}: {error}") from None
+    return parse_log(line, str(path)).header
+
+
 def parse_log(content: bytes, where: str) -> Log:
     """The log that `content` is.
 

@@ -29,6 +29,8 @@ Refines = Literal["", "start", "choices", "within"]
 
 #: In a searcher's place: the one that is best for the goal, see `searcher_for`.
 AUTO: Final = "auto"
+#: What that may be.
+DEFAULTS: Final = ("gradient", "limited")
 
 
 @dataclass(frozen=True, slots=True)

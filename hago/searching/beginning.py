@@ -13,6 +13,7 @@ from hago.prepare import Prepared
 from hago.search.guide import Guide
 from hago.search.searcher import Searcher
 from hago.search.searchers import AUTO, SEARCHERS, Refines, make_searcher, parse_searcher, searcher_for
+from hago.searching.confirmation import Confirmation
 from hago.searching.guidance import DEFAULT_COST, make_guide
 from hago.searching.reachable import check_reachable
 from hago.searching.refined_choices import refined_choices
@@ -35,16 +36,24 @@ class Begun:
         searcher: knows the space, and where to start.
         scored: scores its points, with the thresholds that were found.
         gradients, simulated: what it took, in forwards: passes for gradients, and simulations.
+        confirmation: on which samples what it proposes is to be confirmed; None where nothing is proposed but bits.
     """
 
     searcher: Searcher
     scored: Scoring
     gradients: float = 0.0
     simulated: float = 0.0
+    confirmation: Confirmation | None = None
 
 
 def begin(
-    scored: Scoring, named: str | Searcher | Any, costs: Sequence[str], whole: int, seed: int, chosen: bool
+    scored: Scoring,
+    named: str | Searcher | Any,
+    costs: Sequence[str],
+    whole: int,
+    seed: int,
+    chosen: bool,
+    confirmed: bool = True,
 ) -> Begun:
     """What a search begins with.
 
@@ -53,6 +62,7 @@ def begin(
         costs: those in use.
         whole: how many choices there are.
         chosen: whether the user chose the thresholds, or how to estimate them.
+        confirmed: whether refined thresholds are confirmed on samples that are kept aside.
 
     Raises:
         InfeasibleBits: no point keeps the limits.
@@ -69,11 +79,12 @@ def begin(
         guide = make_guide(prepared, goal, start, seed, metric) if guided else None
         return Begun(_searcher(named, prepared.space, start, seed, guide), scored, PASS if guided else 0.0)
     check_reachable(goal.of_costs, prepared, start, scored.first)
-    found = refined_as(entry.refined, scored, metric, whole, seed)
+    confirmation = Confirmation.of([b.size for b in scored.bench.evaluator.batches]) if confirmed else None
+    found = refined_as(entry.refined, scored, metric, whole, seed, confirmation)
     scored, prepared = scored.of(found.prepared), found.prepared
     check_reachable(goal, prepared, found.guide.most or start, scored.first)
     searcher = _searcher(named, prepared.space, found.start, seed, found.guide)
-    return Begun(searcher, scored, found.forwards, found.simulated)
+    return Begun(searcher, scored, found.forwards, found.simulated, confirmation)
 
 
 def _limited(prepared: Prepared, goal: Goal, start: Bits) -> bool:
@@ -97,19 +108,24 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
 
 
-def refined_as(which: Refines, scored: Scoring, metric: str, whole: int, seed: int) -> Refined:
+def refined_as(
+    which: Refines, scored: Scoring, metric: str, whole: int, seed: int, confirmation: Confirmation | None
+) -> Refined:
     """What a search whose thresholds are refined begins with.
 
     Args:
         which: see SearcherEntry.
         metric: the first of the costs in use, if any.
         whole: how many choices there are.
+        confirmation: what is kept aside; None for what logs of version 1 did.
     """
+    evaluator = scored.bench.evaluator
     if which in ("choices", "within"):
-        within = scored.bench.evaluator if which == "within" else None
-        return refined_choices(scored.prepared, scored.goal, metric, seed, within=within)
+        within = which == "within"
+        how = (scored.prepared, scored.goal, metric, seed)
+        return refined_choices(*how, evaluator=evaluator, within=within, confirmation=confirmation)
     most = max(LEAST, whole / CHOICES_A_FORWARD)
-    return refined(scored.prepared, scored.goal, metric, scored.bench.evaluator, most, seed)
+    return refined(scored.prepared, scored.goal, metric, evaluator, most, seed, confirmation)
 
 
 def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Guide | None) -> Searcher:

@@ -22,7 +22,9 @@ from hago.trials.evaluate import Evaluator
 from hago.trials.scoring import Scoring
 
 #: What a log says elsewhere in its header, or not at all.
-NOT_SAID: Final = frozenset({"searcher", "goal", "race", "estimated", "topology", "weights", "refined"})
+NOT_SAID: Final = frozenset({"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"})
+#: What says of refined thresholds how samples were kept aside; the rest of it was measured.
+_ASIDE: Final = ("kept_aside", "turns")
 
 
 def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
@@ -34,8 +36,11 @@ def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: i
         how["goal"] = goal.to_json()
     if kinds:
         how["topology"] = "searched"
-    if prepared.refined:
-        how["refined"] = prepared.refined
+    if prepared.refined is True:
+        how["refined"] = True
+    elif prepared.refined:
+        how["refined"] = {k: prepared.refined[k] for k in _ASIDE}
+        how["confirmed"] = {k: v for k, v in prepared.refined.items() if k not in _ASIDE}
     if race is not None:
         how["race"] = asdict(race)
     return how
@@ -72,6 +77,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **{k: how[k] for k in ("race", "topology", "refined") if k in how},
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
         },
+        confirmed=how.get("confirmed"),
         **said,
     )
 

@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from hago.errors import InfeasibleBits
-from hago.fitting import planned
+from hago.fitting import fitting, planned
+from hago.frontend.data import Batch, Batches
 from hago.gradients import Gradients
 from hago.levels import Levels
 from hago.prepare import Prepared
+from hago.search.guide import Guide
+from hago.search.knapsack import Knapsack
+from hago.searching.confirmation import Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.searching.guidance import make_guide
 from hago.searching.refinement import CHUNK, PASS, Refined, picked_within, weighted, with_refined, with_statistics
 from hago.searching.sensitivity import measure_sensitivity
@@ -31,49 +38,131 @@ from hago.types import Edge
 
 
 def refined_choices(
-    prepared: Prepared, goal: Goal, metric: str, seed: int = 0, *, within: Evaluator | None = None
+    prepared: Prepared,
+    goal: Goal,
+    metric: str,
+    seed: int = 0,
+    *,
+    evaluator: Evaluator | None = None,
+    within: bool = False,
+    confirmation: Confirmation | None = None,
 ) -> Refined:
-    """The same with other thresholds, and what a search over a front begins with: the most bits.
+    """The same with other thresholds, and what a search begins with: over a front, the most bits.
 
     Args:
         metric: which cost the guide is about; see `make_guide`.
+        evaluator: of the search's data; needed for what follows.
         within: begin with the best expected point that keeps the limits on costs instead, with the thresholds that are
-            the best there, refined or not, by this evaluator of the search's data.
+            the best there, refined or not.
+        confirmation: what is kept aside, to take only thresholds that are surely better there; None, as in logs of
+            version 1, to take what is better on all samples within limits, and refined ones over a front.
     """
-    begun = with_statistics(prepared, prepared.calibration)
-    probes, settled, known = WeightGradients.of_probes(begun), begun, _always_scaled(begun)
+    start_of = (prepared, goal, metric, seed)
+    if confirmation is None or evaluator is None or not confirmation.turns:
+        whole = _Proposed.of(*start_of)
+        picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
+        if confirmation is not None:
+            return Refined(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
+        if not within or evaluator is None:
+            return Refined(whole.ways["refined"], whole.guide, picked, PASS)
+        values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
+        best = max(values, key=lambda name: values[name])
+        return Refined(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
+    turns = [_Proposed.of(*start_of, aside) for aside in confirmation.turns]
+    # what several turns confirm is made again from all samples
+    whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
+    settled = whole.ways["refined"]
+    picked = picked_within(settled, goal, whole.guide, whole.start) if within else whole.start
+    # a front is searched from the most bits on, and used at fewer
+    point = picked if within else _middle(settled, whole.guide, whole.start)
+    value, losses = _measured(prepared, point, goal, evaluator)
+    before = [losses] * len(turns)
+    found, spent, gain = "estimated", 1.0, confirmation.gain(before, before)
+    for way in ("refined", "mse"):
+        ways = [turn.ways[way] for turn in (turns if way == "refined" else turns[:1])]
+        tried = [_measured(each, point, goal, evaluator) for each in ways]
+        spent += len(tried)
+        tried *= len(turns) // len(tried)  # the least squared error of values is the same in every turn
+        gained = confirmation.gain(before, [after for _, after in tried])
+        runs = all(other > -math.inf for other, _ in tried)
+        if runs and (value == -math.inf or gained.is_sure()):
+            found, gain = way, gained
+            break
+    shares = [
+        clipped_share(prepared.calibration, prepared.space, whole.ways[w].resolver(point)) for w in (found, "estimated")
+    ]
+    said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
+    passes = PASS * len({id(p) for p in (*turns, whole)})
+    return Refined(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
 
-    def settle(seen: Gradients) -> tuple[Prepared, Gradients]:
-        nonlocal settled
-        thresholds, losses = _chosen(begun, probes, known)
-        shown = with_statistics(begun, weighted(begun, seen.spectra))
-        settled = with_refined(shown, thresholds)
-        return settled, replace(seen, weights={**seen.weights, **losses})
 
-    chunk = max(1, min(CHUNK, prepared.batches.samples // probes.count))
-    sensitivity = measure_sensitivity(begun, goal.objective, seed, chunk, probes.see, settle, known)
-    start = safe_start(settled.resolver, prepared.calibration.peaks)
-    guide = make_guide(settled, goal, start, seed, metric, sensitivity)
-    guide = replace(guide, most=start)
-    if within is None:
-        return Refined(settled, guide, start, PASS)
-    picked = picked_within(settled, goal, guide, start)
-    # each channel's threshold is the best alone by a few random vectors; together they may be worse than none
-    ways = [settled, begun, prepared]
-    best = max(ways, key=lambda way: _value(way, picked, goal, within))
-    return Refined(best, guide, picked, PASS, float(len(ways)))
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """What one pass over samples says.
+
+    Args:
+        ways: thresholds that may be taken: `refined`, of the least squared error (`mse`), and as they were
+            (`estimated`). Each channel's refined threshold is the best alone by a few random vectors; together they
+            may be worse than others.
+        start: the most bits that hold.
+    """
+
+    ways: Mapping[str, Prepared]
+    guide: Guide
+    start: Bits
+
+    @staticmethod
+    def of(prepared: Prepared, goal: Goal, metric: str, seed: int, aside: KeptAside | None = None) -> _Proposed:
+        """What samples say that are not kept aside."""
+        begun = with_statistics(prepared, prepared.calibration)
+        probes, settled, known = WeightGradients.of_probes(begun), begun, _always_scaled(begun)
+
+        def settle(seen: Gradients) -> tuple[Prepared, Gradients]:
+            nonlocal settled
+            thresholds, losses = _chosen(begun, probes, known)
+            shown = with_statistics(begun, weighted(begun, seen.spectra))
+            settled = with_refined(shown, thresholds)
+            return settled, replace(seen, weights={**seen.weights, **losses})
+
+        samples = prepared.batches.samples - (0 if aside is None else aside.last - aside.first)
+        chunk = max(1, min(CHUNK, samples // probes.count))
+        batches = None if aside is None else _shaping(prepared.batches, aside)
+        sensitivity = measure_sensitivity(begun, goal.objective, seed, chunk, probes.see, settle, known, batches)
+        start = safe_start(settled.resolver, prepared.calibration.peaks)
+        guide = make_guide(settled, goal, start, seed, metric, sensitivity)
+        ways = {"refined": settled, "mse": begun, "estimated": prepared}
+        return _Proposed(ways, replace(guide, most=start), start)
 
 
-def _value(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) -> float:
-    """The objective at a point; less than any where it does not run."""
+def _shaping(batches: Batches, aside: KeptAside) -> Iterator[Batch]:
+    """What of all data may shape thresholds."""
+    inputs = aside.shaping(b.inputs for b in batches)
+    if not batches.labelled:
+        yield from (Batch(tuple(tensors), None) for tensors in inputs)
+        return
+    labels = aside.shaping([b.labels] for b in batches if b.labels is not None)
+    yield from (Batch(tuple(tensors), own) for tensors, (own,) in zip(inputs, labels, strict=True))
+
+
+def _middle(prepared: Prepared, guide: Guide, start: Bits) -> Bits:
+    """A point half way along the front, as far as the guide knows one."""
+    program = Knapsack(prepared.space, guide)
+    solved = None if program.range is None else program.solve(sum(program.range) / 2)
+    fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
+    return start if fits is None else fits.bits
+
+
+def _measured(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) -> tuple[float, Tensor]:
+    """The objective at a point, less than any where it does not run, and the losses of all samples."""
     plan = planned(prepared.resolver, bits)
     if isinstance(plan, InfeasibleBits):
-        return -math.inf
+        return -math.inf, torch.full((evaluator.batches.samples,), math.inf, dtype=torch.float64)
     measured = evaluator.measure(plan)
+    losses = losses_of(goal.objective, measured)
     if any(measured.peaks.overflows.values()):
-        return -math.inf
+        return -math.inf, losses
     value = float(goal.objective.finish(measured.contributions[goal.objective.name].mean(0)))
-    return -math.inf if math.isnan(value) else value
+    return -math.inf if math.isnan(value) else value, losses
 
 
 def _chosen(

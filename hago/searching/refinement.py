@@ -4,14 +4,12 @@ Activations: an estimator of the least squared error is shown every value with t
 that it makes the error at the outputs small, not that of the tensor. Weights: see `weight_scales`; every round of
 changes is kept only if the outputs, simulated on all samples, are better for it.
 
-What gradients propose is confirmed on batches that they have not seen (`KeptAside`): where it is not surely better
-there than the thresholds that it would replace, these stay. Thresholds that are tuned to few samples lose more on
-others than plain ones, above all where they clip values that the samples did not reach.
+What gradients propose is confirmed on samples that they have not seen (`confirmation`): where it is not surely better
+there than the thresholds that it would replace, these stay.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,12 +32,13 @@ from hago.prepare import Prepared
 from hago.schemes import Grid
 from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
+from hago.searching.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.searching.guidance import make_guide
 from hago.searching.sensitivity import PROBES, measure_sensitivity
 from hago.searching.weight_scales import Chosen, WeightGradients, WeightScales
 from hago.space import Bits, Space
 from hago.threshold_sources import Estimated, estimated_resolver
-from hago.trials.evaluate import Evaluator, safe_start
+from hago.trials.evaluate import Evaluator, Measured, safe_start
 from hago.trials.goal import Goal
 from hago.types import Edge
 
@@ -59,73 +58,6 @@ SQUARED: Final = "squared error"
 PULLS: Final[Mapping[str, Pull]] = {SQUARED: squared_error_pull, "divergence": divergence_pull}
 #: Rounds without a gain before the last ends it.
 TRIES: Final = 3
-
-
-#: Of the samples, the part that is kept aside, about.
-ASIDE: Final = 0.25
-#: Blocks of samples that are compared as one each, since neighbours are alike, where batches are fewer.
-BLOCKS: Final = 4
-#: Standard errors by which what is proposed must be better on what was kept aside.
-SURE: Final = 2.0
-#: By how much of the loss thresholds of activations must be better: they decide what happens to values that nobody saw.
-MARGIN: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAside:
-    """The samples on which refined thresholds are confirmed: the last batches, whole, since samples of one batch are
-    alike; of a single batch, its last samples.
-
-    Args:
-        rows: how many samples of each batch gradients see.
-        blocks: numbers of the samples kept aside, in blocks that are compared as one each.
-    """
-
-    rows: tuple[int, ...]
-    blocks: tuple[tuple[int, ...], ...]
-
-    @staticmethod
-    def of(sizes: Sequence[int]) -> KeptAside | None:
-        """About a quarter of the samples; None where there are fewer than four.
-
-        Args:
-            sizes: of the batches.
-        """
-        total = sum(sizes)
-        if total < 4:
-            return None
-        if len(sizes) == 1:
-            rows, cuts = [total - max(2, round(total * ASIDE))], []
-        else:
-            kept = len(sizes) - 1
-            while kept > 1 and total - sum(sizes[: kept - 1]) <= total * ASIDE:
-                kept -= 1
-            rows, cuts = [*sizes[:kept], *[0] * (len(sizes) - kept)], list(itertools.accumulate(sizes))[kept - 1 : -1]
-        first = sum(rows)
-        if len(cuts) < BLOCKS:
-            count = min(BLOCKS, total - first)
-            cuts = [first + i * (total - first) // count for i in range(count)]
-        ends = [*cuts[1:], total]
-        return KeptAside(tuple(rows), tuple(tuple(range(a, b)) for a, b in zip(cuts, ends, strict=True)))
-
-    def shaping(self, batches: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """What of each batch gradients may see."""
-        pairs = zip(batches, self.rows, strict=True)
-        return [[t[:count] for t in tensors] for tensors, count in pairs if count]
-
-    def gain(self, before: Tensor, after: Tensor) -> tuple[float, float]:
-        """By which part of the loss the one is better than the other on these samples, and how many standard errors
-        that is.
-
-        Args:
-            before, after: losses of all samples.
-        """
-        blocks = [torch.tensor(block) for block in self.blocks]
-        gains = torch.stack([(before[b] - after[b]).to(torch.float64).mean() for b in blocks])
-        mean, whole = float(gains.mean()), float(before[torch.cat(blocks)].to(torch.float64).mean())
-        error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
-        part = mean / whole if whole > 0.0 else 0.0
-        return part, mean / error if error > 0.0 else math.copysign(math.inf, mean) if mean else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,31 +84,36 @@ def refined(
     evaluator: Evaluator,
     most: float,
     seed: int = 0,
-    *,
-    confirm: bool = True,
+    confirmation: Confirmation | None = None,
 ) -> Refined:
     """The same with other thresholds.
 
     Args:
-        confirm: keep samples aside, and what is surely better there; logs of version 1 did not.
         metric: which cost the guide is about; see `make_guide`.
         evaluator: of the search, over its data.
-        most: what may be spent, in forwards; the first pass is spent in any case.
+        most: what may be spent on one turn, in forwards; the first pass is spent in any case.
+        confirmation: what is kept aside, to take only what is surely better there; None, as in logs of version 1, to
+            take what is better on all samples.
     """
-    aside = KeptAside.of([b.size for b in evaluator.batches]) if confirm and goal.objective.loss is not None else None
-    found = _Refinement(prepared, goal.objective, evaluator, seed, aside)
-    sensitivity = measure_sensitivity(
-        found.prepared, goal.objective, seed, CHUNK, found.probes.see, found.settle, batches=[found.batch]
-    )
-    start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
-    guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
-    picked = picked_within(found.prepared, goal, guide, start)
-    if aside is None:
-        found.improve(picked, most)
-    else:
-        found.improve_surely(picked, most, aside)
-    simulated = found.forwards - found.differentiated
-    return Refined(found.prepared, replace(guide, most=start), picked, found.differentiated, simulated)
+    whole = (prepared, goal, metric, evaluator, seed)
+    if confirmation is None:
+        found = _Refinement.begun(*whole)
+        found.improve(most)
+        return found.result()
+    turns = [_Refinement.begun(*whole, aside) for aside in confirmation.turns]
+    for turn in turns:
+        turn.known = turns[0].known
+    steps = _Confirmed(prepared, confirmation, turns)
+    steps.choose_activations()
+    steps.choose_weights(most)
+    if len(turns) == 1:
+        return turns[0].result(said=steps.said())
+    # what was confirmed is made again from all samples
+    found = _Refinement.begun(*whole)
+    found.take(steps.activations)
+    if steps.rounds:
+        found.improve(most, steps.rounds)
+    return found.result(steps.spent, steps.said())
 
 
 # ---------------------------------------------------------------- where the search begins
@@ -219,26 +156,75 @@ def picked_within(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> 
 
 # ---------------------------------------------------------------- the passes
 class _Refinement:
-    """The thresholds as they get better."""
+    """The thresholds as they get better at a point.
+
+    Attributes:
+        prepared: with the thresholds of now.
+        picked: the point.
+        guide: what every choice is expected to lose.
+        value, losses: of the objective at the point, as measured last; None where an accumulator overflowed. The value
+            is over the samples that may shape the thresholds, the losses are all samples'.
+        ways: thresholds of activations that may be taken.
+        kept: after each round that was kept, the thresholds and the losses.
+        known: what was measured of thresholds that turns share, by the key of their Plan.
+        forwards, differentiated: what was spent, and which part of that on gradients.
+    """
+
+    guide: Guide
+    picked: Bits
+    ways: Mapping[str, Prepared]
 
     def __init__(
         self, prepared: Prepared, objective: Objective, evaluator: Evaluator, seed: int, aside: KeptAside | None = None
     ) -> None:
-        self.objective, self.evaluator, self.seed, self.aside = objective, evaluator, seed, aside
-        self.given = prepared
+        self.given, self.objective, self.evaluator, self.seed, self.aside = prepared, objective, evaluator, seed, aside
         self.prepared = with_statistics(prepared, prepared.calibration)
         bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
         self.scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
         self.probes = WeightGradients.of_probes(prepared)
         self.forwards, self.differentiated = 0.0, 0.0
-        seen = evaluator.batches.samples if aside is None else sum(aside.rows)
+        seen = evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
         self.step = -(-seen // SAMPLES)
         self.batch = self._thinned()
+        self.value: float | None = None
+        self.losses = torch.zeros(0)
+        self.kept: list[tuple[Prepared, Tensor]] = []
+        self.known: dict[str, tuple[Measured, list[Sequence[Tensor]]]] = {}
         self._outputs: list[Sequence[Tensor]] = []
-        self._losses = self._best_losses = self._given_losses = torch.zeros(0)
         self._full: set[str] = set()
 
-    def settle(self, seen: Gradients) -> tuple[Prepared, Gradients]:
+    @staticmethod
+    def begun(
+        prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int, aside: KeptAside | None = None
+    ) -> _Refinement:
+        """After the first pass: with thresholds of activations that are weighted by gradients, and with the point."""
+        found = _Refinement(prepared, goal.objective, evaluator, seed, aside)
+        sensitivity = measure_sensitivity(
+            found.prepared, goal.objective, seed, CHUNK, found.probes.see, found._settle, batches=[found.batch]
+        )
+        start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
+        guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
+        found.guide, found.picked = replace(guide, most=start), picked_within(found.prepared, goal, guide, start)
+        found.ways = {"weighted": found.prepared, "mse": with_statistics(prepared, prepared.calibration)}
+        return found
+
+    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refined:
+        """What a search goes on with.
+
+        Args:
+            spent: in forwards by others, on gradients and on simulations.
+            said: of what was confirmed.
+        """
+        prepared = self.prepared if said is None else replace(self.prepared, refined=said)
+        simulated = self.forwards - self.differentiated
+        return Refined(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
+
+    def take(self, activations: str) -> None:
+        """These thresholds of activations: `estimated` as a search without refinement has them, `mse`, or `weighted`
+        by gradients."""
+        self.prepared = self.ways.get(activations, self.given)
+
+    def _settle(self, seen: Gradients) -> tuple[Prepared, Gradients]:
         """With what is known of activations."""
         self._passed()
         self.scales.take_probes(self.probes)
@@ -248,12 +234,12 @@ class _Refinement:
     def _thinned(self) -> Batch:
         """The samples that are differentiated, as many from everywhere in the data."""
         batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
-        labels = self._seen([[b.labels] for b in batches if b.labels is not None]) if labelled else []
-        inputs = thinned(self._seen([b.inputs for b in batches]), self.step)
+        labels = self._seen([b.labels] for b in batches if b.labels is not None) if labelled else []
+        inputs = thinned(self._seen(b.inputs for b in batches), self.step)
         return Batch(inputs, thinned(labels, self.step)[0] if labelled else None)
 
-    def _seen(self, batches: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
-        """What gradients may see."""
+    def _seen(self, batches: Iterable[Sequence[Tensor]]) -> Iterable[Sequence[Tensor]]:
+        """What may shape thresholds."""
         return batches if self.aside is None else self.aside.shaping(batches)
 
     @property
@@ -265,22 +251,21 @@ class _Refinement:
         self.forwards += self.price
         self.differentiated += self.price
 
-    def improve(
-        self, bits: Bits, most: float, begun: tuple[float, Tensor, list[Sequence[Tensor]]] | None = None
-    ) -> None:
-        """Rounds at a point while they pay, for so many forwards at most.
+    def improve(self, most: float, rounds: float = math.inf) -> None:
+        """Rounds at the point while they pay.
 
         Args:
-            begun: the objective, losses and outputs there, where they are known.
+            most: forwards in all, those before included.
+            rounds: that are kept, at most.
         """
         pull = PULLS.get(PROBES[self.objective.name][1] if self.objective.name in PROBES else SQUARED)
-        self.scales.keep(bits)
+        self.scales.keep(self.picked)
         now, share, failed = self.scales.as_estimated, SHARE, 0
         if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
             return
-        best = self._measured(self.prepared, bits) if begun is None else begun[0]
-        outputs, known, loss = self._outputs if begun is None else begun[2], False, 0.0
-        alone = self.scales.alone(self.prepared.resolver(bits))
+        best, outputs = self.measured(self.prepared), self._outputs
+        known, loss = False, 0.0
+        alone = self.scales.alone(self.prepared.resolver(self.picked))
         there: Chosen | None = None if _same(alone, now) else alone
         while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else self.price) <= most:
             if there is None:
@@ -290,11 +275,13 @@ class _Refinement:
                 if _same(there, now):
                     return
             tried = with_refined(self.prepared, self.scales.thresholds(there))
-            value = self._measured(tried, bits)
-            gained = self.aside is None or self.aside.gain(self._best_losses, self._losses)[0] > 0.0
-            if value is not None and value > best and gained:
+            value = self.measured(tried)
+            if value is not None and value > best:
                 best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
-                self.prepared, self._best_losses = tried, self._losses
+                self.prepared = tried
+                self.kept.append((tried, self.losses))
+                if len(self.kept) >= rounds:
+                    return
             elif value is None:
                 self.scales.bar(self._full, now)
                 failed += 1
@@ -302,52 +289,31 @@ class _Refinement:
                 share, failed = share / 2, failed + 1
             there = None
 
-    def improve_surely(self, bits: Bits, most: float, aside: KeptAside) -> None:
-        """The same, where samples were kept aside: each step is kept only if it is surely better there than what it
-        would replace."""
-        proposed, plain = self.prepared, with_statistics(self.given, self.given.calibration)
-        best, value = self.given, self._measured(self.given, bits)
-        losses, outputs = self._losses, self._outputs
-        self._given_losses = losses
-        said: dict[str, Any] = {"kept_aside": sum(map(len, aside.blocks)), "activations": "estimated"}
-        for name, tried in (("weighted", proposed), ("mse", plain)):
-            if name == "mse" and self.given.estimator == Mse():
-                continue  # which is what was given
-            other = self._measured(tried, bits)
-            if other is not None and (value is None or self._surely(aside, losses, other > value, MARGIN)):
-                best, value, losses, outputs, said["activations"] = tried, other, self._losses, self._outputs, name
-                break
-        self.prepared = best
-        confirmed, before = best, losses
-        self._best_losses = losses
-        if value is not None:
-            self.improve(bits, most, (value, losses, outputs))
-        said["weights"] = self.prepared is not confirmed
-        if said["weights"] and not self._surely(aside, before, True, 0.0, self._best_losses):
-            self.prepared, said["weights"] = confirmed, False
-        last = self._best_losses if said["weights"] else before
-        part, errors = aside.gain(self._given_losses, last)
-        said |= {"gain": round(part, 4), "standard_errors": round(min(max(errors, -99.0), 99.0), 2)}
-        self.prepared = replace(self.prepared, refined=said)
+    def measured(self, prepared: Prepared, shared: bool = False) -> float | None:
+        """The objective at the point, over what may shape thresholds; None where an accumulator overflowed. Its outputs
+        and all losses are kept.
 
-    def _surely(
-        self, aside: KeptAside, before: Tensor, better: bool, margin: float, after: Tensor | None = None
-    ) -> bool:
-        """Whether what was measured last is better on all samples, and surely on those kept aside."""
-        part, errors = aside.gain(before, self._losses if after is None else after)
-        return better and part > margin and errors > SURE
-
-    def _measured(self, prepared: Prepared, bits: Bits) -> float | None:
-        """The objective, or None where an accumulator overflowed; its outputs are kept."""
-        self._outputs = []
-        measured = self.evaluator.measure(prepared.resolver(bits), see=self._outputs.append)
-        self.forwards += 1
-        if self.objective.loss is not None:
-            self._losses = self.objective.loss(measured.contributions[self.objective.name])
+        Args:
+            shared: whether what is found is kept for others, too.
+        """
+        plan = prepared.resolver(self.picked)
+        if plan.key in self.known:
+            measured, self._outputs = self.known[plan.key]
+        else:
+            self._outputs = []
+            measured = self.evaluator.measure(plan, see=self._outputs.append)
+            self.forwards += 1
+            if shared:
+                self.known[plan.key] = measured, self._outputs
+        self.losses = losses_of(self.objective, measured)
         self._full = {name for name, count in measured.peaks.overflows.items() if count}
         if self._full:
-            return None
-        return self.objective.finish(measured.contributions[self.objective.name].mean(0))
+            self.value = None
+        else:
+            contributions = measured.contributions[self.objective.name]
+            shaping = contributions if self.aside is None else self.aside.without(contributions)
+            self.value = self.objective.finish(shaping.mean(0))
+        return self.value
 
     def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
         """What the weights' changes would do to the error of outputs, to first order; returns the loss."""
@@ -369,6 +335,96 @@ class _Refinement:
         self.scales.take_slopes(seen)
         self._passed()
         return sum(losses)
+
+
+class _Confirmed:
+    """The steps of refinement, each taken only where it is surely better on samples that did not shape it.
+
+    Args:
+        given: with the thresholds that stand where nothing is better.
+        turns: refinements, each of which leaves other samples aside.
+
+    Attributes:
+        activations: see `_Refinement.take`.
+        rounds: how many rounds of weights' thresholds were confirmed; inf for all of them.
+    """
+
+    def __init__(self, given: Prepared, confirmation: Confirmation, turns: Sequence[_Refinement]) -> None:
+        self.given, self.confirmation, self.turns = given, confirmation, turns
+        self.activations, self.rounds = "estimated", 0.0
+        self.clipped = self.clipped_before = 0.0
+        self.before: list[Tensor] = []
+        self.after: list[Tensor] = []
+
+    def choose_activations(self) -> None:
+        """One way for all turns. What overflows is replaced by what does not."""
+        values = []
+        for turn in self.turns:
+            values.append(turn.measured(self.given, shared=True))
+            self.before.append(turn.losses)
+        self.after = self.before
+        self.clipped = self.clipped_before = self._clipped("")
+        chosen = ""
+        for way in ("weighted", "mse"):
+            if way == "mse" and self.given.estimator == Mse():
+                continue  # which is what was given
+            tried = [turn.measured(turn.ways[way], shared=True) for turn in self.turns]
+            losses, clipped = [turn.losses for turn in self.turns], self._clipped(way)
+            gain = self.confirmation.gain(self.before, losses)
+            better = all(
+                new is not None and (old is None or self._is_better(new, old))
+                for old, new in zip(values, tried, strict=True)
+            )
+            if better and (None in values or gain.is_sure(MARGIN if clipped > self.clipped else 0.0)):
+                chosen, self.after, self.clipped = way, losses, clipped
+                break
+        self.activations = chosen or self.activations
+        for turn in self.turns:
+            turn.take(self.activations)
+
+    def choose_weights(self, most: float) -> None:
+        """All rounds, or the first alone, or none."""
+        plain = [turn.prepared for turn in self.turns]
+        for turn in self.turns:
+            turn.improve(most)
+        every = all(turn.kept for turn in self.turns) and bool(self.turns)
+        for rounds, index in ((math.inf, -1), (1.0, 0)) if every else ():
+            losses = [turn.kept[index][1] for turn in self.turns]
+            if self.confirmation.gain(self.after, losses).is_sure():
+                for turn in self.turns:
+                    turn.prepared = turn.kept[index][0]
+                self.rounds, self.after = rounds, losses
+                return
+        for turn, prepared in zip(self.turns, plain, strict=True):
+            turn.prepared = prepared
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Forwards of all turns, on gradients and on simulations."""
+        differentiated = sum(t.differentiated for t in self.turns)
+        return differentiated, sum(t.forwards for t in self.turns) - differentiated
+
+    def said(self) -> dict[str, Any]:
+        """What was found, as JSON values."""
+        gain = self.confirmation.gain(self.before, self.after)
+        weights = "estimated" if not self.rounds else "refined" if self.rounds == math.inf else "refined once"
+        return {
+            **self.confirmation.said,
+            "activations": self.activations,
+            "weights": weights,
+            **figures_of(gain, self.clipped, self.clipped_before),
+        }
+
+    def _is_better(self, new: float, old: float) -> bool:
+        coarse = self.turns[0].objective.loss is None or self.turns[0].objective.name in COARSE
+        return new >= old if coarse else new > old
+
+    def _clipped(self, way: str) -> float:
+        """What thresholds of a way clip, on average over turns."""
+        calibration, space = self.given.calibration, self.given.space
+        plans = [turn.ways.get(way, self.given).resolver(turn.picked) for turn in self.turns]
+        shares = [clipped_share(calibration, space, plan) for plan in plans]
+        return sum(shares) / len(shares) if shares else 0.0
 
 
 def _same(one: Chosen, other: Chosen) -> bool:

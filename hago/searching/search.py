@@ -17,12 +17,14 @@ from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
 from hago.prepare import HardwareLike, ModelLike, Prepared, held_out_batches, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
+from hago.search.log import read_header
 from hago.search.progress import Preliminaries
 from hago.search.searcher import Searcher
-from hago.search.searchers import AUTO, check_racing, check_seed, parse_searcher
+from hago.search.searchers import AUTO, DEFAULTS, check_racing, check_seed, parse_searcher
 from hago.search.trial import Trial
 from hago.searching.anytime import Anytime
 from hago.searching.beginning import Begun, begin, costs_in_use
+from hago.searching.confirmation import losses_of
 from hago.searching.descriptions import confirmed, description, header_of
 from hago.searching.fronts import ParetoFront
 from hago.searching.reachable import nearest
@@ -112,6 +114,10 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     race = as_race(options.race)
     if race is not None and isinstance(options.searcher, str):
         check_racing(parse_searcher(options.searcher)[0])
+    logged = read_header(Path(options.log)) if options.log is not None and options.resume else None
+    if logged is not None and options.searcher == AUTO and logged.searcher["name"] in DEFAULTS:
+        # a log is continued as it was begun, by whatever was the default then
+        options = replace(options, searcher=str(logged.searcher["name"]))
     goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
     costs = costs_in_use(options.searcher, goal)
     kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
@@ -126,7 +132,9 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         scored = Scoring(goal, prepared, options.cache_bytes, race, options.seed, known)
         doing("finding thresholds and what every choice may lose")
         chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
-        ready = begin(scored, options.searcher, costs, whole, options.seed, chosen)
+        # logs of version 1 kept no samples aside
+        confirmed = logged is None or logged.settings.get("refined") is not True
+        ready = begin(scored, options.searcher, costs, whole, options.seed, chosen, confirmed)
     if race is not None:
         check_racing(ready.searcher.name)
     how = description(ready.scored.prepared, ready.scored, ready.searcher, options.seed, kinds)
@@ -213,10 +221,13 @@ class _Session:
         Raises:
             InfeasibleBits: no point keeps the limits.
         """
-        goal, results = self.scored.goal, result.score.results
+        goal = self.scored.goal
+        result = self.confirmed(result)
+        results = result.score.results
         if result.score.shortfall:
             raise InfeasibleBits(nearest(goal, result))
         strategy = self.strategy_of(result.best)
+        self.keep(strategy)
         if self.options.held_out is not None:
             plan, batches = planned(self.prepared.graph, self.prepared.hardware, strategy, self.options.held_out)
             held_out = confirmed(plan, batches, goal.objective)
@@ -224,6 +235,20 @@ class _Session:
             self.keep(strategy)
         score = results.get("sim_acc", results.get(goal.objective.name, result.score.value))
         return Found(strategy, float(score), result, front)
+
+    def confirmed(self, result: SearchResult) -> SearchResult:
+        """With the first trial as the best, where that is its start, keeps every limit, and no other is surely better
+        on samples that were kept aside. Where costs are limited, or made least, it is not the start that is wanted.
+        """
+        confirmation, first = self.ready.confirmation, result.trials[0]
+        if confirmation is None or self.costs or result.best.bits == first.bits or not first.score.accepted:
+            return result
+        objective, measure = self.scored.goal.objective, self.scored.bench.evaluator.measure
+        measured = [measure(self.prepared.resolver(trial.bits)) for trial in (first, result.best)]
+        before, after = ([losses_of(objective, m)] * len(confirmation.turns) for m in measured)
+        if confirmation.gain(before, after).is_sure():
+            return result
+        return replace(result, best=first)
 
     def strategy_of(self, trial: Trial) -> Strategy:
         """A trial's strategy."""

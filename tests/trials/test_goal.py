@@ -186,7 +186,8 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
     kept = [t for t in read_log(log).trials if t.score.costs["weight_bytes"] <= 280]
     assert kept and max(t.score.value for t in kept) == strategy.made_by["results"]["sqnr"]
     header = read_log(log).header
-    assert header is not None and header.settings == {"limits": ["weight_bytes <= 280 B"], "refined": True}
+    assert header is not None
+    assert header.settings == {"limits": ["weight_bytes <= 280 B"], "refined": {"kept_aside": 16, "turns": 4}}
 
 
 def test_minimize_keeps_what_it_must() -> None:
@@ -245,12 +246,13 @@ IMAGES = [x for x, _ in DATA]
 def test_the_start_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measure, keys = Evaluator.measure, []
 
-    def counting(self: Evaluator, plan: Any, *rest: Any) -> Any:
+    def counting(self: Evaluator, plan: Any, *rest: Any, **how: Any) -> Any:
         keys.append(plan.key)
-        return measure(self, plan, *rest)
+        return measure(self, plan, *rest, **how)
 
     monkeypatch.setattr(Evaluator, "measure", counting)
-    search_quantize_strategy(residual_block(), "x86_vnni", DATA, keep="sqnr >= 1", budget=4, progress=False)
+    options = {"budget": 4, "progress": False, "estimator": "mse"}  # no thresholds are confirmed
+    search_quantize_strategy(residual_block(), "x86_vnni", DATA, keep="sqnr >= 1", **options)
     assert len(keys) == len(set(keys)) >= 2
 
 
