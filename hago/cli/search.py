@@ -116,6 +116,7 @@ def _outcome(
         *_strategy_lines(found.strategy),
         f"  {_costs(best)}",
         f"  {_overflow(best)}",
+        *_confirmed_lines(found.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {log}",
@@ -130,6 +131,7 @@ def _outcome(
         "finetuned": None if tuned is None else tuned_values(tuned, saved),
         "results": dict(strategy.made_by["results"]),
         "held_out": held_out,
+        "confirmed": strategy.made_by.get("confirmed"),
         "bits": dict(strategy.bits),
         "trials": len(trials),
         "best_trial": best.index,
@@ -149,6 +151,21 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
     figures = f"  {_figures(strategy.made_by['results'])}"
     groups = f"  bits of {len(strategy.bits)} edge groups: {bits}" if bits else "  no edge has bits: all of it is float"
     return [figures, groups, *table_lines(strategy)]
+
+
+def _confirmed_lines(strategy: Strategy) -> list[str]:
+    """What refined thresholds gain on samples that did not shape them, where that was asked."""
+    kept, found = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
+    if not isinstance(kept, Mapping) or not isinstance(found, Mapping):
+        return []
+    samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
+    if not kept["kept_aside"]:
+        return ["  thresholds are as estimated: with one sample none can be kept aside to confirm better ones"]
+    if "gain" not in found or {"refined", "weighted", "mse", "refined once"}.isdisjoint(map(str, found.values())):
+        return [f"  thresholds are as estimated: none refined were surely better on {samples}"]
+    clipped = f"{100 * found['clipped']:.2g} % of activations clipped, {100 * found['clipped_before']:.2g} % without"
+    gain = f"{100 * found['gain']:.3g} % less error on {samples} ({found['standard_errors']:.3g} standard errors)"
+    return [f"  refined thresholds: {gain}; {clipped}"]
 
 
 def _figures(results: Mapping[str, Any]) -> str:

@@ -88,9 +88,8 @@ def refined_choices(
         if runs and (value == -math.inf or gained.is_sure()):
             found, gain = way, gained
             break
-    shares = [
-        clipped_share(prepared.calibration, prepared.space, whole.ways[w].resolver(point)) for w in (found, "estimated")
-    ]
+    plans = [whole.ways[each].resolver(point) for each in (found, "estimated")]
+    shares = [clipped_share(prepared.calibration, prepared.space, plan.thresholds) for plan in plans]
     said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
     passes = PASS * len({id(p) for p in (*turns, whole)})
     return Refined(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)

@@ -423,7 +423,7 @@ class _Confirmed:
         """What thresholds of a way clip, on average over turns."""
         calibration, space = self.given.calibration, self.given.space
         plans = [turn.ways.get(way, self.given).resolver(turn.picked) for turn in self.turns]
-        shares = [clipped_share(calibration, space, plan) for plan in plans]
+        shares = [clipped_share(calibration, space, plan.thresholds) for plan in plans]
         return sum(shares) / len(shares) if shares else 0.0
 
 
