@@ -19,7 +19,7 @@ from hago.engine.model import FastModel
 from hago.errors import HagoError, as_strings, did_you_mean
 from hago.execute import run_real
 from hago.export.onnx_check import PlaceCheck, count_differences
-from hago.export.onnx_engines import ENGINES, openvino_that_lasts
+from hago.export.onnx_engines import ENGINES, SATURATES, openvino_that_lasts, saturates_pairs
 from hago.export.onnx_export import make_onnx
 from hago.export.onnx_seen import Seen
 from hago.frontend.data import Batches
@@ -146,15 +146,18 @@ class Comparison:
     Args:
         base: what the others are compared with.
         samples: of the data.
+        notes: of what users should know of this machine.
     """
 
     base: str
     samples: int
     against: tuple[Against, ...]
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
-        return {"base": self.base, "samples": self.samples, "against": [a.to_json() for a in self.against]}
+        against = [a.to_json() for a in self.against]
+        return {"base": self.base, "samples": self.samples, "against": against, "notes": list(self.notes)}
 
     def __str__(self) -> str:
         titles = ("realization", "integers compared", "equal", "largest difference", "outputs equal")
@@ -169,7 +172,7 @@ class Comparison:
                 lines += table(
                     ("node", "op", "compared", "differing", "quanta"), rows, ("compared", "differing", "quanta")
                 )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
 
 def _row(found: Against) -> tuple[str, ...]:
@@ -234,7 +237,8 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
             _compare(plan, expected, run(batch.inputs), places[name], outputs[name])
     found = {n: Against(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
     found |= {n: Against(n, skipped=why) for n, why in skipped.items()}
-    return Comparison(base, batches.samples, tuple(found[n] for n in dict.fromkeys(realizations) if n != base))
+    notes = (f"onnxruntime: {SATURATES}",) if "onnxruntime" in (base, *running) and saturates_pairs() else ()
+    return Comparison(base, batches.samples, tuple(found[n] for n in dict.fromkeys(realizations) if n != base), notes)
 
 
 def _compare(

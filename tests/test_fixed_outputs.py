@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import hago
 from hago.errors import HardwareError
 from hago.exactness import compare
+from hago.export.onnx_engines import PRECISE
 from hago.hardware import FixedOut, Hardware, OpDesc
 from hago.hardware_check import check_document
 from hago.hardware_document import from_document, hardware_hash, to_document
@@ -129,7 +130,9 @@ def test_onnx_says_them(form: str, model: nn.Module, data: list[Tensor], tmp_pat
     runtime = pytest.importorskip("onnxruntime")
     quantizer = hago.quantize(model, unsigned(), data)
     quantizer.export_onnx(tmp_path / "model.onnx", form=form)
-    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    options = runtime.SessionOptions()
+    options.add_session_config_entry(*PRECISE)
+    session = runtime.InferenceSession(tmp_path / "model.onnx", options)
     (out,) = session.run(None, {session.get_inputs()[0].name: data[0].numpy()})
     assert torch.from_numpy(out).equal(quantizer.quantize()(data[0]))
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hago.export.onnx_engines import Run, onnxruntime
+from hago.export.onnx_engines import SATURATES, Run, onnxruntime, saturates_pairs
 from hago.export.onnx_file import OnnxFile
 from hago.export.onnx_padding import inside
 from hago.export.onnx_parts import Part, Parts
@@ -70,11 +70,14 @@ class OnnxCheck:
     Args:
         places: in the order of the graph.
         outputs: of the whole file, run from its inputs.
+        by_default: the same by ONNX Runtime as it is by default, where that saturates pairs of products on this CPU;
+            None elsewhere.
     """
 
     engine: str
     places: tuple[PlaceCheck, ...]
     outputs: tuple[PlaceCheck, ...]
+    by_default: tuple[PlaceCheck, ...] | None = None
 
     @property
     def differing(self) -> int:
@@ -103,6 +106,7 @@ class OnnxCheck:
             "differing": self.differing,
             "places": [p.to_json() for p in self.places],
             "outputs": [p.to_json() for p in self.outputs],
+            "by_default": None if self.by_default is None else [p.to_json() for p in self.by_default],
         }
 
     def __str__(self) -> str:
@@ -116,6 +120,9 @@ class OnnxCheck:
         for p in self.outputs:
             unit = "quanta" if p.integer else "in real units"
             lines.append(f"  output {p.place} of the whole file: {p.differing} of {p.compared}, {p.largest:.3g} {unit}")
+        if self.by_default is not None:
+            differ, all_of = (sum(n) for n in zip(*((p.differing, p.compared) for p in self.by_default), strict=True))
+            lines.append(f"  by default {differ} of {all_of} outputs of the whole file differ: {SATURATES}")
         return "\n".join(lines)
 
 
@@ -134,7 +141,8 @@ def check_onnx(
     checker = _Checker(made, plan, run)
     for inputs in batches:
         checker.add(inputs)
-    return OnnxCheck(engine, tuple(checker.places.values()), tuple(checker.outputs.values()))
+    by_default = None if checker.plain is None else tuple(checker.plain_outputs.values())
+    return OnnxCheck(engine, tuple(checker.places.values()), tuple(checker.outputs.values()), by_default)
 
 
 class _Checker:
@@ -146,6 +154,10 @@ class _Checker:
         self.whole: Run = run(made.model)
         self.places: dict[str, PlaceCheck] = {}
         self.outputs: dict[str, PlaceCheck] = {}
+        self.plain: Run | None = None
+        if run is onnxruntime and saturates_pairs():
+            self.plain = onnxruntime(made.model, precise=False)
+        self.plain_outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
         writer = Writer(plan.graph)
         kinds = {name: kind_of_value(writer, place, value) for name, (place, value) in self.named.items()}
@@ -193,7 +205,9 @@ class _Checker:
         for name in known:
             if name not in feed:
                 self._compare(name, {**known, **feed})
-        self._outputs(results, self.whole(feed))
+        self._outputs(self.outputs, results, self.whole(feed))
+        if self.plain is not None:
+            self._outputs(self.plain_outputs, results, self.plain(feed))
 
     def _as_read(self, edge: Edge, value: Tensor) -> Tensor:
         """What the file's node reads on an edge."""
@@ -212,12 +226,12 @@ class _Checker:
         node = self.plan.graph[place.partition(":")[0]]
         count_differences(self.places, place, node.op, known[tensor], theirs, value.held != "real")
 
-    def _outputs(self, ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
+    def _outputs(self, places: dict[str, PlaceCheck], ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
         for name, mine, other in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
             made = self.plan.nodes.get(name)
             scale = 1.0 if made is None else made.out.scale.to(torch.float32).numpy()
             op = self.plan.graph[name].op
-            count_differences(self.outputs, name, op, mine.numpy() / scale, other / scale, made is not None)
+            count_differences(places, name, op, mine.numpy() / scale, other / scale, made is not None)
 
 
 def _as_held(centered: Tensor, value: Value) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import signal
 import subprocess
@@ -25,12 +26,19 @@ def _package(name: str, extra: str) -> Any:
         raise HagoError(f"this needs the package {name}: pip install 'hago[{extra}]'") from None
 
 
-def onnxruntime(model: Any, threads: int | None = None) -> Run:
+#: What keeps ONNX Runtime from adding products of bytes in pairs that saturate at 16 bits, on CPUs with AVX2 or AVX512
+#: and without VNNI: signed weights become unsigned ones, of other kernels. It does nothing on other CPUs.
+PRECISE: Final = ("session.x64quantprecision", "1")
+
+
+def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) -> Run:
     """A session of ONNX Runtime's CPU provider.
 
     Args:
         model: an onnx.ModelProto.
         threads: of one operator; as many as the machine has cores where None.
+        precise: keep sums of products exact on CPUs without VNNI (`PRECISE`), where the file can be run so: some files
+            with signed activations cannot.
 
     Raises:
         HagoError: onnxruntime is not installed, or refuses the model.
@@ -40,18 +48,56 @@ def onnxruntime(model: Any, threads: int | None = None) -> Run:
         accuracy level 4 (int8 data) unless the session says otherwise.
     """
     ort = _package("onnxruntime", "onnx")
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    # products with narrow weights in float32, as the file says: by default it rounds the data to 8 bits there
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    if threads is not None:
-        options.intra_op_num_threads = threads
+
+    def opened(precise: bool) -> Any:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4 if precise else 3
+        # products with narrow weights in float32, as the file says: by default it rounds the data to 8 bits there
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        if precise:
+            options.add_session_config_entry(*PRECISE)
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions share no base of their own
+        try:
+            session = opened(precise)
+        except Exception:  # its exceptions share no base of their own
+            if not precise:
+                raise
+            session = opened(False)
+    except Exception as error:
         raise HagoError(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from None
     names = [o.name for o in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+#: Said where ONNX Runtime, as it is by default, computes other integers than files say.
+SATURATES: Final = (
+    "this CPU has no VNNI, and ONNX Runtime by default adds products of bytes in pairs that saturate at 16 bits here. "
+    f"hago runs it with {'='.join(PRECISE)}, which keeps sums exact: set that where the file is used, too "
+    "(SessionOptions.add_session_config_entry), or give weights 7 bits (fix_bits={'*:1': 7}), with which no pair "
+    "saturates"
+)
+
+
+@functools.cache
+def saturates_pairs() -> bool:
+    """Whether ONNX Runtime on this CPU saturates sums of two products of unsigned and signed bytes; tried once."""
+    onnx = _package("onnx", "onnx")
+    depth = 64
+    make, types = onnx.helper, onnx.TensorProto
+    graph = make.make_graph(
+        [make.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "pairs",
+        [make.make_tensor_value_info("x", types.UINT8, [4, depth])],
+        [make.make_tensor_value_info("y", types.INT32, [4, 4])],
+        [onnx.numpy_helper.from_array(np.full((depth, 4), 127, np.int8), "w")],
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 13)], ir_version=8)
+    sums = onnxruntime(model, precise=False)({"x": np.full((4, depth), 255, np.uint8)})["y"]
+    return bool((sums != 255 * 127 * depth).any())
 
 
 _OPENVINO: Final = {"INFERENCE_PRECISION_HINT": "f32"}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hago.errors import HagoError
+from hago.ops._conv import without_stride
 from hago.qat._checks import along
 
 #: What can be run with a fake-quantized weight; the channels of its outputs are axis 0 of the weight.
@@ -29,6 +30,10 @@ def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     """What the layer computes with `weight` and `bias` in the place of its own."""
     if isinstance(layer, nn.Linear):
         return functional.linear(x, weight, bias)
+    read, stride = without_stride(x, weight, layer.stride, layer.padding)
+    if read is not x:
+        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.ndim - 3]
+        return convolve(read, weight, bias, stride, groups=layer.groups)  # type: ignore[arg-type]
     y: Tensor = layer._conv_forward(x, weight, bias)
     return y
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hago.export.onnx_engines import PRECISE
 from hago.hardware_file import load_hardware
 from hago.numerics import requantize
 from hago.ops import OPS
@@ -52,7 +53,9 @@ def run_node(op: str, inputs: Mapping[str, Any], domain: str = "com.microsoft", 
     )
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.add_session_config_entry(*PRECISE)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {data: arrays[data]})[0])
 
 

@@ -179,6 +179,7 @@ def test_onednn_requantizes_by_powers_of_two() -> None:
 # ---------------------------------------------------------------- the library
 def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.delenv("HAGO_NATIVE", raising=False)
     with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower ones of torch run instead"):
         found = native.library.__wrapped__()
     assert found.calls is None and "no C++ compiler" in found.why and not found.has_conv
@@ -186,6 +187,7 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAGO_CACHE", "/proc/nowhere")
+    monkeypatch.delenv("HAGO_NATIVE", raising=False)
     with pytest.warns(hago.HagoWarning, match="HAGO_CACHE names can be written"):
         assert native.library.__wrapped__().calls is None
 

@@ -22,7 +22,7 @@ import hago
 from hago.errors import HagoError
 from hago.execute import run_real
 from hago.export.onnx_check import OnnxCheck, check_onnx
-from hago.export.onnx_engines import onnxruntime
+from hago.export.onnx_engines import PRECISE, onnxruntime
 from hago.export.onnx_export import make_onnx
 from hago.graph import Graph
 from hago.hardware import Accumulator, Hardware, OpDesc
@@ -161,6 +161,7 @@ def test_a_network_is_fused_whole(tmp_path: Path) -> None:
     made = quantizer()
     made.export_onnx(tmp_path / "net.onnx")
     options = ort.SessionOptions()
+    options.add_session_config_entry(*PRECISE)
     options.optimized_model_filepath = str(tmp_path / "fused.onnx")
     session = ort.InferenceSession(str(tmp_path / "net.onnx"), options, providers=["CPUExecutionProvider"])
     kinds = {node.op_type for node in onnx.load(str(tmp_path / "fused.onnx")).graph.node}

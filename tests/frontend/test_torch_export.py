@@ -51,7 +51,8 @@ def check(model: nn.Module, shape: Sequence[int], batches: Sequence[int] = (1, 2
     graph = from_torch(model.eval(), (images(2, *shape),), fold=False)
     for batch in batches:
         x = images(batch, *shape, seed=batch)
-        expected, got = model(x.clone()), call(graph, x)
+        with torch.no_grad():  # with gradients, torch's LSTM of some CPUs differs in the last bit
+            expected, got = model(x.clone()), call(graph, x)
         for e, g in zip(pytree.tree_leaves(expected), pytree.tree_leaves(got), strict=True):
             assert e.dtype == g.dtype and torch.equal(e, g)
     return graph

@@ -80,8 +80,11 @@ def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
 def test_training_without_quantization_is_float_training(seed: int) -> None:
     trained, inputs = in_training(seed, "x86_vnni", "lsq")
     trained.quantizing = False
-    assert equal(trained(*inputs), run_real(trained.graph, inputs))
-    assert equal(trained.eval()(*inputs), run_real(trained.graph, inputs))
+    expected = run_real(trained.graph, inputs)
+    for found in (trained(*inputs), trained.eval()(*inputs)):
+        for a, b in zip(outputs(found), outputs(expected), strict=True):
+            # torch's kernels of some CPUs add in another order where weights are trained
+            torch.testing.assert_close(a, b, rtol=0.0, atol=1e-5 * max(1.0, float(b.abs().max())))
 
 
 # ---------------------------------------------------------------- gradients
