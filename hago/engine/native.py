@@ -1,9 +1,10 @@
 """The kernels of our own: C++ built once with the machine's compiler, called through ctypes.
 
 The library is built on first use into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else
-~/.cache), under a name that holds a hash of the sources, the compiler and the processor; it is written to
-a temporary name and renamed, so processes that build it at the same time do not disturb each other. Where
-it cannot be built, `library()` says why and other kernels are used: results are the same.
+~/.cache), under a name that holds a hash of the sources, the compiler, the processor and the user. It is synced and
+renamed, so processes that build it at the same time do not disturb each other, and a manifest beside it says its size
+and SHA-256: what a full disk, a crash or somebody else left there is not loaded but built again. Where it cannot be
+built, `library()` says why and other kernels are used: results are the same.
 
 The structures mirror native/rows.h, native/conv.h, native/window.h, native/multiply.cpp and native/matmul.cpp field
 by field.
@@ -17,6 +18,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
@@ -24,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hago.errors import warn
+from hago.errors import LogError, warn
+from hago.json_text import canonical, parse_json, replace_file
 
 SOURCES: Final = Path(__file__).parent / "native"
 #: Products and sums must each round (N3), so nothing may be contracted.
@@ -188,7 +191,7 @@ def library() -> Library:
     """The library, built if it is not there yet; once per process."""
     try:
         calls = ctypes.CDLL(str(build()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, LogError) as error:
         said = getattr(error, "stderr", None) or str(error)
         why = str(said).strip().splitlines()[-1][:200]
         if os.environ.get("HAGO_NATIVE") != "0":
@@ -208,23 +211,59 @@ def build() -> Path:
     """The path of the built library.
 
     Raises:
-        OSError, subprocess.SubprocessError: there is no compiler, or it refuses, or nothing can be written.
+        OSError, subprocess.SubprocessError, LogError: there is no compiler, or it refuses, or nothing can be written.
     """
     if os.environ.get("HAGO_NATIVE") == "0":
         raise OSError("switched off by HAGO_NATIVE=0")
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
-    target = cache_folder() / f"kernels-{_fingerprint(compiler)}.so"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
-            sources = sorted(map(str, SOURCES.glob("*.cpp")))
-            command = [compiler, *OPTIONS, *sources, "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-            made.replace(target)
+    folder = cache_folder()
+    manifest = folder / f"kernels-{_fingerprint(compiler)}.json"
+    if (kept := _kept(manifest)) is not None:
+        return kept
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place) / "kernels.so"
+        sources = sorted(map(str, SOURCES.glob("*.cpp")))
+        command = [compiler, *OPTIONS, *sources, "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        made.chmod(0o755)
+        digest, size = _sha256(made), made.stat().st_size
+        target = folder / f"{manifest.stem}-{digest[:16]}.so"
+        with open(made, "rb+") as file:
+            os.fsync(file.fileno())
+        made.replace(target)
+    said = {"library": target.name, "bytes": size, "sha256": digest}
+    replace_file(manifest, canonical(said))
     return target
+
+
+def _kept(manifest: Path) -> Path | None:
+    """The library that a manifest says, if it is all there, as it was built, and nobody else could have written it."""
+    try:
+        said = parse_json(manifest.read_text("utf-8"), str(manifest))
+        name, size, digest = (said[key] for key in ("library", "bytes", "sha256"))
+        if Path(name).name != name:
+            return None
+        target = manifest.with_name(name)
+        found = target.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size or not _is_own(found):
+            return None
+        return target if _sha256(target) == digest else None
+    except (OSError, LogError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _is_own(found: os.stat_result) -> bool:
+    """Whether a file is of this user, or of root, and no other may write it."""
+    if not hasattr(os, "getuid"):
+        return True  # not a POSIX system
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def cache_folder() -> Path:
@@ -241,7 +280,8 @@ def _fingerprint(compiler: str) -> str:
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=PATIENCE)
-    digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor())).encode())
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -33,7 +33,7 @@ def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     read, stride = without_stride(x, weight, layer.stride, layer.padding)
     if read is not x:
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.ndim - 3]
-        return convolve(read, weight, bias, stride, groups=layer.groups)  # type: ignore[arg-type]
+        return convolve(read, weight, bias, stride, groups=layer.groups)
     y: Tensor = layer._conv_forward(x, weight, bias)
     return y
 
