@@ -188,9 +188,12 @@ def test_hardware(model: nn.Module, tmp_path: Path) -> None:
     refused(lambda: hago.quantize(model, "x86_vni", DATA), HardwareError, "'x86_vni'", "Did you mean 'x86_vnni'")
     refused(lambda: hago.quantize(model, tmp_path / "no.json", DATA), HardwareError, "no.json", "cannot be read")
     refused(lambda: hago.quantize(model, 42, DATA), HardwareError, "int")  # type: ignore[arg-type]
-    narrow = Hardware({"conv2d": [OpDesc("int8", "int8")]}, name="narrow")
+    narrow = Hardware({"linear": [OpDesc("int8", "int8")]}, name="narrow")
+    deep = nn.Linear(256, 3, bias=False).eval()  # 256 products of 7 by 7 at the fewest bits
+    with torch.no_grad():
+        deep.weight.fill_(0.5)
     refused(
-        lambda: hago.quantize(model, narrow, DATA),
+        lambda: hago.quantize(deep, narrow, [torch.ones(4, 256)]),
         InfeasibleBits,
         "overflows its accumulator",
         "keep_float",

@@ -159,8 +159,9 @@ def test_overflow(key: Key, register: str) -> None:
     resolver = resolver_of(graph, chip, inputs_for(key))
     past = sum(laws.check_overflow(resolver, inputs) for inputs in laws.extreme_inputs(graph))
     products = "own" in OPS[key[0]].integer.slots  # type: ignore[union-attr]
-    if register == "int8 wraps" and products:
-        assert past > 0  # 127 times 127
+    plan = resolver(resolver.space.widest())
+    if register == "int8 wraps" and products and not any(node.raised for node in plan.nodes.values()):
+        assert past > 0  # 127 times 127; weights are small where they make room for a bias
 
 
 def wide_linear(depth: int) -> tuple[Graph, list[Tensor]]:
