@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hago.costing import plan_cost
-from hago.errors import HagoError
+from hago.errors import HagoError, warn
+from hago.objective import OBJECTIVES
 from hago.prepare import Prepared
 from hago.search.guide import Guide
 from hago.search.searcher import Searcher
@@ -73,6 +74,12 @@ def begin(
     if named == AUTO:
         named = searcher_for(_limited(prepared, goal, start))
     entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
+    if entry is not None and entry.guided and OBJECTIVES.get(goal.objective.name) is not goal.objective:
+        warn(
+            f"nothing is known of how objective {goal.objective.name!r} depends on single outputs, so the search is "
+            "guided by the squared error of the outputs instead; its values choose among what is evaluated. Searchers "
+            "without a guide (greedy, annealing, random) go by it alone"
+        )
     if entry is None or not entry.refined or chosen:
         check_reachable(goal, prepared, start, scored.first)
         guided = entry is not None and entry.guided

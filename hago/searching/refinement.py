@@ -34,7 +34,7 @@ from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
 from hago.searching.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.searching.guidance import make_guide
-from hago.searching.sensitivity import PROBES, measure_sensitivity
+from hago.searching.sensitivity import measure_sensitivity, probe_of
 from hago.searching.weight_scales import Chosen, WeightGradients, WeightScales
 from hago.space import Bits, Space
 from hago.threshold_sources import Estimated, estimated_resolver
@@ -258,7 +258,7 @@ class _Refinement:
             most: forwards in all, those before included.
             rounds: that are kept, at most.
         """
-        pull = PULLS.get(PROBES[self.objective.name][1] if self.objective.name in PROBES else SQUARED)
+        pull = PULLS.get(probe_of(self.objective)[1])
         self.scales.keep(self.picked)
         now, share, failed = self.scales.as_estimated, SHARE, 0
         if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:

@@ -34,7 +34,7 @@ from hago.gradients import (
 from hago.json_text import canonical, replace_file
 from hago.levels import Levels
 from hago.lru import LRU
-from hago.objective import Objective, decibels
+from hago.objective import OBJECTIVES, Objective, decibels
 from hago.operands import Operands
 from hago.plan import Plan
 from hago.prepare import Prepared
@@ -50,6 +50,13 @@ PROBES: Final[Mapping[str, tuple[Probe, str]]] = {
     "agreement": (divergence, "divergence"),
     "accuracy": (cross_entropy, "cross entropy"),
 }
+
+
+def probe_of(objective: Objective) -> tuple[Probe, str]:
+    """How errors at the outputs matter to an objective, and what that measures. Of a user's own nothing is known, so
+    that it is the squared error."""
+    known = PROBES.get(objective.name) if OBJECTIVES.get(objective.name) is objective else None
+    return (squared_error, "squared error") if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ def measure_sensitivity(
         known: constants whose losses it adds.
         batches: the data to differentiate; all by default.
     """
-    probe, measure = PROBES.get(objective.name, (squared_error, "squared error"))
+    probe, measure = probe_of(objective)
     ops = prepared.hardware.known_ops
     found = _Losses(prepared)
     ranges = prepared.calibration.ranges

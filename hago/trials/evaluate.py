@@ -278,7 +278,7 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
     until simulation sees no overflow.
 
     Raises:
-        InfeasibleBits: every margin overflows; names the node.
+        InfeasibleBits: every margin overflows; names the nodes.
     """
     for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
         bits = safe_start(resolver, largest, margin)
@@ -286,7 +286,14 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
         if not score.overflows:
             return bits, score
     node, count = max(score.overflows.items(), key=lambda item: item[1])
+    hardware, op = resolver.hardware, resolver.graph[node].op
+    others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
+    register = resolver(bits).nodes[node].desc.register.dtype
+    helps = f"give {op} a signature with a wider accumulator in the hardware file"
+    if all(hardware.float_descs(resolver.graph[name].op) for name in score.overflows):
+        full = ", ".join(map(repr, sorted(score.overflows)))
+        helps = f"keep what overflows float (keep_float=[{full}]), or {helps}"
     raise InfeasibleBits(
-        f"node {node!r} overflows its accumulator {count} times on the calibration data even at the fewest bits; "
-        f"keep it float (keep_float=[{node!r}]) or allow fewer bits in the hardware file (min_bits)"
+        f"node {node!r} overflows its accumulator ({register}){others} {count} times on the calibration data with as "
+        f"few bits as its operands may have; {helps}"
     )

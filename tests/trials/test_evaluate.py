@@ -88,7 +88,7 @@ def test_no_point_is_safe() -> None:
     hopeless = Hardware({"conv2d": [OpDesc("int8", "int8")]}, name="hopeless")
     prepared = prepare(graph, hopeless, DATA)
     evaluator = Evaluator(graph, prepared.batches, objective("sqnr"))
-    with pytest.raises(InfeasibleBits, match=r"overflows its accumulator \d+ times.*keep_float"):
+    with pytest.raises(InfeasibleBits, match=r"overflows its accumulator \(int8\).* \d+ times.*wider accumulator"):
         first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
 
 
