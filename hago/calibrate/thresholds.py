@@ -16,6 +16,8 @@ from hago.schemes import Grid
 _BLOCK = 256
 
 Range = tuple[Tensor, Tensor]
+#: Node, grid, channel axis, and which statistics.
+_Asked = tuple[str, Grid, int | None, int]
 
 
 class Thresholds:
@@ -41,13 +43,14 @@ class Thresholds:
         self._statistics = statistics
         self._constants = constants
         self._whole: dict[str, TensorStatistics] = {}
-        self._ranges: dict[tuple[str, Grid, int | None], Range] = {}
+        self._ranges: dict[_Asked, tuple[Range, TensorStatistics | None]] = {}
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Thresholds:
-        """The same with others of the nodes; what is known of constants is kept."""
+        """The same with others of the nodes. What either finds of constants, and of statistics that both have, is
+        found once."""
         other = Thresholds(statistics, self._constants, self.estimator)
         other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
-        other._ranges = {key: found for key, found in self._ranges.items() if key[0] in self._constants}
+        other._ranges = self._ranges
         return other
 
     def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> Range:
@@ -71,10 +74,12 @@ class Thresholds:
             if not -ndim <= channel_axis < ndim:
                 raise DataError(f"constant {node!r} has {ndim} axes; there is no axis {channel_axis}")
             channel_axis %= ndim
-        key = (node, grid, channel_axis)
+        statistics = None if node in self._constants else self._statistics.get(node)
+        key = (node, grid, channel_axis, id(statistics))
         if key not in self._ranges:
-            self._ranges[key] = self._estimate(node, grid, channel_axis)
-        lo, hi = self._ranges[key]
+            # the statistics are kept, so that no others can have their id
+            self._ranges[key] = self._estimate(node, grid, channel_axis), statistics
+        lo, hi = self._ranges[key][0]
         return lo.clone(), hi.clone()
 
     def knows(self, node: str) -> bool:

@@ -57,7 +57,7 @@ def refined_choices(
         confirmation: what is kept aside, to take only thresholds that are surely better there; None, as in logs of
             version 1, to take what is better on all samples within limits, and refined ones over a front.
     """
-    start_of = (prepared, goal, metric, seed)
+    start_of = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, seed)
     if confirmation is None or evaluator is None or not confirmation.turns:
         whole = _Proposed.of(*start_of)
         picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
@@ -111,9 +111,14 @@ class _Proposed:
     start: Bits
 
     @staticmethod
-    def of(prepared: Prepared, goal: Goal, metric: str, seed: int, aside: KeptAside | None = None) -> _Proposed:
-        """What samples say that are not kept aside."""
-        begun = with_statistics(prepared, prepared.calibration)
+    def of(
+        prepared: Prepared, begun: Prepared, goal: Goal, metric: str, seed: int, aside: KeptAside | None = None
+    ) -> _Proposed:
+        """What samples say that are not kept aside.
+
+        Args:
+            begun: with thresholds of the least squared error.
+        """
         probes, settled, known = WeightGradients.of_probes(begun), begun, _always_scaled(begun)
 
         def settle(seen: Gradients) -> tuple[Prepared, Gradients]:

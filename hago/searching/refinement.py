@@ -95,7 +95,7 @@ def refined(
         confirmation: what is kept aside, to take only what is surely better there; None, as in logs of version 1, to
             take what is better on all samples.
     """
-    whole = (prepared, goal, metric, evaluator, seed)
+    whole = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, evaluator, seed)
     if confirmation is None:
         found = _Refinement.begun(*whole)
         found.improve(most)
@@ -175,10 +175,16 @@ class _Refinement:
     ways: Mapping[str, Prepared]
 
     def __init__(
-        self, prepared: Prepared, objective: Objective, evaluator: Evaluator, seed: int, aside: KeptAside | None = None
+        self,
+        prepared: Prepared,
+        plain: Prepared,
+        objective: Objective,
+        evaluator: Evaluator,
+        seed: int,
+        aside: KeptAside | None = None,
     ) -> None:
         self.given, self.objective, self.evaluator, self.seed, self.aside = prepared, objective, evaluator, seed, aside
-        self.prepared = with_statistics(prepared, prepared.calibration)
+        self.prepared = plain
         bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
         self.scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
         self.probes = WeightGradients.of_probes(prepared)
@@ -195,17 +201,27 @@ class _Refinement:
 
     @staticmethod
     def begun(
-        prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int, aside: KeptAside | None = None
+        prepared: Prepared,
+        plain: Prepared,
+        goal: Goal,
+        metric: str,
+        evaluator: Evaluator,
+        seed: int,
+        aside: KeptAside | None = None,
     ) -> _Refinement:
-        """After the first pass: with thresholds of activations that are weighted by gradients, and with the point."""
-        found = _Refinement(prepared, goal.objective, evaluator, seed, aside)
+        """After the first pass: with thresholds of activations that are weighted by gradients, and with the point.
+
+        Args:
+            plain: with thresholds of the least squared error.
+        """
+        found = _Refinement(prepared, plain, goal.objective, evaluator, seed, aside)
         sensitivity = measure_sensitivity(
             found.prepared, goal.objective, seed, CHUNK, found.probes.see, found._settle, batches=[found.batch]
         )
         start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
         guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
         found.guide, found.picked = replace(guide, most=start), picked_within(found.prepared, goal, guide, start)
-        found.ways = {"weighted": found.prepared, "mse": with_statistics(prepared, prepared.calibration)}
+        found.ways = {"weighted": found.prepared, "mse": plain}
         return found
 
     def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refined:

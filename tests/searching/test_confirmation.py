@@ -23,7 +23,7 @@ from hago.search.log import read_log
 from hago.searching import confirmation
 from hago.searching.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
 from hago.searching.refined_choices import _Proposed
-from hago.searching.refinement import _Refinement
+from hago.searching.refinement import _Refinement, with_statistics
 from hago.searching.search import SearchOptions, find
 from hago.trials.evaluate import Evaluator
 from hago.trials.goal import make_goal
@@ -99,9 +99,11 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptA
     """All thresholds that are proposed from these data."""
     goal, batches = make_goal("sqnr"), Batches(data, prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
-    found = _Refinement.begun(prepared, goal, "", evaluator, 0, aside)
+    plain = with_statistics(prepared, prepared.calibration)
+    found = _Refinement.begun(prepared, plain, goal, "", evaluator, 0, aside)
     found.improve(20.0)
-    choices = _Proposed.of(replace(prepared, batches=batches), goal, "weight_bytes", 0, aside)
+    chosen = (replace(p, batches=batches) for p in (prepared, plain))
+    choices = _Proposed.of(*chosen, goal, "weight_bytes", 0, aside)
     plans = [p.resolver(prepared.space.widest()) for p in (found.prepared, *choices.ways.values())]
     return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
 
