@@ -21,6 +21,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +224,11 @@ def build() -> Path:
     if (kept := _kept(manifest)) is not None:
         return kept
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    _refuse_open(folder)
+    for old in folder.glob("build-*"):  # of processes that were killed
+        if old.stat().st_mtime < time.time() - 2 * PATIENCE:
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
         made = Path(place) / "kernels.so"
         sources = sorted(map(str, SOURCES.glob("*.cpp")))
         command = [compiler, *OPTIONS, *sources, "-o", str(made)]
@@ -240,8 +245,13 @@ def build() -> Path:
 
 
 def _kept(manifest: Path) -> Path | None:
-    """The library that a manifest says, if it is all there, as it was built, and nobody else could have written it."""
+    """The library that a manifest says, if it is all there, as it was built, and nobody but root and this user could
+    have written it."""
     try:
+        _refuse_open(manifest.parent)
+        written = manifest.lstat()
+        if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
+            return None
         said = parse_json(manifest.read_text("utf-8"), str(manifest))
         name, size, digest = (said[key] for key in ("library", "bytes", "sha256"))
         if Path(name).name != name:
@@ -253,6 +263,17 @@ def _kept(manifest: Path) -> Path | None:
         return target if _sha256(target) == digest else None
     except (OSError, LogError, LookupError, TypeError, ValueError):
         return None
+
+
+def _refuse_open(folder: Path) -> None:
+    """Refuse a folder in which everybody may replace everybody's files.
+
+    Raises:
+        OSError: it is one.
+    """
+    mode = folder.stat().st_mode
+    if hasattr(os, "getuid") and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise OSError(f"everybody may write {folder}, so what it holds cannot be trusted; chmod o-w it")
 
 
 def _is_own(found: os.stat_result) -> bool:
