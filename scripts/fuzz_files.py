@@ -1,0 +1,337 @@
+"""Feed hago mutated files: each is loaded, or refused in one short message of hago's own.
+
+    python scripts/fuzz_files.py --count 10000                   # every kind
+    python scripts/fuzz_files.py --kind strategy log --seed 3
+    python scripts/fuzz_files.py --kind model --only 1234        # one case again
+
+Kinds: hardware, strategy, front and log (JSON), npz (calibration data) and model (a stored integer model, sealed anew
+so that its checksum is right). A case is made from (seed, kind, number) alone. Cases run in child processes; where one
+ends with a crash, the next goes on behind it. A model that loads must give the same outputs in both engines, or refuse
+to run. Exit status 1 where something else happened, with the cases to run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import hago
+from hago.data_source import load_data
+from hago.errors import HagoError
+from hago.search.log import read_log
+from hago.searching.fronts import load_front
+from hago.stored import KIND
+from hago.tensor_file import from_bytes, to_bytes
+
+#: Longest message, bytes of memory and seconds that a case may take.
+LONGEST: Final = 2500
+MEMORY: Final = 6 << 30
+SECONDS: Final = 60
+#: Values that replace others.
+ODD: Final = (
+    None, True, False, 0, -1, 1, 2, 3.5, 1e308, -0.0, 10**18, 10**30, -(10**19), float("nan"), float("inf"), "", "x",
+    "int8",
+    "float32", "../../etc/passwd", "/etc/passwd", "os:system", "package.module:x", "__reduce__", "a" * 5000, [], {},
+    [[]], {"": 0}, [None] * 50, {"__enum__": True, "fqn": "os:system", "name": "x"}, "\u005f_enum__", "\ud800", "\0",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- what is mutated
+def _network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 5),
+    ).eval()
+
+
+def _data() -> list[torch.Tensor]:
+    return [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))]
+
+
+def originals(folder: Path) -> dict[str, bytes]:
+    """A good file of every kind."""
+    model, data = _network(), _data()
+    paths = {kind: folder / f"good.{kind}" for kind in ("strategy", "front", "log", "model")}
+    hago.search_quantize_strategy(
+        model, "x86_vnni", data, searcher="random", budget=6, progress=False,
+        save=paths["strategy"], front=paths["front"], log=paths["log"],
+    )  # fmt: skip
+    hago.create_quantizer(model, "x86_vnni", paths["strategy"], data).quantize().save(paths["model"])
+    made = {kind: path.read_bytes() for kind, path in paths.items()}
+    hago.save_hardware(hago.load_hardware("x86_vnni"), folder / "good.json")
+    made["hardware"] = (folder / "good.json").read_bytes()
+    np.savez(folder / "good.npz", images=data[0].numpy(), labels=np.arange(4))
+    return made | {"npz": (folder / "good.npz").read_bytes()}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything in a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def mutated_json(value: Any, rng: random.Random) -> Any:
+    """The same with one to three changes."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        value = _changed(value, rng.choice(list(places(value))), rng)
+    return value
+
+
+def _changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
+    if not path:
+        return rng.choice(ODD) if rng.random() < 0.1 else value
+    parent = value
+    for key in path[:-1]:
+        parent = parent[key]
+    key, here = path[-1], parent[path[-1]]
+    choice = rng.randrange(7)
+    if choice == 0:
+        del parent[key]
+    elif choice == 1 and isinstance(parent, dict):
+        parent[str(rng.choice(ODD))[:200]] = parent.pop(key)
+    elif choice == 2 and isinstance(parent, list):
+        parent.insert(key, json.loads(json.dumps(here)))
+    elif choice == 3 and isinstance(here, (int, float)) and not isinstance(here, bool):
+        parent[key] = rng.choice((here + 1, here - 1, -here, float(here), here * 2, here * 10**6, str(here)))
+    elif choice == 4:
+        parent[key] = f"nested {rng.choice((3, 90, 110, 2000, 100_000))} deep"  # see `text_of`
+    elif choice == 5 and isinstance(here, str):
+        parent[key] = rng.choice((here[::-1], here + "x", here[:-1], here.upper(), f"{here}\0", here * 1000))
+    else:
+        parent[key] = rng.choice(ODD)
+    return value
+
+
+def mutated_bytes(content: bytes, rng: random.Random) -> bytes:
+    """The same with bytes changed, cut, repeated or put in."""
+    made = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        at, size = rng.randrange(len(made) + 1), rng.choice((1, 2, 16, 300))
+        choice = rng.randrange(5)
+        if choice == 0:
+            del made[at:]
+        elif choice == 1:
+            del made[at : at + size]
+        elif choice == 2:
+            made[at:at] = rng.randbytes(size)
+        elif choice == 3:
+            made[at : at + size] = made[at : at + size][::-1]
+        elif at < len(made):
+            made[at] ^= 1 << rng.randrange(8)
+        if not made:
+            break
+    return bytes(made)
+
+
+def text_of(value: Any, rng: random.Random) -> bytes:
+    """The text of a JSON value, in which `nested N deep` becomes so many lists."""
+    text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
+    text = re.sub(r'"nested (\d+) deep"', lambda m: "[" * int(m[1]) + "]" * int(m[1]), text)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def mutated(kind: str, content: bytes, rng: random.Random) -> bytes:
+    """A mutation of a good file."""
+    if rng.random() < 0.25 or kind == "npz":
+        return mutated_bytes(content, rng)
+    if kind == "model":
+        return sealed(content, rng)
+    if kind != "log":
+        return text_of(mutated_json(json.loads(content), rng), rng)
+    lines = content.splitlines()
+    number = rng.randrange(len(lines))
+    lines[number] = text_of(mutated_json(json.loads(lines[number]), rng), rng)
+    return b"\n".join(lines) + b"\n"
+
+
+def sealed(content: bytes, rng: random.Random) -> bytes:
+    """A stored model with another document or other tensors, and the checksum that goes with them."""
+    document, tensors = from_bytes(content, KIND, "the good model")
+    if rng.random() < 0.75:
+        # what JSON does not have cannot be sealed
+        document = json.loads(json.dumps(mutated_json(document, rng)), parse_constant=lambda name: name)
+    else:
+        name = rng.choice(sorted(tensors))
+        tensors[name] = hostile(tensors[name], rng)
+    return to_bytes(KIND, document, tensors)
+
+
+def hostile(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """Another tensor in its place."""
+    made = tensor.clone()
+    choice = rng.randrange(6)
+    if choice == 0:
+        return made.reshape(-1)
+    if choice == 1:
+        return made.to(rng.choice((torch.float64, torch.int64, torch.bool, torch.uint8, torch.float16)))
+    if choice == 2:
+        return made[:0]
+    if choice == 3:
+        return made.unsqueeze(0)
+    flat = made.reshape(-1)
+    if flat.numel():
+        odd = (
+            rng.choice((float("nan"), float("inf"), 1e300)) if made.is_floating_point() else rng.choice((127, -128, 1))
+        )
+        flat[rng.randrange(flat.numel())] = odd
+    return made
+
+
+# ---------------------------------------------------------------- what reads it
+def _load_model(path: Path) -> None:
+    plain = hago.load_integer_model(path, engine="reference")
+    fast = hago.load_integer_model(path)
+    for batch in _data():
+        one, other = (_leaves(model(batch)) for model in (plain, fast))
+        for a, b in zip(one, other, strict=True):
+            same = a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+            if not same:
+                raise AssertionError("the engines differ")
+
+
+def _leaves(outputs: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+
+
+def _load_npz(path: Path) -> None:
+    for _ in load_data(str(path)):
+        pass
+
+
+READERS: Final[dict[str, Callable[[Path], object]]] = {
+    "hardware": hago.load_hardware,
+    "strategy": hago.Strategy.load,
+    "front": load_front,
+    "log": lambda path: read_log(path, lambda text: None),
+    "npz": _load_npz,
+    "model": _load_model,
+}
+ENDINGS: Final = {"hardware": ".json", "npz": ".npz", "strategy": ".json", "front": ".json"}
+
+
+class _TooLong(BaseException):
+    pass
+
+
+def _ring(*_: object) -> None:
+    raise _TooLong
+
+
+def outcome(kind: str, content: bytes, folder: Path) -> str:
+    """What comes of a file: `loaded`, `refused`, or what is wrong."""
+    path = folder / f"case{ENDINGS.get(kind, '.' + kind)}"
+    path.write_bytes(content)
+    signal.signal(signal.SIGALRM, _ring)
+    signal.alarm(SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            READERS[kind](path)
+    except HagoError as error:
+        said = str(error)
+        if len(said) > LONGEST or said.count("\n") > 20:
+            return f"a message of {len(said)} characters and {said.count(chr(10)) + 1} lines"
+        return "refused"
+    except _TooLong:
+        return f"took more than {SECONDS} s"
+    except MemoryError:
+        return f"took more than {MEMORY >> 30} GiB"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    finally:
+        signal.alarm(0)
+    return "loaded"
+
+
+def _child(kind: str, content: bytes, seed: int, numbers: range, sent: Any) -> None:
+    """Every case of a range; says of each that it begins, and what came of it."""
+    faulthandler.disable()
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            sent.send((number, ""))
+            made = mutated(kind, content, random.Random(f"{seed} {kind} {number}"))
+            sent.send((number, outcome(kind, made, Path(folder))))
+    sent.send((None, ""))
+
+
+def run(kind: str, content: bytes, seed: int, numbers: range, bar: Any) -> dict[int, str]:
+    """What came of every case."""
+    context, found = multiprocessing.get_context("fork"), dict[int, str]()
+    while numbers:
+        received, sent = context.Pipe(duplex=False)
+        child = context.Process(target=_child, args=(kind, content, seed, numbers, sent))
+        child.start()
+        sent.close()
+        begun: int | None = None
+        with contextlib.suppress(EOFError):
+            while (said := received.recv())[0] is not None:
+                begun, result = said
+                if result:
+                    found[begun] = result
+                    bar.update()
+        child.join()
+        if begun is None or begun in found:
+            break
+        found[begun] = f"ended the process, with {child.exitcode}"
+        bar.update()
+        numbers = range(begun + 1, numbers.stop)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kind", nargs="+", choices=sorted(READERS), default=sorted(READERS))
+    parser.add_argument("--count", type=int, default=10_000, help="cases of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="one case, whose file is kept and named")
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        good = originals(Path(folder))
+    bad = 0
+    for kind in args.kind:
+        if args.only is not None:
+            made = mutated(kind, good[kind], random.Random(f"{args.seed} {kind} {args.only}"))
+            kept = Path(tempfile.mkdtemp()) / f"case{ENDINGS.get(kind, '.' + kind)}"
+            kept.write_bytes(made)
+            print(f"{kind} {args.only}: {kept}", flush=True)
+        numbers = range(args.count) if args.only is None else range(args.only, args.only + 1)
+        with tqdm(total=len(numbers), desc=kind, disable=None) as bar:
+            found = run(kind, good[kind], args.seed, numbers, bar)
+        wrong = {n: said for n, said in found.items() if said not in ("loaded", "refused")}
+        counts = Counter(said for said in found.values() if said in ("loaded", "refused"))
+        print(f"{kind}: {len(found)} files, {counts['loaded']} loaded, {counts['refused']} refused, {len(wrong)} wrong")
+        for said, times in Counter(wrong.values()).most_common(20):
+            first = next(n for n, other in wrong.items() if other == said)
+            print(f"  {times} x {said}  (--kind {kind} --seed {args.seed} --only {first})")
+        bad += len(wrong)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
