@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hago.errors import HardwareError, LogError, did_you_mean
 from hago.hardware import Hardware
@@ -36,6 +36,10 @@ def _specs() -> Mapping[str, Callable[[], bytes]]:
             found = sorted((f.name, f) for f in folder.iterdir() if f.name.endswith(".json"))
             return {name.removesuffix(".json"): f.read_bytes for name, f in found}
     return {}
+
+
+#: Mistakes that one error says.
+MOST_SHOWN: Final = 20
 
 
 def available_hardware() -> tuple[str, ...]:
@@ -95,7 +99,10 @@ def check_hardware(hardware: Hardware) -> None:
 def _refuse(origin: str, findings: Sequence[Finding]) -> None:
     if findings:
         count = "1 mistake" if len(findings) == 1 else f"{len(findings)} mistakes"
-        raise HardwareError("\n  ".join([f"hardware {origin!r} has {count}:", *map(str, findings)]))
+        shown = list(map(str, findings[:MOST_SHOWN]))
+        if len(findings) > MOST_SHOWN:
+            shown.append(f"and {len(findings) - MOST_SHOWN} more, which are said once these are mended")
+        raise HardwareError("\n  ".join([f"hardware {origin!r} has {count}:", *shown]))
 
 
 def _parse(data: bytes, origin: str) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import faulthandler
 import json
 import multiprocessing
@@ -103,7 +104,7 @@ def mutated_json(value: Any, rng: random.Random) -> Any:
 
 def _changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
     if not path:
-        return rng.choice(ODD) if rng.random() < 0.1 else value
+        return copy.deepcopy(rng.choice(ODD)) if rng.random() < 0.1 else value
     parent = value
     for key in path[:-1]:
         parent = parent[key]
@@ -122,7 +123,7 @@ def _changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
     elif choice == 5 and isinstance(here, str):
         parent[key] = rng.choice((here[::-1], here + "x", here[:-1], here.upper(), f"{here}\0", here * 1000))
     else:
-        parent[key] = rng.choice(ODD)
+        parent[key] = copy.deepcopy(rng.choice(ODD))
     return value
 
 
@@ -253,7 +254,7 @@ def outcome(kind: str, content: bytes, folder: Path) -> str:
             READERS[kind](path)
     except HagoError as error:
         said = str(error)
-        if len(said) > LONGEST or said.count("\n") > 20:
+        if len(said) > LONGEST or said.count("\n") > 25:
             return f"a message of {len(said)} characters and {said.count(chr(10)) + 1} lines"
         return "refused"
     except _TooLong:
