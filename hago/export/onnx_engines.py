@@ -60,14 +60,15 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
             options.intra_op_num_threads = threads
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
+    precise = precise and saturates_pairs()
     try:
         try:
             session = opened(precise)
-        except Exception:  # its exceptions share no base of their own
+        except Exception:
             if not precise:
                 raise
             session = opened(False)
-    except Exception as error:
+    except Exception as error:  # its exceptions share no base of their own
         raise HagoError(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from None
     names = [o.name for o in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))

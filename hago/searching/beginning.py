@@ -54,7 +54,7 @@ def begin(
     whole: int,
     seed: int,
     chosen: bool,
-    confirmed: bool = True,
+    keeps_aside: bool = True,
 ) -> Begun:
     """What a search begins with.
 
@@ -63,7 +63,7 @@ def begin(
         costs: those in use.
         whole: how many choices there are.
         chosen: whether the user chose the thresholds, or how to estimate them.
-        confirmed: whether refined thresholds are confirmed on samples that are kept aside.
+        keeps_aside: whether refined thresholds are confirmed on samples that are kept aside.
 
     Raises:
         InfeasibleBits: no point keeps the limits.
@@ -86,7 +86,7 @@ def begin(
         guide = make_guide(prepared, goal, start, seed, metric) if guided else None
         return Begun(_searcher(named, prepared.space, start, seed, guide), scored, PASS if guided else 0.0)
     check_reachable(goal.of_costs, prepared, start, scored.first)
-    confirmation = Confirmation.of([b.size for b in scored.bench.evaluator.batches]) if confirmed else None
+    confirmation = Confirmation.of([b.size for b in scored.bench.evaluator.batches]) if keeps_aside else None
     found = refined_as(entry.refined, scored, metric, whole, seed, confirmation)
     scored, prepared = scored.of(found.prepared), found.prepared
     check_reachable(goal, prepared, found.guide.most or start, scored.first)

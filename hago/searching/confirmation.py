@@ -148,9 +148,9 @@ class Confirmation:
             here = slice(turn.first, turn.last)
             gains.append((old[here] - new[here]).to(torch.float64))
             losses.append(old[here].to(torch.float64))
-        if not gains:
-            return Gain(0.0, 0.0, 0)
-        difference = torch.cat(gains)
+        difference = torch.cat(gains) if gains else torch.zeros(0)
+        if not len(difference) or not bool(difference.isfinite().all()):
+            return Gain(0.0, 0.0, 0)  # nothing to compare: one of them does not run
         means = torch.stack([difference[a:b].mean() for a, b in itertools.pairwise(self._blocks(len(difference)))])
         mean, whole = float(means.mean()), float(torch.cat(losses).mean())
         error = float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else math.inf
@@ -190,9 +190,8 @@ def clipped_share(calibration: Calibration, space: Space, thresholds: Mapping[st
         if seen is None or lo.numel() not in (1, seen.channels):
             continue
         bins = seen.histogram.shape[1]
-        middles = (torch.arange(bins, dtype=torch.float64) + 0.5) * seen.bin_width.unsqueeze(1) - seen.limit.unsqueeze(
-            1
-        )
+        width, limit = seen.bin_width.unsqueeze(1), seen.limit.unsqueeze(1)
+        middles = (torch.arange(bins, dtype=torch.float64) + 0.5) * width - limit
         outside = (middles < lo.reshape(-1, 1)) | (middles > hi.reshape(-1, 1))
         clipped += float(seen.histogram[outside.expand_as(seen.histogram)].sum())
         total += float(seen.histogram.sum())

@@ -58,16 +58,12 @@ def refined_choices(
             version 1, to take what is better on all samples within limits, and refined ones over a front.
     """
     start_of = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, seed)
-    if confirmation is None or evaluator is None or not confirmation.turns:
+    if confirmation is None:
+        return _unconfirmed(_Proposed.of(*start_of), goal, evaluator if within else None)
+    if evaluator is None or not confirmation.turns:
         whole = _Proposed.of(*start_of)
         picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
-        if confirmation is not None:
-            return Refined(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
-        if not within or evaluator is None:
-            return Refined(whole.ways["refined"], whole.guide, picked, PASS)
-        values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
-        best = max(values, key=lambda name: values[name])
-        return Refined(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
+        return Refined(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
     turns = [_Proposed.of(*start_of, aside) for aside in confirmation.turns]
     # what several turns confirm is made again from all samples
     whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
@@ -88,11 +84,26 @@ def refined_choices(
         if runs and (value == -math.inf or gained.is_sure()):
             found, gain = way, gained
             break
-    plans = [whole.ways[each].resolver(point) for each in (found, "estimated")]
-    shares = [clipped_share(prepared.calibration, prepared.space, plan.thresholds) for plan in plans]
+    plans = [planned(whole.ways[each].resolver, point) for each in (found, "estimated")]
+    held = [{} if isinstance(plan, InfeasibleBits) else plan.thresholds for plan in plans]
+    shares = [clipped_share(prepared.calibration, prepared.space, thresholds) for thresholds in held]
     said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
     passes = PASS * len({id(p) for p in (*turns, whole)})
     return Refined(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
+
+
+def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> Refined:
+    """What searches whose logs are of version 1 begin with.
+
+    Args:
+        evaluator: of the search's data where it goes by limits; None for a front.
+    """
+    if evaluator is None:
+        return Refined(whole.ways["refined"], whole.guide, whole.start, PASS)
+    picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start)
+    values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
+    best = max(values, key=lambda name: values[name])
+    return Refined(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
 
 
 @dataclass(frozen=True, slots=True)

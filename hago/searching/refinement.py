@@ -162,8 +162,7 @@ class _Refinement:
         prepared: with the thresholds of now.
         picked: the point.
         guide: what every choice is expected to lose.
-        value, losses: of the objective at the point, as measured last; None where an accumulator overflowed. The value
-            is over the samples that may shape the thresholds, the losses are all samples'.
+        losses: of all samples, as measured last at the point.
         ways: thresholds of activations that may be taken.
         kept: after each round that was kept, the thresholds and the losses.
         known: what was measured of thresholds that turns share, by the key of their Plan.
@@ -192,7 +191,6 @@ class _Refinement:
         seen = evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
         self.step = -(-seen // SAMPLES)
         self.batch = self._thinned()
-        self.value: float | None = None
         self.losses = torch.zeros(0)
         self.kept: list[tuple[Prepared, Tensor]] = []
         self.known: dict[str, tuple[Measured, list[Sequence[Tensor]]]] = {}
@@ -312,7 +310,10 @@ class _Refinement:
         Args:
             shared: whether what is found is kept for others, too.
         """
-        plan = prepared.resolver(self.picked)
+        plan = planned(prepared.resolver, self.picked)
+        if isinstance(plan, InfeasibleBits):
+            self.losses = torch.full((self.evaluator.batches.samples,), math.inf, dtype=torch.float64)
+            return None
         if plan.key in self.known:
             measured, self._outputs = self.known[plan.key]
         else:
@@ -324,12 +325,10 @@ class _Refinement:
         self.losses = losses_of(self.objective, measured)
         self._full = {name for name, count in measured.peaks.overflows.items() if count}
         if self._full:
-            self.value = None
-        else:
-            contributions = measured.contributions[self.objective.name]
-            shaping = contributions if self.aside is None else self.aside.without(contributions)
-            self.value = self.objective.finish(shaping.mean(0))
-        return self.value
+            return None
+        contributions = measured.contributions[self.objective.name]
+        shaping = contributions if self.aside is None else self.aside.without(contributions)
+        return self.objective.finish(shaping.mean(0))
 
     def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
         """What the weights' changes would do to the error of outputs, to first order; returns the loss."""
@@ -397,6 +396,11 @@ class _Confirmed:
         self.activations = chosen or self.activations
         for turn in self.turns:
             turn.take(self.activations)
+        # outputs may be large, and rounds begin with these alone
+        plans = [planned(turn.prepared.resolver, turn.picked) for turn in self.turns]
+        taken = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
+        for turn in self.turns:
+            turn.known = {key: found for key, found in turn.known.items() if key in taken}
 
     def choose_weights(self, most: float) -> None:
         """All rounds, or the first alone, or none."""
@@ -438,8 +442,9 @@ class _Confirmed:
     def _clipped(self, way: str) -> float:
         """What thresholds of a way clip, on average over turns."""
         calibration, space = self.given.calibration, self.given.space
-        plans = [turn.ways.get(way, self.given).resolver(turn.picked) for turn in self.turns]
-        shares = [clipped_share(calibration, space, plan.thresholds) for plan in plans]
+        plans = [planned(turn.ways.get(way, self.given).resolver, turn.picked) for turn in self.turns]
+        held = [plan.thresholds for plan in plans if not isinstance(plan, InfeasibleBits)]
+        shares = [clipped_share(calibration, space, thresholds) for thresholds in held]
         return sum(shares) / len(shares) if shares else 0.0
 
 

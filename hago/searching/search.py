@@ -133,8 +133,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         doing("finding thresholds and what every choice may lose")
         chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
         # logs of version 1 kept no samples aside
-        confirmed = logged is None or logged.settings.get("refined") is not True
-        ready = begin(scored, options.searcher, costs, whole, options.seed, chosen, confirmed)
+        keeps_aside = logged is None or logged.settings.get("refined") is not True
+        ready = begin(scored, options.searcher, costs, whole, options.seed, chosen, keeps_aside)
     if race is not None:
         check_racing(ready.searcher.name)
     how = description(ready.scored.prepared, ready.scored, ready.searcher, options.seed, kinds)
@@ -222,7 +222,7 @@ class _Session:
             InfeasibleBits: no point keeps the limits.
         """
         goal = self.scored.goal
-        result = self.confirmed(result)
+        result = self.with_sure_best(result)
         results = result.score.results
         if result.score.shortfall:
             raise InfeasibleBits(nearest(goal, result))
@@ -236,7 +236,7 @@ class _Session:
         score = results.get("sim_acc", results.get(goal.objective.name, result.score.value))
         return Found(strategy, float(score), result, front)
 
-    def confirmed(self, result: SearchResult) -> SearchResult:
+    def with_sure_best(self, result: SearchResult) -> SearchResult:
         """With the first trial as the best, where that is its start, keeps every limit, and no other is surely better
         on samples that were kept aside. Where costs are limited, or made least, it is not the start that is wanted.
         """

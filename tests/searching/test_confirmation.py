@@ -71,6 +71,11 @@ def test_a_gain_is_sure_where_blocks_agree() -> None:
     assert kept.gain([before], [even]).is_sure() and not kept.gain([before], [one]).is_sure()
     assert kept.gain([before], [even]).part == pytest.approx(0.1, rel=0.05)
     assert not kept.gain([before], [even]).is_sure(margin=0.2)
+    # what does not run is not compared, and no figure of it is infinite
+    none = torch.full((128,), torch.inf, dtype=torch.float64)
+    for pair in ((none, even), (even, none), (none, none)):
+        found = kept.gain(*([losses] for losses in pair))
+        assert not found.is_sure() and (found.part, found.errors) == (0.0, 0.0)
     # what is gained on samples that shaped it does not count
     seen = before.clone()
     seen[:96] = 0.0
@@ -130,7 +135,7 @@ def one_linear() -> torch.nn.Module:
 @pytest.mark.parametrize("objective", ["sqnr", "kl", "agreement"])
 def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec: str, objective: str) -> None:
     """Or nothing is taken: strategies hold estimated thresholds then."""
-    data = [(4.0 * seeded(count, 6, seed=7) ** 3).requires_grad_(False)]
+    data = [4.0 * seeded(count, 6, seed=7) ** 3]
     found = find(one_linear(), spec, data, SearchOptions("gradient", progress=False, objective=objective))
     said = found.strategy.made_by["confirmed"]
     if {said["activations"], said["weights"]} == {"estimated"}:
