@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hago.graph import Graph, Node
-from hago.numerics import EXACT_FLOAT32
+from hago.numerics import EXACT_FLOAT32, extremes
 from hago.ops._integer import IntegerForm, Operand
 from hago.types import QParams
 
@@ -67,7 +67,7 @@ class Bounds:
     def _operand(self, slot: int, values: Tensor | None) -> Operand:
         largest = self.limits[slot]
         if values is not None:
-            largest = float(values.abs().max()) if values.numel() else 0.0
+            largest = max(map(abs, extremes(values)))
         shape = self.graph[self.node.inputs[slot]].shape or ()
         return Operand(values, torch.tensor(largest, dtype=torch.float64), shape)
 
@@ -75,7 +75,9 @@ class Bounds:
         if target is None:
             return self._operand(slot, None)
         if slot in self.consts:
-            return self._operand(slot, self.consts[slot] + target.zero_point)
+            c, zero = self.consts[slot], target.zero_point
+            # in int64, since the small type that holds c need not hold q
+            return self._operand(slot, c.to(torch.int64) + zero if bool(zero.any()) else c)
         largest = torch.tensor(float(max(abs(target.qmin), abs(target.qmax))), dtype=torch.float64)
         return replace(self._operand(slot, None), magnitude=largest)
 

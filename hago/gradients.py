@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -171,6 +171,15 @@ class Gradients:
     samples: int
     signal: float
 
+    @staticmethod
+    def sum(parts: Sequence[Gradients]) -> Gradients:
+        """What passes over different samples saw together, their ranges being the same."""
+        first = parts[0]
+        masses = {e: torch.stack([p.spectra[e].mass for p in parts]).sum(0) for e in first.spectra}
+        spectra = {e: replace(s, mass=masses[e]) for e, s in first.spectra.items()}
+        weights = {e: [math.fsum(of) for of in zip(*(p.weights[e] for p in parts), strict=True)] for e in first.weights}
+        return Gradients(spectra, weights, sum(p.samples for p in parts), math.fsum(p.signal for p in parts))
+
 
 def gradients(
     graph: Graph,
@@ -179,7 +188,7 @@ def gradients(
     probe: Probe,
     errors: ErrorsOf,
     ops: Ops = OPS,
-    seed: int = 0,
+    seed: int | torch.Generator = 0,
     chunk: int = CHUNK,
     see: SeeConstant | None = None,
 ) -> Gradients:
@@ -191,7 +200,8 @@ def gradients(
         errors: of constants.
         see: hears of every constant's gradients.
     """
-    owner = _Pass(graph, ranges, probe, errors, ops, torch.Generator().manual_seed(seed), see)
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    owner = _Pass(graph, ranges, probe, errors, ops, generator, see)
     for batch in batches:
         for start in range(0, batch.size, chunk):
             labels = None if batch.labels is None else batch.labels[start : start + chunk]
@@ -257,10 +267,15 @@ class _Pass:
             self.see(edge, g)
         errors = self.errors(edge)
         sums = self.weights.setdefault(edge, [0.0] * len(errors))
-        rule = self.ops.get(self.graph[edge.dst].op)
-        weight = None if rule is None or rule.integer is None else rule.integer.weight
-        axis = weight.axis if weight is not None and weight.slot == edge.slot else 0
+        axis = channel_axis(self.graph, edge, self.ops)
         for index, error in enumerate(errors):
             products = g * error
             channels = products.movedim(axis, 0).flatten(1) if products.ndim > 1 else products.reshape(-1, 1)
             sums[index] += float(channels.sum(1).square().sum(dtype=torch.float64))
+
+
+def channel_axis(graph: Graph, edge: Edge, ops: Ops = OPS) -> int:
+    """The axis of a constant that the channels of the output of its reader run along; 0 where its rule knows none."""
+    rule = ops.get(graph[edge.dst].op)
+    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    return weight.axis if weight is not None and weight.slot == edge.slot else 0

@@ -11,6 +11,7 @@ only moves the clipping range, and padding is 0 whatever it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, Literal
 
 import torch
@@ -27,6 +28,8 @@ Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs"]
 #: float32 holds every integer up to here, float64 up to the next.
 EXACT_FLOAT32: Final = 1 << 24
 EXACT_FLOAT64: Final = 1 << 53
+#: Values that are multiplied and shifted at a time: the dozen passes over them read a core's cache, not memory.
+BLOCK: Final = 1 << 18
 
 
 def extremes(c: Tensor) -> tuple[float, float]:
@@ -156,6 +159,11 @@ def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requa
         c: int64, |c| < 2**31.
         m, n: from `Requantize.multiplier`; broadcast against c.
     """
+    return _in_blocks(lambda part: _multiplied(part, m, n, how), c, m, n)
+
+
+def _multiplied(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`multiply_by_quantized_multiplier` of one block."""
     if not how.two_stage:
         return rounding_shift(c * m, n, how.shift_rounding or how.rounding)
     high = doubling_high_multiply((c << (31 - n).clamp_min(0)), m)
@@ -203,13 +211,31 @@ def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tens
     m, n = how.multiplier(r)
     if not c.is_floating_point():
         return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
-    if how.two_stage or not _products_fit(c, source.dtype, how.multiplier_bits):
-        split = _in_two_products(c, m, n, how) if source.dtype.bits <= 32 else None
-        out = multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how) if split is None else split
-    else:
-        scale = torch.ldexp(m.to(torch.float64), -n)
-        out = _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, _between(n, 1, 53))
-    return _clip(out, target).to(torch.float64 if passes_float32(target) else c.dtype)
+    kept = torch.float64 if passes_float32(target) else c.dtype
+
+    def compute(part: Tensor) -> Tensor:
+        return _clip(_multiplied_carrier(part, source.dtype, m, n, how), target).to(kept)
+
+    return _in_blocks(compute, c, m, n, target.scale, torch.as_tensor(target.zero_point))
+
+
+def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`multiply_by_quantized_multiplier` of float64 integers, |c| < 2**31, as float64 integers."""
+
+    def compute(part: Tensor) -> Tensor:
+        split = _in_two_products(part, m, n, how)
+        return _multiplied(part.to(torch.int64), m, n, how).to(torch.float64) if split is None else split
+
+    return _in_blocks(compute, c, m, n)
+
+
+def _multiplied_carrier(c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`multiply_by_quantized_multiplier` of integers of `dtype` on a float carrier, not yet clipped."""
+    if how.two_stage or not _products_fit(c, dtype, how.multiplier_bits):
+        split = _in_two_products(c, m, n, how) if dtype.bits <= 32 else None
+        return _multiplied(c.to(torch.int64), m, n, how) if split is None else split
+    scale = torch.ldexp(m.to(torch.float64), -n)
+    return _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, _between(n, 1, 53))
 
 
 def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor | None:
@@ -258,6 +284,25 @@ def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
         low, high = extremes(c)
         most = max(-low, high)
     return most * 2.0**bits <= 2.0**53
+
+
+def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor) -> Tensor:
+    """`compute(c)` of a function that takes each element on its own, in blocks of rows that stay in a core's cache.
+
+    Args:
+        compute: makes a tensor of the shape of its argument.
+        factors: what it broadcasts against c; where one varies along axis 0, c is one block.
+    """
+    rows = max(1, BLOCK * len(c) // max(1, c.numel())) if c.ndim else 1
+    varies = any(f.ndim == c.ndim and f.shape[0] > 1 for f in factors if f.ndim)
+    if not c.ndim or rows >= len(c) or varies:
+        return compute(c)
+    first = compute(c[:rows])
+    out = torch.empty_like(c, dtype=first.dtype)
+    out[:rows] = first
+    for start in range(rows, len(c), rows):
+        out[start : start + rows] = compute(c[start : start + rows])
+    return out
 
 
 def _between(n: Tensor, low: int, high: int) -> bool:

@@ -179,6 +179,19 @@ def test_fewer_bits_prove_more(bits: int, proved: bool) -> None:
     assert plan.verdicts == {"fc": "proved" if proved else "possible"}
 
 
+def test_the_bound_of_a_chip_that_multiplies_zero_points_in_is_over_stored_weights() -> None:
+    """Centered weights within a byte are bytes; with a zero point of 128 they reach 255."""
+    b = Builder()
+    weight = torch.tensor([[1.0, -1.0, 0.5], [0.25, 0.0, -0.125]])
+    b.linear(b.input(3, name="x"), weight, name="fc")
+    hardware = Hardware({"linear": [OpDesc("uint8", "int32", Accumulator(INT32))]})
+    plan = fixed_resolver(b.graph(), hardware, {"fc:0": (-1.0, 1.0)})({"fc:0": 8, "fc:1": 8}).nodes["fc"]
+    x, w = plan.operands
+    assert x is not None and w is not None and int(w.zero_point) == 128
+    stored = plan.consts[1].to(torch.int64) + w.zero_point
+    assert plan.raw_bound == int(stored.sum(1).max()) * max(abs(x.qmin), abs(x.qmax))
+
+
 def test_a_value_that_a_relu_bounds_is_not_bounded_by_its_dtype() -> None:
     """A proved bound travels on, so a sum of two accumulators need not assume the worst of both."""
     b = Builder()

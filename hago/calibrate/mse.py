@@ -14,7 +14,7 @@ s sum_q F(e_q) = (integral of F from lo to hi) - s**2 / 24 P(lo < x < hi).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -150,7 +150,9 @@ _POWERS: Final = (-10, 0, 1)
 
 def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
     """The best range of a symmetric or unsigned grid."""
-    values = Distribution.of(without_zeros(magnitudes(statistics, grid), 0), 0)
+    values: Distribution = statistics.derive(
+        ("magnitudes", grid.signed), lambda: Distribution.of(without_zeros(magnitudes(statistics, grid), 0), 0)
+    )
     most = headroom(grid)
     width, largest = statistics.bin_width.unsqueeze(1), peak(statistics, grid).unsqueeze(1) * most
     if grid.power_of_two:
@@ -167,7 +169,9 @@ def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor
 def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
     """The best ends of an affine grid: first cut evenly around zero, then each on its own."""
     origin = statistics.histogram.shape[1] // 2
-    values = Distribution.of(without_zeros(statistics.histogram, origin), origin)
+    values: Distribution = statistics.derive(
+        "values", lambda: Distribution.of(without_zeros(statistics.histogram, origin), origin)
+    )
     width = statistics.bin_width.unsqueeze(1)
     lowest, highest = (end.unsqueeze(1) for end in observed(statistics))
     highest = highest + (highest - lowest) * (headroom(grid) - 1.0)
@@ -197,6 +201,8 @@ class Mse:
     never errs more than that of max_range. Exact zeros do not count.
     """
 
+    together: ClassVar[bool] = True
+
     @property
     def name(self) -> str:
         return "mse"
@@ -204,6 +210,7 @@ class Mse:
     def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
         """The range of least error; see Estimator."""
         search = _affine if two_sided(grid) else _symmetric
-        blocks = (statistics.channel_slice(i, i + _BLOCK) for i in range(0, statistics.channels, _BLOCK))
+        starts = range(0, statistics.channels, _BLOCK)
+        blocks = statistics.derive("blocks", lambda: [statistics.channel_slice(i, i + _BLOCK) for i in starts])
         lo, hi = zip(*(search(block, grid) for block in blocks), strict=True)
         return torch.cat(lo), torch.cat(hi)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
 
+import torch
 from torch import Tensor
 
 from hago.schemes import Grid
 
 #: Histogram bins over [-limit, limit]; even, so that zero is an edge between two bins.
 BINS: Final = 4096
+#: What statistics hold of every channel.
+PER_CHANNEL: Final = ("minimum", "maximum", "mean_minimum", "mean_maximum", "histogram", "limit")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +29,7 @@ class TensorStatistics:
             edge belongs to the bin below it, a negative one to the bin above, zero to bin BINS / 2.
         limit: float64 (C,), a power of two at least max(|minimum|, |maximum|).
         channel_axis: the axis that C runs along, or None where C = 1 is the whole tensor.
+        derived: what estimators made of them and keep for the next grid, by a key of their own.
     """
 
     count: int
@@ -35,6 +40,17 @@ class TensorStatistics:
     histogram: Tensor
     limit: Tensor
     channel_axis: int | None = None
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """`make()`, which is called once for a key."""
+        if key not in self.derived:
+            self.derived[key] = make()
+        return self.derived[key]
+
+    def bytes_at_most(self) -> int:
+        """Of the histogram and of what estimators derive from it: tables of 4 * BINS numbers a channel."""
+        return 5 * self.histogram.numel() * self.histogram.element_size()
 
     @property
     def channels(self) -> int:
@@ -47,21 +63,21 @@ class TensorStatistics:
 
     def channel_slice(self, start: int, stop: int) -> TensorStatistics:
         """Those of the channels from `start` up to `stop`, as views."""
-        return replace(
-            self,
-            minimum=self.minimum[start:stop],
-            maximum=self.maximum[start:stop],
-            mean_minimum=self.mean_minimum[start:stop],
-            mean_maximum=self.mean_maximum[start:stop],
-            histogram=self.histogram[start:stop],
-            limit=self.limit[start:stop],
-        )
+        return replace(self, **{name: getattr(self, name)[start:stop] for name in PER_CHANNEL})
+
+
+def stack(parts: Sequence[TensorStatistics]) -> TensorStatistics:
+    """Statistics of whole tensors as channels of one; `count` is that of the first."""
+    joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PER_CHANNEL}
+    return replace(parts[0], channel_axis=None, **joined)
 
 
 class Estimator(Protocol):
     """Turns statistics into thresholds. Frozen, hashable; prints as its name with its options.
 
-    Channels are independent: the thresholds of a channel depend on its own statistics alone.
+    Channels are independent: the thresholds of a channel depend on its own statistics alone. One that costs much and
+    does not read `count` may have `together = True`: it is then given the statistics of many nodes at once, as channels
+    of one tensor.
     """
 
     @property

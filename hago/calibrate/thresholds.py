@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 from hago.calibrate.observer import constant_statistics, merge_channels
-from hago.calibrate.statistics import Estimator, TensorStatistics
+from hago.calibrate.statistics import Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
+from hago.lru import LRU
 from hago.schemes import Grid
 
 #: Channels of a constant that are estimated at a time: their histograms take 8 MiB.
 _BLOCK = 256
+#: Observed nodes that are estimated at a time.
+_TOGETHER = 64
+#: Bytes of statistics of constants' channels that are kept, since a constant is asked for on one grid after another.
+_BYTES = 1 << 28
 
 Range = tuple[Tensor, Tensor]
 #: Node, grid, channel axis, and which statistics.
@@ -24,8 +29,8 @@ class Thresholds:
     """What an estimator says of each node, by (node, grid, channel axis).
 
     A constant's statistics are taken when it is first asked for. Those of the whole tensor are kept;
-    those per channel (8 * BINS bytes a channel, far more than the weight itself) are made in blocks
-    and dropped, and the thresholds alone are kept.
+    those per channel (8 * BINS bytes a channel, far more than the weight itself) are made in blocks,
+    of which the latest are kept, and thresholds of all.
 
     Args:
         statistics: of the nodes that were observed, by name.
@@ -43,6 +48,8 @@ class Thresholds:
         self._statistics = statistics
         self._constants = constants
         self._whole: dict[str, TensorStatistics] = {}
+        self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
+        self._blocks: LRU[tuple[str, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
         self._ranges: dict[_Asked, tuple[Range, TensorStatistics | None]] = {}
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Thresholds:
@@ -50,7 +57,7 @@ class Thresholds:
         found once."""
         other = Thresholds(statistics, self._constants, self.estimator)
         other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
-        other._ranges = self._ranges
+        other._ranges, other._blocks = self._ranges, self._blocks
         return other
 
     def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> Range:
@@ -77,8 +84,11 @@ class Thresholds:
         statistics = None if node in self._constants else self._statistics.get(node)
         key = (node, grid, channel_axis, id(statistics))
         if key not in self._ranges:
-            # the statistics are kept, so that no others can have their id
-            self._ranges[key] = self._estimate(node, grid, channel_axis), statistics
+            if channel_axis is None and statistics is not None and getattr(self.estimator, "together", False):
+                self._estimate_together(node, grid)
+            else:
+                # the statistics are kept, so that no others can have their id
+                self._ranges[key] = self._estimate(node, grid, channel_axis), statistics
         lo, hi = self._ranges[key][0]
         return lo.clone(), hi.clone()
 
@@ -107,12 +117,42 @@ class Thresholds:
                     f"axis {channel_axis} need Observer(channel_axis={channel_axis})"
                 )
             return self._checked(node, observed, grid)
-        constant = self._constants[node].movedim(channel_axis, 0)
+        channels = self._constants[node].shape[channel_axis]
         ranges = [
-            self._checked(node, constant_statistics(constant[i : i + _BLOCK], 0, node), grid)
-            for i in range(0, max(1, len(constant)), _BLOCK)
+            self._checked(node, self._channels(node, channel_axis, start), grid)
+            for start in range(0, max(1, channels), _BLOCK)
         ]
         return torch.cat([lo for lo, _ in ranges]), torch.cat([hi for _, hi in ranges])
+
+    def _channels(self, node: str, axis: int, start: int) -> TensorStatistics:
+        """The statistics of a block of a constant's channels."""
+
+        def make() -> TensorStatistics:
+            return constant_statistics(self._constants[node].movedim(axis, 0)[start : start + _BLOCK], 0, node)
+
+        return self._blocks.made((node, axis, start), make)
+
+    def _estimate_together(self, node: str, grid: Grid) -> None:
+        """The ranges of a node and of its neighbours, which will be asked for on the same grid: as channels of one."""
+        names, whole = self._neighbours(node)
+        lo, hi = self._checked(node, whole, grid)
+        for index, name in enumerate(names):
+            own = slice(index, index + 1)
+            statistics = self._statistics[name]
+            self._ranges[name, grid, None, id(statistics)] = (lo[own], hi[own]), statistics
+
+    def _neighbours(self, node: str) -> tuple[tuple[str, ...], TensorStatistics]:
+        """The observed nodes that a node is estimated with, whose values have a sign as its own do, or have none."""
+        if not self._stacked:
+            signed: dict[bool, list[str]] = {}
+            for name in self._statistics:
+                signed.setdefault(self.range_of(name)[0] < 0.0, []).append(name)
+            for names in signed.values():
+                for start in range(0, len(names), _TOGETHER):
+                    block = tuple(names[start : start + _TOGETHER])
+                    whole = stack([self._whole_tensor(name) for name in block])
+                    self._stacked |= dict.fromkeys(block, (block, whole))
+        return self._stacked[node]
 
     def _observed(self, node: str) -> TensorStatistics:
         if node not in self._statistics:

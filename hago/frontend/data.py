@@ -38,6 +38,11 @@ class Batch:
     def size(self) -> int:
         return int(self.inputs[0].shape[0])
 
+    def rows(self, start: int, stop: int) -> Batch:
+        """Its samples from `start` up to `stop`, as views."""
+        labels = None if self.labels is None else self.labels[start:stop]
+        return Batch(tuple(t[start:stop] for t in self.inputs), labels)
+
     def copy(self) -> Batch:
         """The same values in memory of their own."""
         return Batch(tuple(t.clone() for t in self.inputs), None if self.labels is None else self.labels.clone())

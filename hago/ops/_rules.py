@@ -124,11 +124,18 @@ def mac_bound(operands: Sequence[Operand], weight: Weight, depth: int) -> Tensor
     if w.values is None:
         bound = depth * x.magnitude.max() * w.magnitude.max()
     else:
-        rows = w.values.to(torch.float64).abs().movedim(weight.axis, 0)
-        bound = rows.reshape(rows.shape[0], -1).sum(1) * x.magnitude.max()
+        rows = _magnitudes(w.values).movedim(weight.axis, 0)
+        sums = rows.reshape(rows.shape[0], -1).sum(1, dtype=torch.int64).to(torch.float64)
+        bound = sums * x.magnitude.max()
     if len(operands) > 2:
         bound = bound + bias_bound(operands[2]).flatten()
     return bound
+
+
+def _magnitudes(values: Tensor) -> Tensor:
+    """|c| of integers, in a small type: that of a byte's least value does not fit a byte."""
+    wider = {torch.int8: torch.int16, torch.int16: torch.int32}.get(values.dtype, torch.int64)
+    return values.to(wider).abs_() if values.dtype != wider else values.abs()
 
 
 # ---------------------------------------------------------------- sums

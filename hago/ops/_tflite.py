@@ -6,6 +6,8 @@ there; where the kernel multiplies and divides them in float32 before it makes a
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.numerics import Requantize, multiply_by_quantized_multiplier
+from hago.numerics import Requantize, multiply_by_quantized_multiplier, multiply_carrier
 from hago.ops._integer import Attrs, IntegerForm, Operand, Site
 from hago.ops._landing import landing
 from hago.rounding import round_half_away
@@ -39,7 +41,14 @@ def _float32_ratio(over: Tensor, *factors: Tensor) -> Tensor:
 
 
 def _mbqm(c: Tensor, multiplier: Multiplier, how: Requantize) -> Tensor:
-    return multiply_by_quantized_multiplier(c, *multiplier, _plain(how))
+    """Of int64 as int64, of float64 as float64."""
+    multiplied = multiply_carrier if c.is_floating_point() else multiply_by_quantized_multiplier
+    return multiplied(c, *multiplier, _plain(how))
+
+
+def _wide(c: Tensor) -> Tensor:
+    """Integers in a type that holds every product and sum of a kernel: a float carrier stays one."""
+    return c.to(torch.float64 if c.is_floating_point() else torch.int64)
 
 
 def _largest(factor: float, operands: Sequence[Operand]) -> Tensor:
@@ -72,10 +81,10 @@ def tflite_sum(signs: Sequence[int]) -> IntegerForm:
         }
 
     def compute(attrs: Attrs, *values: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=torch.int64)
-        for sign, c, into in zip(signs, values, attrs["into"], strict=True):
-            total = total + sign * _mbqm(c.to(torch.int64) << attrs["left_shift"], into, attrs["how"])
-        return _mbqm(total, attrs["out"], attrs["how"]).to(values[0].dtype)
+        left = 1 << attrs["left_shift"]
+        operands = zip(signs, values, attrs["into"], strict=True)
+        parts = [sign * _mbqm(_wide(c) * left, into, attrs["how"]) for sign, c, into in operands]
+        return _mbqm(functools.reduce(operator.add, parts), attrs["out"], attrs["how"]).to(values[0].dtype)
 
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
         parts = [o.magnitude.max() * r for o, r in zip(operands, attrs["ratios"], strict=True)]
@@ -96,7 +105,7 @@ def tflite_product() -> IntegerForm:
         return {"out": how.multiplier(ratio), "how": site.how, "ratio": float(ratio)}
 
     def compute(attrs: Attrs, *values: Tensor) -> Tensor:
-        product = values[0].to(torch.int64) * values[1].to(torch.int64)
+        product = _wide(values[0]) * _wide(values[1])
         return _mbqm(product, attrs["out"], attrs["how"]).to(values[0].dtype)
 
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
@@ -149,7 +158,7 @@ def tflite_leaky_relu() -> IntegerForm:
         return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": site.how, "factor": factor}
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
-        c = x.to(torch.int64)
+        c = _wide(x)
         kept, cut = (_mbqm(c, attrs[side], attrs["how"]) for side in ("kept", "cut"))
         return torch.where(c >= 0, kept, cut).to(x.dtype)
 
@@ -175,8 +184,8 @@ def tflite_prelu() -> IntegerForm:
         return {"kept": how.multiplier(kept), "cut": how.multiplier(cut), "how": site.how, "factors": factors}
 
     def compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
-        c = x.to(torch.int64)
-        along = slope.to(torch.int64).reshape(-1, *[1] * max(x.ndim - 2, 0))
+        c = _wide(x)
+        along = slope.to(c.dtype).reshape(-1, *[1] * max(x.ndim - 2, 0))
         kept, cut = _mbqm(c, attrs["kept"], attrs["how"]), _mbqm(c * along, attrs["cut"], attrs["how"])
         return torch.where(c >= 0, kept, cut).to(x.dtype)
 

@@ -11,8 +11,9 @@ there than the thresholds that it would replace, these stay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,16 @@ from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
 from hago.fitting import fitting, planned
 from hago.frontend.data import Batch
-from hago.gradients import Gradients, Pull, Spectrum, divergence_pull, gradients, squared_error_pull, thinned
+from hago.gradients import (
+    Gradients,
+    Pull,
+    SeeConstant,
+    Spectrum,
+    divergence_pull,
+    gradients,
+    squared_error_pull,
+    thinned,
+)
 from hago.objective import Objective
 from hago.prepare import Prepared
 from hago.schemes import Grid
@@ -34,7 +44,7 @@ from hago.search.guide import Guide
 from hago.search.knapsack import Knapsack
 from hago.searching.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.searching.guidance import make_guide
-from hago.searching.sensitivity import measure_sensitivity, probe_of
+from hago.searching.sensitivity import gradients_by_part, measure_sensitivity, probe_of
 from hago.searching.weight_scales import Chosen, WeightGradients, WeightScales
 from hago.space import Bits, Space
 from hago.threshold_sources import Estimated, estimated_resolver
@@ -100,20 +110,47 @@ def refined(
         found = _Refinement.begun(*whole)
         found.improve(most)
         return found.result()
-    turns = [_Refinement.begun(*whole, aside) for aside in confirmation.turns]
+    *turns, found = _begun_together(*whole, confirmation)
     for turn in turns:
-        turn.known = turns[0].known
+        turn.known = found.known
     steps = _Confirmed(prepared, confirmation, turns)
     steps.choose_activations()
     steps.choose_weights(most)
     if len(turns) == 1:
         return turns[0].result(said=steps.said())
     # what was confirmed is made again from all samples
-    found = _Refinement.begun(*whole)
     found.take(steps.activations)
     if steps.rounds:
         found.improve(most, steps.rounds)
     return found.result(steps.spent, steps.said())
+
+
+def _begun_together(
+    prepared: Prepared,
+    plain: Prepared,
+    goal: Goal,
+    metric: str,
+    evaluator: Evaluator,
+    seed: int,
+    confirmation: Confirmation,
+) -> list[_Refinement]:
+    """The refinements of all turns, then that of all samples: what one pass sees of each turn's samples serves all
+    others. With one turn the last is that turn's, with none that of all samples."""
+    given, asides = (prepared, plain, goal.objective, evaluator, seed), confirmation.turns
+    whole = _Refinement(*given, asides[0] if len(asides) == 1 else None)
+    turns = [_Refinement(*given, aside, whole.scales.copied()) for aside in asides] if len(asides) > 1 else []
+    parts = [whole.batch.rows(a.first, a.last) for a in asides] if turns else [whole.batch]
+    probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK) for part in parts), len(parts))
+    seen = gradients_by_part(plain, goal.objective, seed, parts, CHUNK, probes)
+    products = whole.scales.products(probes)
+    probes.sums.clear()
+    for number, turn in enumerate([*turns, whole]):
+        own = [i for i in range(len(parts)) if not turns or i != number]
+        take = partial(WeightScales.take_products, products=products, columns=probes.columns(own))
+        turn.begin(goal, metric, take, Gradients.sum([seen[i] for i in own]), guided=turn is whole)
+        if turn is not whole or not turns:
+            turn.count_gradients(PASS * parts[number].size / evaluator.batches.samples)
+    return [whole, whole] if len(asides) == 1 else [*turns, whole]
 
 
 # ---------------------------------------------------------------- where the search begins
@@ -181,12 +218,14 @@ class _Refinement:
         evaluator: Evaluator,
         seed: int,
         aside: KeptAside | None = None,
+        scales: WeightScales | None = None,
     ) -> None:
         self.given, self.objective, self.evaluator, self.seed, self.aside = prepared, objective, evaluator, seed, aside
         self.prepared = plain
-        bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
-        self.scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
-        self.probes = WeightGradients.of_probes(prepared)
+        if scales is None:
+            bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
+            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
+        self.scales = scales
         self.forwards, self.differentiated = 0.0, 0.0
         seen = evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
         self.step = -(-seen // SAMPLES)
@@ -199,28 +238,55 @@ class _Refinement:
 
     @staticmethod
     def begun(
-        prepared: Prepared,
-        plain: Prepared,
-        goal: Goal,
-        metric: str,
-        evaluator: Evaluator,
-        seed: int,
-        aside: KeptAside | None = None,
+        prepared: Prepared, plain: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int
     ) -> _Refinement:
-        """After the first pass: with thresholds of activations that are weighted by gradients, and with the point.
+        """After a first pass over all samples, as logs of version 1 began.
 
         Args:
             plain: with thresholds of the least squared error.
         """
-        found = _Refinement(prepared, plain, goal.objective, evaluator, seed, aside)
-        sensitivity = measure_sensitivity(
-            found.prepared, goal.objective, seed, CHUNK, found.probes.see, found._settle, batches=[found.batch]
-        )
-        start = safe_start(found.prepared.resolver, prepared.calibration.peaks)
-        guide = make_guide(found.prepared, goal, start, seed, metric, sensitivity)
-        found.guide, found.picked = replace(guide, most=start), picked_within(found.prepared, goal, guide, start)
-        found.ways = {"weighted": found.prepared, "mse": plain}
+        found = _Refinement(prepared, plain, goal.objective, evaluator, seed)
+        probes = WeightGradients.of_probes(plain)
+        found.begin(goal, metric, lambda scales: scales.take_probes(probes), see=probes.see)
+        found.count_gradients(found.price)
         return found
+
+    def begin(
+        self,
+        goal: Goal,
+        metric: str,
+        take: Callable[[WeightScales], None],
+        seen: Gradients | None = None,
+        see: SeeConstant | None = None,
+        guided: bool = True,
+    ) -> None:
+        """Make thresholds of activations that are weighted by gradients, the guide, and the point.
+
+        Args:
+            take: says to the scales what the pass saw of weights.
+            seen: what the pass saw already; by default it is made here.
+            see: hears of gradients of constants in a pass that is made here.
+            guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
+        """
+
+        def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:
+            take(self.scales)
+            self.prepared = with_statistics(self.prepared, weighted(self.prepared, gradients.spectra))
+            return self.prepared, gradients
+
+        plain, calibration = self.prepared, self.given.calibration
+        how = (self.objective, self.seed, CHUNK, see, settle)
+        limited = any(x.is_cost for x in goal.limits)
+        if seen is not None and not guided and not limited:
+            settle(seen)
+            self.picked = safe_start(self.prepared.resolver, calibration.peaks)
+            self.ways = {"weighted": self.prepared, "mse": plain}
+            return
+        sensitivity = measure_sensitivity(plain, *how, batches=[self.batch], seen=seen)
+        start = safe_start(self.prepared.resolver, calibration.peaks)
+        guide = make_guide(self.prepared, goal, start, self.seed, metric, sensitivity)
+        self.guide, self.picked = replace(guide, most=start), picked_within(self.prepared, goal, guide, start)
+        self.ways = {"weighted": self.prepared, "mse": plain}
 
     def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refined:
         """What a search goes on with.
@@ -238,13 +304,6 @@ class _Refinement:
         by gradients."""
         self.prepared = self.ways.get(activations, self.given)
 
-    def _settle(self, seen: Gradients) -> tuple[Prepared, Gradients]:
-        """With what is known of activations."""
-        self._passed()
-        self.scales.take_probes(self.probes)
-        self.prepared = with_statistics(self.prepared, weighted(self.prepared, seen.spectra))
-        return self.prepared, seen
-
     def _thinned(self) -> Batch:
         """The samples that are differentiated, as many from everywhere in the data."""
         batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
@@ -261,9 +320,10 @@ class _Refinement:
         """What differentiating them once takes, in forwards."""
         return PASS * self.batch.size / self.evaluator.batches.samples
 
-    def _passed(self) -> None:
-        self.forwards += self.price
-        self.differentiated += self.price
+    def count_gradients(self, forwards: float) -> None:
+        """Count what gradients took."""
+        self.forwards += forwards
+        self.differentiated += forwards
 
     def improve(self, most: float, rounds: float = math.inf) -> None:
         """Rounds at the point while they pay.
@@ -348,7 +408,7 @@ class _Refinement:
         p, ops, seen = self.prepared, self.prepared.hardware.known_ops, WeightGradients(1, self.scales.weights.keys())
         gradients(p.graph, [self.batch], {}, probe, lambda edge: (), ops, self.seed, SLOPES, seen.see)
         self.scales.take_slopes(seen)
-        self._passed()
+        self.count_gradients(self.price)
         return sum(losses)
 
 

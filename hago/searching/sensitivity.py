@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from hago.gradients import (
     Probe,
     SeeConstant,
     Spectrum,
+    channel_axis,
     cross_entropy,
     divergence,
     gradients,
@@ -38,6 +39,7 @@ from hago.objective import OBJECTIVES, Objective, decibels
 from hago.operands import Operands
 from hago.plan import Plan
 from hago.prepare import Prepared
+from hago.searching.weight_scales import WeightGradients, by_channel, error_products
 from hago.space import Bits, Group
 from hago.types import Edge, QParams
 
@@ -121,6 +123,7 @@ def measure_sensitivity(
     settle: Callable[[Gradients], tuple[Prepared, Gradients]] | None = None,
     known: Collection[Edge] = (),
     batches: Iterable[Batch] | None = None,
+    seen: Gradients | None = None,
 ) -> Sensitivity:
     """The expected loss of every choice in the space.
 
@@ -132,17 +135,17 @@ def measure_sensitivity(
             whose grids losses of activations are; and what was seen, to which it may add losses of constants.
         known: constants whose losses it adds.
         batches: the data to differentiate; all by default.
+        seen: what a pass saw already, with the losses of constants.
     """
     probe, measure = probe_of(objective)
-    ops = prepared.hardware.known_ops
     found = _Losses(prepared)
-    ranges = prepared.calibration.ranges
 
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in known else found.errors(edge)
 
-    data = prepared.batches if batches is None else batches
-    seen = gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, see)
+    if seen is None:
+        data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
+        seen = gradients(prepared.graph, data, ranges, probe, errors, prepared.hardware.known_ops, seed, chunk, see)
     if settle is not None:
         moved, seen = settle(seen)
         found.move(moved)
@@ -150,6 +153,33 @@ def measure_sensitivity(
     groups = {key: group for key, group in prepared.space.groups.items() if not group.is_kind}
     losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in groups.items()}
     return Sensitivity(objective.name, measure, seen.samples, losses, tuple(found.unreached))
+
+
+def gradients_by_part(
+    prepared: Prepared, objective: Objective, seed: int, parts: Sequence[Batch], chunk: int, probes: WeightGradients
+) -> list[Gradients]:
+    """What one pass sees of each part of the samples. Losses of constants are those of sums of gradients, so that their
+    errors are worked out once, not for every chunk.
+
+    Args:
+        probes: of as many parts; it keeps the gradients of weights.
+    """
+    graph, ops, losses, found = prepared.graph, prepared.hardware.known_ops, _Losses(prepared), list[Gradients]()
+    probe, _ = probe_of(objective)
+    ranges, generator = prepared.calibration.ranges, torch.Generator().manual_seed(seed)
+
+    def errors(edge: Edge) -> Sequence[Tensor]:
+        return () if edge in probes.edges else losses.errors(edge)
+
+    for index, part in enumerate(parts):
+        probes.begin(index)
+        found.append(gradients(graph, [part], ranges, probe, errors, ops, generator, chunk, probes.see))
+    weights: list[dict[Edge, list[float]]] = [{} for _ in parts]
+    for edge, sums in probes.sums.items():
+        squares = losses.products(edge, sums).square().sum(0)
+        for index, of in enumerate(weights):
+            of[edge] = squares[:, probes.columns([index])].sum(1).tolist()
+    return [replace(g, weights={**g.weights, **of}) for g, of in zip(found, weights, strict=True)]
 
 
 class _Losses:
@@ -176,6 +206,15 @@ class _Losses:
             found = [(self._held(group, grid) - exact).to(torch.float32) for grid in self._grids(edge, group)]
             self._errors.put(edge, found)
         return found
+
+    def products(self, edge: Edge, sums: Tensor) -> Tensor:
+        """The errors of every choice in the constant on an edge times sums of its gradients: (channels, choices, K)."""
+        prepared, group = self.prepared, self.prepared.space.groups[str(edge)]
+        exact = prepared.graph.consts[group.source]
+        axis = channel_axis(prepared.graph, edge, prepared.resolver.ops) if exact.ndim else None
+        rows = exact.reshape(1, 1) if axis is None else exact.movedim(axis, 0).reshape(exact.shape[axis], -1)
+        rounding = prepared.hardware.requantize.rounding
+        return error_products(rows, self._grids(edge, group), rounding, by_channel(sums, axis), squares=False)[0]
 
     def _grids(self, edge: Edge, group: Group) -> list[QParams]:
         """What the constant on an edge is quantized to, choice by choice: a weight's grids do not need the Plans."""

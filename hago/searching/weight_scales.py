@@ -18,16 +18,17 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from hago.numerics import quantize
+from hago.numerics import clip_range
 from hago.plan import Plan
 from hago.prepare import Prepared
+from hago.rounding import ROUNDINGS
 from hago.schemes import TWO_SIDED, Grid, make_qparams
 from hago.space import Bits, Group
 from hago.types import Edge, QParams
@@ -40,6 +41,8 @@ POWERS: Final = (1.0, 0.25, 0.5, 2.0)
 #: independent.
 SKETCHES: Final = 32
 LEAST_SKETCHES: Final = 8
+#: Values whose errors are worked out at a time.
+ERROR_BLOCK: Final = 1 << 15
 #: Bytes of gradients that are kept while a pass runs.
 GRADIENT_BYTES: Final = 1 << 29
 #: What the second term of a change is taken for, as a multiple of its estimate: the change that is chosen is one for
@@ -63,20 +66,42 @@ class WeightGradients:
     Args:
         count: sums that are kept apart.
         edges: of the weights; other constants are not kept.
+        parts: of the samples; each has its share of the sums.
         sums: by edge, float32 (count, *shape).
     """
 
     count: int
     edges: Collection[Edge]
+    parts: int = 1
     sums: dict[Edge, Tensor] = field(default_factory=dict)
     _chunks: dict[Edge, int] = field(default_factory=dict)
+    _part: int = 0
 
     @staticmethod
-    def of_probes(prepared: Prepared) -> WeightGradients:
-        """For random vectors on the outputs."""
+    def of_probes(prepared: Prepared, chunks: int = SKETCHES, parts: int = 1) -> WeightGradients:
+        """For random vectors on the outputs.
+
+        Args:
+            chunks: how many a part has, at most.
+        """
         sizes = {g.edges[0]: prepared.graph.consts[g.source].numel() for g in of_constants(prepared)}
         room = GRADIENT_BYTES // (4 * max(1, sum(sizes.values())))
-        return WeightGradients(min(SKETCHES, max(LEAST_SKETCHES, room)), sizes.keys())
+        count = min(SKETCHES, max(LEAST_SKETCHES, room), chunks * parts)
+        return WeightGradients(max(1, count // parts) * parts, sizes.keys(), parts)
+
+    @property
+    def share(self) -> int:
+        """Sums that one part has."""
+        return self.count // self.parts
+
+    def columns(self, parts: Iterable[int]) -> list[int]:
+        """The sums of some parts."""
+        return [part * self.share + i for part in parts for i in range(self.share)]
+
+    def begin(self, part: int) -> None:
+        """What comes next is of this part."""
+        self._part = part
+        self._chunks.clear()
 
     def see(self, edge: Edge, g: Tensor) -> None:
         """The gradients of one chunk."""
@@ -85,8 +110,13 @@ class WeightGradients:
         chunk = self._chunks.get(edge, 0)
         if edge not in self.sums:
             self.sums[edge] = torch.zeros(self.count, *g.shape)
-        self.sums[edge][chunk % self.count] += g.detach()
+        self.sums[edge][self._part * self.share + chunk % self.share] += g.detach()
         self._chunks[edge] = chunk + 1
+
+
+#: By edge, the products of every error with every sum of gradients, float64 (C, J, K), and the sums of squares of the
+#: products of single values, of the same shape.
+Products = Mapping[Edge, tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
@@ -186,17 +216,43 @@ class WeightScales:
 
     def take_probes(self, seen: WeightGradients) -> None:
         """What random vectors on the outputs say."""
+        self.take_products(self.products(seen), range(seen.count))
+
+    def products(self, seen: WeightGradients) -> Products:
+        """Of every weight's errors with what random vectors on the outputs say."""
+        there = {edge: w for edge, w in self.weights.items() if edge in seen.sums}
+        return {
+            edge: error_products(w.rows(w.exact), self._grids(w), self.rounding, by_channel(seen.sums[edge], w.axis))
+            for edge, w in there.items()
+        }
+
+    def take_products(self, products: Products, columns: Sequence[int]) -> None:
+        """What some of the sums of gradients say."""
         for edge, weight in self.weights.items():
-            if edge in seen.sums:
-                weight.sketch, weight.apart = self._products(weight, seen.sums[edge])
+            if edge in products:
+                product, squares = products[edge]
+                weight.sketch, weight.apart = product[:, :, columns], squares[:, :, columns].sum(2)
             else:
-                weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, seen.count)
+                weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
     def take_slopes(self, seen: WeightGradients) -> None:
         """What the error that the outputs have says."""
         for edge, weight in self.weights.items():
             if edge in seen.sums:
-                weight.slopes = self._products(weight, seen.sums[edge])[0][:, :, 0]
+                rows, sums = weight.rows(weight.exact), by_channel(seen.sums[edge], weight.axis)
+                products, _ = error_products(rows, self._grids(weight), self.rounding, sums, squares=False)
+                weight.slopes = products[:, :, 0]
+
+    def _grids(self, weight: _Weight) -> list[QParams]:
+        return [weight.with_factor(factor) for factor in self.factors]
+
+    def copied(self) -> WeightScales:
+        """The same of which nothing is known yet."""
+        weights = {
+            edge: replace(w, slopes=torch.zeros_like(w.slopes), barred=torch.zeros_like(w.barred))
+            for edge, w in self.weights.items()
+        }
+        return replace(self, weights=weights)
 
     def bar(self, nodes: Collection[str], now: Chosen) -> None:
         """No smaller thresholds, and so no larger integers, for weights of nodes whose accumulators are full."""
@@ -204,20 +260,6 @@ class WeightScales:
         for edge, weight in self.weights.items():
             if edge.dst in nodes:
                 weight.barred |= factors < factors[now[edge]].unsqueeze(1)
-
-    def _products(self, weight: _Weight, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """float64 (C, J, K), the errors with each factor times each sum of gradients; and (C, J), the sums of the
-        squares of the products of single values."""
-        rows = torch.stack([weight.rows(g) for g in sums], 2)
-        squares = rows.square().sum(2)
-        products, apart = [], []
-        for factor in self.factors:
-            qparams = weight.with_factor(factor)
-            exact = quantize(weight.exact, qparams, self.rounding) * qparams.scale - weight.exact
-            error = weight.rows(exact).to(torch.float32)
-            products.append(torch.bmm(error.unsqueeze(1), rows).squeeze(1))
-            apart.append((error.square() * squares).sum(1))
-        return torch.stack(products, 1).to(torch.float64), torch.stack(apart, 1).to(torch.float64)
 
     def improved(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
         """Other factors for some channels, one channel after the other, each time the one of the most gain with
@@ -266,6 +308,51 @@ class WeightScales:
             for edge, w in self.weights.items()
             if bool(chosen[edge].any())
         }
+
+
+def by_channel(gradients: Tensor, axis: int | None) -> Tensor:
+    """(C, K, n) of K gradients (K, *shape), C running along an axis of them, or being 1."""
+    if axis is None:
+        return gradients.reshape(1, len(gradients), -1)
+    return gradients.movedim(axis + 1, 0).reshape(gradients.shape[axis + 1], len(gradients), -1)
+
+
+def error_products(
+    exact: Tensor, grids: Sequence[QParams], rounding: str, sums: Tensor, squares: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Products of the errors that grids make in a constant with sums of its gradients, float64 (C, J, K); and the sums
+    of the squares of the products of single values, of the same shape, or nothing.
+
+    Errors are worked out in float32, in blocks that stay in a core's cache: a large network has hundreds of millions.
+
+    Args:
+        exact: (C, n).
+        grids: with one scale, or one for each of the C.
+        sums: float32 (C, K, n).
+    """
+    channels, length = exact.shape
+    found = torch.zeros(2 if squares else 1, channels, len(grids), sums.shape[1], dtype=torch.float64)
+    steps = [[_column(t) for t in (grid.scale.to(torch.float32), *clip_range(grid))] for grid in grids]
+    rows = max(1, ERROR_BLOCK // max(1, length))
+    for top in range(0, channels, rows):
+        here = slice(top, top + rows)
+        for left in range(0, length, ERROR_BLOCK):
+            x = exact[here, left : left + ERROR_BLOCK].to(torch.float32)
+            g = sums[here, :, left : left + ERROR_BLOCK].transpose(1, 2)
+            errors = torch.empty(len(x), len(grids), x.shape[1])
+            for index, ends in enumerate(steps):
+                scale, low, high = (t[here] if len(t) > 1 else t for t in ends)
+                q = ROUNDINGS[rounding](x / scale)
+                torch.sub(torch.minimum(torch.maximum(q, low), high).mul_(scale), x, out=errors[:, index])
+            found[0, here] += torch.bmm(errors, g)
+            if squares:
+                found[1, here] += torch.bmm(errors.square_(), g.square())
+    return found[0], found[1] if squares else found.new_zeros(0)
+
+
+def _column(t: Tensor | int) -> Tensor:
+    """(C, 1) or (1, 1), float32."""
+    return torch.as_tensor(t, dtype=torch.float32).reshape(-1, 1)
 
 
 def of_constants(prepared: Prepared) -> list[Group]:

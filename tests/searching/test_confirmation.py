@@ -23,7 +23,7 @@ from hago.search.log import read_log
 from hago.searching import confirmation
 from hago.searching.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
 from hago.searching.refined_choices import _Proposed
-from hago.searching.refinement import _Refinement, with_statistics
+from hago.searching.refinement import _begun_together, with_statistics
 from hago.searching.search import SearchOptions, find
 from hago.trials.evaluate import Evaluator
 from hago.trials.goal import make_goal
@@ -105,7 +105,9 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptA
     goal, batches = make_goal("sqnr"), Batches(data, prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
     plain = with_statistics(prepared, prepared.calibration)
-    found = _Refinement.begun(prepared, plain, goal, "", evaluator, 0, aside)
+    turns = turns_of([8, 8])
+    begun = _begun_together(prepared, plain, goal, "", evaluator, 0, Confirmation((8, 8), turns))
+    found = begun[-1] if aside is None else begun[turns.index(aside)]
     found.improve(20.0)
     chosen = (replace(p, batches=batches) for p in (prepared, plain))
     choices = _Proposed.of(*chosen, goal, "weight_bytes", 0, aside)
