@@ -290,12 +290,14 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
     for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
         bits = safe_start(resolver, peaks, margin)
         plan = resolver(bits)
-        score = evaluator.score(plan, bits)
+        measured = evaluator.measure(plan)
+        score = evaluator.concluded(plan, bits, measured)
         if not score.overflows:
             return bits, score
-        for name, excess in score.excess_bits.items():
+        for name in score.overflows:
             if plan.nodes[name].additions is not None:
-                peaks[name] = max(peaks.get(name, 0.0), _largest_held(plan.nodes[name]) * 2.0**excess)
+                on_the_way = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
+                peaks[name] = max(peaks.get(name, 0.0), on_the_way)
     node, count = max(score.overflows.items(), key=lambda item: item[1])
     hardware, op = resolver.hardware, resolver.graph[node].op
     others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
