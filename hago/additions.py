@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hago.hardware import Accumulator
 from hago.numerics import Lost, saturate_each
-from hago.ops._integer import Addends, Index
+from hago.ops._integer import Addends, TermsAt
 from hago.ops._rule import OpRule
 
 #: Addends that are held at once.
@@ -55,33 +55,37 @@ class Additions:
         magnitudes = self.compute(self.attrs, *(c.to(torch.float64).abs() for c in operands))
         largest = float(magnitudes.max()) if magnitudes.numel() else 0.0
         carrier = torch.int32 if largest < 2**31 else torch.int64
-        held = [c.to(carrier) for c in operands]
+        addends_at = self._in_order([c.to(carrier) for c in operands])
         amount, cut, peak = torch.zeros(magnitudes.shape, dtype=torch.int64), torch.zeros(magnitudes.shape).bool(), 0.0
         risky = torch.nonzero(magnitudes > min(dtype.max, -dtype.min))
-        depth = len(self._in_order(held, risky[:1].unbind(1))) if len(risky) else 1
+        depth = addends_at(risky[:1].unbind(1)).shape[1] if len(risky) else 1
         step = max(1, ENTRIES // max(depth, 1))
         for start in range(0, len(risky), step):
             index = risky[start : start + step].unbind(1)
-            addends = self._in_order(held, index)
-            sums = addends.cumsum(0, dtype=carrier)
-            high, low = sums.amax(0), sums.amin(0)
+            addends = addends_at(index)
+            sums = addends.cumsum(1, dtype=carrier)
+            high, low = sums.amax(1), sums.amin(1)
             peak = max(peak, float(high.max()) / dtype.max, float(low.min()) / min(dtype.min, -1))
             leaves = (high > dtype.max) | (low < dtype.min)
-            exact = sums[-1, leaves]
             where = tuple(i[leaves] for i in index)
-            amount[where] = (saturate_each(addends[:, leaves], dtype) - exact).to(torch.int64)
+            amount[where] = (saturate_each(addends[leaves].T.contiguous(), dtype) - sums[leaves, -1]).to(torch.int64)
             cut[where] = True
         return Lost(amount, cut, peak)
 
-    def _in_order(self, operands: Sequence[Tensor], index: Index) -> Tensor:
-        """(K, n): the addends of n accumulators, with their biases, in the order of the register."""
+    def _in_order(self, operands: Sequence[Tensor]) -> TermsAt:
+        """What is added where, with the biases, in the order of the register."""
         assert self.addends.terms is not None and self.register.order is not None
-        terms = self.addends.terms(self.attrs, operands, index, self.register.order)
-        if len(operands) > 2:
-            place = index[self.addends.bias_axis]
-            bias = operands[2].flatten()[place.remainder(operands[2].numel())][None]  # one entry may stand for all
-            terms = torch.cat([bias, terms] if self.register.bias == "first" else [terms, bias])
-        return terms.contiguous()
+        terms_at = self.addends.terms(self.attrs, operands, self.register.order)
+        if len(operands) < 3:
+            return terms_at
+        biases, axis = operands[2].flatten(), self.addends.bias_axis
+
+        def addends_at(index: tuple[Tensor, ...]) -> Tensor:
+            bias = biases[index[axis].remainder(len(biases))][:, None]  # one entry may stand for all
+            terms = terms_at(index)
+            return torch.cat([bias, terms] if self.register.bias == "first" else [terms, bias], 1)
+
+        return addends_at
 
 
 def additions_of(rule: OpRule, attrs: Mapping[str, Any], register: Accumulator, bound: float) -> Additions | None:

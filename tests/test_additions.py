@@ -480,7 +480,7 @@ def test_a_clamp_at_the_end_alone_breaks_the_law(monkeypatch: pytest.MonkeyPatch
 
 
 def test_another_order_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hago.ops._conv.in_order", lambda terms, order: terms.flatten(1).T)
+    monkeypatch.setattr("hago.ops._conv.in_order", lambda terms, order: terms.movedim(-1, 1).flatten(1))
     with pytest.raises(AssertionError):
         _seen_by_hand()
 

@@ -215,9 +215,7 @@ class NodeSplitter:
         return compute_real(self.node, real, self.plan.ops) if changed else inherited
 
     # ------------------------------------------------------------ v3 to v6
-    def _accumulated(
-        self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Lost | None
-    ) -> list[Step]:
+    def _accumulated(self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Lost | None) -> list[Step]:
         plan = self.node_plan
         limited = dequantize(accumulator, plan.register)
         unclipped = limited

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, MatrixProduct, Operand, Weight
+from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, mac_bound, split_k
 
@@ -99,25 +99,30 @@ def windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """What every window reads: (N, groups, *places, channels / groups, *kernel); of one padded copy, a view."""
+    """What every window reads: (N, groups, *places, *kernel, channels / groups); a view of one padded copy."""
     padded = F.pad(x, [p for pair in reversed(pads) for p in pair])
-    padded = padded.reshape(len(x), groups, -1, *padded.shape[2:])
+    padded = padded.reshape(len(x), groups, -1, *padded.shape[2:]).movedim(2, -1).contiguous()
     for axis, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        padded = padded.unfold(3 + axis, (k - 1) * gap + 1, step)[..., ::gap]
-    return padded.movedim(2, 2 + len(kernel))
+        padded = padded.unfold(2 + axis, (k - 1) * gap + 1, step)[..., ::gap]
+    return padded.movedim(2 + len(kernel), -1)
 
 
 def in_order(terms: Tensor, order: Order) -> Tensor:
-    """(n, channels, *window) to (K, n)."""
-    return (terms if order == "channels_outer" else terms.movedim(1, -1)).flatten(1).T
+    """(n, *window, channels) to (n, K)."""
+    return (terms if order == "channels_inner" else terms.movedim(-1, 1)).flatten(1)
 
 
-def _terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     x, w = operands[:2]
     kernel, groups = w.shape[2:], attrs["groups"]
     seen = windows(x, groups, _pads(attrs, kernel), kernel, attrs["stride"], attrs["dilation"])
-    sample, channel, *place = index
-    return in_order(seen[(sample, channel // (len(w) // groups), *place)] * w[channel], order)
+    weights = w.movedim(1, -1).contiguous()
+
+    def at(index: tuple[Tensor, ...]) -> Tensor:
+        sample, channel, *place = index
+        return in_order(seen[(sample, channel // (len(w) // groups), *place)] * weights[channel], order)
+
+    return at
 
 
 def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hago.numerics import Order
 from hago.ops._conv import in_order, windows
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, Operand, Weight
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, bias_bound, split_k
 
@@ -62,8 +62,8 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
     return bound
 
 
-def _terms(dims: int) -> Callable[[Attrs, Sequence[Tensor], Index, Order], Tensor]:
-    def terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _terms(dims: int) -> Callable[[Attrs, Sequence[Tensor], Order], TermsAt]:
+    def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
         """As a convolution, with the kernel turned round, of an image with stride - 1 zeros between its entries: the
         places of a window are those of the input, row by row."""
         x, w = operands[:2]
@@ -76,10 +76,14 @@ def _terms(dims: int) -> Callable[[Attrs, Sequence[Tensor], Index, Order], Tenso
         around = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
         pads = [(a, a + b) for a, b in zip(around, behind, strict=True)]
         seen = windows(spread, groups, pads, kernel, [1] * dims, dilation)
-        weights = w.reshape(groups, -1, *w.shape[1:]).transpose(1, 2).flip(axes)
-        sample, channel, *place = index
-        group, within = channel // w.shape[1], channel % w.shape[1]
-        return in_order(seen[(sample, group, *place)] * weights[group, within], order)
+        weights = w.reshape(groups, -1, *w.shape[1:]).transpose(1, 2).flip(axes).movedim(2, -1).contiguous()
+
+        def at(index: tuple[Tensor, ...]) -> Tensor:
+            sample, channel, *place = index
+            group, within = channel // w.shape[1], channel % w.shape[1]
+            return in_order(seen[(sample, group, *place)] * weights[group, within], order)
+
+        return at
 
     return terms
 

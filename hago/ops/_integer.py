@@ -63,8 +63,8 @@ class MatrixProduct:
     restored: Callable[[Attrs, Tensor, Tensor, Tensor], Tensor]
 
 
-#: Positions of entries of an output: one tensor of indices per axis.
-Index = tuple[Tensor, ...]
+#: Places of n entries of an output (one tensor of indices per axis) to what is added there: (n, K).
+TermsAt = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,12 @@ class Addends:
     Law (addends): over K, the terms of an entry and its bias add up to the op's exact result there.
 
     Args:
-        terms: `(attrs, operands, index, order)` to (K, n): of n entries of the output, what is added, in the order of
-            additions and without the bias; padding is 0. None where one addition is all there is: two operands, or a
-            single product.
+        terms: `(attrs, operands, order)` to what is added where, in the order of additions and without the bias;
+            padding is 0. None where one addition is all there is: two operands, or a single product.
         bias_axis: the axis of the output that a bias, the third operand, stands along.
     """
 
-    terms: Callable[[Attrs, Sequence[Tensor], Index, Order], Tensor] | None = None
+    terms: Callable[[Attrs, Sequence[Tensor], Order], TermsAt] | None = None
     bias_axis: int = 1
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hago.numerics import Order
 from hago.ops._conv import windows
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, Operand
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt
 from hago.ops._qlinear import qlinear_average
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import has_ref, plain
@@ -137,13 +137,13 @@ def _window_sums(dims: int) -> Callable[..., Tensor]:
     return compute
 
 
-def _window_terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     """The places of a window, row by row, whatever the order of products."""
     x, kernel, stride = operands[0], attrs["kernel_size"], attrs["stride"]
     # with ceil_mode, a last window may reach past the padding
     pads = [(p, p + (s - 1 if attrs["ceil_mode"] else 0)) for p, s in zip(attrs["padding"], stride, strict=True)]
     seen = windows(x, x.shape[1], pads, kernel, stride, [1] * len(kernel))
-    return seen[index].flatten(1).T
+    return lambda index: seen[index].flatten(1)
 
 
 def avg_pool_rule(dims: int) -> OpRule:
@@ -239,8 +239,8 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
     def compute_int(attrs: Attrs, c: Tensor) -> Tensor:
         return sums(window(attrs), c)
 
-    def terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
-        return _window_terms(window(attrs), operands, index, order)
+    def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+        return _window_terms(window(attrs), operands, order)
 
     def case(size: tuple[int, ...], output: tuple[int, ...]) -> Sample:
         return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, Operand
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import axes_of
 
@@ -28,13 +28,18 @@ def total(attrs: Attrs, x: Tensor) -> Tensor:
     return x.sum(attrs["axes"], keepdim=attrs["keepdim"])
 
 
-def _terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     """Entry after entry as a tensor lies in memory, the last axis fastest, whatever the order of products."""
     x = operands[0]
     axes = sorted(a % x.ndim for a in attrs["axes"])
     kept = [a for a in range(x.ndim) if a not in axes]
-    place = tuple(index[a] for a in kept) if attrs["keepdim"] else index
-    return x.permute(*kept, *axes)[place].reshape(-1, attrs["count"]).T
+    entries = x.permute(*kept, *axes)
+
+    def at(index: tuple[Tensor, ...]) -> Tensor:
+        place = tuple(index[a] for a in kept) if attrs["keepdim"] else index
+        return entries[place].reshape(-1, attrs["count"])
+
+    return at
 
 
 def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:

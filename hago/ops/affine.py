@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, Operand, Weight
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal
 from hago.ops._rules import mac_bound, unread
 
@@ -34,9 +34,9 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return _along_axis_1(mac_bound(operands, _WEIGHT, 1), len(operands[0].shape))
 
 
-def _terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     x, w = operands[:2]
-    return (x[index] * w[index[1]])[None]
+    return lambda index: (x[index] * w[index[1]])[:, None]
 
 
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:

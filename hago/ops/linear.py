@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, MatrixProduct, Operand, Weight
+from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, mac_bound, split_k
 
@@ -35,9 +35,9 @@ def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return product.reshape(*x.shape[:-1], -1)
 
 
-def _terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     x, w = operands[:2]
-    return (x[index[:-1]] * w[index[-1]]).T
+    return lambda index: x[index[:-1]] * w[index[-1]]
 
 
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:

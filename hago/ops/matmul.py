@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, Index, IntegerForm, MatrixProduct, Operand, Weight
+from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import bias_bound, product_scale, split_k
 
@@ -46,12 +46,12 @@ def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return product
 
 
-def _terms(attrs: Attrs, operands: Sequence[Tensor], index: Index, order: Order) -> Tensor:
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     x, w = operands[:2]
-    *batch, row, column = index
     matrices = (x[..., 0, 0] + w[..., 0, 0]).shape
-    rows, columns = x.expand(*matrices, *x.shape[-2:]), w.expand(*matrices, *w.shape[-2:]).transpose(-1, -2)
-    return (rows[(*batch, row)] * columns[(*batch, column)]).T
+    columns = w.transpose(-1, -2).contiguous()
+    rows, columns = x.expand(*matrices, *x.shape[-2:]), columns.expand(*matrices, *columns.shape[-2:])
+    return lambda index: rows[index[:-1]] * columns[(*index[:-2], index[-1])]
 
 
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
