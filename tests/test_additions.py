@@ -214,21 +214,22 @@ def drawn_bias(data: Any, size: int, seed: int) -> list[Tensor]:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_convolutions(data: Any) -> None:
-    dims, groups = data.draw(st.integers(1, 2), "dims"), data.draw(st.sampled_from([1, 1, 2, 3]), "groups")
+    dims, groups = data.draw(st.integers(1, 3), "dims"), data.draw(st.sampled_from([1, 1, 2, 3]), "groups")
     channels, out = groups * data.draw(st.integers(1, 3)), groups * data.draw(st.integers(1, 2))
-    kernel = data.draw(st.lists(st.integers(1, 3), min_size=dims, max_size=dims), "kernel")
+    kernel = data.draw(st.lists(st.integers(1, 3 if dims < 3 else 2), min_size=dims, max_size=dims), "kernel")
     attrs = {
         "stride": data.draw(st.lists(st.integers(1, 2), min_size=dims, max_size=dims), "stride"),
         "padding": data.draw(st.lists(st.integers(0, 2), min_size=dims, max_size=dims), "padding"),
         "dilation": data.draw(st.lists(st.integers(1, 2), min_size=dims, max_size=dims), "dilation"),
         "groups": groups,
     }
+    size = ((5,), (5, 6), (3, 4, 3))[dims - 1]
     seed, b = data.draw(st.integers(0, 99), "seed"), Builder()
     weight = seeded(out, channels // groups, *kernel, seed=seed)
-    x = b.input(channels, *(5, 6)[:dims], name="x")
+    x = b.input(channels, *size, name="x")
     b.call(f"conv{dims}d", x, *map(b.const, [weight, *drawn_bias(data, out, seed)]), name="conv", **attrs)
     hardware = only(chip_of(data).hardware(), f"conv{dims}d")
-    seen = run(b.graph(), hardware, [seeded(2, channels, *(5, 6)[:dims], seed=seed + 1)], "conv")
+    seen = run(b.graph(), hardware, [seeded(2, channels, *size, seed=seed + 1)], "conv")
     check_by_hand(seen, "conv", conv_addends)
 
 
