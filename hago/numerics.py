@@ -101,12 +101,12 @@ def saturate_each(terms: Tensor, dtype: DType) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lost:
-    """What accumulators of one node lost before the sum was complete.
+    """What accumulators of one node lost before their sums were complete.
 
     Args:
         amount: what is added to every exact sum of centered integers, int64.
-        cut: the accumulators that lost something on the way, even where it cancels out in the end.
-        peak: the largest sum on the way over what holds it; 0 where nothing was looked at.
+        cut: the accumulators of which a partial sum was cut, even where the losses cancel out.
+        peak: the largest partial sum that was computed, as a part of what holds it.
     """
 
     amount: Tensor

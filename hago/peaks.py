@@ -39,7 +39,7 @@ class Peaks:
     latest: Seen = field(default_factory=Seen)
 
     def __call__(self, node: Node, c: Tensor, lost: Lost | None = None) -> None:
-        """Count accumulators outside their register, and those that lost something on the way."""
+        """Count accumulators outside their register, and those of which a partial sum was cut."""
         plan = self.plan.nodes[node.name]
         if not plan.proved:
             self.latest = _seen(plan, c, lost)

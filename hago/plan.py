@@ -49,8 +49,8 @@ class NodePlan:
         digest: equal for equal node plans.
         pairs: of products that 16 bits may not hold, on chips that add products by two; None where
             the chip does not, or none can pass.
-        additions: of sums that may be clamped on the way, on chips whose registers saturate at every addition; None
-            where the chip's do not, or nothing can leave them.
+        additions: whose partial sums may leave the register, on chips whose registers saturate at every addition; None
+            where the chip's do not, or no partial sum can leave them.
         raised: channels of the weight whose scale was raised so that their biases fit the accumulator; 0 stands for
             the whole weight where it has one scale. Not kept in stored models, whose qparams hold it.
     """
@@ -93,7 +93,7 @@ class NodePlan:
         return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64
 
     def lost(self, operands: Sequence[Any]) -> Lost | None:
-        """What pairs of products, or additions on the way, lose of every accumulator; None where they cannot."""
+        """What pairs of products, or clamped partial sums, change in every accumulator; None where they cannot."""
         if self.additions is not None:
             return self.additions.lost(operands)
         return None if self.pairs is None else self.pairs.lost(operands)

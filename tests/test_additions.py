@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.laws import extreme_inputs
 from plans import fixed_resolver, points, resolver_of
+from random_graphs import random_graph, random_inputs
 from torch import Tensor, nn
 
 import hago
@@ -438,6 +439,31 @@ def test_whole_networks(chip: str) -> None:
             proved += sum(n.proved and n.desc.register.overflow == "saturate_each" for n in plan.nodes.values())
             assert not any(n.proved and n.additions is not None for n in plan.nodes.values())
     assert clamped and proved
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_networks(seed: int) -> None:
+    """Simulator, integer model and fast engine on random graphs, in either order and with the bias at either end."""
+    chip = Chip(
+        "uint8" if seed % 3 else "int8",
+        "int16",
+        "saturate_each",
+        at="output" if seed % 2 else "edge",
+        scheme="affine" if seed % 3 else "hago",
+        floats=True,
+        order=ORDERS[seed // 2 % 2],
+        bias=BIASES[seed // 4 % 2],
+    )
+    graph = random_graph(seed)
+    resolver = resolver_of(graph, chip.hardware(), random_inputs(graph, seed))
+    for bits, _ in zip(points(resolver.space, seed), range(3), strict=False):
+        assert compare(resolver(bits), random_inputs(graph, seed + 1, batch=2, size=4.0)).same
+
+
+def test_an_empty_batch() -> None:
+    plan, x = unproved()
+    (out,) = IntegerModel(plan).run([x[:0]])
+    assert out.shape[0] == 0 and compare(plan, [x[:0]]).same
 
 
 def test_no_proved_node_would_lose_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def register_of(plan: NodePlan) -> native.Register | str:
     if plan.pairs is not None:
         return "neighbouring products that may saturate"
     if plan.additions is not None:
-        return "a register that may saturate on the way"
+        return "partial sums that may saturate"
     if plan.proved and (plan.bound < 2**31 or plan.within_hull):
         return native.Register()
     if not register.dtype.signed or bool(plan.register.zero_point.any()):

@@ -101,7 +101,7 @@ def windows(
 ) -> Tensor:
     """What every window reads: (N, groups, *places, *kernel, channels / groups); a view of one padded copy."""
     padded = F.pad(x, [p for pair in reversed(pads) for p in pair])
-    padded = padded.reshape(len(x), groups, -1, *padded.shape[2:]).movedim(2, -1).contiguous()
+    padded = padded.reshape(len(x), groups, x.shape[1] // groups, *padded.shape[2:]).movedim(2, -1).contiguous()
     for axis, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
         padded = padded.unfold(2 + axis, (k - 1) * gap + 1, step)[..., ::gap]
     return padded.movedim(2 + len(kernel), -1)

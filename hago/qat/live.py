@@ -283,7 +283,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _lost(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Lost | None:
-    """What pairs of products, at the qparams of now, or additions on the way lose of the accumulators."""
+    """What pairs of products, at the present qparams, or clamped partial sums change in the accumulators."""
     if plan.additions is not None:
         return plan.additions.lost([c.detach() for c in operands])
     x, w = (*targets, None)[:2]

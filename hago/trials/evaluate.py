@@ -280,8 +280,8 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
     """The widest point that does not overflow on the data, with its Score.
 
     The float peaks tell nearly all; quantized values can be a little larger, so the margin grows
-    until simulation sees no overflow. Sums on the way, where every addition saturates, can be much larger:
-    they are as large as simulation saw them.
+    until simulation sees no overflow. Partial sums, where every addition saturates, can be much
+    larger than their results: their peaks are those that simulation has seen.
 
     Raises:
         InfeasibleBits: every margin overflows; names the nodes.
@@ -296,8 +296,8 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
             return bits, score
         for name in score.overflows:
             if plan.nodes[name].additions is not None:
-                on_the_way = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
-                peaks[name] = max(peaks.get(name, 0.0), on_the_way)
+                partial = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
+                peaks[name] = max(peaks.get(name, 0.0), partial)
     node, count = max(score.overflows.items(), key=lambda item: item[1])
     hardware, op = resolver.hardware, resolver.graph[node].op
     others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
