@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from hago.errors import HardwareError, as_strings, did_you_mean
-from hago.numerics import Overflow, Requantize
+from hago.numerics import BiasAt, Order, Overflow, Requantize
 from hago.ops import OPS, Ops, aliases
 from hago.ops._rule import OpRule
 from hago.schemes import SCHEMES
@@ -24,10 +24,37 @@ OtherOps = Literal["float32", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """The register that sums are made in, and what happens past its range."""
+    """The register that sums are made in, and what happens past its range.
+
+    Args:
+        order: in which products are added; stated with `saturate_each`, and with nothing else.
+        bias: whether the bias is the first addend or the last; as `order`.
+
+    Raises:
+        HardwareError: `saturate_each` without an order or a place of the bias, another overflow with one, or one
+            that is unknown.
+    """
 
     dtype: DType
     overflow: Overflow = "wrap"
+    order: Order | None = None
+    bias: BiasAt | None = None
+
+    def __post_init__(self) -> None:
+        each = self.overflow == "saturate_each"
+        for key, got, known in (("order", self.order, get_args(Order)), ("bias", self.bias, get_args(BiasAt))):
+            if each and got not in known:
+                raise HardwareError(
+                    f"an accumulator that saturates at every addition needs {key}, one of {', '.join(known)}; "
+                    f"got {got!r}.{did_you_mean(str(got), known)}"
+                )
+            if not each and got is not None:
+                raise HardwareError(f"{key} belongs to saturate_each; got {key} {got!r} with {self.overflow}")
+
+    @property
+    def on_overflow(self) -> str:
+        """What happens past the range, in words: the overflow, and the order of additions where it counts."""
+        return self.overflow if self.order is None else f"{self.overflow} ({self.order}, bias {self.bias})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +169,7 @@ class OpDesc:
         ins = ", ".join(map(str, self.in_dtypes))
         at = " requantized at output" if self.requantize_at == "output" else ""
         register = self.register
-        acc = "" if register == Accumulator(self.out_dtype) else f" in {register.dtype} {register.overflow}"
+        acc = "" if register == Accumulator(self.out_dtype) else f" in {register.dtype} {register.on_overflow}"
         return f"({ins}) -> {self.out_dtype}{acc}{at}"
 
 

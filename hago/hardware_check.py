@@ -202,8 +202,12 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     if form.lands and not at_output:
         text = f"the form {signature['form']} of {op} goes to the output's scale; expected requantize_at: output"
         yield Finding(path, text)
-    if form.product is None and signature.get("accumulator", {}).get("overflow") in ("saturate_pairs", "wrap_pairs"):
+    overflow = signature.get("accumulator", {}).get("overflow")
+    if form.product is None and overflow in ("saturate_pairs", "wrap_pairs"):
         yield Finding(path, f"hago knows no pairs of products of {op}; expected wrap or saturate_end")
+    if overflow == "saturate_each" and form.addends is None and not form.adds_nothing:
+        named = "" if signature.get("form") is None else f" in the form {signature['form']}"
+        yield Finding(path, f"hago knows no order of additions of {op}{named}; expected wrap or saturate_end")
     if form.goes_with is not None and how.get("form") not in (None, form.goes_with):
         text = f"the form {signature['form']} of {op} goes with the requantize form {form.goes_with}"
         yield Finding(path, f"{text}; got {how['form']}")

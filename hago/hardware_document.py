@@ -62,7 +62,9 @@ def _signature(desc: OpDesc) -> dict[str, Any]:
     plain = OpDesc(desc.in_dtypes, desc.out_dtype)
     body: dict[str, Any] = {"in": [d.name for d in desc.in_dtypes], "out": desc.out_dtype.name}
     if desc.register != plain.register:
+        said = {"order": desc.register.order, "bias": desc.register.bias}
         body["accumulator"] = {"dtype": desc.register.dtype.name, "overflow": desc.register.overflow}
+        body["accumulator"] |= {key: value for key, value in said.items() if value is not None}
     for key in ("requantize_at", "min_bits", "max_bits", "form"):
         if getattr(desc, key) != getattr(plain, key):
             body[key] = getattr(desc, key)
@@ -110,10 +112,11 @@ def _unusual(how: Requantize) -> list[str]:
 
 
 def _content(desc: OpDesc) -> list[Any]:
-    fixed = desc.fixed_out
+    fixed, register = desc.fixed_out, desc.register
+    order = [] if register.order is None else [register.order, register.bias]
     return [
         [d.name for d in desc.in_dtypes],
-        [desc.out_dtype.name, desc.register.dtype.name, desc.register.overflow, desc.requantize_at],
+        [desc.out_dtype.name, register.dtype.name, register.overflow, desc.requantize_at, *order],
         [desc.min_bits, desc.max_bits, desc.form, *([] if fixed is None else [float(fixed.scale), fixed.zero_point])],
         {k: float(v) for k, v in desc.cost.items()},
     ]
@@ -159,7 +162,10 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
     return OpDesc(
         in_dtypes=body["in"],
         out_dtypes=body["out"],
-        accumulator=register and Accumulator(dtype(register["dtype"]), register["overflow"]),
+        accumulator=register
+        and Accumulator(
+            dtype(register["dtype"]), register["overflow"], order=register.get("order"), bias=register.get("bias")
+        ),
         requantize_at=body.get("requantize_at", "edge"),
         name=name,
         form=body.get("form"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, get_args
 
 from hago.hardware_finding import Document, Finding, Path, any_of, figures, known_name, show
+from hago.numerics import BiasAt, Order
 from hago.schemes import SMALLEST_SCALE
 from hago.types import DTYPES, DType
 
@@ -69,8 +70,21 @@ def _integer_signature(
     elif body.get("requantize_at", "edge") == "edge" and out != register:
         text = f"got {show(out.name)}; expected {register}, since the node emits its accumulator"
         yield Finding((*path, "out"), f"{text} (or state requantize_at: output)")
+    yield from _order((*path, "accumulator"), body.get("accumulator", {}))
     yield from _fixed_out((*path, "fixed_out"), body, out)
     yield from _limits(path, body, operands)
+
+
+def _order(path: Path, register: Document) -> Iterator[Finding]:
+    """The order of additions is stated where every addition saturates, and nowhere else."""
+    each = register.get("overflow") == "saturate_each"
+    for key, known in (("order", get_args(Order)), ("bias", get_args(BiasAt))):
+        if each and key not in register:
+            text = f"the key is missing; with saturate_each expected one of {any_of(known)}"
+            yield Finding((*path, key), text)
+        elif not each and key in register:
+            text = f"got {show(register[key])}; belongs to saturate_each, got {register['overflow']}: remove it"
+            yield Finding((*path, key), text)
 
 
 def _limits(path: Path, body: Document, operands: list[DType]) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ def _explain(op: str, desc: OpDesc, form: str, origin: str) -> SignatureRow:
         operands=tuple(map(str, desc.in_dtypes)),
         result=str(desc.out_dtype),
         register=str(desc.register.dtype) if integer else "-",
-        overflow=desc.register.overflow if integer else "-",
+        overflow=desc.register.on_overflow if integer else "-",
         requantize=(f"{form} at {desc.requantize_at}{_fixed(desc)}") if integer else "-",
         form=desc.form or "-",
         source=f"{origin}: {desc.name}" if desc.name else origin,

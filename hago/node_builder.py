@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hago.additions import additions_of
 from hago.bounds import Bounds, largest_centered
 from hago.errors import InfeasibleBits
 from hago.graph import Node
@@ -92,6 +93,7 @@ class NodeBuilder:
             saturated_biases=self._saturated(targets),
             digest=self._digest(simqs, out_simq, out),
             pairs=self._pairs(targets, consts),
+            additions=additions_of(self.owner.ops[self.node.op], attrs, self.desc.register, bound),
             raised=self.operands.raised,
         )
 

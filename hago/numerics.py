@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -23,7 +24,12 @@ from hago.rounding import ROUNDINGS, rounding_shift
 from hago.types import DType, QParams, SimQ
 from hago.types import dtype as named_dtype
 
-Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs"]
+Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs", "saturate_each"]
+#: The order in which products are added where every addition saturates: channel by channel, with all places of the
+#: window for each (channels_outer), or place by place, with all channels for each (channels_inner).
+Order = Literal["channels_outer", "channels_inner"]
+#: Where every addition saturates: whether the bias is the first addend or the last.
+BiasAt = Literal["first", "last"]
 
 #: float32 holds every integer up to here, float64 up to the next.
 EXACT_FLOAT32: Final = 1 << 24
@@ -75,9 +81,40 @@ def overflowed(c: Tensor, dtype: DType) -> Tensor:
 def apply_overflow(c: Tensor, dtype: DType, overflow: Overflow) -> Tensor:
     """What a register of `dtype` holds where `c` was computed: saturated, else wrapped.
 
-    Where pairs of products are cut first (`hago.pairs`), the register that takes them wraps.
+    Where pairs of products are cut first (`hago.pairs`), the register that takes them wraps. Where every addition
+    saturates (`hago.additions`), the sum of two values is clamped once.
     """
-    return saturate(c, dtype) if overflow == "saturate_end" else wrap(c, dtype)
+    return saturate(c, dtype) if overflow in ("saturate_end", "saturate_each") else wrap(c, dtype)
+
+
+def saturate_each(terms: Tensor, dtype: DType) -> Tensor:
+    """What a register of `dtype` holds that starts at 0, adds terms one by one and saturates every time  (N15).
+
+    Args:
+        terms: (K, ...), in the order of additions, in an integer type that holds the sum of their magnitudes.
+
+    Returns:
+        A new tensor of the shape of one term.
+    """
+    held = torch.zeros_like(terms[0])
+    for term in terms:
+        held = saturate(held.add_(term), dtype)
+    return held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lost:
+    """What accumulators of one node lost before their sums were complete.
+
+    Args:
+        amount: what is added to every exact sum of centered integers, int64.
+        cut: the accumulators of which a partial sum was cut, even where the losses cancel out.
+        peak: the largest partial sum that was computed, as a part of what holds it.
+    """
+
+    amount: Tensor
+    cut: Tensor
+    peak: float
 
 
 # ---------------------------------------------------------------- requantization

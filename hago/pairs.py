@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.numerics import Overflow, saturate, wrap
+from hago.numerics import Lost, Overflow, saturate, wrap
 from hago.ops._integer import MatrixProduct
 from hago.types import INT16, QParams
 
@@ -54,8 +54,8 @@ class Pairs:
         """The largest pair over what 16 bits hold; more than 1."""
         return self.largest / INT16.max
 
-    def lost(self, operands: Sequence[Tensor]) -> Tensor:
-        """What the pairs lose of every accumulator: `sum(cut(p) - p)`, int64 of the output's shape.
+    def lost(self, operands: Sequence[Tensor]) -> Lost:
+        """What the pairs lose of every accumulator: `sum(cut(p) - p)`.
 
         Args:
             operands: centered integers in any carrier; the third, a bias, is not multiplied.
@@ -72,7 +72,8 @@ class Pairs:
             k = 2 * pair
             p = a[..., k, None] * b[..., None, k, columns] + a[..., k + 1, None] * b[..., None, k + 1, columns]
             total.index_add_(-1, columns, cut(p) - p)
-        return self.product.restored(self.attrs, total.to(torch.int64), operands[0], operands[1])
+        amount = self.product.restored(self.attrs, total.to(torch.int64), operands[0], operands[1])
+        return Lost(amount, amount != 0, self.over)
 
     def _stored(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x, w = (c.to(torch.int64) for c in operands[:2])

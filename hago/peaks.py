@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hago.graph import Node
-from hago.numerics import extremes
+from hago.numerics import Lost, extremes
 from hago.plan import NodePlan, Plan
 
 
@@ -38,8 +38,8 @@ class Peaks:
     accumulators: dict[str, int] = field(default_factory=dict)
     latest: Seen = field(default_factory=Seen)
 
-    def __call__(self, node: Node, c: Tensor, lost: Tensor | None = None) -> None:
-        """Count accumulators outside their register, and those of which pairs of products lost something."""
+    def __call__(self, node: Node, c: Tensor, lost: Lost | None = None) -> None:
+        """Count accumulators outside their register, and those of which a partial sum was cut."""
         plan = self.plan.nodes[node.name]
         if not plan.proved:
             self.latest = _seen(plan, c, lost)
@@ -58,13 +58,13 @@ class Peaks:
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
 
 
-def _seen(plan: NodePlan, c: Tensor, lost: Tensor | None) -> Seen:
+def _seen(plan: NodePlan, c: Tensor, lost: Lost | None) -> Seen:
     if not c.numel():
         return Seen()
     dtype = plan.desc.register.dtype
     low, high = extremes(c)
     peak = max(high / dtype.max, low / min(dtype.min, -1))
-    if plan.pairs is not None and lost is not None and bool(lost.any()):
-        return Seen(c.numel(), int((lost != 0).sum()), max(peak, plan.pairs.over))
+    if lost is not None and bool(lost.cut.any()):
+        return Seen(c.numel(), int(lost.cut.sum()), max(peak, lost.peak))
     outside = int(((c < dtype.min) | (c > dtype.max)).sum()) if peak > 1.0 else 0
     return Seen(c.numel(), outside, peak)

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hago.additions import Additions
 from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware, OpDesc
-from hago.numerics import EXACT_FLOAT32, apply_overflow
+from hago.numerics import EXACT_FLOAT32, Lost, apply_overflow
 from hago.ops import Ops
 from hago.pairs import Pairs
 from hago.types import Edge, QParams, SimQ
@@ -48,6 +49,8 @@ class NodePlan:
         digest: equal for equal node plans.
         pairs: of products that 16 bits may not hold, on chips that add products by two; None where
             the chip does not, or none can pass.
+        additions: whose partial sums may leave the register, on chips whose registers saturate at every addition; None
+            where the chip's do not, or no partial sum can leave them.
         raised: channels of the weight whose scale was raised so that their biases fit the accumulator; 0 stands for
             the whole weight where it has one scale. Not kept in stored models, whose qparams hold it.
     """
@@ -69,6 +72,7 @@ class NodePlan:
     saturated_biases: int
     digest: bytes
     pairs: Pairs | None = None
+    additions: Additions | None = None
     raised: tuple[int, ...] = ()
 
     @property
@@ -88,14 +92,16 @@ class NodePlan:
         """The float type whose sums are exact: float32, or float64 where they may pass 2**24."""
         return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64
 
-    def lost(self, operands: Sequence[Any]) -> Tensor | None:
-        """What pairs of products lose of every accumulator; None where they cannot."""
+    def lost(self, operands: Sequence[Any]) -> Lost | None:
+        """What pairs of products, or clamped partial sums, change in every accumulator; None where they cannot."""
+        if self.additions is not None:
+            return self.additions.lost(operands)
         return None if self.pairs is None else self.pairs.lost(operands)
 
-    def held(self, c: Tensor, lost: Tensor | None = None) -> Tensor:
+    def held(self, c: Tensor, lost: Lost | None = None) -> Tensor:
         """What the register holds where `c` was computed: `c` itself unless it could overflow."""
         if lost is not None:
-            c = (c.to(torch.float64) if c.is_floating_point() else c) + lost
+            c = (c.to(torch.float64) if c.is_floating_point() else c) + lost.amount
         if self.proved:
             return c
         # only accumulators can overflow, and they have zero point 0

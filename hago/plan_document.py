@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from hago.additions import additions_of
 from hago.errors import GraphError, HagoError, ModelFileError
 from hago.graph import CONST, INPUT, Graph, Node
 from hago.graph_document import read_graph, write_graph, written
@@ -33,7 +34,7 @@ from hago.stored_values import Reader, Writer
 from hago.types import Edge, QParams, SimQ
 
 #: Fields of a NodePlan that are written in a way of their own.
-_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "raised")
+_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
 _PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
 #: What the others are; a schema cannot tell.
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
@@ -230,6 +231,8 @@ def _read_node(
         thresholds={k: read(v) for k, v in said["thresholds"].items()},
         digest=bytes.fromhex(said["digest"]),
     )
+    if plan.desc.register.overflow == "saturate_each":
+        plan = replace(plan, additions=additions_of(ops[node.op], plan.attrs, plan.desc.register, plan.bound))
     if said["largest_pair"] is not None:
         plan = replace(plan, pairs=_pairs(node, plan, ops, said["largest_pair"]))
     return plan

@@ -27,8 +27,8 @@ from hago.types import Edge, QParams, SimQ
 #: Bytes of constants in carrier form that one Carriers keeps.
 CARRIER_BYTES: Final = 1 << 30
 
-#: Sees the accumulators of an integer node before its register cuts them; and, where pairs of products
-#: may lose something of them, what that is.
+#: Sees the accumulators of an integer node before its register cuts them; and, where they may lose something
+#: before their sums are complete, what that is.
 Watch = Callable[..., None]
 OnValue = Callable[[Node, Any], None]
 #: Sees what arrives on an edge of an integer node: centered integers, or real values.

@@ -77,6 +77,7 @@ def test_random_hardware_is_sound(tmp_path: Path) -> None:
         "dequantize",
         "qlinear",
         "saturate_pairs",
+        "saturate_each",
         "onnxruntime",
         "least_error",
         "weight only",

@@ -24,7 +24,7 @@ from hago.numerics import Requantize
 from hago.ops import OPS
 from hago.rounding import ROUNDINGS
 from hago.schemes import SCHEMES
-from hago.types import DTYPES
+from hago.types import DTYPES, DType
 
 Document = dict[str, Any]
 
@@ -45,6 +45,16 @@ _INTEGERS = [d for d in DTYPES.values() if d.is_int]
 
 
 @st.composite
+def registers(draw: st.DrawFn, register: DType) -> Accumulator:
+    """With what any op may do past its range."""
+    overflow = draw(st.sampled_from(["wrap", "saturate_end", "saturate_each"]))
+    if overflow != "saturate_each":
+        return Accumulator(register, overflow)
+    order, bias = st.sampled_from(get_args(numerics.Order)), st.sampled_from(get_args(numerics.BiasAt))
+    return Accumulator(register, overflow, draw(order), draw(bias))
+
+
+@st.composite
 def descs(draw: st.DrawFn, at: hardware.RequantizeAt) -> OpDesc:
     if draw(st.booleans()):
         name = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
@@ -56,7 +66,7 @@ def descs(draw: st.DrawFn, at: hardware.RequantizeAt) -> OpDesc:
     return OpDesc(
         operands,
         register if at == "edge" else draw(st.sampled_from(_INTEGERS)),
-        accumulator=Accumulator(register, draw(st.sampled_from(["wrap", "saturate_end"]))),  # any op has those
+        accumulator=draw(registers(register)),
         requantize_at=at,
         name=draw(st.sampled_from(["", "a", "b"])),
         min_bits=low,

@@ -24,8 +24,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "graph ops hardware hardware_finding hardware_signature hardware_check hardware_document hardware_file "
         "hardware_table arithmetic",
         "topology crossing frontend execute steps value_cache reuse",
-        "strategy bounds pairs plan plan_check stored_values graph_document plan_document stored node_builder operands "
-        "weight_only resolve space signatures fitting levels",
+        "strategy bounds pairs additions plan plan_check stored_values graph_document plan_document stored "
+        "node_builder operands weight_only resolve space signatures fitting levels",
         "fusion compiling peaks simulator realization engine exactness calibrate objective cost costing cost_range "
         "gradients",
         "search debug export qat",

@@ -38,7 +38,7 @@ from torch import Tensor
 from hago.crossing import range_chain
 from hago.execute import compute_real
 from hago.graph import Node
-from hago.numerics import apply_simq, clip_range, dequantize, overflowed, quantize
+from hago.numerics import Lost, apply_simq, clip_range, dequantize, overflowed, quantize
 from hago.plan import Plan
 from hago.topology import Topology
 from hago.types import QParams, SimQ
@@ -148,7 +148,7 @@ class NodeSplitter:
         final: Tensor,
         *,
         exact_sources: bool,
-        lost: Tensor | None = None,
+        lost: Lost | None = None,
     ) -> Split:
         """Split one batch.
 
@@ -159,7 +159,7 @@ class NodeSplitter:
             accumulator: centered, before overflow; None for a table.
             final: the simulated value, real.
             exact_sources: whether the producers have no error.
-            lost: what pairs of products lost of the accumulator; None where they cannot.
+            lost: what the accumulators lost before their sums were complete; None where they cannot.
         """
         free, edges = self._move(sources, carriers)
         clipped = any(e.saturated for e in (*edges.values(), *self._const_edges.values()))
@@ -215,9 +215,7 @@ class NodeSplitter:
         return compute_real(self.node, real, self.plan.ops) if changed else inherited
 
     # ------------------------------------------------------------ v3 to v6
-    def _accumulated(
-        self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Tensor | None
-    ) -> list[Step]:
+    def _accumulated(self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Lost | None) -> list[Step]:
         plan = self.node_plan
         limited = dequantize(accumulator, plan.register)
         unclipped = limited
@@ -252,11 +250,11 @@ class NodeSplitter:
         moved = apply_simq(real, SimQ(None, unlimited(self.node_plan.out)), self.how)
         return real, dequantize(moved, self.node_plan.out)
 
-    def _overflows(self, accumulator: Tensor, lost: Tensor | None) -> int:
+    def _overflows(self, accumulator: Tensor, lost: Lost | None) -> int:
         if self.node_plan.proved:
             return 0
         if lost is not None:
-            return int((lost != 0).sum())
+            return int(lost.cut.sum())
         raw = accumulator + self.node_plan.register.zero_point
         return int(overflowed(raw, self.node_plan.desc.register.dtype))
 

@@ -22,7 +22,7 @@ from hago.errors import DataError
 from hago.execute import compute_real, last_readers
 from hago.frontend.data import Batch
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.numerics import dequantize
+from hago.numerics import Lost, dequantize
 from hago.plan import Plan
 from hago.realization import IntegerModel, center
 from hago.simulator import Simulator
@@ -81,7 +81,7 @@ class Lockstep:
         self._simulator = Simulator(plan, watch=self._watch)
         self._done = last_readers(plan.graph)
         self._accumulators: dict[str, Tensor] = {}
-        self._lost: dict[str, Tensor] = {}
+        self._lost: dict[str, Lost] = {}
         self._inputs: dict[str, Tensor] = {}
         self._float: dict[str, Any] = {}
         self._carriers: dict[str, Any] = {}
@@ -99,7 +99,7 @@ class Lockstep:
         self._inputs = dict(zip(self.graph.inputs, inputs, strict=True))
         self._simulator.run(inputs, self._see)
 
-    def _watch(self, node: Node, accumulator: Tensor, lost: Tensor | None = None) -> None:
+    def _watch(self, node: Node, accumulator: Tensor, lost: Lost | None = None) -> None:
         self._accumulators[node.name] = accumulator
         if lost is not None:
             self._lost[node.name] = lost

@@ -119,13 +119,15 @@ def register_of(plan: NodePlan) -> native.Register | str:
     register = plan.desc.register
     if plan.pairs is not None:
         return "neighbouring products that may saturate"
+    if plan.additions is not None:
+        return "partial sums that may saturate"
     if plan.proved and (plan.bound < 2**31 or plan.within_hull):
         return native.Register()
     if not register.dtype.signed or bool(plan.register.zero_point.any()):
         return "an unsigned register"
     if register.overflow == "wrap" and register.dtype.bits <= 32:
         return native.Register(register.dtype.bits % 32)
-    if register.overflow == "saturate_end" and plan.bound < 2**31 and register.dtype.bits <= 32:
+    if register.overflow in ("saturate_end", "saturate_each") and plan.bound < 2**31 and register.dtype.bits <= 32:
         return native.Register(0, 1, register.dtype.min, register.dtype.max)
     if plan.proved:
         return "sums beyond int32"

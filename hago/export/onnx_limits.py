@@ -23,6 +23,7 @@ _ENDS: Final = {
     "saturate_end": "saturates",
     "saturate_pairs": "saturates in pairs",
     "wrap_pairs": "wraps in pairs",
+    "saturate_each": "saturates at every addition",
 }
 
 

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from hago.ops._integer import IntegerForm, Operand, Weight
+from hago.ops._integer import ONE_ADDITION, Addends, IntegerForm, Operand, Weight
 from hago.ops._rule import Call, OpRule, Parsed, Ref, Refusal, Sample
 from hago.ops._rules import arguments, binary, joined, magnitude_bound, product_bound, product_scale, sum_bound
 
 __all__ = [
+    "ONE_ADDITION",
     "OPS",
+    "Addends",
     "Call",
     "IntegerForm",
     "OpRule",

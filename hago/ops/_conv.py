@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, MatrixProduct, Operand, Weight
+from hago.numerics import Order
+from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, mac_bound, split_k
 
@@ -90,6 +91,40 @@ def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple
     return windows.flatten(3), weights.flatten(1, 2)
 
 
+def windows(
+    x: Tensor,
+    groups: int,
+    pads: Sequence[tuple[int, int]],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """What every window reads: (N, groups, *places, *kernel, channels / groups); a view of one padded copy."""
+    padded = F.pad(x, [p for pair in reversed(pads) for p in pair])
+    padded = padded.reshape(len(x), groups, x.shape[1] // groups, *padded.shape[2:]).movedim(2, -1).contiguous()
+    for axis, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        padded = padded.unfold(2 + axis, (k - 1) * gap + 1, step)[..., ::gap]
+    return padded.movedim(2 + len(kernel), -1)
+
+
+def in_order(terms: Tensor, order: Order) -> Tensor:
+    """(n, *window, channels) to (n, K)."""
+    return (terms if order == "channels_inner" else terms.movedim(-1, 1)).flatten(1)
+
+
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    x, w = operands[:2]
+    kernel, groups = w.shape[2:], attrs["groups"]
+    seen = windows(x, groups, _pads(attrs, kernel), kernel, attrs["stride"], attrs["dilation"])
+    weights = w.movedim(1, -1).contiguous()
+
+    def at(index: tuple[Tensor, ...]) -> Tensor:
+        sample, channel, *place = index
+        return in_order(seen[(sample, channel // (len(w) // groups), *place)] * weights[channel], order)
+
+    return at
+
+
 def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     sizes = zip(x.shape[2:], w.shape[2:], _pads(attrs, w.shape[2:]), attrs["stride"], attrs["dilation"], strict=True)
     out = [(n + before + after - d * (k - 1) - 1) // s + 1 for n, k, (before, after), s, d in sizes]
@@ -116,6 +151,7 @@ def conv_rule(dims: int) -> OpRule:
             seed=True,
             weight=_WEIGHT,
             product=MatrixProduct(_rows, _restored),
+            addends=Addends(_terms),
         ),
         macs=_macs,
         samples=_samples(dims),

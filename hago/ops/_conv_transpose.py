@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, Operand, Weight
+from hago.numerics import Order
+from hago.ops._conv import in_order, windows
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, bias_bound, split_k
 
@@ -60,6 +62,32 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
     return bound
 
 
+def _terms(dims: int) -> Callable[[Attrs, Sequence[Tensor], Order], TermsAt]:
+    def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+        """As a convolution, with the kernel turned round, of an image with stride - 1 zeros between its entries: the
+        places of a window are those of the input, row by row."""
+        x, w = operands[:2]
+        stride, padding, behind, dilation = (
+            torch.as_tensor(attrs[a]).expand(dims).tolist() for a in ("stride", "padding", "output_padding", "dilation")
+        )
+        spread = x.new_zeros(*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)))
+        spread[(slice(None), slice(None), *(slice(None, None, s) for s in stride))] = x
+        kernel, groups, axes = w.shape[2:], attrs["groups"], tuple(range(3, 3 + dims))
+        around = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+        pads = [(a, a + b) for a, b in zip(around, behind, strict=True)]
+        seen = windows(spread, groups, pads, kernel, [1] * dims, dilation)
+        weights = w.reshape(groups, -1, *w.shape[1:]).transpose(1, 2).flip(axes).movedim(2, -1).contiguous()
+
+        def at(index: tuple[Tensor, ...]) -> Tensor:
+            sample, channel, *place = index
+            group, within = channel // w.shape[1], channel % w.shape[1]
+            return in_order(seen[(sample, group, *place)] * weights[group, within], order)
+
+        return at
+
+    return terms
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(shapes[0]) * math.prod(shapes[1][1:])
 
@@ -79,6 +107,7 @@ def conv_transpose_rule(dims: int) -> OpRule:
             split=split_k(1, 0),
             seed=True,
             weight=Weight(slot=1, axis=1),
+            addends=Addends(_terms(dims)),
         ),
         macs=_macs,
         samples=_samples(dims),

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
-from hago.numerics import Form, Requantize
+from hago.numerics import Form, Order, Requantize
 from hago.types import QParams
 
 Attrs = Mapping[str, Any]
@@ -61,6 +61,30 @@ class MatrixProduct:
 
     rows: Callable[[Attrs, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
     restored: Callable[[Attrs, Tensor, Tensor, Tensor], Tensor]
+
+
+#: Places of n entries of an output (one tensor of indices per axis) to what is added there: (n, K).
+TermsAt = Callable[[tuple[Tensor, ...]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Addends:
+    """What an op adds up, for registers that saturate at every addition.
+
+    Law (addends): over K, the terms of an entry and its bias add up to the op's exact result there.
+
+    Args:
+        terms: `(attrs, operands, order)` to what is added where, in the order of additions and without the bias;
+            padding is 0. None where one addition is all there is: two operands, or a single product.
+        bias_axis: the axis of the output that a bias, the third operand, stands along.
+    """
+
+    terms: Callable[[Attrs, Sequence[Tensor], Order], TermsAt] | None = None
+    bias_axis: int = 1
+
+
+#: Of an op that adds two values at most.
+ONE_ADDITION: Final = Addends()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +159,7 @@ class IntegerForm:
         stays: every output fits where the inputs do, though `bound` says something else.
         hides: what lies outside the output's range cannot be told apart behind the op; a producer may take it.
         product: the op as a matrix product, where it is one.
+        addends: what it adds up, one by one; without it, no register that saturates at every addition is simulated.
         goes_with: the requantize form that the hardware must have, of a form that uses it.
     """
 
@@ -155,6 +180,7 @@ class IntegerForm:
     stays: bool = False
     hides: bool = True
     product: MatrixProduct | None = None
+    addends: Addends | None = None
     goes_with: Form | None = None
 
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
@@ -165,6 +191,11 @@ class IntegerForm:
     def within_hull(self) -> bool:
         """Whether every output lies between the smallest and largest input, or is 0, or fits their dtype anyway."""
         return self.bound is _largest or self.stays
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether it only looks values up, moves or compares them, so that the order of additions says nothing."""
+        return self.table or (self.bound is _largest and not self.lands)
 
     def slot(self, index: int) -> Slot:
         """The kind of the `index`-th input."""

@@ -13,7 +13,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, Operand
+from hago.numerics import Order
+from hago.ops._conv import windows
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt
 from hago.ops._qlinear import qlinear_average
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import has_ref, plain
@@ -135,6 +137,15 @@ def _window_sums(dims: int) -> Callable[..., Tensor]:
     return compute
 
 
+def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    """The places of a window, row by row, whatever the order of products."""
+    x, kernel, stride = operands[0], attrs["kernel_size"], attrs["stride"]
+    # with ceil_mode, a last window may reach past the padding
+    pads = [(p, p + (s - 1 if attrs["ceil_mode"] else 0)) for p, s in zip(attrs["padding"], stride, strict=True)]
+    seen = windows(x, x.shape[1], pads, kernel, stride, [1] * len(kernel))
+    return lambda index: seen[index].flatten(1)
+
+
 def avg_pool_rule(dims: int) -> OpRule:
     """The rule of `dims`-dimensional average pooling."""
     name, pool = f"avg_pool{dims}d", _AVG[dims]
@@ -154,6 +165,7 @@ def avg_pool_rule(dims: int) -> OpRule:
         bound=_average_bound,
         crosses="axis1",
         fits=_average_fits,
+        addends=Addends(_window_terms),
     )
     return OpRule(
         name=name,
@@ -227,6 +239,9 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
     def compute_int(attrs: Attrs, c: Tensor) -> Tensor:
         return sums(window(attrs), c)
 
+    def terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+        return _window_terms(window(attrs), operands, order)
+
     def case(size: tuple[int, ...], output: tuple[int, ...]) -> Sample:
         return Sample(lambda x: pool(x, output[0] if dims == 1 else output), ((2, 3, *size),))
 
@@ -238,6 +253,7 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
         bound=_adaptive_bound,
         crosses="axis1",
         fits=_adaptive_fits,
+        addends=Addends(terms),
     )
     return OpRule(
         name=name,

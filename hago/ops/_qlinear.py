@@ -98,4 +98,4 @@ def qlinear_average(form: IntegerForm, count: Callable[[Attrs], int], whole: Cal
             return _landed(rounded + out.zero_point, attrs, x)
         return _landed(sums * scale / count(attrs) / _float32(out.scale) + out.zero_point, attrs, x)
 
-    return replace(form, compute=compute, **_SHARED)
+    return replace(form, compute=compute, addends=None, **_SHARED)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, Operand
+from hago.numerics import Order
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import axes_of
 
@@ -25,6 +26,20 @@ def _parse(call: Call) -> Parsed | None:
 def total(attrs: Attrs, x: Tensor) -> Tensor:
     """The sum over the axes of `attrs`."""
     return x.sum(attrs["axes"], keepdim=attrs["keepdim"])
+
+
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    """Entry after entry as a tensor lies in memory, the last axis fastest, whatever the order of products."""
+    x = operands[0]
+    axes = sorted(a % x.ndim for a in attrs["axes"])
+    kept = [a for a in range(x.ndim) if a not in axes]
+    entries = x.permute(*kept, *axes)
+
+    def at(index: tuple[Tensor, ...]) -> Tensor:
+        place = tuple(index[a] for a in kept) if attrs["keepdim"] else index
+        return entries[place].reshape(-1, attrs["count"])
+
+    return at
 
 
 def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
@@ -51,7 +66,7 @@ def reduce_rule(
         aten=(aten,),
         parse=_parse,
         compute=compute,
-        integer=IntegerForm(slots=("follow",), scale=scale, compute=total, bound=_bound),
+        integer=IntegerForm(slots=("follow",), scale=scale, compute=total, bound=_bound, addends=Addends(_terms)),
         forms=forms or {},
         samples=(
             case((2, 3, 4, 5), (2, 3)),

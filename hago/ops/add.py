@@ -4,7 +4,7 @@ import operator
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
+from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
 from hago.ops._landing import dequantized
 from hago.ops._qlinear import qlinear_sum
 from hago.ops._rule import OpRule, Refusal, Sample
@@ -12,7 +12,7 @@ from hago.ops._rules import binary, sum_bound
 from hago.ops._tflite import tflite_sum
 from hago.ops._tpu_mlir import tpu_mlir_sum
 
-_COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound)
+_COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound, addends=ONE_ADDITION)
 
 
 def _compute(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:

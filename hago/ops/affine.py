@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, Operand, Weight
+from hago.numerics import Order
+from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal
 from hago.ops._rules import mac_bound, unread
 
@@ -33,6 +34,11 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return _along_axis_1(mac_bound(operands, _WEIGHT, 1), len(operands[0].shape))
 
 
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    x, w = operands[:2]
+    return lambda index: (x[index] * w[index[1]])[:, None]
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(out)
 
@@ -42,7 +48,9 @@ RULE = OpRule(
     aten=(),
     parse=unread,
     compute=_compute,
-    integer=IntegerForm(slots=("own", "own", "bias"), scale=_scale, bound=_bound, weight=_WEIGHT),
+    integer=IntegerForm(
+        slots=("own", "own", "bias"), scale=_scale, bound=_bound, weight=_WEIGHT, addends=Addends(_terms)
+    ),
     macs=_macs,
     refuses=(Refusal({"rank": 4}, ((1, 3, 4, 4), (2,), (2,)), "shape"),),
 )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, MatrixProduct, Operand, Weight
+from hago.numerics import Order
+from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.ops._rules import arguments, mac_bound, split_k
 
@@ -34,6 +35,11 @@ def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return product.reshape(*x.shape[:-1], -1)
 
 
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    x, w = operands[:2]
+    return lambda index: x[index[:-1]] * w[index[-1]]
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(out) * shapes[1][1]
 
@@ -51,6 +57,7 @@ RULE = OpRule(
         seed=True,
         weight=_WEIGHT,
         product=MatrixProduct(_rows, _restored),
+        addends=Addends(_terms, bias_axis=-1),
     ),
     macs=_macs,
     samples=(

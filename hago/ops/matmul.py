@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm, MatrixProduct, Operand, Weight
+from hago.numerics import Order
+from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import bias_bound, product_scale, split_k
 
@@ -45,6 +46,14 @@ def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return product
 
 
+def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
+    x, w = operands[:2]
+    matrices = (x[..., 0, 0] + w[..., 0, 0]).shape
+    columns = w.transpose(-1, -2).contiguous()
+    rows, columns = x.expand(*matrices, *x.shape[-2:]), columns.expand(*matrices, *columns.shape[-2:])
+    return lambda index: rows[index[:-1]] * columns[(*index[:-2], index[-1])]
+
+
 def _macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> int:
     return math.prod(out) * shapes[0][-1]
 
@@ -62,6 +71,7 @@ RULE = OpRule(
         seed=True,
         weight=Weight(slot=1, axis=-1),
         product=MatrixProduct(_rows, _restored),
+        addends=Addends(_terms, bias_axis=-1),
     ),
     macs=_macs,
     samples=(

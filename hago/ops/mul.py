@@ -4,7 +4,7 @@ import operator
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
+from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
 from hago.ops._landing import dequantized
 from hago.ops._qlinear import qlinear_product
 from hago.ops._rule import OpRule, Refusal, Sample
@@ -22,7 +22,7 @@ RULE = OpRule(
     aten=("aten.mul.Tensor", "aten.mul.Scalar"),
     parse=binary,
     compute=_compute,
-    integer=IntegerForm(slots=("own", "own"), scale=product_scale, bound=product_bound),
+    integer=IntegerForm(slots=("own", "own"), scale=product_scale, bound=product_bound, addends=ONE_ADDITION),
     forms={
         "tflite": tflite_product(),
         "tpu_mlir": tpu_mlir_product(),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
+from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
 from hago.ops._landing import dequantized
 from hago.ops._rule import OpRule, Sample
 from hago.ops._rules import arguments, magnitude_bound
@@ -18,7 +18,7 @@ RULE = OpRule(
     aten=("aten.neg.default",),
     parse=arguments(("self",)),
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"),
+    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all", addends=ONE_ADDITION),
     forms={"dequantize": dequantized(_compute)},
     any_layout=True,
     samples=(Sample(torch.neg, ((2, 3, 4, 4),)), Sample(torch.neg, ((2, 5),))),

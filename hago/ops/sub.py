@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
+from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
 from hago.ops._landing import dequantized
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
 from hago.ops._rules import binary, sum_bound
 from hago.ops._tflite import tflite_sum
 from hago.ops._tpu_mlir import tpu_mlir_sum
 
-_COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound)
+_COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound, addends=ONE_ADDITION)
 
 
 def _parse(call: Call) -> Parsed | None:

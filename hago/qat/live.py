@@ -18,7 +18,7 @@ from hago.errors import HagoError
 from hago.execute import compute_real
 from hago.graph import Graph, Node
 from hago.hardware import Hardware
-from hago.numerics import apply_simq
+from hago.numerics import Lost, apply_simq
 from hago.operands import ThresholdSource
 from hago.ops._integer import IntegerForm, Site
 from hago.plan import NodePlan
@@ -282,8 +282,10 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
-def _lost(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Tensor | None:
-    """What pairs of products lose of the accumulators, at the qparams of now."""
+def _lost(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Lost | None:
+    """What pairs of products, at the present qparams, or clamped partial sums change in the accumulators."""
+    if plan.additions is not None:
+        return plan.additions.lost([c.detach() for c in operands])
     x, w = (*targets, None)[:2]
     if plan.pairs is None or x is None or w is None:
         return None

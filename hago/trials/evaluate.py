@@ -266,6 +266,11 @@ def _peak(plan: NodePlan, largest: float) -> float:
     return largest / float(plan.register.scale.min()) / plan.desc.register.dtype.max
 
 
+def _largest_held(plan: NodePlan) -> float:
+    """The largest real value that every accumulator of a node holds."""
+    return float(plan.register.scale.min()) * plan.desc.register.dtype.max
+
+
 def _is_common(resolver: Resolver, name: str) -> bool:
     form = resolver.ops[resolver.graph[name].op].integer
     return form is not None and "common" in form.slots
@@ -275,16 +280,24 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
     """The widest point that does not overflow on the data, with its Score.
 
     The float peaks tell nearly all; quantized values can be a little larger, so the margin grows
-    until simulation sees no overflow.
+    until simulation sees no overflow. Partial sums, where every addition saturates, can be much
+    larger than their results: their peaks are those that simulation has seen.
 
     Raises:
         InfeasibleBits: every margin overflows; names the nodes.
     """
+    peaks = dict(largest)
     for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
-        bits = safe_start(resolver, largest, margin)
-        score = evaluator.score(resolver(bits), bits)
+        bits = safe_start(resolver, peaks, margin)
+        plan = resolver(bits)
+        measured = evaluator.measure(plan)
+        score = evaluator.concluded(plan, bits, measured)
         if not score.overflows:
             return bits, score
+        for name in score.overflows:
+            if plan.nodes[name].additions is not None:
+                partial = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
+                peaks[name] = max(peaks.get(name, 0.0), partial)
     node, count = max(score.overflows.items(), key=lambda item: item[1])
     hardware, op = resolver.hardware, resolver.graph[node].op
     others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"

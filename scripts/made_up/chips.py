@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hago.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
-from hago.numerics import Overflow, Requantize
+from hago.numerics import BiasAt, Order, Overflow, Requantize
 from hago.ops import OPS, Ops
 from hago.ops._integer import IntegerForm
 from hago.ops._rule import OpRule
@@ -24,6 +24,7 @@ class Chip:
     Args:
         operand: dtype of activations; weights are int8.
         register: dtype of sums.
+        order, bias: where every addition saturates.
         floats: whether every op may run in float too.
         stored: dtype of weights of layers that compute in float, which are preferred where it is given.
     """
@@ -39,6 +40,8 @@ class Chip:
     floats: bool = False
     min_bits: int = 3
     stored: str = ""
+    order: Order | None = None
+    bias: BiasAt | None = None
 
     def hardware(self, ops: Ops = OPS, name: str = "made_up") -> Hardware:
         """The Hardware that lists every op with an integer form."""
@@ -56,7 +59,7 @@ class Chip:
         return (weight_only(self.stored, self.min_bits),) if self.stored and has_weight(rule) else ()
 
     def _descs(self, form: IntegerForm) -> tuple[OpDesc, ...]:
-        sums = Accumulator(dtype(self.register), self.overflow)
+        sums = Accumulator(dtype(self.register), self.overflow, self.order, self.bias)
         narrow = OpDesc(self.operand, self.operand, min_bits=self.min_bits)
         wide = OpDesc(
             self.register, self.register, sums, min_bits=self.min_bits, max_bits=min(23, dtype(self.register).bits)
@@ -132,6 +135,17 @@ CHIPS: Final = {
     "shift_at_output": Chip(at="output", requantize=Requantize("shift", "half_up"), floats=True),
     "int16_wraps": Chip(register="int16"),
     "int16_saturates": Chip(register="int16", overflow="saturate_end", granularity="per_channel"),
+    "int16_saturates_each": Chip(
+        register="int16",
+        overflow="saturate_each",
+        order="channels_inner",
+        bias="first",
+        granularity="per_channel",
+        floats=True,
+    ),
+    "uint8_saturates_each": Chip(
+        "uint8", "int16", "saturate_each", "output", "affine", order="channels_outer", bias="last"
+    ),
     "int24_wraps": Chip("uint8", "int24"),
     "wide_operands": Chip("int16", "int40"),
     "floats_too": Chip(floats=True),

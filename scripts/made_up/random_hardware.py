@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, get_args
 
 from chips import Chip, has_weight, narrowed, weight_only
 
 from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.numerics import Requantize
+from hago.numerics import BiasAt, Order, Requantize
 from hago.ops import OPS
 from hago.ops._integer import IntegerForm
 from hago.rounding import ROUNDINGS
-from hago.types import INT32, dtype
+from hago.types import INT16, INT32, dtype
 
 _FORMS: Final = ("float32", "onnxruntime", "multiplier_shift", "shift")
 
@@ -39,6 +39,7 @@ def random_hardware(seed: int) -> Hardware:
         chip = replace(chip, register="int32")
     hardware = chip.hardware(name=f"random_{seed}")
     ops = {**hardware.ops, **_with_pairs(rng, hardware), **_with_forms(rng, hardware, chip)}
+    ops |= _with_additions(random.Random(f"additions {seed}"), ops)
     apart = random.Random(~seed)
     ops |= _with_stored_weights(apart, ops)
     return replace(hardware, ops=_with_widths(apart, ops, chip.operand))
@@ -73,6 +74,29 @@ def _with_pairs(rng: random.Random, hardware: Hardware) -> Mapping[str, tuple[Op
             out = first.out_dtype if first.requantize_at == "output" else INT32
             found[op] = (replace(first, out_dtypes=out, accumulator=register), *rest)
     return found
+
+
+def _with_additions(rng: random.Random, ops: Mapping[str, Sequence[OpDesc]]) -> Mapping[str, tuple[OpDesc, ...]]:
+    """On some chips, narrow registers that saturate at every addition, of all ops that add up or of some."""
+    if rng.random() < 0.6:
+        return {}
+    share, order, bias = rng.choice([0.5, 1.0]), rng.choice(get_args(Order)), rng.choice(get_args(BiasAt))
+    found = {}
+    for op, descs in ops.items():
+        form = OPS[op].integer
+        if form is not None and form.addends is not None and rng.random() < share:
+            found[op] = tuple(_saturating_each(d, order, bias) for d in descs)
+    return found
+
+
+def _saturating_each(desc: OpDesc, order: Order, bias: BiasAt) -> OpDesc:
+    """A signature of integers with the narrowest register that is likely to saturate; others as they are."""
+    if not desc.is_integer or desc.form is not None:
+        return desc
+    widest = max(d.bits for d in desc.in_dtypes)
+    register = INT16 if widest <= 8 else dtype("int24") if widest <= 16 else desc.register.dtype
+    out = desc.out_dtype if desc.requantize_at == "output" else register
+    return replace(desc, out_dtypes=out, accumulator=Accumulator(register, "saturate_each", order, bias))
 
 
 def _with_forms(rng: random.Random, hardware: Hardware, chip: Chip) -> Mapping[str, tuple[OpDesc, ...]]:

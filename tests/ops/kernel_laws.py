@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from hago.numerics import Order
 from hago.ops._integer import Attrs, IntegerForm, Operand
 
 from .one_op import Case
@@ -100,6 +102,26 @@ def check_scale(case: Case, varying: int | None) -> None:
     quanta = 1e-9 if attrs is case.attrs else 0.5 + 1e-9
     assert got.shape == expected.shape
     assert bool(((got - expected).abs() <= out_scale * quanta + expected.abs() * 1e-12).all())
+
+
+def check_addends(case: Case) -> None:
+    """What is added for every entry of the output, with its bias, is the op's result there, in either order."""
+    addends = case.form.addends
+    assert addends is not None and addends.terms is not None
+    values = integers(case, seed=3)
+    attrs = case.form.attrs(case.attrs, legal_scales(case, None))
+    expected = case.rule.compute_int(attrs, *values)
+    index = torch.nonzero(torch.ones(expected.shape)).unbind(1)
+    found = [addends.terms(attrs, values, order)(index) for order in get_args(Order)]
+    for terms in found:
+        assert terms.shape[0] == expected.numel()
+        total = terms.sum(1)
+        if len(values) > 2:
+            bias = values[2].flatten()
+            total = total + bias.expand(expected.shape[addends.bias_axis])[index[addends.bias_axis]]
+        assert total.equal(expected.flatten())
+    one, other = (terms.sort(1).values for terms in found)
+    assert one.equal(other)
 
 
 def operands(case: Case, values: Sequence[Tensor]) -> list[Operand]:

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hago.numerics import Order
 from hago.ops import OPS
-from hago.ops._integer import Attrs, Operand
+from hago.ops._integer import Addends, Attrs, Operand, TermsAt
 
 from .kernel_laws import (
+    check_addends,
     check_bound,
     check_bound_is_reached,
     check_carriers,
@@ -70,6 +72,8 @@ def test_sums_of_products(key: tuple[str, int]) -> None:
             check_split(case, parts)
     if len(case.consts) > 0 and "bias" in case.form.slots:
         check_bound_is_reached(case)
+    if case.misfit is None and case.form.addends is not None and case.form.addends.terms is not None:
+        check_addends(case)
 
 
 def test_misfits_are_the_known_ones() -> None:
@@ -152,6 +156,11 @@ def _too_large(attrs: Attrs, found: Sequence[Operand]) -> Tensor:
     return found[0].magnitude * 1e9
 
 
+def _a_term_short(attrs: Attrs, values: Sequence[Tensor], order: Order) -> TermsAt:
+    whole = OPS["conv2d"].integer.addends.terms(attrs, values, order)  # type: ignore[union-attr,misc]
+    return lambda index: whole(index)[:, 1:]
+
+
 def _negated_on_int64(attrs: Attrs, c: Tensor) -> Tensor:
     return c if c.is_floating_point() else -c
 
@@ -166,6 +175,8 @@ def _negated_on_int64(attrs: Attrs, c: Tensor) -> Tensor:
         (check_bound, lambda: broken(("conv2d", 0), bound=_too_small)),
         (check_bound, lambda: broken(("sum", 0), bound=_too_small)),
         (check_bound_is_reached, lambda: broken(("conv2d", 0), bound=_too_large)),
+        (check_addends, lambda: broken(("conv2d", 0), addends=Addends(_a_term_short))),
+        (check_addends, lambda: broken(("linear", 0), addends=replace(OPS["linear"].integer.addends, bias_axis=0))),  # type: ignore[union-attr,type-var]
         (check_carriers, lambda: broken(("relu", 0), compute=_negated_on_int64)),
         (check_hull, lambda: broken(("neg", 0), bound=OPS["relu"].integer.bound)),  # type: ignore[union-attr]
         (lambda c: check_split(c, 2), lambda: broken(("linear", 0), split=lambda a, t, n: [tuple(t)] * n)),
