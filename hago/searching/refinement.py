@@ -10,8 +10,9 @@ there than the thresholds that it would replace, these stay.
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -332,6 +333,16 @@ class _Refinement:
             most: forwards in all, those before included.
             rounds: that are kept, at most.
         """
+        for kept in self.rounds(most):
+            if kept >= rounds:
+                return
+
+    def rounds(self, most: float) -> Iterator[int]:
+        """Rounds at the point while they pay; after each that is kept, how many were.
+
+        Args:
+            most: forwards in all, those before included.
+        """
         pull = PULLS.get(probe_of(self.objective)[1])
         self.scales.keep(self.picked)
         now, share, failed = self.scales.as_estimated, SHARE, 0
@@ -354,8 +365,7 @@ class _Refinement:
                 best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
                 self.prepared = tried
                 self.kept.append((tried, self.losses))
-                if len(self.kept) >= rounds:
-                    return
+                yield len(self.kept)
             elif value is None:
                 self.scales.bar(self._full, now)
                 failed += 1
@@ -463,17 +473,20 @@ class _Confirmed:
             turn.known = {key: found for key, found in turn.known.items() if key in taken}
 
     def choose_weights(self, most: float) -> None:
-        """All rounds, or the first alone, or none."""
+        """All rounds, or the first alone, or none. Where the first gains nothing, no others follow."""
         plain = [turn.prepared for turn in self.turns]
-        for turn in self.turns:
-            turn.improve(most)
-        every = all(turn.kept for turn in self.turns) and bool(self.turns)
-        for rounds, index in ((math.inf, -1), (1.0, 0)) if every else ():
+        running = [turn.rounds(most) for turn in self.turns]
+        begun = [next(rounds, 0) for rounds in running]
+        every = all(begun) and bool(begun)
+        if every and self.confirmation.gain(self.after, [turn.kept[0][1] for turn in self.turns]).part > 0.0:
+            for rounds in running:
+                collections.deque(rounds, maxlen=0)
+        for taken, index in ((math.inf, -1), (1.0, 0)) if every else ():
             losses = [turn.kept[index][1] for turn in self.turns]
             if self.confirmation.gain(self.after, losses).is_sure():
                 for turn in self.turns:
                     turn.prepared = turn.kept[index][0]
-                self.rounds, self.after = rounds, losses
+                self.rounds, self.after = taken, losses
                 return
         for turn, prepared in zip(self.turns, plain, strict=True):
             turn.prepared = prepared

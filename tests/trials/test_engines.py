@@ -73,6 +73,24 @@ def test_logs_are_equal_without_kernels_of_our_own(tmp_path: Path) -> None:
     assert timeless(there.read_bytes()) == ours
 
 
+@pytest.mark.parametrize("onednn, aten", [("AVX512_CORE", "avx512"), ("AVX2", "avx2"), ("SSE41", "default")])
+def test_logs_do_not_know_the_engine_where_instructions_are_missing(onednn: str, aten: str, tmp_path: Path) -> None:
+    """In a process of its own, since instruction sets are chosen once per process. Kernels of torch and oneDNN that are
+    not exact there are left out by the engine itself."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; import torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path; from trials.test_engines import Kernels, searched\n"
+        "texts = []\n"
+        "for fast in (True, False):\n"
+        "    Kernels.outrun_floats = property(lambda self, fast=fast: fast)\n"
+        f"    texts.append(searched('x86_vnni', Path({str(tmp_path)!r}) / f'{{fast}}.jsonl'))\n"
+        "assert texts[0] == texts[1]\n"
+    )
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten, "HAGO_NATIVE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_integers_are_taken_where_convolutions_of_our_own_run() -> None:
     here = kernels()
     assert here.outrun_floats == (here.conv.exact and here.passes.exact)
