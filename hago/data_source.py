@@ -24,7 +24,10 @@ from hago.model_source import call, import_object, said
 
 #: Samples of one batch, where nothing else is said.
 BATCH_SIZE: Final = 64
+#: How image files end, and what they may hold. Pillow tells a format by its content, whatever a file is called, and has
+#: others that start programs (EPS) or read other files.
 _IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ def read_image(file: Path, shape: ImageShape) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(file) as opened:
+        with Image.open(file, formats=_FORMATS) as opened:
             image = opened.convert("L" if shape.gray else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"image {file} cannot be read: {said(error)}") from None

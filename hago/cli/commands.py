@@ -44,6 +44,7 @@ from hago.plan import Plan
 from hago.prepare import input_names, planned
 from hago.search.log import read_log
 from hago.strategy import Strategy
+from hago.types import TORCH_DTYPES
 
 
 # ---------------------------------------------------------------- explain
@@ -66,8 +67,8 @@ def explain(args: Namespace, voices: Voices) -> Outcome:
 
 
 def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = TORCH_DTYPES.get(name)
+    if dtype is None:
         raise HagoError(f"input shape: {name!r} is no dtype; expected e.g. float32 or int64")
     return torch.zeros((2, *shape), dtype=dtype)
 

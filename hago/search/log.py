@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hago.errors import LogError
+from hago.errors import LogError, shortened
 from hago.json_text import canonical, check_schema, check_version, parse_json, replace_file, sync_folder
 from hago.search.header import VERSION, Header
 from hago.search.trial import Trial
@@ -133,6 +133,9 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
         raise LogError(
             f"{where}: at $.strategy.model_hash: got {model_hash!r}, expected the header's {header.model_hash!r}"
         )
+    measured = trial.results.get(header.objective, 0.0) if isinstance(header.objective, str) else 0.0
+    if not _is_figure(measured):
+        raise LogError(f"{where}: at $.results.{header.objective}: got {shortened(measured)}, expected a number")
     if earlier and trial.bits.keys() != earlier[0].bits.keys():
         odd = min(trial.bits.keys() ^ earlier[0].bits.keys())
         raise LogError(f"{where}: at $.strategy.bits: {odd!r} is not in every trial")
@@ -142,6 +145,11 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
         if trial.score != earlier[trial.same_as].score:
             raise LogError(f"{where}: at $.score: got another than trial {trial.same_as}, which it repeats")
     return trial
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a JSON value is a number, as hago writes one."""
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or value in ("inf", "-inf", "nan")
 
 
 def _stat(path: Path) -> os.stat_result | None:
