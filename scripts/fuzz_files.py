@@ -7,10 +7,10 @@
 Kinds: hardware, strategy, front, log, rfc (a log of the prototype) and kernels (the manifest of built kernels), all
 JSON; npz and image (calibration data), weights (a state dict) and safetensors; ranges and modes (tables of TPU-MLIR);
 model and checkpoint (sealed anew so that their checksums are right). `quantizer`, `replay` and `training` are
-strategies, logs and checkpoints too, with which something is done: what is read late is read there. A case is made from (seed, kind, number) alone.
-Cases run in child processes; where one ends with a crash, the next goes on behind it. A model that loads must give the
-same outputs in both engines, or refuse to run. Exit status 1 where something else happened, with the cases to run
-again.
+strategies, logs and checkpoints too, with which something is done: what is read late is read there. A case is made
+from (seed, kind, number) alone. Cases run in child processes; where one ends with a crash, the next goes on behind it.
+A model that loads must give the same outputs in both engines, or refuse to run. Exit status 1 where something else
+happened, with the cases to run again.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def mutated(kind: str, content: bytes, rng: random.Random) -> bytes:
         return mutated_bytes(content, rng)
     if kind in ("npz", "weights"):
         return zipped(content, rng)
-    if kind in _SEALED:
-        return sealed(content, _SEALED[kind], rng)
+    if kind in SEALED:
+        return sealed(content, SEALED[kind], rng)
     if kind == "safetensors":
         size = int.from_bytes(content[:8], "little")
         header = text_of(mutated_json(json.loads(content[8 : 8 + size]), rng), rng)
@@ -354,7 +354,7 @@ READERS: Final[dict[str, Callable[[Path], object]]] = {
 ENDINGS: Final = dict.fromkeys(("hardware", "strategy", "front", "quantizer", "kernels"), ".json") | {
     "npz": ".npz", "image": ".png", "weights": ".pt", "replay": ".jsonl",
 }  # fmt: skip
-_SEALED: Final = {"model": KIND, "checkpoint": checkpoint._KIND, "training": checkpoint._KIND}
+SEALED: Final = {"model": KIND, "checkpoint": checkpoint._KIND, "training": checkpoint._KIND}
 _SETTINGS: Final = {"steps": 5, "rate": 0.1, "graph": "abc"}
 _LIBRARY: Final = ("kernels-0123.so", b"not a library")
 _RANGES: Final = {"0": (-2.0, 2.0)}

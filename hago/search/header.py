@@ -101,8 +101,8 @@ class Header:
         """What differs without being refused: versions, machine, threads."""
         mine, theirs = self.to_json()["made_by"], logged.to_json()["made_by"]
         for path, ours, old in _differences("made_by", mine, theirs):
-            was, now = (shortened_to(text, LONGEST_QUOTE) for text in (old, ours))
-            yield f"{where} was written with {shortened_to(path, LONGEST_QUOTE)} {was}, this is {now}; scores may differ"
+            what, was, now = (shortened_to(text, LONGEST_QUOTE) for text in (path, old, ours))
+            yield f"{where} was written with {what} {was}, this is {now}; scores may differ"
 
 
 def make_header(
