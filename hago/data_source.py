@@ -7,6 +7,7 @@ spread ones where all are known, so that data sorted by class keeps every class.
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,15 +77,16 @@ def load_data(
         if count is not None and count < 1:
             raise DataError(f"{name} {count}; expected 1 or more")
     path = Path(spec)
-    if path.is_dir():
+    there = os.path.exists(path)
+    if os.path.isdir(path):
         return _image_folder(path, images or ImageShape(), batch_size, samples)
-    if path.suffix == ".npz" and path.exists():
+    if path.suffix == ".npz" and os.path.isfile(path):
         return _arrays(path, batch_size, samples)
-    if ":" in spec and not path.exists():
+    if ":" in spec and not there:
         return CalledBatches(spec, samples)
     raise DataError(
         f"data {spec!r}: "
-        + ("neither .npz nor a folder" if path.exists() else "no such file or folder")
+        + ("neither an .npz file nor a folder" if there else "no such file or folder")
         + "; expected an .npz file, a folder of images, or 'package.module:callable'"
     )
 

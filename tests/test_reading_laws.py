@@ -73,7 +73,6 @@ BYTES: Final = "a count of bytes that is called so"
 SYSTEM: Final = "a file of the operating system"
 #: What readers reach all the same, and why it is nothing that a file says.
 ALLOWED: Final[Mapping[tuple[str, str], str]] = {
-    ("hago.calibrate.seed._read", ".read_text"): OWN,
     ("hago.cost.Cost.figures", ".read_bytes"): BYTES,
     ("hago.cost.Cost.figures", ".write_bytes"): BYTES,
     ("hago.data_source._arrays", "numpy.load"): CHECKED,
@@ -93,10 +92,11 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.hardware_document._signature", "getattr of plain"): FIELDS,
     ("hago.hardware_document._unusual", "getattr of Requantize()"): FIELDS,
     ("hago.hardware_document._unusual", "getattr of how"): FIELDS,
-    ("hago.hardware_file._read", ".read_bytes"): OWN,
     ("hago.hardware_file._specs", ".iterdir"): SHIPPED,
     ("hago.hardware_file._specs", ".read_bytes"): SHIPPED,
     ("hago.json_text._validator", ".read_text"): SHIPPED,
+    ("hago.json_text._without_waiting", "os.open"): OWN,
+    ("hago.json_text.read_file", "open"): OWN,
     ("hago.memory._group", ".read_text"): SYSTEM,
     ("hago.model_source._read_safetensors", "safetensors.SafetensorError"): "an error",
     ("hago.model_source._read_safetensors", "safetensors.torch.load_file"): OWN,
@@ -105,20 +105,13 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.ops._discover", "importlib.import_module"): "the modules of hago/ops, when hago is imported",
     ("hago.ops._opaque.resolve_target", "getattr of found"): "operators that `why_not_portable` lets through",
     ("hago.ops._opaque.unpack", "vars"): "what it finds in torch must be a dtype, a layout or a memory format",
-    ("hago.qat.checkpoint.Checkpoint.load", ".read_bytes"): OWN,
     ("hago.search.header.Header.to_json", "getattr of self"): FIELDS,
     ("hago.search.log.read_header", "open"): OWN,
-    ("hago.search.log.read_log", ".read_bytes"): OWN,
-    ("hago.search.rfc_log.read_rfc_log", ".read_text"): OWN,
     ("hago.search.trial.Trial.to_json", "getattr of score"): FIELDS,
     ("hago.search.quiet._flush", "ctypes.CDLL"): "this process itself",
     ("hago.search.quiet.quiet_stdout", "os.open"): SYSTEM,
-    ("hago.searching.fronts.load_front", ".read_text"): OWN,
     ("hago.searching.guidance._part", ".read_bytes"): BYTES,
     ("hago.searching.guidance._part", ".write_bytes"): BYTES,
-    ("hago.stored.is_stored", "open"): OWN,
-    ("hago.stored.load_plan", ".read_bytes"): OWN,
-    ("hago.strategy.Strategy.load", ".read_text"): OWN,
     ("hago.types.TORCH_DTYPES", "vars"): "it keeps the dtypes alone",
 }
 #: Where a walk ends, and why.

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -30,6 +29,7 @@ from hago.arithmetic.tpu_mlir_tables import (
 from hago.errors import DataError, HagoError, did_you_mean, shortened
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware
+from hago.json_text import read_file
 from hago.represented import Range, thresholds_for
 from hago.schemes import TWO_SIDED, Grid
 from hago.space import Space
@@ -206,7 +206,7 @@ def _modes(modes: ModesLike | None) -> Mapping[str, str]:
 
 def _read(path: str | PathLike[str], parse: Any) -> Any:
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, ValueError) as error:
         raise HagoError(f"cannot read table {str(path)!r}: {error}") from None
     try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from hago.errors import LONGEST_QUOTE, LogError, ModelFileError, StrategyMismatch, shortened, shortened_to
-from hago.json_text import check_version, replace_file
+from hago.json_text import check_version, read_file, replace_file
 from hago.tensor_file import from_bytes, to_bytes
 
 VERSION: Final = 1
@@ -55,11 +55,11 @@ class Checkpoint:
             ModelFileError: it is no checkpoint of hago, or was cut or changed.
             StrategyMismatch: it is of a run with other settings; both values of the first are named.
         """
-        if not path.exists():
-            return None
         try:
-            content = path.read_bytes()
-        except OSError as error:
+            content = read_file(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
             raise LogError(f"cannot read checkpoint {path}: {error}") from None
         document, tensors = from_bytes(content, _KIND, f"checkpoint {path}")
         check_version(document, VERSION, str(path))
