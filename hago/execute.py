@@ -90,7 +90,9 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
         raise
     except Exception as error:
         shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in values]
-        raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {error}") from error
+        # torch says where each of its backends was registered, over many lines
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {first}") from error
 
 
 def laid_out(value: Any) -> Any:

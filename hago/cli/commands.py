@@ -37,6 +37,7 @@ from hago.frontend.data import Batches
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.hardware_table import explain_hardware
+from hago.json_text import is_file
 from hago.judgement import judge_plan
 from hago.measuring.hardware import measure_hardware
 from hago.model_source import load_model
@@ -158,7 +159,7 @@ def hardware(args: Namespace, voices: Voices) -> Outcome:
         return Outcome(str(shown), shown.to_json())
     if args.action == "measure":
         return _measure(args, voices)
-    if args.hardware not in available_hardware() and not Path(args.hardware).is_file():
+    if args.hardware not in available_hardware() and not is_file(args.hardware):
         raise HardwareError(f"there is no hardware file {args.hardware!r}")
     try:
         chip = load_chip(args, args.hardware)
