@@ -71,7 +71,9 @@ def strategy() -> hago.Strategy:
 
 def search(**options: Any) -> Any:
     chip, data = options.pop("hardware", CHIP), options.pop("data", DATA)
-    return hago.search_quantize_strategy(graph(), chip, data, **{"searcher": "default", "progress": False, **options})
+    return hago.search_quantize_strategy(
+        graph(), chip, data, **{"searcher": "default", "budget": 2, "progress": False, **options}
+    )
 
 
 @dataclass(frozen=True, slots=True)
