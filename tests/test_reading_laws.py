@@ -202,7 +202,7 @@ BROKEN: Final = {
     "another file": ("search.log.read_log", "search.header", "check_schema(record, ", "open(record['data_hash'])"),
     "another path": ("searching.fronts.load_front", "searching.fronts", 'strategy = value["', "Path('x').read_text()"),
     "a program": ("hardware_file.load_hardware", "hardware_document", 'how = document["', "subprocess.run(how)"),
-    "torch's names": ("stored.load_plan", "ops.to", "return x.to(torch_dtype", "getattr(torch, attrs['dtype'])"),
+    "torch's names": ("stored.load_plan", "ops.to", "return x.to(TORCH_DTYPES", "getattr(torch, attrs['dtype'])"),
     "a library": ("engine.native._kept", "engine.native", "name, size, digest = (said[", "ctypes.CDLL('x')"),
     "a method": ("stored.load_plan", "stored_values", "made = [self(s) for s in scales]", "os.system(scales[0])"),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hago.ops._integer import Attrs
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.types import torch_dtype
+from hago.types import TORCH_DTYPES
 
 
 def _parse(call: Call) -> Parsed | None:
@@ -15,7 +15,7 @@ def _parse(call: Call) -> Parsed | None:
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
-    return x.to(torch_dtype(attrs["dtype"]))
+    return x.to(TORCH_DTYPES[attrs["dtype"]])
 
 
 RULE = OpRule(
