@@ -7,6 +7,7 @@ spread ones where all are known, so that data sorted by class keeps every class.
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,10 @@ from hago.model_source import call, import_object, said
 
 #: Samples of one batch, where nothing else is said.
 BATCH_SIZE: Final = 64
+#: How image files end, and what they may hold. Pillow tells a format by its content, whatever a file is called, and has
+#: others that start programs (EPS) or read other files.
 _IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +77,16 @@ def load_data(
         if count is not None and count < 1:
             raise DataError(f"{name} {count}; expected 1 or more")
     path = Path(spec)
-    if path.is_dir():
+    there = os.path.exists(path)
+    if os.path.isdir(path):
         return _image_folder(path, images or ImageShape(), batch_size, samples)
-    if path.suffix == ".npz" and path.exists():
+    if path.suffix == ".npz" and os.path.isfile(path):
         return _arrays(path, batch_size, samples)
-    if ":" in spec and not path.exists():
+    if ":" in spec and not there:
         return CalledBatches(spec, samples)
     raise DataError(
         f"data {spec!r}: "
-        + ("neither .npz nor a folder" if path.exists() else "no such file or folder")
+        + ("neither an .npz file nor a folder" if there else "no such file or folder")
         + "; expected an .npz file, a folder of images, or 'package.module:callable'"
     )
 
@@ -198,7 +203,7 @@ def read_image(file: Path, shape: ImageShape) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(file) as opened:
+        with Image.open(file, formats=_FORMATS) as opened:
             image = opened.convert("L" if shape.gray else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"image {file} cannot be read: {said(error)}") from None

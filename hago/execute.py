@@ -19,6 +19,7 @@ from hago.frontend.data import Batches, as_tensor
 from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.nesting import Nesting, read_tree
 from hago.ops import OPS, Ops, _opaque
+from hago.types import torch_dtype
 
 #: Computes a node from the values of its inputs.
 Step = Callable[[Node, Sequence[Any]], Any]
@@ -89,7 +90,9 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
         raise
     except Exception as error:
         shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in values]
-        raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {error}") from error
+        # torch says where each of its backends was registered, over many lines
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {first}") from error
 
 
 def laid_out(value: Any) -> Any:
@@ -186,7 +189,7 @@ def _check_input(node: Node, tensor: Tensor) -> None:
     if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
         sizes = ", ".join(map(str, node.shape[1:]))
         raise GraphError(f"input {node.name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
-    wanted = getattr(torch, node.attrs.get("dtype", "float32"))
+    wanted = torch_dtype(node.attrs.get("dtype", "float32"))
     if tensor.dtype != wanted and (tensor.is_floating_point() or wanted.is_floating_point):
         raise GraphError(
             f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it as the calibration data was, "
@@ -222,4 +225,4 @@ def example_inputs(graph: Graph, batch: int = 2) -> tuple[tuple[Any, ...], dict[
 
 def _zeros(node: Node, batch: int) -> Tensor:
     shape = node.shape or ()
-    return torch.zeros((batch, *shape[1:]), dtype=getattr(torch, node.attrs.get("dtype", "float32")))
+    return torch.zeros((batch, *shape[1:]), dtype=torch_dtype(node.attrs.get("dtype", "float32")))

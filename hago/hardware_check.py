@@ -7,6 +7,7 @@ out of the meaning checks, so that one mistake is reported once; everything else
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from importlib import resources
@@ -26,16 +27,23 @@ from hago.rounding import ROUNDINGS
 from hago.schemes import SCHEMES
 from hago.types import DTYPES
 
+#: Mistakes in a document's shape that are looked for.
+MOST_FOUND: Final = 1000
+
 
 def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
-    """Every mistake in a hardware document; empty for one that can be built.
+    """Every mistake in a hardware document; empty for one that can be built. Of MOST_FOUND and more in its shape, so
+    many: what it means is then not looked at.
 
     Args:
         document: parsed JSON.
         known_ops: the ops that it may list.
     """
-    errors = sorted(_validator().iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path])
+    found = itertools.islice(_validator().iter_errors(document), MOST_FOUND)
+    errors = sorted(found, key=lambda e: [str(p) for p in e.absolute_path])
     shape = [(e.validator, f) for e in errors for f in _shape_findings(e)]
+    if len(errors) == MOST_FOUND:
+        return tuple(dict.fromkeys(f for _, f in shape))
     # an unknown key leaves the rest of its object readable
     broken = [f.path for keyword, f in shape if keyword != "additionalProperties"]
     sound = _without(document, broken)

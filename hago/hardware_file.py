@@ -19,7 +19,7 @@ from hago.hardware import Hardware
 from hago.hardware_check import check_document
 from hago.hardware_document import from_document, to_document
 from hago.hardware_finding import Finding
-from hago.json_text import replace_file
+from hago.json_text import read_file, replace_file
 from hago.ops import OPS, Ops
 
 
@@ -59,7 +59,7 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, bytes]:
         )
     try:
         if is_path:
-            return text, Path(text).read_bytes()
+            return text, read_file(text)
         return f"hardware_specs/{text}.json", specs[text]()
     except (OSError, ValueError) as error:
         raise HardwareError(f"hardware file {text!r} cannot be read: {error}") from error

@@ -15,6 +15,7 @@ import math
 import numbers
 import os
 import secrets
+import stat
 import time
 from collections.abc import Mapping
 from importlib.resources import files
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 import jsonschema
 
-from hago.errors import LogError, did_you_mean
+from hago.errors import LogError, did_you_mean, shortened
 
 #: Integers of more digits than this would not fit a float.
 _DIGITS: Final = 300
@@ -156,6 +157,34 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a regular file stands at a path; also False of what can be no path, such as one that is too long."""
+    try:
+        return os.path.isfile(path)
+    except (OSError, ValueError):
+        return False
+
+
+def read_file(path: str | os.PathLike[str], most: int = -1) -> bytes:
+    """The bytes of a regular file, the first `most` where that is given.
+
+    Pipes and devices are refused: a read of them may never end.
+
+    Raises:
+        OSError: there is none, it is something else, or it cannot be read.
+        ValueError: no path can be so.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{os.fspath(path)} is a pipe or a device; expected a regular file")
+        return file.read(most)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, also a pipe that nobody writes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def replace_file(path: Path, content: str | bytes) -> None:
     """Put `content` (text in UTF-8) at `path` at once: written beside it, synced, then renamed over it.
 
@@ -163,8 +192,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
         LogError: it could not be written; what stood at `path` is untouched.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    _remove_stale(path)
     try:
+        _remove_stale(path)
         with open(beside, "xb") as file:
             _lock(file.fileno())
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -172,10 +201,10 @@ def replace_file(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
         sync_folder(path.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise LogError(f"cannot write {path}: {error}; what stood there is unchanged") from None
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             beside.unlink()
 
 
@@ -208,7 +237,7 @@ def check_distinct(paths: Mapping[str, str | os.PathLike[str] | None]) -> None:
     Raises:
         LogError: two of them are one file, also by way of links; both arguments are named.
     """
-    given = [(name, os.path.realpath(path)) for name, path in paths.items() if path is not None]
+    given = [(name, _real(name, path)) for name, path in paths.items() if path is not None]
     for (first, a), (second, b) in itertools.combinations(given, 2):
         both = os.path.exists(a) and os.path.exists(b)
         if os.path.normcase(a) == os.path.normcase(b) or (both and os.path.samefile(a, b)):
@@ -216,6 +245,13 @@ def check_distinct(paths: Mapping[str, str | os.PathLike[str] | None]) -> None:
                 f"{first} and {second} are one file, {a}, and each would write over the other; give each a path of "
                 "its own"
             )
+
+
+def _real(name: str, path: str | os.PathLike[str]) -> str:
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError) as error:
+        raise LogError(f"{name} is {shortened(os.fspath(path))}, which is no path: {error}") from None
 
 
 def sync_folder(folder: Path) -> None:

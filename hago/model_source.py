@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 
 from hago.errors import GraphError, HagoError, did_you_mean
 from hago.graph import Graph
+from hago.json_text import is_file
 from hago.prepare import ModelLike
 
 #: How many keys an error lists before it says "and n more".
@@ -138,7 +139,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         HagoError: safetensors is not installed.
     """
     file = Path(path)
-    if not file.is_file():
+    if not is_file(file):
         raise GraphError(f"there is no weights file {str(path)!r}")
     state = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):

@@ -23,7 +23,7 @@ from hago.ops import Ops, _opaque
 from hago.ops._integer import IntegerForm, Site
 from hago.plan import NodePlan, Plan
 from hago.topology import weight_edge
-from hago.types import Edge, QParams
+from hago.types import TORCH_DTYPES, Edge, QParams, torch_dtype
 
 #: Entries of a value at batch 1, at most.
 LARGEST: Final = 1 << 31
@@ -64,9 +64,9 @@ def _check_node(plan: Plan, node: Node) -> None:
     graph = plan.graph
     _check_size(node.name, node.shape or ())
     if node.op in (INPUT, CONST):
-        dtype = getattr(torch, str(node.attrs.get("dtype", "float32")), None)
+        dtype = TORCH_DTYPES.get(str(node.attrs.get("dtype", "float32")))
         shape = node.shape if node.op == INPUT else tuple(graph.consts[node.name].shape)
-        if node.inputs or node.shape is None or node.shape != shape or not isinstance(dtype, torch.dtype):
+        if node.inputs or node.shape is None or node.shape != shape or dtype is None:
             raise HagoError(f"node {node} is an {node.op} with inputs, another shape than its values, or no dtype")
         return
     shapes = [graph[s].shape for s in node.inputs]
@@ -95,7 +95,7 @@ def check_opaque(graph: Graph, ops: Ops) -> None:
         for node in graph:
             if node.op in (CONST, INPUT):
                 known = graph.consts.get(node.name)
-                dtype = getattr(torch, str(node.attrs.get("dtype", "float32"))) if known is None else known.dtype
+                dtype = torch_dtype(node.attrs.get("dtype", "float32")) if known is None else known.dtype
                 values[node.name] = torch.empty(node.shape or (), dtype=dtype)
                 continue
             made = values[node.name] = compute_real(node, [values[s] for s in node.inputs], ops)

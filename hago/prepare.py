@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ from hago.space import Space, build_space, with_kinds
 from hago.strategy import Conditions, HardwareId, Strategy
 from hago.threshold_sources import Stored, estimated_resolver, store_thresholds
 from hago.topology import Topology, escape, warn_of_unknown
+from hago.types import torch_dtype
+
+#: Entries of an input that a strategy may ask for, at most.
+LARGEST_INPUT: Final = 1 << 31
 
 ModelLike = nn.Module | ExportedProgram | Graph
 HardwareLike = Hardware | str | PathLike[str]
@@ -213,14 +218,21 @@ def import_for(
     remembered = strategy.made_by.get("inputs")
     if not remembered:
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
-    leaves = [torch.zeros((2, *t["shape"][1:]), dtype=getattr(torch, t["dtype"])) for t in remembered["tensors"]]
     try:
+        leaves = [_zeros((2, *t["shape"][1:]), t["dtype"]) for t in remembered["tensors"]]
         args, kwargs = pytree.tree_unflatten(leaves, read_tree(remembered["spec"]))
+        args, kwargs = tuple(args), dict(kwargs)
     except Exception as error:  # torch's pytree raises whatever it meets
         raise LogError(
             f"the strategy's made_by.inputs cannot be read ({error}); it was edited; pass example_inputs"
         ) from None
-    return from_torch(model, tuple(args), dict(kwargs), ops=ops, fold=fold)
+    return from_torch(model, args, kwargs, ops=ops, fold=fold)
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
+    if math.prod(shape) > LARGEST_INPUT:
+        raise ValueError(f"an input of shape {shape}; expected at most {LARGEST_INPUT} entries")
+    return torch.zeros(shape, dtype=torch_dtype(dtype))
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:

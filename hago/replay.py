@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hago.calibrate.seed import Seed
-from hago.errors import LogError, StrategyMismatch
+from hago.errors import LogError, StrategyMismatch, shortened
 from hago.hardware_document import hardware_hash
 from hago.objective import Objective, ObjectiveLike
 from hago.objective import objective as named_objective
@@ -106,14 +107,18 @@ def replay_log(
     header, trials = record.header, record.trials
     if header is None:
         raise LogError(f"log {log} has no header; there is nothing to replay")
+    with _reading(log):
+        fixed = {k: _integer(v) for k, v in header.fix_bits.items()}
+        said = header.settings.get("thresholds")
+        thresholds = None if said is None else Seed.from_json(said)
     prepared = prepare(
         model,
         hardware,
         dataset,
         estimator=None if header.settings.get("refined") else str(header.estimator),
         keep_float=list(header.keep_float),
-        fix_bits={str(k): int(v) for k, v in header.fix_bits.items()},
-        thresholds=_given(header.settings.get("thresholds"), log),
+        fix_bits=fixed,
+        thresholds=thresholds,
         kinds=header.settings.get("topology") == "searched",
     )
     if prepared.graph.model_hash != header.model_hash:
@@ -138,21 +143,32 @@ def replay_log(
     return Replay(len(chosen), tuple(found))
 
 
-def _given(said: Any, log: str | Path) -> Seed | None:
+@contextlib.contextmanager
+def _reading(log: str | Path) -> Iterator[None]:
+    """While this lasts, values of a header that are of another type than hago writes become one error."""
     try:
-        return None if said is None else Seed.from_json(said)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise LogError(f"log {log}: its settings.thresholds cannot be read ({error!r}); it was edited") from None
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise LogError(f"log {log}: its header cannot be read ({error!r}); it was edited") from None
+
+
+def _integer(value: Any) -> int:
+    """An integer of a file.
+
+    Raises:
+        TypeError: it is another number, or none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        raise TypeError(f"{shortened(value)} is no integer")
+    return int(value)
 
 
 def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
     """With the thresholds that the search began with."""
     said = header.settings
-    try:
+    with _reading(log):
         race = None if said.get("race") is None else Race(**said["race"])
         goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits")))
-    except TypeError as error:
-        raise LogError(f"log {log}: its settings cannot be read ({error}); it was edited") from None
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from hago.errors import LogError, ModelFileError
-from hago.json_text import check_schema, check_version, json_values, replace_file
+from hago.json_text import check_schema, check_version, json_values, read_file, replace_file
 from hago.ops import OPS, Ops
 from hago.plan import Plan
 from hago.plan_document import from_document, to_document
@@ -122,7 +122,7 @@ def load_plan(path: str | PathLike[str], ops: Ops = OPS) -> tuple[Plan, Provenan
         ModelFileError: unreadable, cut, changed, not ours, or of operators that `ops` lacks.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path)
     except (OSError, ValueError) as error:
         raise ModelFileError(f"cannot read stored model {str(path)!r}: {error}") from None
     return from_file_bytes(data, str(path), ops)
@@ -136,7 +136,6 @@ def float_bytes(plan: Plan) -> int:
 def is_stored(path: str | PathLike[str]) -> bool:
     """Whether a file begins as a stored model, whole or not."""
     try:
-        with open(path, "rb") as file:
-            return begins(file.read(256), KIND)
+        return begins(read_file(path, 256), KIND)
     except (OSError, ValueError):
         return False

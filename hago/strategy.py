@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from hago.errors import HagoError, LogError, StrategyMismatch, did_you_mean
-from hago.json_text import canonical, check_schema, check_version, json_values, parse_json, replace_file
+from hago.json_text import canonical, check_schema, check_version, json_values, parse_json, read_file, replace_file
 from hago.types import Edge
 
 VERSION: Final = 1
@@ -172,8 +172,8 @@ class Strategy:
             LogError: unreadable, not JSON, malformed, or contradicting itself.
         """
         try:
-            text = Path(path).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_file(path).decode("utf-8")
+        except (OSError, ValueError) as error:
             raise LogError(f"cannot read strategy {path}: {error}") from None
         return Strategy.from_json(parse_json(text, str(path)), str(path))
 

@@ -24,7 +24,7 @@ from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware import Hardware, OpDesc
 from hago.numerics import is_power_of_two
 from hago.ops import OPS, Ops, _opaque
-from hago.types import Edge
+from hago.types import Edge, torch_dtype
 
 #: How many operators a warning names.
 _NAMED: Final = 5
@@ -226,7 +226,7 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
     found: Counter[str] = Counter()
     for node in graph:
         if node.op == INPUT:
-            carries = getattr(torch, node.attrs.get("dtype", "float32")).is_floating_point
+            carries = torch_dtype(node.attrs.get("dtype", "float32")).is_floating_point
         elif node.op == _opaque.NAME:
             carries = node.shape is not None and any(source in real for source in node.inputs)
             found[str(node.attrs["target"])] += carries

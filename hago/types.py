@@ -8,13 +8,15 @@ the value it belongs to; `real = (q - zero_point) * scale`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from hago.errors import HagoError, did_you_mean
+from hago.errors import HagoError, did_you_mean, shortened
 
 Kind = Literal["int", "uint", "float"]
 
@@ -77,6 +79,23 @@ def dtype(name: str) -> DType:
     if name not in DTYPES:
         raise HagoError(f"unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
     return DTYPES[name]
+
+
+#: torch's own dtypes by name, shorter names included.
+TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {name: found for name, found in vars(torch).items() if isinstance(found, torch.dtype)}
+)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that torch calls `name`. It is not read as an attribute of torch, which imports modules for some names.
+
+    Raises:
+        HagoError: there is none; the message names the closest.
+    """
+    if not isinstance(name, str) or name not in TORCH_DTYPES:
+        raise HagoError(f"torch has no dtype {shortened(name)}.{did_you_mean(str(name), TORCH_DTYPES)}")
+    return TORCH_DTYPES[name]
 
 
 INT8, UINT8, INT16 = DTYPES["int8"], DTYPES["uint8"], DTYPES["int16"]

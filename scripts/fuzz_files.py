@@ -4,10 +4,13 @@
     python scripts/fuzz_files.py --kind strategy log --seed 3
     python scripts/fuzz_files.py --kind model --only 1234        # one case again
 
-Kinds: hardware, strategy, front and log (JSON), npz (calibration data) and model (a stored integer model, sealed anew
-so that its checksum is right). A case is made from (seed, kind, number) alone. Cases run in child processes; where one
-ends with a crash, the next goes on behind it. A model that loads must give the same outputs in both engines, or refuse
-to run. Exit status 1 where something else happened, with the cases to run again.
+Kinds: hardware, strategy, front, log, rfc (a log of the prototype) and kernels (the manifest of built kernels), all
+JSON; npz and image (calibration data), weights (a state dict) and safetensors; ranges and modes (tables of TPU-MLIR);
+model and checkpoint (sealed anew so that their checksums are right). `quantizer`, `replay` and `training` are
+strategies, logs and checkpoints too, with which something is done: what is read late is read there. A case is made
+from (seed, kind, number) alone. Cases run in child processes; where one ends with a crash, the next goes on behind it.
+A model that loads must give the same outputs in both engines, or refuse to run. Exit status 1 where something else
+happened, with the cases to run again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ import argparse
 import contextlib
 import copy
 import faulthandler
+import functools
+import hashlib
+import io
 import json
+import logging
 import multiprocessing
 import random
 import re
@@ -25,6 +32,7 @@ import signal
 import sys
 import tempfile
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,12 +40,20 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 from tqdm import tqdm
 
 import hago
-from hago.data_source import load_data
-from hago.errors import HagoError
+from hago.calibrate.seed import make_seed
+from hago.data_source import ImageShape, load_data, read_image
+from hago.engine import native
+from hago.errors import HagoError, HagoWarning
+from hago.model_source import read_weights
+from hago.qat import checkpoint
+from hago.qat.checkpoint import Checkpoint
 from hago.search.log import read_log
+from hago.search.rfc_log import read_rfc_log
 from hago.searching.fronts import load_front
 from hago.stored import KIND
 from hago.tensor_file import from_bytes, to_bytes
@@ -74,17 +90,33 @@ def _data() -> list[torch.Tensor]:
 def originals(folder: Path) -> dict[str, bytes]:
     """A good file of every kind."""
     model, data = _network(), _data()
-    paths = {kind: folder / f"good.{kind}" for kind in ("strategy", "front", "log", "model")}
+    paths = {kind: folder / f"{kind}{ENDINGS.get(kind, '.' + kind)}" for kind in READERS}
     hago.search_quantize_strategy(
         model, "x86_vnni", data, searcher="random", budget=6, progress=False,
         save=paths["strategy"], front=paths["front"], log=paths["log"],
     )  # fmt: skip
     hago.create_quantizer(model, "x86_vnni", paths["strategy"], data).quantize().save(paths["model"])
-    made = {kind: path.read_bytes() for kind, path in paths.items()}
-    hago.save_hardware(hago.load_hardware("x86_vnni"), folder / "good.json")
-    made["hardware"] = (folder / "good.json").read_bytes()
-    np.savez(folder / "good.npz", images=data[0].numpy(), labels=np.arange(4))
-    return made | {"npz": (folder / "good.npz").read_bytes()}
+    hago.search_quantize_strategy(
+        model, "x86_vnni", data, searcher="gradient", budget=3, progress=False, log=paths["replay"],
+        keep_float=["4"], fix_bits={"0:1": 8}, thresholds={"0": (-2.0, 2.0)},
+    )  # fmt: skip
+    hago.save_hardware(hago.load_hardware("x86_vnni"), paths["hardware"])
+    np.savez(paths["npz"], images=data[0].numpy(), labels=np.arange(4))
+    state = model.state_dict()
+    torch.save(state, paths["weights"])
+    save_file(state, paths["safetensors"])
+    Checkpoint(_SETTINGS, 3, 1.5, {**state, "optimizer.step": torch.tensor(3)}).save(paths["checkpoint"])
+    Image.fromarray(data[0][0].clamp(0, 1).mul(255).byte().permute(1, 2, 0).numpy()).save(paths["image"])
+    paths["ranges"].write_text("# op_name threshold min max\n0 2.5 -1.0 2.5\n4 1.0e-05 0 1\n#int4_th\n0 1.0 -1.0 1.0\n")
+    paths["modes"].write_text("# op_name quantize_mode\n0 W4INT8\n4 F16\n")
+    library = {"library": _LIBRARY[0], "bytes": len(_LIBRARY[1]), "sha256": hashlib.sha256(_LIBRARY[1]).hexdigest()}
+    paths["kernels"].write_text(json.dumps(library))
+    strategy = {"bits": [8, 4, 16], "model_hash": -12, "thresholds": [1.0, 0.5], "topology": {"node_conds": [True]}}
+    line = json.dumps({"result": {"accuracy": 0.5}, "strategy": strategy, "version": 0.1})
+    paths["rfc"].write_text(f"{line}\n{line}\n")
+    _finetune(paths["training"])
+    paths["quantizer"].write_bytes(paths["strategy"].read_bytes())
+    return {kind: path.read_bytes() for kind, path in paths.items()}
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -157,28 +189,46 @@ def text_of(value: Any, rng: random.Random) -> bytes:
 
 def mutated(kind: str, content: bytes, rng: random.Random) -> bytes:
     """A mutation of a good file."""
-    if rng.random() < 0.25 or kind == "npz":
+    if rng.random() < 0.25 or kind in ("image", "ranges", "modes"):
         return mutated_bytes(content, rng)
-    if kind == "model":
-        return sealed(content, rng)
-    if kind != "log":
+    if kind in ("npz", "weights"):
+        return zipped(content, rng)
+    if kind in SEALED:
+        return sealed(content, SEALED[kind], rng)
+    if kind == "safetensors":
+        size = int.from_bytes(content[:8], "little")
+        header = text_of(mutated_json(json.loads(content[8 : 8 + size]), rng), rng)
+        return len(header).to_bytes(8, "little") + header + content[8 + size :]
+    if kind not in ("log", "replay", "rfc"):
         return text_of(mutated_json(json.loads(content), rng), rng)
     lines = content.splitlines()
-    number = rng.randrange(len(lines))
+    # most of what is read back stands in the header
+    number = 0 if kind == "replay" and rng.random() < 0.7 else rng.randrange(len(lines))
     lines[number] = text_of(mutated_json(json.loads(lines[number]), rng), rng)
     return b"\n".join(lines) + b"\n"
 
 
-def sealed(content: bytes, rng: random.Random) -> bytes:
-    """A stored model with another document or other tensors, and the checksum that goes with them."""
-    document, tensors = from_bytes(content, KIND, "the good model")
+def zipped(content: bytes, rng: random.Random) -> bytes:
+    """A zip file of which one member is mutated, with the checksum that goes with it."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
+        names = old.namelist()
+        chosen = rng.choice([n for n in names if n.endswith(".pkl")] or names)
+        for name in names:
+            new.writestr(name, mutated_bytes(old.read(name), rng) if name == chosen else old.read(name))
+    return made.getvalue()
+
+
+def sealed(content: bytes, kind: str, rng: random.Random) -> bytes:
+    """A stored model or checkpoint with another document or other tensors, and the checksum that goes with them."""
+    document, tensors = from_bytes(content, kind, "the good file")
     if rng.random() < 0.75:
         # what JSON does not have cannot be sealed
         document = json.loads(json.dumps(mutated_json(document, rng)), parse_constant=lambda name: name)
     else:
         name = rng.choice(sorted(tensors))
         tensors[name] = hostile(tensors[name], rng)
-    return to_bytes(KIND, document, tensors)
+    return to_bytes(kind, document, tensors)
 
 
 def hostile(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -190,15 +240,14 @@ def hostile(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
     if choice == 1:
         return made.to(rng.choice((torch.float64, torch.int64, torch.bool, torch.uint8, torch.float16)))
     if choice == 2:
-        return made[:0]
+        return made.reshape(-1)[:0]
     if choice == 3:
         return made.unsqueeze(0)
     flat = made.reshape(-1)
     if flat.numel():
-        odd = (
-            rng.choice((float("nan"), float("inf"), 1e300)) if made.is_floating_point() else rng.choice((127, -128, 1))
-        )
-        flat[rng.randrange(flat.numel())] = odd
+        largest = torch.finfo(made.dtype).max if made.is_floating_point() else 127
+        odd = (float("nan"), float("inf"), largest) if made.is_floating_point() else (largest, -largest, 1)
+        flat[rng.randrange(flat.numel())] = rng.choice(odd)
     return made
 
 
@@ -223,6 +272,66 @@ def _load_npz(path: Path) -> None:
         pass
 
 
+@functools.cache
+def _graph() -> hago.Graph:
+    return hago.from_torch(_network(), (_data()[0][:2],))
+
+
+def _make_quantizer(path: Path) -> None:
+    """Inputs that a strategy remembers are read where a module is imported anew."""
+    strategy = hago.Strategy.load(path)
+    remembered = {"tensors": [{"dtype": "float32", "shape": [2, 3, 8, 8]}]}
+    same = strategy.made_by.get("inputs", {}).get("tensors") == remembered["tensors"]
+    graph = _graph() if same else _network()
+    hago.create_quantizer(graph, "x86_vnni", strategy).simulate()(*_data())
+    hago.replay(_graph(), "x86_vnni", path, _data())
+
+
+def _replay(path: Path) -> None:
+    """Replayed, taken over by another search, and continued."""
+    done = 0
+    for read in (
+        lambda: hago.replay(_graph(), "x86_vnni", path, _data()),
+        lambda: _search(reuse=[path], searcher="default"),
+        lambda: _search(log=path, searcher="gradient", keep_float=["4"], fix_bits={"0:1": 8}, thresholds=_RANGES),
+    ):
+        try:
+            read()
+            done += 1
+        except HagoError as error:
+            refused = error
+    if not done:
+        raise refused
+
+
+def _search(**options: Any) -> None:
+    hago.search_quantize_strategy(_graph(), "x86_vnni", _data(), budget=3, progress=False, **options)
+
+
+def _finetune(path: Path) -> None:
+    hago.finetune(
+        _graph(), "x86_vnni", _graph_strategy(), _data(), objective="mse", steps=2, checkpoint=path, progress=False
+    )
+
+
+@functools.cache
+def _graph_strategy() -> hago.Strategy:
+    return hago.quantize(_graph(), "x86_vnni", _data()).strategy
+
+
+def _load_kernels(path: Path) -> None:
+    library = path.with_name(_LIBRARY[0])
+    library.write_bytes(_LIBRARY[1])
+    library.chmod(0o755)
+    path.chmod(0o600)
+    kept = native._kept(path)
+    if kept is not None and kept != library:
+        raise AssertionError(f"another library is taken: {kept}")
+    if kept is None:
+        raise HagoError("it is built anew")
+
+
+#: Who reads each kind of file.
 READERS: Final[dict[str, Callable[[Path], object]]] = {
     "hardware": hago.load_hardware,
     "strategy": hago.Strategy.load,
@@ -230,8 +339,25 @@ READERS: Final[dict[str, Callable[[Path], object]]] = {
     "log": lambda path: read_log(path, lambda text: None),
     "npz": _load_npz,
     "model": _load_model,
+    "rfc": read_rfc_log,
+    "weights": read_weights,
+    "safetensors": read_weights,
+    "checkpoint": lambda path: Checkpoint.load(path, _SETTINGS),
+    "image": lambda path: read_image(path, ImageShape((8, 8))),
+    "ranges": lambda path: make_seed(path, None, hago.load_hardware("x86_vnni")),
+    "modes": lambda path: make_seed(None, path, hago.load_hardware("x86_vnni")),
+    "kernels": _load_kernels,
+    "quantizer": _make_quantizer,
+    "replay": _replay,
+    "training": _finetune,
 }
-ENDINGS: Final = {"hardware": ".json", "npz": ".npz", "strategy": ".json", "front": ".json"}
+ENDINGS: Final = dict.fromkeys(("hardware", "strategy", "front", "quantizer", "kernels"), ".json") | {
+    "npz": ".npz", "image": ".png", "weights": ".pt", "replay": ".jsonl",
+}  # fmt: skip
+SEALED: Final = {"model": KIND, "checkpoint": checkpoint._KIND, "training": checkpoint._KIND}
+_SETTINGS: Final = {"steps": 5, "rate": 0.1, "graph": "abc"}
+_LIBRARY: Final = ("kernels-0123.so", b"not a library")
+_RANGES: Final = {"0": (-2.0, 2.0)}
 
 
 class _TooLong(BaseException):
@@ -249,9 +375,10 @@ def outcome(kind: str, content: bytes, folder: Path) -> str:
     signal.signal(signal.SIGALRM, _ring)
     signal.alarm(SECONDS)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with said_aside() as notices:
             READERS[kind](path)
+        if (longest := max(map(len, notices), default=0)) > LONGEST:
+            return f"a notice of {longest} characters"
     except HagoError as error:
         said = str(error)
         if len(said) > LONGEST or said.count("\n") > 25:
@@ -266,6 +393,32 @@ def outcome(kind: str, content: bytes, folder: Path) -> str:
     finally:
         signal.alarm(0)
     return "loaded"
+
+
+class _Kept(logging.Handler):
+    def __init__(self, kept: list[str]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def said_aside() -> Iterator[list[str]]:
+    """What hago says while this lasts: notices and warnings, which are not shown."""
+    notices: list[str] = []
+    logger, handler = logging.getLogger("hago"), _Kept(notices)
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield notices
+        notices += [str(w.message) for w in caught if issubclass(w.category, HagoWarning)]
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
 
 
 def _child(kind: str, content: bytes, seed: int, numbers: range, sent: Any) -> None:

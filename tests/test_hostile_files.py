@@ -20,13 +20,15 @@ from networks import Small, images, randomized
 
 import hago
 from hago.data_source import load_data
-from hago.errors import DataError, HagoError, ModelFileError
+from hago.errors import DataError, HagoError, LogError, ModelFileError
 from hago.frontend.data import Batches
 from hago.json_text import replace_file
 from hago.plan import Plan
+from hago.search.log import read_log
 from hago.stored import KIND, from_file_bytes, to_file_bytes
 from hago.strategy import Strategy
 from hago.tensor_file import from_bytes, to_bytes
+from hago.types import torch_dtype
 
 DATA = [images(4, 1, 6, 6)]
 LONG = "x" * 100_000
@@ -232,3 +234,80 @@ def test_networks_with_calls_of_their_own_are_stored_and_read() -> None:
     model = hago.quantize(randomized(Calls()), "x86_vnni", DATA)
     read, _ = from_file_bytes(to_file_bytes(model.plan), "a test")
     assert torch.equal(hago.realization.IntegerModel(read)(DATA[0]), model.quantize()(DATA[0]))
+
+
+# ---------------------------------------------------------------- what mutated files found
+def test_a_picture_that_would_start_a_program_is_none(tmp_path: Path) -> None:
+    """Pillow renders PostScript with Ghostscript, whatever the file is called."""
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nx\n%%EOF\n")
+    with pytest.raises(DataError, match="cannot identify image file"):
+        list(load_data(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["onnx", "_inductor", "set_vital", "Tensor", "__builtins__"])
+def test_a_dtype_is_no_attribute_of_torch(name: str, plan: Plan) -> None:
+    """torch imports modules, and warns, for some of its attributes."""
+
+    def edit(document: Any) -> None:
+        next(n for n in document["graph"]["nodes"] if n["op"] == "input")["attrs"]["dtype"] = name
+
+    with pytest.raises(ModelFileError, match="no dtype"):
+        from_file_bytes(forged(plan, edit), "forged.hago")
+    with pytest.raises(HagoError, match="torch has no dtype"):
+        torch_dtype(name)
+
+
+def test_what_torch_says_of_its_backends_is_left_out(plan: Plan) -> None:
+    quantized = called("aten._to_copy.default", {"$": 0})
+
+    def edit(document: Any) -> None:
+        quantized(document)
+        opaque(document)["attrs"]["kwargs"] = {"dtype": {"torch": "quint8", "kind": "dtype"}}
+
+    with pytest.raises(ModelFileError, match="quint8|Could not run") as caught:
+        from_file_bytes(forged(plan, edit), "forged.hago")
+    assert "\n" not in str(caught.value)
+
+
+HEADERS: dict[str, Callable[[Any], None]] = {
+    "bits that are a text": lambda h: h.update(fix_bits={"fc:0": "../../x"}),
+    "bits of another kind": lambda h: h.update(fix_bits={"fc:0": {}}),
+    "ranges that are texts": lambda h: h["settings"].update(
+        thresholds={"ranges": {"fc": ["a", "b"]}, "narrow": {}, "slack": 0}
+    ),
+    "a slack that is a text": lambda h: h["settings"].update(thresholds={"ranges": {}, "narrow": {}, "slack": "x"}),
+    "a race of its own": lambda h: h["settings"].update(race={"alpha": "x"}, refined=True),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_header_of_other_types_is_refused(what: str, tmp_path: Path) -> None:
+    model, path = randomized(Small()), tmp_path / "log.jsonl"
+    hago.search_quantize_strategy(model, "x86_vnni", DATA, searcher="default", log=path, progress=False)
+    header, *trials = path.read_text().splitlines()
+    value = json.loads(header)
+    HEADERS[what](value)
+    path.write_text("\n".join([json.dumps(value), *trials, ""]))
+    with pytest.raises(HagoError, match="it was edited|expected \\(low, high\\)"):
+        hago.replay(model, "x86_vnni", path, DATA)
+
+
+@pytest.mark.parametrize("value", ["\0", [], {}, True, None])
+def test_a_figure_that_is_no_number_is_refused(value: Any, tmp_path: Path) -> None:
+    model, path = randomized(Small()), tmp_path / "log.jsonl"
+    hago.search_quantize_strategy(model, "x86_vnni", DATA, searcher="default", log=path, progress=False)
+    header, trial = path.read_text().splitlines()
+    edited = json.loads(trial)
+    edited["results"]["sqnr"] = value
+    path.write_text(f"{header}\n{json.dumps(edited)}\n")
+    with pytest.raises(LogError, match=r"at \$.results.sqnr"):
+        read_log(path)
+
+
+def test_a_hardware_file_of_many_mistakes_is_refused_at_once(tmp_path: Path) -> None:
+    hago.save_hardware(hago.load_hardware("x86_vnni"), tmp_path / "chip.json")
+    value = json.loads((tmp_path / "chip.json").read_text())
+    value["ops"]["conv2d"] = [0] * 200_000
+    (tmp_path / "chip.json").write_text(json.dumps(value))
+    with pytest.raises(HagoError, match="has 1000 mistakes"):
+        hago.load_hardware(tmp_path / "chip.json")

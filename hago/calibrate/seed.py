@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -27,9 +26,10 @@ from hago.arithmetic.tpu_mlir_tables import (
     parse_calibration_table,
     parse_quantize_table,
 )
-from hago.errors import DataError, HagoError, did_you_mean
+from hago.errors import DataError, HagoError, did_you_mean, shortened
 from hago.graph import CONST, Graph, Node
 from hago.hardware import Hardware
+from hago.json_text import read_file
 from hago.represented import Range, thresholds_for
 from hago.schemes import TWO_SIDED, Grid
 from hago.space import Space
@@ -78,9 +78,13 @@ class Seed:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Seed:
-        """The seed of JSON values."""
-        ranges, narrow = ({n: (r[0], r[1]) for n, r in value[k].items()} for k in ("ranges", "narrow"))
-        return Seed(ranges, narrow, slack=value["slack"])
+        """The seed of JSON values.
+
+        Raises:
+            DataError, LookupError, TypeError, ValueError, AttributeError: the values are of another form.
+        """
+        ranges, narrow = ({n: _checked(n, r) for n, r in value[k].items()} for k in ("ranges", "narrow"))
+        return Seed(ranges, narrow, slack=float(value["slack"]))
 
     @property
     def gives_ranges(self) -> bool:
@@ -202,7 +206,7 @@ def _modes(modes: ModesLike | None) -> Mapping[str, str]:
 
 def _read(path: str | PathLike[str], parse: Any) -> Any:
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, ValueError) as error:
         raise HagoError(f"cannot read table {str(path)!r}: {error}") from None
     try:
@@ -221,7 +225,7 @@ def _checked(name: str, ends: Sequence[float]) -> Range:
     try:
         low, high = (float(v) for v in ends)
     except (TypeError, ValueError):
-        raise DataError(f"the range of {name!r} is {ends!r}; expected (low, high)") from None
+        raise DataError(f"the range of {name!r} is {shortened(ends)}; expected (low, high)") from None
     if not (math.isfinite(low) and math.isfinite(high) and low <= 0 <= high):
         raise DataError(f"the range of {name!r} is ({low}, {high}); expected finite numbers with low <= 0 <= high")
     return low, high

@@ -37,6 +37,7 @@ from hago.frontend.data import Batches
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware, load_hardware, save_hardware
 from hago.hardware_table import explain_hardware
+from hago.json_text import is_file
 from hago.judgement import judge_plan
 from hago.measuring.hardware import measure_hardware
 from hago.model_source import load_model
@@ -44,6 +45,7 @@ from hago.plan import Plan
 from hago.prepare import input_names, planned
 from hago.search.log import read_log
 from hago.strategy import Strategy
+from hago.types import TORCH_DTYPES
 
 
 # ---------------------------------------------------------------- explain
@@ -66,8 +68,8 @@ def explain(args: Namespace, voices: Voices) -> Outcome:
 
 
 def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = TORCH_DTYPES.get(name)
+    if dtype is None:
         raise HagoError(f"input shape: {name!r} is no dtype; expected e.g. float32 or int64")
     return torch.zeros((2, *shape), dtype=dtype)
 
@@ -157,7 +159,7 @@ def hardware(args: Namespace, voices: Voices) -> Outcome:
         return Outcome(str(shown), shown.to_json())
     if args.action == "measure":
         return _measure(args, voices)
-    if args.hardware not in available_hardware() and not Path(args.hardware).is_file():
+    if args.hardware not in available_hardware() and not is_file(args.hardware):
         raise HardwareError(f"there is no hardware file {args.hardware!r}")
     try:
         chip = load_chip(args, args.hardware)

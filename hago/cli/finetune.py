@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,8 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
     saved = _path(args, args.save, hardware, "strategies", "-finetuned.json")
     weights = args.save_weights or saved.with_suffix(".safetensors")
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
-    voices.note(
-        f"{'continuing from' if checkpoint.exists() and not args.no_resume else 'checkpoints go to'} {checkpoint}"
-    )
+    continues = os.path.exists(checkpoint) and not args.no_resume
+    voices.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
     with resumable(lambda: training_so_far(checkpoint)):
         found = finetune(
             model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
@@ -50,12 +51,12 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     front = make_folder_of(Path(args.front or saved.with_suffix(".front.json")))
     weights = None if args.finetune is None else weights_of(saved)
     check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
-    earlier = len(read_log(log).trials) if log.exists() and not args.no_resume else 0
+    earlier = len(read_log(log).trials) if os.path.exists(log) and not args.no_resume else 0
     voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     before = stamp(saved)
 
     def so_far() -> str:
-        trials = len(read_log(log).trials) if log.exists() else 0
+        trials = len(read_log(log).trials) if os.path.exists(log) else 0
         if not trials:
             return "before the first trial"
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from hago.ops._integer import Attrs
 from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
+from hago.types import TORCH_DTYPES
 
 
 def _parse(call: Call) -> Parsed | None:
@@ -14,7 +15,7 @@ def _parse(call: Call) -> Parsed | None:
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
-    return x.to(getattr(torch, attrs["dtype"]))
+    return x.to(TORCH_DTYPES[attrs["dtype"]])
 
 
 RULE = OpRule(

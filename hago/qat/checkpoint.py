@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from hago.errors import LogError, StrategyMismatch
-from hago.json_text import check_version, replace_file
+from hago.errors import LONGEST_QUOTE, LogError, ModelFileError, StrategyMismatch, shortened, shortened_to
+from hago.json_text import check_version, read_file, replace_file
 from hago.tensor_file import from_bytes, to_bytes
 
 VERSION: Final = 1
@@ -55,16 +55,22 @@ class Checkpoint:
             ModelFileError: it is no checkpoint of hago, or was cut or changed.
             StrategyMismatch: it is of a run with other settings; both values of the first are named.
         """
-        if not path.exists():
-            return None
         try:
-            content = path.read_bytes()
-        except OSError as error:
+            content = read_file(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
             raise LogError(f"cannot read checkpoint {path}: {error}") from None
         document, tensors = from_bytes(content, _KIND, f"checkpoint {path}")
         check_version(document, VERSION, str(path))
         _check_same(document.get("settings"), settings, path)
-        return Checkpoint(settings, int(document["step"]), float(document["seconds"]), tensors)
+        step, seconds = document.get("step"), document.get("seconds")
+        if type(step) is not int or step < 0 or type(seconds) not in (int, float) or seconds < 0:
+            raise ModelFileError(
+                f"checkpoint {path}: got step {shortened(step)} and seconds {shortened(seconds)}, expected a count and "
+                "a time; remove it to train from the start"
+            )
+        return Checkpoint(settings, step, float(seconds), tensors)
 
 
 def _check_same(found: Any, settings: Mapping[str, Any], path: Path) -> None:
@@ -72,6 +78,7 @@ def _check_same(found: Any, settings: Mapping[str, Any], path: Path) -> None:
     for name in sorted({*found, *settings}):
         if found.get(name) != settings.get(name):
             raise StrategyMismatch(
-                f"checkpoint {path} is of a run with {name} {found.get(name)!r}, this one has {settings.get(name)!r}; "
+                f"checkpoint {path} is of a run with {shortened_to(name, LONGEST_QUOTE)} {shortened(found.get(name))}, "
+                f"this one has {shortened(settings.get(name))}; "
                 "give this run its own checkpoint, or remove that one"
             )

@@ -128,4 +128,4 @@ class DoReFaThresholds:
 def dorefa_made(made_by: Any) -> str | None:
     """What a strategy says of its weights: a name in DOREFAS, or None where they are the nearest integers."""
     said = made_by.get("weights")
-    return said if said in DOREFAS else None
+    return said if isinstance(said, str) and said in DOREFAS else None

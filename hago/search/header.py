@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
-from hago.errors import LogError, StrategyMismatch, as_strings
+from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened_to
 from hago.json_text import canonical, check_schema, json_values
 from hago.search.searcher import Searcher
 from hago.space import Space
@@ -101,7 +101,8 @@ class Header:
         """What differs without being refused: versions, machine, threads."""
         mine, theirs = self.to_json()["made_by"], logged.to_json()["made_by"]
         for path, ours, old in _differences("made_by", mine, theirs):
-            yield f"{where} was written with {path} {old}, this is {ours}; scores may differ"
+            what, was, now = (shortened_to(text, LONGEST_QUOTE) for text in (path, old, ours))
+            yield f"{where} was written with {what} {was}, this is {now}; scores may differ"
 
 
 def make_header(

@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hago.errors import LogError
-from hago.json_text import canonical, check_schema, check_version, parse_json, replace_file, sync_folder
+from hago.errors import LogError, shortened
+from hago.json_text import (
+    canonical,
+    check_schema,
+    check_version,
+    is_file,
+    parse_json,
+    read_file,
+    replace_file,
+    sync_folder,
+)
 from hago.search.header import VERSION, Header
 from hago.search.trial import Trial
 
@@ -57,9 +66,10 @@ def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
         LogError: unreadable, or a line that is not as hago wrote it, by number.
     """
     try:
-        found = parse_log(Path(path).read_bytes(), str(path))
-    except OSError as error:
+        content = read_file(path)
+    except (OSError, ValueError) as error:
         raise LogError(f"cannot read log {path}: {error}") from None
+    found = parse_log(content, str(path))
     if found.torn:
         notice(f"{path}: the last line is torn ({found.torn} bytes); left out")
     return found
@@ -71,8 +81,7 @@ def read_header(path: str | Path) -> Header | None:
     Raises:
         LogError: unreadable, or a header that is not as hago wrote it.
     """
-    path = Path(path)
-    if not path.is_file():
+    if not is_file(path):
         return None
     try:
         with open(path, "rb") as file:
@@ -133,6 +142,9 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
         raise LogError(
             f"{where}: at $.strategy.model_hash: got {model_hash!r}, expected the header's {header.model_hash!r}"
         )
+    measured = trial.results.get(header.objective, 0.0) if isinstance(header.objective, str) else 0.0
+    if not _is_figure(measured):
+        raise LogError(f"{where}: at $.results.{header.objective}: got {shortened(measured)}, expected a number")
     if earlier and trial.bits.keys() != earlier[0].bits.keys():
         odd = min(trial.bits.keys() ^ earlier[0].bits.keys())
         raise LogError(f"{where}: at $.strategy.bits: {odd!r} is not in every trial")
@@ -142,6 +154,11 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
         if trial.score != earlier[trial.same_as].score:
             raise LogError(f"{where}: at $.score: got another than trial {trial.same_as}, which it repeats")
     return trial
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a JSON value is a number, as hago writes one."""
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or value in ("inf", "-inf", "nan")
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -162,13 +179,13 @@ class LogFile:
             LogError: it cannot be opened, or another search is writing it.
         """
         self.path = Path(path)
-        if self.path.exists() and not self.path.is_file():
-            raise LogError(f"cannot open log {path}: it is no regular file; give a path of its own")
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise LogError(f"cannot open log {path}: it is no regular file; give a path of its own")
             is_new = not self.path.exists()
             # Windows alone has O_BINARY, and would translate line ends without it.
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise LogError(f"cannot open log {path}: {error}") from None
         try:
             self._lock()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hago.errors import LogError, did_you_mean
-from hago.json_text import canonical, parse_json
+from hago.json_text import canonical, parse_json, read_file
 from hago.space import Space
 
 
@@ -101,8 +101,8 @@ def read_rfc_log(path: str | Path) -> tuple[RfcTrial, ...]:
         LogError: unreadable, or a line that is none, by number.
     """
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_file(path).decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
         raise LogError(f"cannot read log {path}: {error}") from None
     return tuple(parse_rfc_line(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1))
 

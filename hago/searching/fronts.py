@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hago.debug.text import table
 from hago.errors import LogError
-from hago.json_text import canonical, check_schema, check_version, json_values, parse_json, replace_file
+from hago.json_text import canonical, check_schema, check_version, json_values, parse_json, read_file, replace_file
 from hago.strategy import Strategy
 
 VERSION: Final = 2
@@ -110,8 +110,8 @@ def load_front(path: str | PathLike[str]) -> ParetoFront:
     """
     where = str(path)
     try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(path).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise LogError(f"cannot read front {where}: {error}") from None
     value = parse_json(text, where)
     check_version(value, VERSION, where)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hago.errors import DataError, HagoError
+from hago.errors import DataError, HagoError, ModelFileError
 from hago.execute import run_real
 from hago.frontend.data import CACHE_BYTES, Batches
 from hago.graph import Graph
@@ -160,8 +160,14 @@ class Run:
         if found is None:
             return False
         model = {n.removeprefix("model/"): t for n, t in found.tensors.items() if n.startswith("model/")}
-        self.trained.load_state_dict(model)
-        load_optimizer(self.optimizer, self.names, dict(found.tensors))
+        try:
+            self.trained.load_state_dict(model)
+            load_optimizer(self.optimizer, self.names, dict(found.tensors))
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelFileError(
+                f"checkpoint {self.checkpoint} holds other tensors than the model and its optimizer have ({error}); "
+                "remove it to train from the start"
+            ) from None
         self.step, self.seconds = found.step, found.seconds
         return True
 

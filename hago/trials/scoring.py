@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hago.costing import plan_cost
-from hago.errors import HagoError
+from hago.errors import HagoError, warn
 from hago.prepare import Prepared
-from hago.search.log import Notice, log_notice
+from hago.search.log import Notice
 from hago.search.scorer import Pending, Submit
 from hago.search.searcher import Score
 from hago.space import Bits
@@ -76,7 +76,7 @@ class Scoring:
         """A measured score as the goal has it."""
         return self.goal.judged(score, plan_cost(self.prepared.resolver(bits)).figures)
 
-    def submit(self, hands: Hands | None, notice: Notice = log_notice) -> Submit | None:
+    def submit(self, hands: Hands | None, notice: Notice = warn) -> Submit | None:
         """What scores points on an executor; None without one."""
         if hands is None:
             return None

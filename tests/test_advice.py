@@ -1,0 +1,867 @@
+"""What an error advises is true: each case raises it, takes the advice, and sees that it helps.
+
+`advice.py` reads all messages that advise from the sources. Each is covered by a case here, by a test that is named in
+`ELSEWHERE`, or stands in `UNTRIED` with the reason; a new message that advises fails the last test.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from advice import Message, messages
+from networks import Small, images, randomized
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import hago
+from hago.arithmetic import tpu_mlir_pool
+from hago.arithmetic.tpu_mlir_cast import UniformType
+from hago.cli import _run
+from hago.data_source import load_data
+from hago.debug.inspect import inspect_plan
+from hago.engine.native import _refuse_open
+from hago.errors import HagoError, HagoWarning
+from hago.frontend.data import Batches
+from hago.gradients import cross_entropy
+from hago.model_source import load_model, read_weights
+from hago.objective import OBJECTIVES
+from hago.qat import dorefa, oneflow, pytorch_observers
+from hago.qat.losses import cross_entropy as labels_loss
+from hago.qat.losses import divergence
+from hago.search.driver import search as drive
+from hago.search.exhaustive import ExhaustiveOptions
+from hago.search.header import make_header
+from hago.search.searcher import Score
+from hago.search.searchers import make_searcher
+from hago.space import Group, Space
+from hago.strategy import HardwareId
+from hago.trials.racing import shuffled
+from hago.types import Edge
+
+CHIP: Final = "x86_vnni"
+DATA: Final = [images(4, 1, 6, 6)]
+LABELS: Final = [(DATA[0], torch.arange(4) % 3)]
+ROOT: Final = Path(__file__).parent.parent
+
+
+@cache
+def small() -> nn.Module:
+    return randomized(Small())
+
+
+@cache
+def graph() -> hago.Graph:
+    return hago.from_torch(small(), (DATA[0][:2],))
+
+
+@cache
+def strategy() -> hago.Strategy:
+    return hago.quantize(graph(), CHIP, DATA).strategy
+
+
+def search(**options: Any) -> Any:
+    chip, data = options.pop("hardware", CHIP), options.pop("data", DATA)
+    return hago.search_quantize_strategy(
+        graph(), chip, data, **{"searcher": "default", "budget": 2, "progress": False, **options}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One piece of advice.
+
+    Args:
+        says: a part of the message as it stands in the sources.
+        fails: raises it, given a folder.
+        helped: the same with the advice taken.
+    """
+
+    says: str
+    fails: Callable[[Path], object]
+    helped: Callable[[Path], object]
+
+
+# ---------------------------------------------------------------- models
+class Options(nn.Module):
+    def forward(self, x: Tensor, twice: bool) -> Tensor:
+        return x * 2 if twice else x
+
+
+class Strange(nn.Module):
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.kind, self.fc = kind, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.kind([("a", self.fc(x)), ("b", x)])
+
+
+def training_mode(folder: Path) -> object:
+    return hago.from_torch(Small(), (DATA[0],))
+
+
+def model_of(dtype: torch.dtype) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2)).to(dtype).eval()
+
+
+def with_nan(value: float) -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 2)).eval()
+    with torch.no_grad():
+        model[0].weight[0, 0] = value
+    return model
+
+
+def norm_of(scale: float, variance: float = 1.0) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
+    with torch.no_grad():
+        model[1].weight.fill_(scale)
+        model[1].running_var.fill_(variance)
+    return model
+
+
+def without_inputs() -> hago.Strategy:
+    found = strategy()
+    return replace(found, made_by={k: v for k, v in found.made_by.items() if k != "inputs"})
+
+
+def with_odd_inputs() -> hago.Strategy:
+    found = strategy()
+    spoilt = {"tensors": found.made_by["inputs"]["tensors"], "spec": "x"}
+    return replace(found, made_by={**found.made_by, "inputs": spoilt})
+
+
+# ---------------------------------------------------------------- files
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"~")
+
+
+def stored(folder: Path) -> Path:
+    path = folder / "model.hago"
+    hago.create_quantizer(graph(), CHIP, strategy()).quantize().save(path)
+    return path
+
+
+def changed(folder: Path) -> object:
+    cut(stored(folder))
+    return hago.load_integer_model(folder / "model.hago")
+
+
+def weights(folder: Path, kind: Any) -> object:
+    torch.save(kind, folder / "w.pt")
+    return read_weights(folder / "w.pt")
+
+
+class Own:
+    pass
+
+
+def one_array(folder: Path, archive: bool) -> object:
+    import numpy as np
+
+    path = folder / "x.npz"
+    with open(path, "wb") as file:
+        if archive:
+            np.savez(file, x=np.ones((2, 3)))
+        else:
+            np.save(file, np.ones((2, 3)))
+    return load_data(str(path))
+
+
+def pictures(folder: Path, **how: Any) -> object:
+    from PIL import Image
+
+    for i, size in enumerate(((8, 8), (8, 9))):
+        Image.new("RGB", size).save(folder / f"{i}.png")
+    return list(load_data(str(folder), images=hago.data_source.ImageShape(**how)))
+
+
+def open_folder(folder: Path, mode: int) -> object:
+    folder.chmod(mode)
+    try:
+        return _refuse_open(folder)
+    except OSError as error:
+        raise HagoError(str(error)) from None  # `library` says it in a warning
+    finally:
+        folder.chmod(0o700)
+
+
+def logged(folder: Path, **options: Any) -> object:
+    how = {"log": folder / "l.jsonl", "searcher": "random", "budget": 2}
+    search(**how)
+    return search(**{**how, **options})
+
+
+def checkpointed(folder: Path, lr: float, path: str = "c") -> object:
+    how: dict[str, Any] = {"steps": 1, "progress": False, "checkpoint": folder / "c"}
+    hago.finetune(graph(), CHIP, strategy(), DATA, **how, lr=0.01)
+    return hago.finetune(graph(), CHIP, strategy(), DATA, **{**how, "checkpoint": folder / path}, lr=lr)
+
+
+def spoilt_checkpoint(folder: Path, remove: bool, **document: Any) -> object:
+    from hago.qat import checkpoint
+    from hago.tensor_file import from_bytes, to_bytes
+
+    path = folder / "c"
+    how: dict[str, Any] = {"steps": 1, "progress": False, "checkpoint": path}
+    hago.finetune(graph(), CHIP, strategy(), DATA, **how)
+    read, tensors = from_bytes(path.read_bytes(), checkpoint._KIND, "a test")
+    kept = tensors if document else dict(list(tensors.items())[1:])
+    path.write_bytes(to_bytes(checkpoint._KIND, {**read, **document}, kept))
+    if remove:
+        path.unlink()
+    return hago.finetune(graph(), CHIP, strategy(), DATA, **how)
+
+
+# ---------------------------------------------------------------- searches
+def space_of(groups: int) -> Space:
+    edges = [Edge(f"n{i}", 0) for i in range(groups)]
+    return Space({str(e): Group(str(e), f"m{i}", (e,), (8, 7, 6, 5)) for i, e in enumerate(edges)})
+
+
+def edited_topology() -> hago.Strategy:
+    found = strategy()
+    nodes = dict.fromkeys(found.topology.node_conds, False)
+    return replace(found, topology=replace(found.topology, node_conds=nodes))
+
+
+def other_hardware() -> hago.Hardware:
+    return hago.load_hardware("x86_avx2")
+
+
+class Shuffled:
+    def __init__(self, shuffle: bool) -> None:
+        self.shuffle, self.times = shuffle, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.times += self.shuffle
+        yield DATA[0] + self.times
+
+
+def reread(data: Any) -> object:
+    batches = Batches(data, ("x",), cache_bytes=0)
+    return [list(batches), list(batches)]
+
+
+CASES: Final = (
+    # models and what they are exported with
+    Case("the model is in training mode; call model.eval() first", training_mode, lambda _: graph()),
+    Case(
+        "example_inputs are needed to export an nn.Module; pass one batch",
+        lambda _: hago.from_torch(small()),
+        lambda _: hago.from_torch(small(), (DATA[0],)),
+    ),
+    Case(
+        "hago imports float32 models: call model.float()",
+        lambda _: hago.from_torch(model_of(torch.float64), (torch.ones(2, 3, dtype=torch.float64),)),
+        lambda _: hago.from_torch(model_of(torch.float64).float(), (torch.ones(2, 3),)),
+    ),
+    Case(
+        "; check the weights",
+        lambda _: hago.from_torch(with_nan(float("nan")), (torch.ones(2, 3),)),
+        lambda _: hago.from_torch(with_nan(0.5), (torch.ones(2, 3),)),
+    ),
+    Case(
+        "check its weight, bias and running statistics",
+        lambda _: hago.from_torch(norm_of(1.0, -1.0), (torch.ones(2, 1, 3, 3),)),
+        lambda _: hago.from_torch(norm_of(1.0), (torch.ones(2, 1, 3, 3),)),
+    ),
+    Case(
+        "the model takes arguments that are not tensors; pass example_inputs",
+        lambda _: hago.execute.example_inputs(hago.from_torch(Options().eval(), (torch.ones(2, 3), True))),
+        lambda _: hago.from_torch(Options().eval(), (torch.ones(2, 3), True)),
+    ),
+    Case(
+        "the strategy does not say which inputs the model takes; pass example_inputs",
+        lambda _: hago.create_quantizer(small(), CHIP, without_inputs()),
+        lambda _: hago.create_quantizer(small(), CHIP, without_inputs(), (DATA[0],)),
+    ),
+    Case(
+        "it was edited; pass example_inputs",
+        lambda _: hago.create_quantizer(small(), CHIP, with_odd_inputs()),
+        lambda _: hago.create_quantizer(small(), CHIP, with_odd_inputs(), (DATA[0],)),
+    ),
+    # strategies
+    Case(
+        "load the model and weights it was made for, or search again",
+        lambda _: hago.create_quantizer(randomized(Small(), 1), CHIP, strategy()),
+        lambda _: hago.create_quantizer(small(), CHIP, strategy()),
+    ),
+    Case(
+        "use that description, or search again",
+        lambda _: hago.create_quantizer(graph(), other_hardware(), strategy()),
+        lambda _: hago.create_quantizer(graph(), CHIP, strategy()),
+    ),
+    Case(
+        "made by another version of hago: search again",
+        lambda _: hago.create_quantizer(graph(), CHIP, edited_topology()),
+        lambda _: hago.create_quantizer(graph(), CHIP, search(searcher="default")[0]),
+    ),
+    # data
+    Case("the data set is empty; pass at least one batch", lambda _: search(data=[]), lambda _: search(data=DATA)),
+    Case(
+        "so do not shuffle or augment (DataLoader(shuffle=False)), or pass a list",
+        lambda _: reread(Shuffled(True)),
+        lambda _: [reread(Shuffled(False)), reread(list(Shuffled(True)))],
+    ),
+    Case(
+        "which can be read only once; pass a list, a DataLoader, or fewer batches",
+        lambda _: Batches(iter(DATA), ("x",), cache_bytes=0),
+        lambda _: [Batches(DATA, ("x",), cache_bytes=0), Batches(iter(DATA), ("x",))],
+    ),
+    Case(
+        "convert all in the same way",
+        lambda _: search(data=[DATA[0], (DATA[0] * 9).to(torch.uint8)]),
+        lambda _: search(data=[DATA[0], (DATA[0] * 9).to(torch.uint8).float()]),
+    ),
+    Case("write it with numpy.savez(path, x=array)", lambda p: one_array(p, False), lambda p: one_array(p, True)),
+    Case("; give one size", lambda p: pictures(p), lambda p: pictures(p, size=(8, 8))),
+    Case(
+        "the accuracy objective needs labels; pass (inputs, labels) batches or objective='sqnr'",
+        lambda _: OBJECTIVES["accuracy"].per_sample([torch.ones(2, 3)], [torch.ones(2, 3)], None),
+        lambda _: [search(objective="accuracy", data=LABELS), search(objective="sqnr")],
+    ),
+    Case(
+        "sensitivity to accuracy needs labels; pass (inputs, labels) batches",
+        lambda _: cross_entropy([torch.ones(4, 3)], None, torch.Generator()),
+        lambda _: hago.measure_sensitivity(graph(), CHIP, LABELS, objective="accuracy"),
+    ),
+    Case(
+        "held-out data: the objective needs labels that are classes; pass (inputs, labels) batches",
+        lambda _: search(objective="accuracy", data=LABELS, held_out=DATA),
+        lambda _: search(objective="accuracy", data=LABELS, held_out=LABELS),
+    ),
+    Case(
+        "needs labels that are classes, got {}; pass (inputs, labels) batches",
+        lambda _: hago.evaluate_strategy(graph(), CHIP, strategy(), DATA, objective="accuracy"),
+        lambda _: hago.evaluate_strategy(graph(), CHIP, strategy(), LABELS, objective="accuracy"),
+    ),
+    Case(
+        "objective 'labels' needs labels; pass (inputs, labels) batches, or use 'mse' or 'kl'",
+        lambda _: labels_loss([torch.ones(2, 3)], [torch.ones(2, 3)], None),
+        lambda _: [labels_loss([torch.ones(2, 3)], [torch.ones(2, 3)], torch.tensor([0, 1])),
+                   finetuned(objective="mse"), finetuned(objective="kl")],
+    ),
+    Case(
+        "objective 'kl' needs classes on axis 1; the first output has shape {}: use 'mse'",
+        lambda _: divergence([torch.ones(4, 1)], [torch.ones(4, 1)], None),
+        lambda _: hago.qat.losses.LOSSES["mse"]([torch.ones(4, 1)], [torch.ones(4, 1)], None),
+    ),
+    Case(
+        "pass the same samples in the same batches",
+        lambda _: hago.replay(graph(), CHIP, strategy(), [DATA[0] * 0.5]),
+        lambda _: hago.replay(graph(), CHIP, strategy(), DATA),
+    ),
+    Case(
+        "there is nothing to inspect: the data set is empty; pass at least one batch",
+        lambda _: inspect_plan(hago.create_quantizer(graph(), CHIP, strategy()).plan, []),
+        lambda _: hago.inspect_graph_statistic(graph(), CHIP, strategy(), DATA),
+    ),
+    Case("lower the learning rate", lambda _: finetuned(lr=1e30), lambda _: finetuned(lr=1e-3)),
+    # files
+    Case("its checksum differs; write it again", changed, lambda p: hago.load_integer_model(stored(p))),
+    Case(
+        "holds no state dict; write one with torch.save(model.state_dict(), path)",
+        lambda p: weights(p, [1, 2]),
+        lambda p: weights(p, small().state_dict()),
+    ),
+    Case(
+        "and hago runs no code from a file; write one with torch.save(model.state_dict(), path)",
+        lambda p: weights(p, Own()),
+        lambda p: weights(p, small().state_dict()),
+    ),
+    Case(
+        "run in the folder that holds it, or install it",
+        lambda _: load_model("not_there:x"),
+        lambda _: load_model("networks:Small"),
+    ),
+    Case(
+        "whose weights are its own; leave them out",
+        lambda p: load_model("test_advice:graph", weights=p / "w"),
+        lambda _: load_model("test_advice:graph"),
+    ),
+    Case("; chmod o-w it", lambda p: open_folder(p, 0o777), lambda p: open_folder(p, 0o777 & ~stat.S_IWOTH)),
+    Case(
+        "and each would write over the other; give each a path of its own",
+        lambda p: search(log=p / "x", save=p / "x"),
+        lambda p: search(log=p / "x", save=p / "y"),
+    ),
+    Case(
+        "this search has {}; give what it was made with, or another log",
+        lambda p: logged(p, seed=1),
+        lambda p: [logged(p), logged(p, seed=1, log=p / "other")],
+    ),
+    Case(
+        "log {} exists; resume it, or give another path",
+        lambda p: logged(p, resume=False),
+        lambda p: [logged(p, resume=True), logged(p, resume=False, log=p / "other")],
+    ),
+    Case(
+        "it is no regular file; give a path of its own",
+        lambda p: search(log=p),
+        lambda p: search(log=p / "log"),
+    ),
+    Case(
+        "give this run its own checkpoint, or remove that one",
+        lambda p: checkpointed(p, 0.02),
+        lambda p: [checkpointed(p, 0.02, "d"), (p / "c").unlink(), checkpointed(p, 0.01)],
+    ),
+    Case(
+        "expected a count and a time; remove it to train from the start",
+        lambda p: spoilt_checkpoint(p, False, step="x"),
+        lambda p: spoilt_checkpoint(p, True, step="x"),
+    ),
+    Case(
+        "than the model and its optimizer have ({}); remove it to train from the start",
+        lambda p: spoilt_checkpoint(p, False),
+        lambda p: spoilt_checkpoint(p, True),
+    ),
+    # searches
+    Case(
+        "fix more bits, raise its limit, or use another searcher",
+        lambda _: make_searcher("exhaustive", space_of(9)),
+        lambda _: [make_searcher("exhaustive", space_of(2)), make_searcher("greedy", space_of(9)),
+                   make_searcher("exhaustive", space_of(9), options=ExhaustiveOptions(limit=4**9))],
+    ),
+    Case(
+        "or take the searcher 'pareto'",
+        lambda _: search(maximize="sqnr", minimize="bops"),
+        lambda _: [search(minimize="bops", keep="sqnr >= 1 dB"), search(searcher="pareto")],
+    ),
+    Case(
+        "so points cannot be raced; take one of sqnr, kl, mse, cosine, agreement and accuracy, or do not race",
+        lambda _: search(objective=own_objective, race=True, searcher="random"),
+        lambda _: [search(objective="mse", race=True), search(objective=own_objective, searcher="random")],
+    ),
+    Case(
+        "ask for less, keep sensitive nodes float (keep_float), or try another estimator",
+        lambda _: search(keep="sqnr >= 300 dB"),
+        lambda _: [search(keep="sqnr >= 1 dB")],
+    ),
+    Case(
+        "or take executor='threads:N'",
+        lambda _: search(objective=lambda *outputs: 1.0, executor="processes:1", searcher="random"),
+        lambda _: search(objective=lambda *outputs: 1.0, executor="threads:2", searcher="random"),
+    ),
+    Case(
+        "finetune must say where they go, e.g. finetune={'budget': '5m', 'save_weights': 'tuned.safetensors'}",
+        lambda _: search(finetune={"steps": 1}),
+        lambda p: hago.search_quantize_strategy(
+            small(), CHIP, DATA, budget=2, progress=False, finetune={"steps": 1, "save_weights": p / "w.safetensors"}
+        ),
+    ),
+    # training
+    Case(
+        "take it, or drop it with model.zero_grad()",
+        lambda _: hago.prepare_qat(pending(False), CHIP, strategy()),
+        lambda _: hago.prepare_qat(pending(True), CHIP, strategy()),
+    ),
+    Case(
+        "which cannot be trained on; give it a momentum, or norms='frozen'",
+        lambda _: qat_of_norm(None),
+        lambda _: [qat_of_norm(0.1), qat_of_norm(None, norms="frozen")],
+    ),
+    Case(
+        "the gradient of an example is all 0, which DoReFa cannot scale; pass zeros='zero'",
+        lambda _: dorefa.stochastic_gradient(torch.zeros(2, 3), 4, torch.zeros(2, 3), zeros="raise"),
+        lambda _: dorefa.stochastic_gradient(torch.zeros(2, 3), 4, torch.zeros(2, 3), zeros="zero"),
+    ),
+    Case(
+        "all weights are 0, which DoReFa cannot scale; pass zeros='zero' to keep them 0",
+        lambda _: dorefa.quantize_weight(torch.zeros(2, 3), 4, zeros="raise"),
+        lambda _: dorefa.quantize_weight(torch.zeros(2, 3), 4, zeros="zero"),
+    ),
+    Case(
+        "formula 'cambricon' has no per-channel form; set per_layer=True",
+        lambda _: oneflow.Quantizer("cambricon", per_layer=False),
+        lambda _: oneflow.Quantizer("cambricon", per_layer=True),
+    ),
+    Case(
+        "the moving average has no per-channel form; set per_layer=True",
+        lambda _: oneflow.MovingAverageMinMaxObserver(oneflow.Quantizer(per_layer=False)),
+        lambda _: oneflow.MovingAverageMinMaxObserver(oneflow.Quantizer(per_layer=True)),
+    ),
+    Case(
+        "quant_min and quant_max go together; give both or none",
+        lambda _: pytorch_observers.QRange(quant_min=0),
+        lambda _: [pytorch_observers.QRange(quant_min=0, quant_max=100), pytorch_observers.QRange()],
+    ),
+    Case(
+        "take qint8, or an affine scheme",
+        lambda _: reduced("quint8", "per_tensor_symmetric"),
+        lambda _: [reduced("qint8", "per_tensor_symmetric"), reduced("quint8", "per_tensor_affine")],
+    ),
+    Case(
+        "use larger batches, or norms='frozen'",
+        lambda _: norm_of_one_value(1, "tensorflow"),
+        lambda _: [norm_of_one_value(4, "tensorflow"), norm_of_one_value(1, "frozen")],
+    ),
+    Case(
+        "no axis {} in a tensor of shape {}; set ch_axis",
+        lambda _: pytorch_observers.MinMaxObserver(per_channel(), ch_axis=4)(torch.ones(2, 3)),
+        lambda _: pytorch_observers.MinMaxObserver(per_channel(), ch_axis=1)(torch.ones(2, 3)),
+    ),
+    # what is exported and carried on
+    Case(
+        "which hago cannot write down; use tuples, lists and dicts",
+        lambda _: hago.from_torch(Strange(Pair).eval(), (torch.ones(2, 3),)),
+        lambda _: [hago.from_torch(Strange(kind).eval(), (torch.ones(2, 3),)) for kind in (dict, OrderedDict)],
+    ),
+    Case(
+        "hago imports models on the CPU: call model.cpu()",
+        lambda _: hago.from_torch(nn.Linear(3, 2, device="meta").eval(), (torch.ones(2, 3, device="meta"),)),
+        lambda _: hago.from_torch(nn.Linear(3, 2).cpu().eval(), (torch.ones(2, 3),)),
+    ),
+    Case(
+        "the model writes to {} when run; call model.eval() and export again",
+        lambda _: hago.from_torch(exported(nn.BatchNorm1d(3).train())),
+        lambda _: hago.from_torch(exported(nn.BatchNorm1d(3).eval())),
+    ),
+    Case(
+        "the model takes {}: convert it as the calibration data was, e.g. {}",
+        lambda _: simulated((DATA[0] * 100).to(torch.uint8)),
+        lambda _: simulated((DATA[0] * 100).to(torch.uint8).float() / 255),
+    ),
+    Case(
+        "load another model with hago.load_integer_model, or quantize the network that has these weights",
+        lambda _: other_state(),
+        lambda p: [hago.load_integer_model(stored(p)), hago.quantize(randomized(Small(), 1), CHIP, DATA)],
+    ),
+    Case(
+        "apply the strategy to the original model instead, with hago.create_quantizer",
+        lambda p: unstorable().quantize().save(p / "m"),
+        lambda _: unstorable().quantize()(torch.ones(2, 3)),
+    ),
+    Case(
+        "so it is known in cycles only: use 'cycles'",
+        lambda _: search(minimize="latency", hardware=without_clock()),
+        lambda _: search(minimize="cycles", hardware=without_clock()),
+    ),
+    Case(
+        "symmetric average pooling got a zero point; use avg_pool_asymmetric",
+        lambda _: pooled(tpu_mlir_pool.avg_pool),
+        lambda _: pooled(tpu_mlir_pool.avg_pool_asymmetric),
+    ),
+    Case(
+        "so they must be in memory: pass fewer, or do not race",
+        lambda _: shuffled(Batches(DATA, ("x",), cache_bytes=0), 0, 2, ("x",)),
+        lambda _: [shuffled(Batches(DATA, ("x",)), 0, 2, ("x",)), search()],
+    ),
+    Case(
+        "needs a header; make one with make_header",
+        lambda p: drive(space_of(1), make_searcher("default", space_of(1)), scored, log=p / "l"),
+        lambda p: drive(space_of(1), make_searcher("default", space_of(1)), scored, log=p / "l", header=header()),
+    ),
+    Case(
+        "Ask for less, or give the search more trials",
+        lambda _: search(budget_cost="weight_bytes <= 141", searcher="random", budget=1),
+        lambda _: [search(budget_cost="weight_bytes <= 141", searcher="limited", budget=30),
+                   search(budget_cost="weight_bytes <= 10000", searcher="random", budget=1)],
+    ),
+    Case(
+        "choose hardware with a wider accumulator, or take it as it is with allow_overflow=True",
+        lambda _: overflowing(),
+        lambda _: [overflowing(allow_overflow=True), search()],
+    ),
+    Case(
+        "batches have no labels; pass them with every batch, or none",
+        lambda _: search(data=[*LABELS, *DATA]),
+        lambda _: [search(data=[*LABELS, *LABELS]), search(data=[*DATA, *DATA])],
+    ),
+    Case(
+        "They seem to count from 1: pass labels - 1",
+        lambda _: search(data=counted_from(1)),
+        lambda _: search(data=counted_from(0)),
+    ),
+    Case(
+        "where the labels are no classes, pass the inputs alone",
+        lambda _: search(data=[(DATA[0], torch.randn(4))]),
+        lambda _: search(data=DATA),
+    ),
+    Case(
+        "QuantizeLinear writes at most 16. Take the form qoperator, or another hardware",
+        lambda p: hago.create_quantizer(graph(), CHIP, strategy()).export_onnx(p / "x"),
+        lambda p: [hago.create_quantizer(graph(), CHIP, strategy()).export_onnx(p / "x", form="qoperator"),
+                   hago.quantize(graph(), "onnxruntime_cpu", DATA).export_onnx(p / "y")],
+    ),
+    # the command line
+    Case(
+        "--check runs the file on data; give --data",
+        lambda p: exported_by(p, "--check"),
+        lambda p: exported_by(p, "--check", "--data", "test_advice:data"),
+    ),
+    Case(
+        "is no stored integer model; give MODEL and STRATEGY, or such a file",
+        lambda p: api_command("export", "test_advice:small", "--format", "onnx"),
+        lambda p: exported_by(p),
+    ),
+    Case(
+        "explain needs the model's inputs: give --data or --input-shape, one of them",
+        lambda _: api_command("explain", "test_advice:small", "--hardware", CHIP),
+        lambda _: api_command("explain", "test_advice:small", "--hardware", CHIP, "--input-shape", "1,6,6"),
+    ),
+)  # fmt: skip
+
+
+#: A batch norm over rows, not images.
+ROWS: Final = [torch.randn(8, 3, generator=torch.Generator().manual_seed(0))]
+PLAIN: Final = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
+
+
+def norm_of_one_value(rows: int, norms: Any) -> object:
+    return hago.prepare_qat(PLAIN, CHIP, dataset=ROWS, norms=norms).train()(ROWS[0][:rows])
+
+
+def per_channel() -> Any:
+    return pytorch_observers.QRange("qint8", "per_channel_symmetric")
+
+
+class Pair:
+    """A container that torch's pytree knows and cannot write down."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = [v for _, v in items]
+
+
+pytree.register_pytree_node(Pair, lambda p: (p.items, None), lambda items, _: Pair(list(enumerate(items))))
+
+
+def exported(model: nn.Module) -> Any:
+    return torch.export.export(model, (torch.ones(4, 3),))
+
+
+def simulated(data: Tensor) -> object:
+    return hago.create_quantizer(graph(), CHIP, strategy()).simulate()(data)
+
+
+def other_state() -> object:
+    quantized = hago.create_quantizer(graph(), CHIP, strategy()).quantize()
+    other = hago.quantize(randomized(Small(), 1), CHIP, DATA).quantize().state_dict()
+    try:
+        return quantized.load_state_dict(other, strict=False)
+    except RuntimeError as error:
+        raise HagoError(str(error)) from None  # torch says what hago does
+
+
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_strided(self.fc(x), (2, 2), (2, 1))
+
+
+@cache
+def unstorable() -> hago.Quantizer:
+    with pytest.warns(HagoWarning, match="no rule"):
+        return hago.quantize(Strided().eval(), CHIP, [torch.ones(2, 3)])
+
+
+def without_clock() -> hago.Hardware:
+    chip = hago.load_hardware(CHIP)
+    return replace(chip, cost={k: v for k, v in chip.cost.items() if k != "clock_hz"})
+
+
+def pooled(function: Any) -> object:
+    source, target = UniformType(0.1, 3), UniformType(0.1, 1)
+    return function(torch.ones(1, 1, 4, 4, dtype=torch.int64), (2, 2), source, target)
+
+
+def scored(bits: Any) -> Any:
+    return Score(1.0, {"sqnr": 1.0}, plan_key="x")
+
+
+def header() -> Any:
+    space = space_of(1)
+    made = {"model_hash": "m", "hardware": HardwareId("c", "h"), "data_hash": "d"}
+    return make_header(space, make_searcher("default", space), seed=0, **made, estimator="mse", objective="sqnr")
+
+
+def overflowing(**options: Any) -> object:
+    space = space_of(1)
+    score = Score(1.0, {"sqnr": 1.0}, overflows={"n0": 3}, excess_bits={"n0": 1}, plan_key="x")
+    return drive(space, make_searcher("default", space), lambda bits: score, **options)
+
+
+def counted_from(least: int) -> Any:
+    return [(DATA[0], torch.tensor([0, 1, 2, 0]) + least)]
+
+
+def data() -> list[Tensor]:
+    return DATA
+
+
+def exported_by(folder: Path, *words: str) -> object:
+    strategy().save(folder / "s.json")
+    made = ("--format", "onnx", "--form", "qoperator", "--save", str(folder / "x.onnx"))
+    return api_command("export", "test_advice:small", str(folder / "s.json"), *made, *words)
+
+
+def own_objective(reference: Any, outputs: Any, labels: Any) -> float:
+    return -float((reference[0] - outputs[0]).abs().mean())
+
+
+def finetuned(**options: Any) -> object:
+    return hago.finetune(graph(), CHIP, strategy(), DATA, steps=3, progress=False, **options)
+
+
+def pending(dropped: bool) -> nn.Module:
+    model = randomized(Small())
+    model(DATA[0]).sum().backward()
+    if dropped:
+        model.zero_grad()
+    return model
+
+
+def qat_of_norm(momentum: float | None, **options: Any) -> object:
+    model = randomized(Small())
+    model.stem[1].momentum = momentum
+    return hago.prepare_qat(model, CHIP, dataset=DATA, **{"norms": "tensorflow", **options})
+
+
+def reduced(dtype: str, scheme: str) -> object:
+    return pytorch_observers.MinMaxObserver(pytorch_observers.QRange(dtype, scheme, reduce_range=True))
+
+
+def api_command(*words: str) -> object:
+    return _run(words, io.StringIO())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.says[:60])
+def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    said = ".*".join(map(re.escape, case.says.split("{}")))
+    with pytest.raises((HagoError, HagoWarning), match=re.compile(said, re.DOTALL)):
+        case.fails(tmp_path / "before")
+    case.helped(tmp_path / "after")
+
+
+# ---------------------------------------------------------------- completeness
+#: Advice that other tests take, and which.
+ELSEWHERE: Final = {
+    "was changed while it was written": (
+        "search/test_log_faults.py",
+        "test_a_log_that_others_touch_ends",
+    ),
+    "was removed while it was written": (
+        "search/test_log_faults.py",
+        "test_a_log_that_others_touch_ends",
+    ),
+    "was renamed while it was written": (
+        "search/test_log_faults.py",
+        "test_a_log_that_others_touch_ends",
+    ),
+    "was replaced by another file while": (
+        "search/test_log_faults.py",
+        "test_a_log_that_others_touch_ends",
+    ),
+    "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_ones_own_must_be_given_again"),
+    "give its rule: ops={**OPS": ("test_stored.py", "test_ops_of_one_s_own_come_back_with_their_rules"),
+    "a signature with a wider accumulator": (
+        "test_robustness.py",
+        "test_what_is_advised_where_an",
+    ),
+    "keep what overflows float": ("test_robustness.py", "test_what_is_advised_where_an"),
+    "hago has no rule for {}{}: these run": ("test_warnings.py", "test_an_operator_is_named_until_it_has_a_rule"),
+}
+PACKAGE: Final = "a package would have to be taken away and installed"
+PROCESS: Final = "another process, machine or disk"
+#: Advice that nothing here takes, and why.
+UNTRIED: Final = {
+    "reading images needs a package more": PACKAGE,
+    "the demo needs a package more": PACKAGE,
+    "this needs the package {}: pip install": PACKAGE,
+    "ONNX export needs the package onnx": PACKAGE,
+    "reading .safetensors needs a package more": PACKAGE,
+    "; pip install 'hago[postgres]'": PACKAGE,
+    "needs the package distributed": PACKAGE,
+    "kernels cannot be built": "a compiler would have to be installed",
+    "this CPU has no VNNI": "another processor",
+    "so make room and resume": PROCESS,
+    "another search is writing": PROCESS,
+    "what arrived here has {}; start the workers anew": PROCESS,
+    "start it with the same versions on the same kind of machine": PROCESS,
+    "Look after the workers of the executor": PROCESS,
+    "samples and outputs take more than {} bytes": "more memory than a test may take",
+    # the reasons of a search that finds nothing, which name several ways out
+    "no bits were found that fit every node": "not yet",
+    "cannot be met: at the fewest bits": "not yet",
+    # other systems' arithmetic, and what only edited or rare models meet
+    "share no right shift; quantize this matrix product per tensor": "not yet",
+    "gave no float values to calibrate on; keep its readers float": "not yet",
+    "sums may leave the register": "not yet",
+    "ONNX sums in int32. Take fewer bits": "not yet",
+    "QuantizeLinear rounds half to even. Take the form qoperator": "not yet",
+    "quantize table has no mode that quantizes weights alone": "not yet",
+    "it cannot hold DoReFa's levels times the batch norm": "not yet",
+    "pass the neighbour's Range": "not yet",
+    "the module cannot hold the trained weights": "not yet",
+    "was written by a different searcher or seed": "not yet",
+    "keep the model for as long as its graphs": "not yet",
+    "See that torch.export.export(model, example_inputs) works": "not yet",
+    "an observer saw NaN or infinite values": "not yet",
+    # hardware files: the mistakes of tests/test_hardware_check.py, which are mended by hand
+    "mixes integer and float dtypes": "not yet",
+    "no op lists this signature; list it or remove it": "not yet",
+    "list those of one place only": "not yet",
+    "has none: remove it": "not yet",
+    "(or state requantize_at: output)": "not yet",
+    "List a signature for it, or other_ops: float32": "not yet",
+    "List a float signature for it, or let it be integer": "not yet",
+    # nesting that only a file says
+    "let the model take and return tensors, tuples": "not yet",
+    "import the module that defines it first": "not yet",
+    "no edge quantizes these, so they have no row; give --data": "not yet",
+}
+#: Texts that only look like advice.
+NO_ADVICE: Final = (
+    "; continue with:",
+    "values to quantize hold NaN",
+    "operators not in INT8",
+    "read with several ranges here",
+    "neither 4 nor 8 bits here, run in INT8 there",
+    "add relu clamp",
+    "so there is nothing to train on",
+    "read from the log",
+    "has no bits to choose in this space",
+    "prefers to quantize its weight alone",
+    "in its state dict to write to",
+)
+
+
+def places(message: Message) -> list[str]:
+    """The tables that know a message."""
+    known = (*(c.says for c in CASES), *ELSEWHERE, *UNTRIED, *NO_ADVICE)
+    return [says for says in known if says in message.text]
+
+
+def test_every_message_that_advises_is_tried_or_explained() -> None:
+    found = list(messages())
+    assert [f"{m.module}, line {m.line}: {m.text}" for m in found if not places(m)] == []
+    said = {says for m in found for says in places(m)}
+    assert {*(c.says for c in CASES), *ELSEWHERE, *UNTRIED, *NO_ADVICE} - said == set()
+
+
+def test_tests_elsewhere_are_there() -> None:
+    for file, name in ELSEWHERE.values():
+        assert f"def {name}" in (Path(__file__).parent / file).read_text("utf-8")
+
+
+def test_a_new_message_that_advises_is_found() -> None:
+    made = messages(
+        {"m": "def f(x):\n    raise HagoError(f'the frobnicator {x} is off; ' 'turn it on with frob=True')\n"}
+    )
+    assert [m.text for m in made] == ["the frobnicator {} is off; turn it on with frob=True"]
+    assert not places(Message("m", 1, "the frobnicator {} is off; turn it on with frob=True"))

@@ -1,0 +1,247 @@
+"""No reader of a file reaches what runs code, starts programs, or opens what the file names.
+
+Two laws. The first reads the sources: from every function that reads a file, what it can reach holds no import by
+name, no unpickling, no `eval`, no program, no library and no second file, but those in `ALLOWED`, each with its reason.
+The second watches: while good, mutated and hostile files of every kind are loaded, Python's audit events are recorded,
+and there is none but for the file itself and what a good file of the kind needs, too.
+
+Files that a user names as code (`package.module:callable` on the command line) and the databases of Optuna's storages
+are not files in this sense: the one is run because it is asked for, the other is read by Optuna.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from calls import Calls, calls, sources
+
+import hago
+
+#: Every function that reads a kind of file, and those that go on from what was read.
+READERS: Final = (
+    "hago.hardware_file.load_hardware",
+    "hago.strategy.Strategy.load",
+    "hago.searching.fronts.load_front",
+    "hago.search.log.read_log",
+    "hago.search.log.read_header",
+    "hago.search.log.LogFile.start",
+    "hago.search.rfc_log.read_rfc_log",
+    "hago.stored.load_plan",
+    "hago.stored.is_stored",
+    "hago.qat.checkpoint.Checkpoint.load",
+    "hago.model_source.read_weights",
+    "hago.data_source._arrays",
+    "hago.data_source._image_folder",
+    "hago.data_source.read_image",
+    "hago.calibrate.seed.make_seed",
+    "hago.engine.native._kept",
+    # from strategies and logs
+    "hago.prepare.stored_resolver",
+    "hago.prepare.import_for",
+    "hago.trials.known.known_scores",
+    "hago.replay.replay_log",
+    "hago.replay.replay_strategy",
+)
+#: What no reader may reach. Attributes begin with a point.
+FORBIDDEN: Final = re.compile(
+    r"(builtins\.)?(eval|exec|compile|__import__|open|globals|breakpoint)$"
+    r"|(pickle|marshal|shelve|runpy|code|subprocess|socket|urllib|http|sqlite3|multiprocessing|pty)\."
+    r"|ctypes\.(\w*DLL|\w*dll|util|pythonapi|LibraryLoader)"
+    r"|importlib\.(import_module|util|machinery|reload)|pkgutil\.(resolve_name|get_data)"
+    r"|os\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*|fork|startfile|open|listdir|scandir|walk|remove|unlink|rename)$"
+    r"|(shutil|tempfile|glob)\.(?!escape)\w+|io\.(open|FileIO)|pathlib\.Path\.(open|home|cwd)"
+    r"|torch\.(load|hub|package|jit|classes|ops\.load|utils\._pytree\.treespec_loads|utils\.cpp_extension|export\.load)"
+    r"|numpy\.(load|loadtxt|genfromtxt|fromfile|memmap)|safetensors|PIL\.Image\.open|zipfile\.ZipFile$"
+    r"|getattr of |operator\.(attrgetter|methodcaller)|vars$|sys\.(modules|path)"
+    r"|\.(open|read_text|read_bytes|write_text|write_bytes|unlink|iterdir|glob|rglob|rename|symlink_to|import_module"
+    r"|find_class|system|popen|load_library|treespec_loads|extractall)$"
+)
+OWN: Final = "the file that it was given"
+SHIPPED: Final = "files that are part of hago"
+FIELDS: Final = "fields of hago's own dataclasses, by their names in the sources"
+CHECKED: Final = "with the argument that NEEDED asks for"
+BYTES: Final = "a count of bytes that is called so"
+SYSTEM: Final = "a file of the operating system"
+#: What readers reach all the same, and why it is nothing that a file says.
+ALLOWED: Final[Mapping[tuple[str, str], str]] = {
+    ("hago.cost.Cost.figures", ".read_bytes"): BYTES,
+    ("hago.cost.Cost.figures", ".write_bytes"): BYTES,
+    ("hago.data_source._arrays", "numpy.load"): CHECKED,
+    ("hago.data_source._arrays", "open"): OWN,
+    ("hago.data_source._check_sizes", ".open"): "a member of the archive",
+    ("hago.data_source._check_sizes", "zipfile.ZipFile"): OWN,
+    ("hago.data_source._image_files", ".glob"): "the folder that it was given",
+    ("hago.data_source._image_folder", ".iterdir"): "the folder that it was given",
+    ("hago.data_source.read_image", "PIL.Image.open"): CHECKED,
+    ("hago.engine.native._kept", ".read_text"): OWN,
+    ("hago.engine.native._sha256", ".read_bytes"): "a file beside the manifest, of a name without a folder",
+    ("hago.graph.Graph.__post_init__", "getattr of self"): FIELDS,
+    ("hago.hardware.Hardware.__post_init__", "getattr of self"): FIELDS,
+    ("hago.hardware_check._validator", ".read_text"): SHIPPED,
+    ("hago.hardware_document._multiplier", "getattr of plain"): FIELDS,
+    ("hago.hardware_document._signature", "getattr of desc"): FIELDS,
+    ("hago.hardware_document._signature", "getattr of plain"): FIELDS,
+    ("hago.hardware_document._unusual", "getattr of Requantize()"): FIELDS,
+    ("hago.hardware_document._unusual", "getattr of how"): FIELDS,
+    ("hago.hardware_file._specs", ".iterdir"): SHIPPED,
+    ("hago.hardware_file._specs", ".read_bytes"): SHIPPED,
+    ("hago.json_text._validator", ".read_text"): SHIPPED,
+    ("hago.json_text._without_waiting", "os.open"): OWN,
+    ("hago.json_text.read_file", "open"): OWN,
+    ("hago.memory._group", ".read_text"): SYSTEM,
+    ("hago.model_source._read_safetensors", "safetensors.SafetensorError"): "an error",
+    ("hago.model_source._read_safetensors", "safetensors.torch.load_file"): OWN,
+    ("hago.model_source._read_torch", "pickle.UnpicklingError"): "an error",
+    ("hago.model_source._read_torch", "torch.load"): CHECKED,
+    ("hago.ops._discover", "importlib.import_module"): "the modules of hago/ops, when hago is imported",
+    ("hago.ops._opaque.resolve_target", "getattr of found"): "operators that `why_not_portable` lets through",
+    ("hago.ops._opaque.unpack", "vars"): "what it finds in torch must be a dtype, a layout or a memory format",
+    ("hago.search.header.Header.to_json", "getattr of self"): FIELDS,
+    ("hago.search.log.read_header", "open"): OWN,
+    ("hago.search.trial.Trial.to_json", "getattr of score"): FIELDS,
+    ("hago.search.quiet._flush", "ctypes.CDLL"): "this process itself",
+    ("hago.search.quiet.quiet_stdout", "os.open"): SYSTEM,
+    ("hago.searching.guidance._part", ".read_bytes"): BYTES,
+    ("hago.searching.guidance._part", ".write_bytes"): BYTES,
+    ("hago.types.TORCH_DTYPES", "vars"): "it keeps the dtypes alone",
+}
+#: Where a walk ends, and why.
+STOP: Final[Mapping[str, str]] = {
+    "hago.engine.native.library": "kernels are built from hago's own sources, whatever was read",
+    "hago.search.searchers.SEARCHERS": "a replay asks its entries how thresholds were refined, and makes no searcher",
+}
+#: Arguments without which a call would run what a file holds.
+NEEDED: Final = {
+    "torch.load": "weights_only=True",
+    "numpy.load": "allow_pickle=False",
+    "PIL.Image.open": "formats=_FORMATS",
+}
+#: Others that open files, and which.
+OTHERS: Final[Mapping[str, str]] = {
+    "hago.cli._drop_stdout": SYSTEM,
+    "hago.debug.cost_report._row": BYTES,
+    "hago.engine.native._fingerprint": SHIPPED,
+    "hago.engine.native._processor": SYSTEM,
+    "hago.engine.native.build": "the library that it built",
+    "hago.json_text._remove_stale": "temporary files of its own",
+    "hago.json_text.replace_file": "the file that it writes",
+    "hago.json_text.sync_folder": "the folder of a file that it wrote",
+    "hago.measuring.hardware._cpu_lines": SYSTEM,
+    "hago.search.log.LogFile.__init__": "the log that it is given; `start` parses it",
+    "hago.search.log.LogFile._read": "the same",
+    "hago.search.optuna_search._steps": "not a file: it opens a storage that the user named",
+    "hago.training.finetuning._append": "the file that it writes",
+}
+_OPENS: Final = re.compile(
+    r"(open|os\.open|numpy\.load|torch\.load|safetensors\..*load\w*|.*Image\.open)$|\.(read_text|read_bytes|open)$"
+)
+
+
+def names_of(units: Calls, unit: str) -> set[str]:
+    said = units.units[unit]
+    return {n for n in said.names if not units.unit(n)} | {f".{a}" for a in said.attributes}
+
+
+def violations(units: Calls, entries: Iterable[str] = READERS) -> dict[tuple[str, str], str]:
+    """(unit, what is forbidden) of all that readers reach, and the reader."""
+    found: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        for unit in units.reached([entry], STOP):
+            if unit in units.units and unit not in STOP:
+                found |= {(unit, n): entry for n in names_of(units, unit) if FORBIDDEN.match(n)}
+    return found
+
+
+def test_no_reader_reaches_what_runs_code_or_opens_another_file() -> None:
+    assert not set(READERS) - set(calls().units)
+    found = violations(calls())
+    unexplained = {f"{unit} takes {what}, reached from {found[unit, what]}" for unit, what in found.keys() - ALLOWED}
+    assert not unexplained
+    assert not ALLOWED.keys() - found.keys()  # what is gone needs no reason
+
+
+def test_every_function_that_opens_a_file_is_a_reader_or_explained() -> None:
+    reached = {unit for entry in READERS for unit in calls().reached([entry], STOP)}
+    opens = {u for u in calls().units.keys() - reached if any(map(_OPENS.match, names_of(calls(), u)))}
+    assert opens == OTHERS.keys()
+
+
+def test_calls_that_need_an_argument_to_be_safe_have_it() -> None:
+    seen = set()
+    for module, text in sources().items():
+        for node in ast.walk(ast.parse(text)):
+            last = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            for name, argument in NEEDED.items():
+                if isinstance(node, ast.Call) and last == name.rpartition(".")[2] and _is(node.func, name):
+                    seen.add(name)
+                    assert argument in {ast.unparse(k) for k in node.keywords}, f"{module}, line {node.lineno}"
+    assert seen == NEEDED.keys()
+
+
+def _is(called: ast.expr, name: str) -> bool:
+    """Whether an expression such as `np.load` or `Image.open` is that function; modules go by these names in hago."""
+    return ast.unparse(called) in {name, name.replace("numpy", "np"), name.removeprefix("PIL.")}
+
+
+#: Of a broken reader: itself, its module, what stands in it, and the line that breaks it there.
+BROKEN: Final = {
+    "an import": ("strategy.Strategy.load", "strategy", 'topology = value["', "importlib.import_module(value['x'])"),
+    "an import by Python": ("strategy.Strategy.load", "strategy", 'topology = value["', "__import__(value['x'])"),
+    "an evaluation": ("stored.load_plan", "nesting", "known = json.loads(context)", "eval(context)"),
+    "a pickle": ("stored.load_plan", "tensor_file", "said = header.pop(RESERVED, None)", "pickle.loads(data)"),
+    "torch's own reader": ("stored.load_plan", "nesting", "document = json.loads(text)", "pytree.treespec_loads(text)"),
+    "another file": ("search.log.read_log", "search.header", "check_schema(record, ", "open(record['data_hash'])"),
+    "another path": ("searching.fronts.load_front", "searching.fronts", 'strategy = value["', "Path('x').read_text()"),
+    "a program": ("hardware_file.load_hardware", "hardware_document", 'how = document["', "subprocess.run(how)"),
+    "torch's names": ("stored.load_plan", "ops.to", "return x.to(TORCH_DTYPES", "getattr(torch, attrs['dtype'])"),
+    "a library": ("engine.native._kept", "engine.native", "name, size, digest = (said[", "ctypes.CDLL('x')"),
+    "a method": ("stored.load_plan", "stored_values", "made = [self(s) for s in scales]", "os.system(scales[0])"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_reader_that_is_broken_is_found(how: str) -> None:
+    reader, module, before, line = (f"hago.{x}" if i < 2 else x for i, x in enumerate(BROKEN[how]))
+    text = sources()[module]
+    assert text.count(before) == 1
+    text = text.replace(before, f"{line}; {before}")
+    head = "from __future__ import annotations\n" if "from __future__" in text else '"""\n'
+    text = text.replace(head, head + "import ctypes, importlib, os, pickle, subprocess\nfrom pathlib import Path\n", 1)
+    found = violations(Calls.of({**sources(), module: text}), [reader]).keys() - ALLOWED
+    assert len(found) == 1 and next(iter(found))[0].startswith(module)
+
+
+# ---------------------------------------------------------------- what happens when files are read
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What `reading_audit.py` saw."""
+    folder = tmp_path_factory.mktemp("audit")
+    script = Path(__file__).with_name("reading_audit.py")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (hago.__path__[0] + "/..", script.parents[1] / "scripts"))),
+    }
+    done = subprocess.run(
+        [sys.executable, script, folder], capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_nothing_but_the_file_is_touched_while_it_is_read(watched: Mapping[str, Any]) -> None:
+    assert watched["cases"] > 300 and watched["kinds"] >= 17
+    assert watched["seen"] == []
+
+
+def test_what_a_broken_reader_does_is_seen(watched: Mapping[str, Any]) -> None:
+    assert {how: bool(seen) for how, seen in watched["broken"].items()} == dict.fromkeys(watched["broken"], True)
+    assert len(watched["broken"]) >= 8
