@@ -115,6 +115,7 @@ def replay_log(
         fix_bits={str(k): int(v) for k, v in header.fix_bits.items()},
         thresholds=_given(header.settings.get("thresholds"), log),
         kinds=header.settings.get("topology") == "searched",
+        made_for=[header.model_hash],
     )
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,12 +20,15 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
+from hago.frontend.attention import open_attention
 from hago.frontend.data import as_tensor
 from hago.frontend.exported import check_finite, first_line
 from hago.frontend.fold import fold_batch_norms
 from hago.frontend.importer import Importer
 from hago.graph import Graph
 from hago.ops import OPS, Ops
+
+Attention = Literal["opened", "whole"]
 
 
 def from_torch(
@@ -35,6 +38,8 @@ def from_torch(
     *,
     fold: bool = True,
     ops: Ops = OPS,
+    attention: Attention = "opened",
+    made_for: Collection[str] = (),
 ) -> Graph:
     """Import a model.
 
@@ -44,6 +49,8 @@ def from_torch(
         example_inputs, example_kwargs: arguments to export with; the first axis of every tensor is
             taken as the batch and left dynamic.
         fold: fold batch norms into what stands before them.
+        attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
+        made_for: hashes of models that strategies and logs name: attention is kept whole if that gives one of them.
 
     Raises:
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
@@ -52,8 +59,13 @@ def from_torch(
     if isinstance(model, Graph):
         return model
     program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)
-    graph = Importer(program, ops).run()
-    return fold_batch_norms(graph) if fold else graph
+    importer = Importer(program, ops)
+    unfolded = importer.run()
+    folded = fold_batch_norms(unfolded) if fold or made_for else unfolded
+    graph = folded if fold else unfolded
+    if attention == "whole" or (made_for and folded.model_hash in made_for):
+        return graph
+    return open_attention(graph, importer.open_axes, ops)
 
 
 def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
