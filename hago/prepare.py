@@ -115,7 +115,8 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
     if isinstance(model, Graph):
         return model.inputs
     if isinstance(model, ExportedProgram):
-        return tuple(str(name) for name in model.graph_signature.user_inputs)
+        # numbers and None that the program was exported with are no inputs
+        return tuple(name for name in model.graph_signature.user_inputs if isinstance(name, str))
     if not isinstance(model, nn.Module):
         raise GraphError(f"the model is a {type(model).__name__}; expected an nn.Module, ExportedProgram or Graph")
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
