@@ -95,7 +95,8 @@ def _why(error: Exception) -> str:
     """What torch.export said, and what helps."""
     unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
     if unknown is None:
-        return f"{first_line(error)}. See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram"
+        said = first_line(error)
+        return f"{said}. See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram"
     return (
         f"it returns a {unknown[1].rpartition('.')[2]}. Let it return tensors alone (a model of transformers does with "
         "use_cache=False in its config or its arguments), or pass a module that calls it and returns the tensors, e.g. "
