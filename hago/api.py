@@ -215,7 +215,7 @@ def create_quantizer(
     """
     chosen = as_strategy(strategy)
     chip = as_hardware(hardware)
-    graph = import_for(model, chosen, example_inputs, chip.known_ops)
+    graph = import_for(model, chosen, example_inputs, chip)
     return Quantizer(plan_of(graph, chip, chosen), chosen)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -20,15 +20,16 @@ from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
 from hago.execute import check_batches
+from hago.frontend.attention import opens_attention
 from hago.frontend.data import Batches
-from hago.frontend.torch_export import from_torch
+from hago.frontend.torch_export import Attention, from_torch
 from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
 from hago.hardware_file import check_hardware, load_hardware
 from hago.levels import supported
 from hago.nesting import read_tree
-from hago.ops import OPS, Ops
+from hago.ops import OPS
 from hago.plan import Plan
 from hago.qat.dorefa_thresholds import DoReFaWeights, dorefa_made, estimator_of
 from hago.qat.policies import topology_of
@@ -67,8 +68,19 @@ def as_strategy(strategy: StrategyLike) -> Strategy:
     return Strategy.load(Path(strategy))
 
 
-def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS, *, fold: bool = True) -> tuple[Graph, Batches]:
+def as_graph(
+    model: ModelLike,
+    dataset: Iterable[Any],
+    hardware: Hardware | None = None,
+    *,
+    fold: bool = True,
+    made_for: Collection[str] = (),
+) -> tuple[Graph, Batches]:
     """The model imported, and the data set as batches of its inputs.
+
+    Args:
+        hardware: that the graph is for.
+        made_for: of from_torch.
 
     Raises:
         GraphError: the model cannot be imported.
@@ -76,9 +88,31 @@ def as_graph(model: ModelLike, dataset: Iterable[Any], ops: Ops = OPS, *, fold: 
     """
     batches = Batches(dataset, input_names(model))
     args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    graph = from_torch(model, args, ops=ops, fold=fold)
+    graph = import_on(hardware, model, args, fold=fold, made_for=made_for)
     check_batches(graph, batches)
     return graph, batches
+
+
+def import_on(
+    hardware: Hardware | None,
+    model: ModelLike,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    fold: bool = True,
+    made_for: Collection[str] = (),
+) -> Graph:
+    """The model imported for a chip: with its operators, and attention opened where that gives it integers to multiply.
+
+    Args:
+        made_for: of from_torch.
+
+    Raises:
+        GraphError: the model cannot be imported.
+    """
+    attention: Attention = "opened" if hardware is None or opens_attention(hardware) else "whole"
+    ops = OPS if hardware is None else hardware.known_ops
+    return from_torch(model, args, kwargs, fold=fold, ops=ops, attention=attention, made_for=made_for)
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:
@@ -86,7 +120,8 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
     if isinstance(model, Graph):
         return model.inputs
     if isinstance(model, ExportedProgram):
-        return tuple(str(name) for name in model.graph_signature.user_inputs)
+        # numbers and None that the program was exported with are no inputs
+        return tuple(name for name in model.graph_signature.user_inputs if isinstance(name, str))
     if not isinstance(model, nn.Module):
         raise GraphError(f"the model is a {type(model).__name__}; expected an nn.Module, ExportedProgram or Graph")
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -136,6 +171,7 @@ def prepare(
     thresholds: ThresholdsLike | Seed | None = None,
     modes: ModesLike | None = None,
     kinds: bool = False,
+    made_for: Collection[str] = (),
 ) -> Prepared:
     """Import, analyze and calibrate.
 
@@ -145,13 +181,14 @@ def prepare(
             stand for the nodes that these policies keep float.
         thresholds, modes: see `hago.search_quantize_strategy`.
         kinds: whether the space chooses between integer and float, too.
+        made_for: of from_torch.
 
     Raises:
         HagoError: whatever is wrong with the model, the hardware, the data, the patterns or the tables.
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
-    graph, batches = as_graph(model, dataset, ops)
+    graph, batches = as_graph(model, dataset, chip, made_for=made_for)
     given = make_seed(thresholds, modes, chip).at(graph)
     kept, fixed = (*as_strings(keep_float, "keep_float"), *given.float_patterns()), fix_bits
     topology = topology_of(graph, chip, kept, ops)
@@ -206,7 +243,12 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
 
 
 def import_for(
-    model: ModelLike, strategy: Strategy, args: Sequence[Any] = (), ops: Ops = OPS, *, fold: bool = True
+    model: ModelLike,
+    strategy: Strategy,
+    args: Sequence[Any] = (),
+    hardware: Hardware | None = None,
+    *,
+    fold: bool = True,
 ) -> Graph:
     """The model a strategy was made for, imported anew; its inputs are remembered in the strategy.
 
@@ -214,7 +256,7 @@ def import_for(
         GraphError: the model cannot be imported.
     """
     if args or not isinstance(model, nn.Module):
-        return from_torch(model, args, ops=ops, fold=fold)
+        return import_on(hardware, model, args, fold=fold, made_for=[strategy.model_hash])
     remembered = strategy.made_by.get("inputs")
     if not remembered:
         raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
@@ -226,7 +268,7 @@ def import_for(
         raise LogError(
             f"the strategy's made_by.inputs cannot be read ({error}); it was edited; pass example_inputs"
         ) from None
-    return from_torch(model, args, kwargs, ops=ops, fold=fold)
+    return import_on(hardware, model, args, kwargs, fold=fold, made_for=[strategy.model_hash])
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -254,9 +296,9 @@ def planned(
     Raises:
         StrategyMismatch: it was made for another model or hardware.
     """
-    chip = as_hardware(hardware)
-    graph, batches = as_graph(model, dataset, chip.known_ops)
-    return plan_of(graph, chip, as_strategy(strategy)), batches
+    chip, chosen = as_hardware(hardware), as_strategy(strategy)
+    graph, batches = as_graph(model, dataset, chip, made_for=[chosen.model_hash])
+    return plan_of(graph, chip, chosen), batches
 
 
 def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:

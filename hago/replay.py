@@ -120,6 +120,7 @@ def replay_log(
         fix_bits=fixed,
         thresholds=thresholds,
         kinds=header.settings.get("topology") == "searched",
+        made_for=[header.model_hash],
     )
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")

@@ -15,10 +15,9 @@ from hago.cost_range import CostRange, cost_range
 from hago.costing import plan_cost
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
-from hago.frontend.torch_export import from_torch
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_hardware, as_strategy, planned, prepare
+from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_hardware, as_strategy, import_on, planned, prepare
 from hago.qat.policies import topology_of
 from hago.search.searcher import Score
 from hago.searching.sensitivity import Sensitivity
@@ -55,7 +54,7 @@ def explain(
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
-    graph = from_torch(model, example_inputs, ops=ops)
+    graph = import_on(chip, model, example_inputs)
     topology = topology_of(graph, chip, keep_float, ops)
     return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
 
@@ -118,7 +117,7 @@ def explain_cost(
     """What the model takes at its most bits, at its fewest, and in float, before any search."""
     chip = as_hardware(hardware)
     ops = chip.known_ops
-    graph = from_torch(model, example_inputs, ops=ops)
+    graph = import_on(chip, model, example_inputs)
     topology = topology_of(graph, chip, keep_float, ops)
     return cost_range(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
 

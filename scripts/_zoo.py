@@ -107,10 +107,15 @@ class Collection:
 
 
 def lively(network: nn.Module) -> nn.Module:
-    """With batch norms that do something, and heads that begin at 0 and would answer nothing."""
+    """With batch norms that do something, heads that begin at 0 and would answer nothing, and tokens and positions that
+    begin at 0 as large as patches are: the norm of a token that is nothing makes values of its rounding, so that
+    DeiT answers with 9 dB for what is 33 dB on every other token."""
     for module in network.modules():
         if isinstance(module, nn.Linear) and not bool(module.weight.any()):
             nn.init.trunc_normal_(module.weight, std=0.02)
+    for tensor in network.parameters():
+        if tensor.ndim == 3 and len(tensor) == 1 and float(tensor.detach().abs().mean()) < 0.1:
+            nn.init.normal_(tensor, std=0.5)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d) and module.weight is not None:
             nn.init.uniform_(module.weight, 0.5, 1.5)

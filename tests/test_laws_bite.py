@@ -93,6 +93,13 @@ def test_any_layout_bites() -> None:
         laws.check_any_layout(graph_of("relu", 0), [x], broken("relu", compute=_in_order_of_memory))
 
 
+def test_hides_bites() -> None:
+    inputs = at_batch(OPS["div"].samples[0], 2, seed=7)
+    laws.check_hides(OPS["relu"], graph_of("relu", 0), inputs)
+    with pytest.raises(AssertionError):
+        laws.check_hides(broken_form("div", hides=True)["div"], graph_of("div", 0), inputs)
+
+
 @pytest.mark.parametrize("op, macs", [("conv2d", _twice_the_macs), ("linear", lambda attrs, shapes, out: 0)])
 def test_cost_bites(op: str, macs: Any) -> None:
     with pytest.raises(AssertionError):

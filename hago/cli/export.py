@@ -74,7 +74,7 @@ def export(args: Namespace, voices: Voices) -> Outcome:
     if args.data is None:
         batches, quantizer = None, api.create_quantizer(model, hardware, strategy)
     else:
-        graph, batches = as_graph(model, load_batches(args), hardware.known_ops)
+        graph, batches = as_graph(model, load_batches(args), hardware, made_for=[strategy.model_hash])
         quantizer = api.create_quantizer(graph, hardware, strategy)
     return FORMATS[args.format].write(Export(args, voices, quantizer, batches, make_folder_of(path)))
 

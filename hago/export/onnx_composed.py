@@ -126,24 +126,39 @@ def _attention(w: Writer, node: Node, x: Inputs, out: str) -> None:
     if node.attrs["enable_gqa"] and query[-3] != key[-3]:
         keys, values = (_repeated(w, node, v, slot, out) for slot, v in ((1, keys), (2, values)))
     turned = w.step("Transpose", [keys], out, perm=[*range(rank - 2), rank - 1, rank - 2])
-    scores = w.step("MatMul", [x[0], turned], out)
-    scores = w.step("Mul", [scores, w.number(scale, out)], out)
-    for mask in _masks(w, node, x, out, (query[-2], key[-2])):
-        scores = w.step("Add", [scores, mask], out)
-    w.op("MatMul", [w.step("Softmax", [scores], out, axis=-1), values], out)
+    scores = w.step("Mul", [w.step("MatMul", [x[0], turned], out), w.number(scale, out)], out)
+    shares = w.fresh(f"{out}:softmax")
+    _shares(w, node, scores, (query[-2], key[-2]), x[3:], shares)
+    w.op("MatMul", [shares, values], out)
 
 
-def _masks(w: Writer, node: Node, x: Inputs, out: str, size: tuple[int, int]) -> list[str]:
-    """What is added to the scores."""
-    found = []
+def _masked_softmax(w: Writer, node: Node, x: Inputs, out: str) -> None:
+    scores = w.step("Mul", [x[0], w.number(node.attrs["scale"], out)], out)
+    rows, columns = _shape(w, node)[-2:]
+    _shares(w, node, scores, (rows, columns), x[1:], out)
+
+
+def _shares(w: Writer, node: Node, scores: str, size: tuple[int, int], masks: Inputs, out: str) -> None:
+    """The softmax of scores under masks; 0 in rows of which nothing is let through, where ONNX's is NaN.
+
+    Args:
+        size: of the matrix of scores.
+        masks: the mask, where there is one; the node's last input.
+    """
+    never = w.number(-math.inf, out)
     if node.attrs["is_causal"]:
-        ones = torch.ones(size, dtype=torch.bool).tril()
-        found.append(w.constant(w.fresh(f"{out}:causal"), torch.zeros(size).masked_fill(~ones, -math.inf)))
-    if len(x) > 3:
-        boolean = w.dtypes[node.inputs[3]] == torch.bool
-        zero, never = w.number(0.0, out), w.number(-math.inf, out)
-        found.append(w.step("Where", [x[3], zero, never], out) if boolean else x[3])
-    return found
+        through = w.constant(w.fresh(f"{out}:causal"), torch.ones(size, dtype=torch.bool).tril())
+        scores = w.step("Where", [through, scores, never], out)
+    if not masks:
+        w.op("Softmax", [scores], out, axis=-1)
+        return
+    boolean = w.dtypes[node.inputs[-1]] == torch.bool
+    masked = [masks[0], scores, never] if boolean else [scores, masks[0]]
+    scores = w.step("Where" if boolean else "Add", masked, out)
+    w.need(18)
+    largest = w.step("ReduceMax", [scores, w.integers([-1], out)], out, keepdims=1)
+    nothing = w.step("Equal", [largest, never], out)
+    w.op("Where", [nothing, w.number(0.0, out), w.step("Softmax", [scores], out, axis=-1)], out)
 
 
 def _repeated(w: Writer, node: Node, value: str, slot: int, out: str) -> str:
@@ -167,4 +182,5 @@ COMPOSED: Final[Mapping[str, Callable[[Writer, Node, Inputs, str], None]]] = {
     "instance_norm": _instance_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
+    "masked_softmax": _masked_softmax,
 }

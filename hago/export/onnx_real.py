@@ -251,6 +251,8 @@ def _batch_norm(w: Writer, node: Node, x: Inputs, out: str) -> None:
 def _softmax(w: Writer, node: Node, x: Inputs, out: str) -> None:
     """With a maximum of 0 that changes nothing but keeps a softmax between quantized tensors in one piece:
     ONNX Runtime's QLinearSoftmax multiplies by floor(1 / scale), which errs where that is no integer."""
+    if "scale" in node.attrs:
+        x = [w.step("Mul", [x[0], w.number(node.attrs["scale"], out)], out)]
     w.op("Max", [w.step("Softmax", x, out, axis=node.attrs["axis"]), w.number(0.0, out)], out)
 
 

@@ -115,6 +115,12 @@ def first_of(value: Any) -> Any:
     return value[0] if isinstance(value, (tuple, list)) and value else value
 
 
+def dtype_of(value: Any) -> torch.dtype | None:
+    """The dtype of a value, or of the first of several; None where that is no tensor."""
+    first = first_of(value)
+    return first.dtype if isinstance(first, Tensor) else None
+
+
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """The shape at batch 1: every size that export left open is read with its symbols at 1."""
     return tuple(_size(s) for s in value.shape) if isinstance(value, Tensor) else None

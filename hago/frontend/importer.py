@@ -1,7 +1,9 @@
 """Importer: reads the calls of one ExportedProgram into a Graph.
 
 Names come from module paths: a module that is one call gives its path, else path and op. Every call
-is read once, by the rule of its op; calls that no rule reads become opaque nodes.
+is read once, by the rule of its op; calls that no rule reads become opaque nodes. Whole numbers and
+conditions that take part in real arithmetic are converted first, as torch promotes them, so that a
+rule computes on real values alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from hago.errors import GraphError
 from hago.frontend.exported import (
     check_finite,
     counts,
+    dtype_of,
     first_line,
     first_of,
     identity,
@@ -68,16 +71,26 @@ _OF_ANY_DTYPE: Final = frozenset(
 
 
 class Importer:
-    """Reads one ExportedProgram. Lives for one import; `run` gives the Graph."""
+    """Reads one ExportedProgram. Lives for one import; `run` gives the Graph.
 
-    def __init__(self, program: ExportedProgram, ops: Ops = OPS) -> None:
+    Args:
+        converts: whether operands are converted to real numbers where torch promotes them, and left out of a
+            concatenation where they are empty. The first version of hago did neither.
+
+    Attributes:
+        converted: whether any was.
+    """
+
+    def __init__(self, program: ExportedProgram, ops: Ops = OPS, *, converts: bool = True) -> None:
         self.ops = ops
+        self.converts, self.converted = converts, False
         self.parsers = parsers(ops)
         known = self.parsers.keys() | _IDENTITIES
         self.program = program if reads_as_it_is(program, known) else _traced_again(program)
         self.nodes: list[Node] = []
         self.consts: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.dtypes: dict[str, torch.dtype | None] = {}
         self.open_axes: dict[str, tuple[int, ...]] = {}
         self.values: dict[FxNode, Any] = {}  # fx node -> Ref, number, or None
         self.parts: dict[FxNode, tuple[str, dict[Any, Parsed]]] = {}  # calls with several results
@@ -206,12 +219,44 @@ class Importer:
             whole = parsed.inputs[0]
             assert isinstance(whole, Ref)
             return whole
+        result = dtype_of(fx.meta.get("val"))
+        if op == "concat" and self.converts and (kept := self._not_empty(parsed, result)) != parsed.inputs:
+            self.converted = True
+            if len(kept) == 1:
+                return kept[0]
+            parsed = replace(parsed, inputs=kept)
         name = self._name(fx, op)
-        inputs = [
-            i.name if isinstance(i, Ref) else self._const(f"{name}.{slot}", i).name
-            for slot, i in enumerate(parsed.inputs)
-        ]
+        inputs = [self._operand(name, op, slot, i, result).name for slot, i in enumerate(parsed.inputs)]
         return self._add(name, op, tuple(inputs), parsed.attrs, first_of(fx.meta.get("val")))
+
+    def _not_empty(self, parsed: Parsed, result: torch.dtype | None) -> tuple[Ref, ...]:
+        """The operands that hold anything (a cache of keys begins empty); all of them where only these have the dtype
+        of the result."""
+        refs = tuple(i for i in parsed.inputs if isinstance(i, Ref))
+        kept = tuple(i for i in refs if 0 not in (self.shapes[i.name] or ()))
+        return kept if any(self.dtypes[i.name] == result for i in kept) else refs
+
+    def _operand(self, name: str, op: str, slot: int, operand: Ref | Tensor, result: torch.dtype | None) -> Ref:
+        """What a node reads in a slot: a number as a constant, and a value of another dtype than its real result as
+        torch promotes it, where the slot can be quantized."""
+        if not isinstance(operand, Ref):
+            return self._const(f"{name}.{slot}", operand)
+        own = self.dtypes.get(operand.name)
+        if not self.converts or op == "to" or result != torch.float32 or own in (None, result):
+            return operand
+        rule = self.ops[op]
+        forms = [*([] if rule.integer is None else [rule.integer]), *rule.forms.values()]
+        if all(form.slot(slot) == "plain" for form in forms):
+            return operand
+        self.converted = True
+        if operand.name in self.consts:
+            return self._const(f"{name}.{slot}", self.consts[operand.name].to(result))
+        made = self._unique(f"{name}.{slot}")
+        self.shapes[made], self.open_axes[made] = self.shapes[operand.name], self.open_axes[operand.name]
+        self.dtypes[made] = result
+        attrs = {"dtype": str(result).removeprefix("torch.")}
+        self.nodes.append(Node(made, "to", (operand.name,), attrs, self.shapes[made]))
+        return Ref(made)
 
     def _opaque(self, fx: FxNode, target: str) -> Ref:
         if target in _FILLED_LIKE and not has_ref(sizes := self._value(fx.args[1])):
@@ -270,6 +315,7 @@ class Importer:
 
     def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, value: Any) -> Ref:
         self.shapes[name], self.open_axes[name] = shape_of(value), open_axes_of(value)
+        self.dtypes[name] = dtype_of(value)
         self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name]))
         return Ref(name)
 

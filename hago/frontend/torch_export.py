@@ -9,9 +9,10 @@ read once, here, by the rule of its op.
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,12 +21,15 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
+from hago.frontend.attention import open_attention
 from hago.frontend.data import as_tensor
 from hago.frontend.exported import check_finite, first_line
 from hago.frontend.fold import fold_batch_norms
 from hago.frontend.importer import Importer
 from hago.graph import Graph
 from hago.ops import OPS, Ops
+
+Attention = Literal["opened", "whole"]
 
 
 def from_torch(
@@ -35,6 +39,8 @@ def from_torch(
     *,
     fold: bool = True,
     ops: Ops = OPS,
+    attention: Attention = "opened",
+    made_for: Collection[str] = (),
 ) -> Graph:
     """Import a model.
 
@@ -44,6 +50,9 @@ def from_torch(
         example_inputs, example_kwargs: arguments to export with; the first axis of every tensor is
             taken as the batch and left dynamic.
         fold: fold batch norms into what stands before them.
+        attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
+        made_for: hashes of models that strategies and logs name. If the model had one of them as the first version of
+            hago imported it (attention whole, nothing converted to real numbers), that is the graph.
 
     Raises:
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
@@ -52,8 +61,15 @@ def from_torch(
     if isinstance(model, Graph):
         return model
     program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)
-    graph = Importer(program, ops).run()
-    return fold_batch_norms(graph) if fold else graph
+    importer = Importer(program, ops)
+    graph = importer.run()
+    if made_for:
+        first = Importer(program, ops, converts=False).run() if importer.converted else graph
+        folded = fold_batch_norms(first)
+        if folded.model_hash in made_for:
+            return folded if fold else first
+    graph = fold_batch_norms(graph) if fold else graph
+    return graph if attention == "whole" else open_attention(graph, importer.open_axes, ops)
 
 
 def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
@@ -72,10 +88,20 @@ def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
             warnings.simplefilter("ignore")
             return torch.export.export(model, tuple(args), dict(kwargs), dynamic_shapes=shapes)
     except Exception as error:
-        raise GraphError(
-            f"torch.export cannot export {type(model).__name__}: {first_line(error)}. See that "
-            "torch.export.export(model, example_inputs) works, or pass an ExportedProgram"
-        ) from error
+        raise GraphError(f"torch.export cannot export {type(model).__name__}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What torch.export said, and what helps."""
+    unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
+    if unknown is None:
+        said = first_line(error)
+        return f"{said}. See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram"
+    return (
+        f"it returns a {unknown[1].rpartition('.')[2]}. Let it return tensors alone (a model of transformers does with "
+        "use_cache=False in its config or its arguments), or pass a module that calls it and returns the tensors, e.g. "
+        "`return self.model(x).logits`"
+    )
 
 
 def _positional(model: nn.Module, shapes: Sequence[Any]) -> dict[str, Any]:

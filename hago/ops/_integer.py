@@ -158,6 +158,7 @@ class IntegerForm:
         fits: None, or why this node cannot be integer.
         stays: every output fits where the inputs do, though `bound` says something else.
         hides: what lies outside the output's range cannot be told apart behind the op; a producer may take it.
+            Law (hides): clipping the input to the output's range, 0 included, does not change the output.
         product: the op as a matrix product, where it is one.
         addends: what it adds up, one by one; without it, no register that saturates at every addition is simulated.
         goes_with: the requantize form that the hardware must have, of a form that uses it.

@@ -38,7 +38,14 @@ RULE = OpRule(
     aten=("aten.div.Tensor", "aten.div.Scalar"),
     parse=_parse,
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), scale=_scale, compute=_unchanged, crosses="all", fits=_fits),
+    integer=IntegerForm(
+        slots=("follow",),
+        scale=_scale,
+        compute=_unchanged,
+        crosses="all",
+        fits=_fits,
+        hides=False,  # the quotient's range is not the dividend's
+    ),
     any_layout=True,
     samples=(
         Sample(lambda x: x / 3.0, ((2, 3, 4, 4),)),

@@ -1,4 +1,7 @@
-"""softmax: `exp(x)` normalised along an axis; float, but for engines that requantize its result."""
+"""softmax: `exp(x)` normalised along an axis; float, but for engines that requantize its result.
+
+An attribute `scale`, which an attention that was opened gives it, multiplies x first.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +20,7 @@ def _parse(call: Call) -> Parsed | None:
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
     x.size(attrs["axis"])  # which torch does not look at on meta tensors, where shapes are inferred
-    return F.softmax(x, attrs["axis"])
+    return F.softmax(x * attrs["scale"] if "scale" in attrs else x, attrs["axis"])
 
 
 RULE = OpRule(

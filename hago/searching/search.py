@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -32,7 +32,7 @@ from hago.searching.waste import tidied
 from hago.strategy import Strategy
 from hago.trials.executors import open_executor
 from hago.trials.goal import make_goal
-from hago.trials.known import LogPath, known_scores
+from hago.trials.known import LogPath, hashes_of, known_scores
 from hago.trials.racing import Race, as_race
 from hago.trials.scoring import Scoring
 
@@ -123,7 +123,8 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
     kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
     with Preliminaries(options.progress) as doing:
         doing("importing the model and calibrating")
-        prepared = _prepared(model, hardware, dataset, kinds, options)
+        made_for = [*hashes_of(options.reuse), *([] if logged is None else [logged.model_hash])]
+        prepared = _prepared(model, hardware, dataset, kinds, made_for, options)
         needed = goal.objective.needs_labels
         given = options.held_out
         held_out = None if given is None else held_out_batches(model, prepared, given, needed)
@@ -145,7 +146,12 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
 
 
 def _prepared(
-    model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], kinds: bool, options: SearchOptions
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    kinds: bool,
+    made_for: Collection[str],
+    options: SearchOptions,
 ) -> Prepared:
     return prepare(
         model,
@@ -157,6 +163,7 @@ def _prepared(
         thresholds=options.thresholds,
         modes=options.modes,
         kinds=kinds,
+        made_for=made_for,
     )
 
 

@@ -75,7 +75,7 @@ def trained_after(
     plan, strategy = tuned.quantizer.plan, tuned.quantizer.strategy
     _confirm(plan, batches)
     if held_out is not None:
-        graph, _ = as_graph(model, batches, plan.ops)
+        graph, _ = as_graph(model, batches, plan.hardware, made_for=[found[0].model_hash])
         reported = confirmed(plan, Batches(held_out, graph.inputs), objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
     save_state(trained_state(model, plan.graph, plan.ops), Path(weights))

@@ -146,7 +146,7 @@ def _finetune(
     check_distinct({"log": options.log, "checkpoint": options.checkpoint})
     chip, chosen = as_hardware(hardware), as_strategy(strategy)
     name, loss = named_loss(options.objective)
-    graph, batches = as_graph(model, dataset, chip.known_ops)
+    graph, batches = as_graph(model, dataset, chip, made_for=[chosen.model_hash])
     trained = make_trainable(graph, chip, chosen, training_scheme(options.scheme), constants_of(model))
     start = trained.training_plan.plan
     measure = _measure(start, batches, options.held_out)

@@ -99,11 +99,11 @@ def prepare_qat(
     _check_idle(model)
     if strategy is not None:
         chosen = as_strategy(strategy)
-        unfolded = import_for(model, chosen, example_inputs, chip.known_ops, fold=False)
+        unfolded = import_for(model, chosen, example_inputs, chip, fold=False)
         graph = fold_batch_norms(unfolded)
     elif dataset is not None:
         keep = (*([] if policy == "hardware" else [PREFIX + policy]), *as_strings(keep_float, "keep_float"))
-        unfolded, batches = as_graph(model, dataset, chip.known_ops, fold=False)
+        unfolded, batches = as_graph(model, dataset, chip, fold=False)
         graph = fold_batch_norms(unfolded)
         chosen = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
     else:

@@ -70,7 +70,7 @@ def _check(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops)
     twin = copy.deepcopy(model)
     twin.load_state_dict(state)
     args, kwargs = example_inputs(trained)
-    if from_torch(twin, args, kwargs, ops=ops).model_hash != trained.model_hash:
+    if from_torch(twin, args, kwargs, ops=ops, made_for=[trained.model_hash]).model_hash != trained.model_hash:
         raise HagoError(
             "the module cannot hold the trained weights (it shares weights that were trained apart, say); use the "
             "trained graph, quantizer.plan.graph, wherever a model is asked for"

@@ -12,7 +12,7 @@ from hago.errors import LogError, StrategyMismatch
 from hago.hardware_document import hardware_hash
 from hago.objective import OBJECTIVES
 from hago.prepare import Prepared
-from hago.search.log import read_log
+from hago.search.log import read_header, read_log
 from hago.search.searcher import Score
 from hago.trials.goal import Goal
 
@@ -32,14 +32,26 @@ def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, g
         LogError: unreadable or damaged, or of an objective that is a function of the user's own.
         StrategyMismatch: of another model, hardware or data.
     """
-    if logs is None:
-        return {}
-    paths = [logs] if isinstance(logs, (str, PathLike)) else list(logs)
     found: dict[str, Score] = {}
-    for path in paths:
-        for score in _scores(Path(path), prepared, goal):
+    for path in _paths(logs):
+        for score in _scores(path, prepared, goal):
             found.setdefault(score.plan_key, score)
     return found
+
+
+def hashes_of(logs: LogPath | Iterable[LogPath] | None) -> list[str]:
+    """The hashes of the models that logs are of.
+
+    Raises:
+        LogError: unreadable or damaged.
+    """
+    headers = [read_header(path) for path in _paths(logs)]
+    return [header.model_hash for header in headers if header is not None]
+
+
+def _paths(logs: LogPath | Iterable[LogPath] | None) -> list[Path]:
+    given = [] if logs is None else [logs] if isinstance(logs, (str, PathLike)) else logs
+    return [Path(path) for path in given]
 
 
 def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:

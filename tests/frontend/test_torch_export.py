@@ -14,6 +14,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+import hago
 from hago.errors import GraphError
 from hago.execute import flatten_inputs, nest_outputs, run_real
 from hago.frontend import exported, importer
@@ -47,8 +48,8 @@ class Fn(nn.Module):
 
 
 def check(model: nn.Module, shape: Sequence[int], batches: Sequence[int] = (1, 2, 3, 4, 5)) -> Graph:
-    """Import at batch 2 without folding and compare bit for bit at other batches."""
-    graph = from_torch(model.eval(), (images(2, *shape),), fold=False)
+    """Import at batch 2 without folding or opening attention, and compare bit for bit at other batches."""
+    graph = from_torch(model.eval(), (images(2, *shape),), fold=False, attention="whole")
     for batch in batches:
         x = images(batch, *shape, seed=batch)
         with torch.no_grad():  # with gradients, torch's LSTM of some CPUs differs in the last bit
@@ -490,3 +491,79 @@ def test_the_batch_on_another_axis(fn: Callable[[Tensor], Tensor]) -> None:
     for node in graph:
         if node.op in ("mean", "sum"):
             assert node.attrs["count"] == 6 and node.attrs["axes"] == [2]
+
+
+# ---------------------------------------------------------------- language models
+class Cache:
+    """What torch.export does not know."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
+class Cached(nn.Module):
+    """A layer that returns its keys for the next call, beside what is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.config_use_cache = nn.Linear(4, 4), True
+
+    def forward(self, x: Tensor, use_cache: bool | None = None) -> Any:
+        keys = self.keys(x)
+        used = self.config_use_cache if use_cache is None else use_cache
+        return (keys.relu(), Cache(keys)) if used else (keys.relu(),)
+
+
+class Answer(nn.Module):
+    """The tensor of a model's answer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)[0]
+
+
+def test_a_model_that_returns_a_cache() -> None:
+    """The error says what is returned and what helps, and each of these helps."""
+    model, x = randomized(Cached()), images(2, 3, 4)
+    with pytest.raises(GraphError, match="returns a Cache.*use_cache=False in its config or its arguments.*calls it"):
+        from_torch(model, (x,))
+    expected = model(x)[0]
+    for graph in (from_torch(model, (x,), {"use_cache": False}), from_torch(Answer(model).eval(), (x,))):
+        assert torch.equal(run_real(graph, [x])[0], expected)
+    model.config_use_cache = False  # type: ignore[assignment]
+    assert torch.equal(run_real(from_torch(model, (x,)), [x])[0], expected)
+
+
+class Growing(nn.Module):
+    """Keys behind those of a cache, which begins empty; tables of angles are made without gradients."""
+
+    def __init__(self, empty: tuple[int, ...]) -> None:
+        super().__init__()
+        self.empty, self.keys, self.out = empty, nn.Linear(4, 4), nn.Linear(4, 3)
+
+    @torch.no_grad()
+    def angles(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.arange(x.shape[1]).float()[:, None].cos()
+
+    def forward(self, x: Tensor, scaled: bool = True) -> Tensor:
+        keys = torch.cat([torch.zeros(self.empty), self.keys(x) * (self.angles(x) if scaled else 1)], 1)
+        return self.out(torch.cat([keys, keys, torch.zeros(self.empty)], 1))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("empty", [(0,), (2, 0, 4)])
+def test_a_cache_that_begins_empty(empty: tuple[int, ...], gradients: bool) -> None:
+    """As a model, and as a program that was exported with arguments that are no tensors, with gradients or without."""
+    model, x = randomized(Growing(empty)), images(2, 3, 4)
+    with torch.set_grad_enabled(gradients):
+        program = torch.export.export(model, (x,), {"scaled": True})
+    for given in (model, program):
+        quantizer = hago.quantize(given, "x86_vnni", [x])
+        graph = quantizer.plan.graph
+        assert ops(graph).count("concat") == 1 and len(graph["concat"].inputs) == 2
+        assert torch.equal(run_real(graph, [x])[0], model(x))
+        assert torch.equal(quantizer.simulate()(x), quantizer.quantize()(x))

@@ -59,6 +59,17 @@ def check_any_layout(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> 
         assert torch.equal(found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
 
 
+def check_hides(rule: OpRule, graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
+    """Where a producer may take the op's range, clipping to it, 0 included, changes nothing of the op's output."""
+    form = rule.integer
+    assert form is not None and form.slots == ("follow",) and form.within_hull and form.hides
+    (expected,) = run_real(graph, inputs, ops=ops)
+    (found,) = run_real(
+        graph, [x.clamp(expected.min().clamp(max=0), expected.max().clamp(min=0)) for x in inputs], ops=ops
+    )
+    assert torch.equal(found, expected)
+
+
 def check_cost(sample: Sample, graph: Graph, ops: Ops = OPS) -> None:
     """As many multiply-accumulates as torch counts, at any batch."""
     (node,) = compute_nodes(graph)

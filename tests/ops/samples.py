@@ -52,7 +52,7 @@ class _Together(nn.Module):
 @functools.cache
 def _imported(name: str) -> tuple[_Together, Graph]:
     model = _Together(OPS[name].samples).eval()
-    return model, from_torch(model, (model.examples,), fold=False)
+    return model, from_torch(model, (model.examples,), fold=False, attention="whole")
 
 
 def _cut(graph: Graph, output: str, inputs: tuple[str, ...]) -> Graph:

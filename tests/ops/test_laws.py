@@ -62,6 +62,16 @@ def test_any_layout(key: Key) -> None:
     laws.check_any_layout(graph_of(*key), inputs_for(key, batch=37))
 
 
+def hiding(key: Key) -> bool:
+    form = OPS[key[0]].integer
+    return form is not None and form.slots == ("follow",) and form.within_hull and form.hides
+
+
+@pytest.mark.parametrize("key", [k for k in KEYS if hiding(k)], ids=name_of)
+def test_hides(key: Key) -> None:
+    laws.check_hides(OPS[key[0]], graph_of(*key), inputs_for(key))
+
+
 #: torch does not count it: 4 heads, 3 x 5 scores of width 8, and 5 values of width 8.
 GROUPED_ATTENTION = ("scaled_dot_product_attention", 3)
 
@@ -85,7 +95,7 @@ def test_refuse(name: str, refusal: Refusal) -> None:
 
 
 def test_every_op_has_samples() -> None:
-    assert {name for name, rule in OPS.items() if not rule.samples} == {"affine"}
+    assert {name for name, rule in OPS.items() if not rule.samples} == {"affine", "masked_softmax"}
 
 
 # ---------------------------------------------------------------- rectify

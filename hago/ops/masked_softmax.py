@@ -1,0 +1,42 @@
+"""masked_softmax: the softmax along the last axis of what a mask lets through; float everywhere.
+
+Internal: no torch call means it. It stands between the two products of an attention that has a mask. Masks hold
+-inf, or numbers as low as the dtype has, for which no grid of integers is fit, so they are added in float.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hago.ops._integer import Attrs
+from hago.ops._rule import OpRule, Refusal
+from hago.ops._rules import unread
+
+
+def _compute(attrs: Attrs, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`softmax(x * scale + mask)`; a row of which nothing is let through gives 0.
+
+    Args:
+        attrs: `scale`, and `is_causal`: row i lets columns 0 to i through.
+        x: (..., rows, columns).
+        mask: broadcasts to x: True where a value is let through, or what is added.
+
+    References:
+        torch.nn.functional.scaled_dot_product_attention and torch's `_scaled_dot_product_attention_math`.
+    """
+    x = x * attrs["scale"]
+    if attrs["is_causal"]:
+        x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), -math.inf)
+    if mask is not None:
+        x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask
+    return torch.ops.aten._safe_softmax.default(x, -1)  # type: ignore[no-any-return]
+
+
+RULE = OpRule(
+    name="masked_softmax",
+    aten=(),
+    parse=unread,
+    compute=_compute,
+    refuses=(Refusal({"scale": 1.0, "is_causal": False}, ((1, 3, 4), (1, 3, 5)), "shape"),),
+)
