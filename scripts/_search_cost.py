@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from _fronts import Row
-from _search_subjects import Subject, asset, naive_and_float, subjects, wanted
+from _search_subjects import Subject, asset, naive_and_float, seconds_of, subjects, wanted
 
+from hago import Graph, HagoError
 from hago.prepare import prepare
 from hago.search.driver import SearchResult
 from hago.searching.search import SearchOptions, find
@@ -66,6 +68,44 @@ class Searched:
 def search_cost(options: Any) -> list[Row]:
     """A search against the RFC's greedy, network by network and hardware by hardware."""
     return [r for s in _subjects(options) for hardware in options.hardware for r in _both(s, hardware, options)]
+
+
+def default_cost(options: Any) -> list[Row]:
+    """What a whole search takes, import and calibration included, in passes of the network as it is given over the same
+    samples, which are timed before and after it."""
+    print(f"{'network':20} {'hardware':18} {'seconds':>8} {'a forward':>10} {'forwards':>9} {'trials':>7} {'SQNR':>7}")
+    rows: list[Row] = []
+    for subject in _subjects(options):
+        for hardware in options.hardware:
+            how = SearchOptions(searcher=options.searcher, progress=False, seed=options.seed)
+            before = _given_forward(subject, options)
+            begun = options.clock()
+            found = find(subject.network, hardware, subject.batches, how)
+            seconds = options.clock() - begun
+            forward = (before + _given_forward(subject, options)) / 2
+            row = {"network": subject.name, "hardware": hardware, "seconds": seconds, "forward_seconds": forward}
+            row |= {"forwards": seconds / forward, "trials": len(found.result.trials)}
+            rows.append(row | {"sqnr": float(found.result.score.results["sqnr"])})
+            print(
+                f"{subject.name:20} {hardware:18} {seconds:8.1f} {forward:10.3f} {seconds / forward:9.0f} "
+                f"{len(found.result.trials):7} {rows[-1]['sqnr']:7.2f}",
+                flush=True,
+            )
+    return rows
+
+
+def _given_forward(subject: Subject, options: Any) -> float:
+    """Seconds of a pass of the network as it is given over all samples; the median of five."""
+    network = subject.network
+    if isinstance(network, Graph):
+        raise HagoError("a graph has no forward of its own; give networks (--assets)")
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in subject.batches:
+                network(*batch)
+
+    return statistics.median(seconds_of(forward, options.clock) for _ in range(5))
 
 
 def _subjects(options: Any) -> Iterator[Subject]:

@@ -7,6 +7,7 @@ simulation (seven passes on every edge, nothing kept) and the RFC's greedy (ever
 Medians are over --pairs interleaved measurements; nothing is asserted.
 
     python scripts/benchmark_search.py --assets DIR
+    python scripts/benchmark_search.py --assets DIR --only default --nets mobilenetv2_cifar96 --images 64 --searcher auto
     python scripts/benchmark_search.py --assets DIR --only trial --nets squeezenet1_1 --searches greedy
     python scripts/benchmark_search.py --only trial,workers --images 32 --size 64 --trials 40 --pairs 5
 """
@@ -21,12 +22,14 @@ from typing import Any
 
 import torch
 from _fronts import Row, write
-from _search_cost import search_cost
+from _search_cost import default_cost, search_cost
 from _search_quality import BASELINES, quality
 from _search_scaling import scaling, workers
 from _trial_cost import SEARCHES, trial_cost
 
 SECTIONS = ("trial", "search", "quality", "scaling", "workers")
+#: The cost of the default search alone; it is asked for by name.
+DEFAULT = "default"
 
 
 def main() -> None:
@@ -65,6 +68,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.threads} threads, {how}", flush=True)
     sections: dict[str, Callable[[Any], Sequence[Row] | None]] = {
         "trial": trial_cost, "search": search_cost, "quality": quality, "scaling": scaling, "workers": workers,
+        DEFAULT: default_cost,
     }  # fmt: skip
     for name in options.only.split(","):
         print(f"\n== {name}", flush=True)
