@@ -7,7 +7,7 @@ simulation (seven passes on every edge, nothing kept) and the RFC's greedy (ever
 Medians are over --pairs interleaved measurements; nothing is asserted.
 
     python scripts/benchmark_search.py --assets DIR
-    python scripts/benchmark_search.py --assets DIR --only default --nets mobilenetv2_cifar96 --images 64 --searcher auto
+    python scripts/benchmark_search.py --assets DIR --only default --images 64 --searcher auto --cpu --threads 1
     python scripts/benchmark_search.py --assets DIR --only trial --nets squeezenet1_1 --searches greedy
     python scripts/benchmark_search.py --only trial,workers --images 32 --size 64 --trials 40 --pairs 5
 """
