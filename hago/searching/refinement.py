@@ -65,8 +65,13 @@ PLAIN: Final = 0.002
 #: Of the loss, what one round is to gain at most.
 SHARE: Final = 0.5
 SQUARED: Final = "squared error"
-#: How the errors of outputs matter, by what sensitivities measure.
-PULLS: Final[Mapping[str, Pull]] = {SQUARED: squared_error_pull, "divergence": divergence_pull}
+#: How the errors of outputs matter, by what sensitivities measure. Around the float model's own outputs, the matrix of
+#: the cross entropy does not depend on the labels: it is that of the divergence.
+PULLS: Final[Mapping[str, Pull]] = {
+    SQUARED: squared_error_pull,
+    "divergence": divergence_pull,
+    "cross entropy": divergence_pull,
+}
 #: Rounds without a gain before the last ends it.
 TRIES: Final = 3
 
@@ -205,11 +210,13 @@ class _Refinement:
         kept: after each round that was kept, the thresholds and the losses.
         known: what was measured of thresholds that turns share, by the key of their Plan.
         forwards, differentiated: what was spent, and which part of that on gradients.
+        is_first_version: whether it is done as for logs of version 1.
     """
 
     guide: Guide
     picked: Bits
     ways: Mapping[str, Prepared]
+    is_first_version = False
 
     def __init__(
         self,
@@ -247,6 +254,7 @@ class _Refinement:
             plain: with thresholds of the least squared error.
         """
         found = _Refinement(prepared, plain, goal.objective, evaluator, seed)
+        found.is_first_version = True
         probes = WeightGradients.of_probes(plain)
         found.begin(goal, metric, lambda scales: scales.take_probes(probes), see=probes.see)
         found.count_gradients(found.price)
@@ -346,9 +354,11 @@ class _Refinement:
         pull = PULLS.get(probe_of(self.objective)[1])
         self.scales.keep(self.picked)
         now, share, failed = self.scales.as_estimated, SHARE, 0
+        if self.is_first_version and self.objective.name == "accuracy":
+            return
         if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
             return
-        best, outputs = self.measured(self.prepared), self._outputs
+        best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
         known, loss = False, 0.0
         alone = self.scales.alone(self.prepared.resolver(self.picked))
         there: Chosen | None = None if _same(alone, now) else alone
@@ -361,8 +371,9 @@ class _Refinement:
                     return
             tried = with_refined(self.prepared, self.scales.thresholds(there))
             value = self.measured(tried)
-            if value is not None and value > best:
+            if value is not None and self._is_better(value, best, before):
                 best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
+                before = self.losses
                 self.prepared = tried
                 self.kept.append((tried, self.losses))
                 yield len(self.kept)
@@ -372,6 +383,18 @@ class _Refinement:
             else:
                 share, failed = share / 2, failed + 1
             there = None
+
+    def _is_better(self, value: float, best: float, before: Tensor) -> bool:
+        """Whether what was measured last is better. Of objectives that few samples say little of, it is what errs less
+        and does not lower them.
+
+        Args:
+            before: the losses with which the objective was `best`.
+        """
+        if self.is_first_version or self.objective.name not in COARSE:
+            return value > best
+        new, old = (x if self.aside is None else self.aside.without(x) for x in (self.losses, before))
+        return value >= best and float(new.mean()) < float(old.mean())
 
     def measured(self, prepared: Prepared, shared: bool = False) -> float | None:
         """The objective at the point, over what may shape thresholds; None where an accumulator overflowed. Its outputs

@@ -124,6 +124,23 @@ def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
         assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
 
 
+@pytest.mark.parametrize("objective", ["accuracy", "agreement"])
+def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
+    prepared, goal = prepare(residual_block(), "x86_vnni", DATA), make_goal(objective)
+    evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
+    plain = with_statistics(prepared, prepared.calibration)
+    turns = Confirmation((8, 8), turns_of([8, 8]))
+    found = _begun_together(prepared, plain, goal, "", evaluator, 0, turns)[-1]
+    value = found.measured(found.prepared)
+    losses = [float(found.losses.mean())]
+    for _ in found.rounds(40.0):
+        kept = found.measured(found.prepared)
+        assert value is not None and kept is not None and kept >= value
+        value = kept
+        losses.append(float(found.losses.mean()))
+    assert len(losses) > 1 and losses == sorted(losses, reverse=True)
+
+
 def one_linear() -> torch.nn.Module:
     fc = torch.nn.Linear(6, 5)
     with torch.no_grad():
