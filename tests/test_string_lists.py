@@ -73,6 +73,26 @@ def graph_of(model: nn.Module, argument: str, given: Any) -> Any:
     return str(replace(graph, **{argument: given}))
 
 
+class Attention(nn.Module):
+    """A network that is imported in two ways."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def attention_for(argument: str, given: Any) -> str:
+    data = (images(2, 1, 4, 4),)
+    whole, opened = (str(hago.from_torch(Attention().eval(), data, attention=way)) for way in ("whole", "opened"))
+    found = str(hago.from_torch(Attention().eval(), data, **{argument: given}))
+    assert found == whole != opened
+    return found
+
+
+def whole_attention() -> str:
+    """The hash of the network with attention kept whole."""
+    return hago.from_torch(Attention().eval(), (images(2, 1, 4, 4),), attention="whole").model_hash
+
+
 #: What a call makes of a value of one of its arguments, and a string to try.
 CASES: dict[str, tuple[str, Callable[[nn.Module, Path, str, Any], Any]]] = {
     "quantize.keep_float": ("fc*", lambda m, _, a, v: hago.quantize(m, CHIP, DATA, **{a: v}).strategy.to_json()),
@@ -91,6 +111,7 @@ CASES: dict[str, tuple[str, Callable[[nn.Module, Path, str, Any], Any]]] = {
     "search_quantize_strategy.reuse": ("REUSED", lambda m, f, a, v: searched(m, f, **{a: v})),
     "Hardware.sources": ("a manual", lambda m, _, a, v: hardware(**{a: v})),
     "Hardware.notes": ("a note", lambda m, _, a, v: hardware(**{a: v})),
+    "from_torch.made_for": ("WHOLE", lambda m, _, a, v: attention_for(a, v)),
     "Graph.inputs": ("INPUT", lambda m, _, a, v: graph_of(m, a, v)),
     "Graph.outputs": ("fc", lambda m, _, a, v: graph_of(m, a, v)),
 }
@@ -111,6 +132,8 @@ def test_a_string_is_one_entry(case: str, model: nn.Module, tmp_path: Path) -> N
     argument = case.partition(".")[2]
     if value == "INPUT":
         value = hago.from_torch(model, (DATA[0][0],)).inputs[0]
+    if value == "WHOLE":
+        value = whole_attention()
     if value == "REUSED":
         (tmp_path / "reused").mkdir()
         searched(model, tmp_path / "reused")

@@ -13,8 +13,6 @@ from hago.schemes import Grid
 
 #: Histogram bins over [-limit, limit]; even, so that zero is an edge between two bins.
 BINS: Final = 4096
-#: What statistics hold of every channel.
-PER_CHANNEL: Final = ("minimum", "maximum", "mean_minimum", "mean_maximum", "histogram", "limit")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +61,28 @@ class TensorStatistics:
 
     def channel_slice(self, start: int, stop: int) -> TensorStatistics:
         """Those of the channels from `start` up to `stop`, as views."""
-        return replace(self, **{name: getattr(self, name)[start:stop] for name in PER_CHANNEL})
+        return replace(
+            self,
+            minimum=self.minimum[start:stop],
+            maximum=self.maximum[start:stop],
+            mean_minimum=self.mean_minimum[start:stop],
+            mean_maximum=self.mean_maximum[start:stop],
+            histogram=self.histogram[start:stop],
+            limit=self.limit[start:stop],
+        )
 
 
 def stack(parts: Sequence[TensorStatistics]) -> TensorStatistics:
     """Statistics of whole tensors as channels of one; `count` is that of the first."""
-    joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PER_CHANNEL}
-    return replace(parts[0], channel_axis=None, **joined)
+    return TensorStatistics(
+        count=parts[0].count,
+        minimum=torch.cat([p.minimum for p in parts]),
+        maximum=torch.cat([p.maximum for p in parts]),
+        mean_minimum=torch.cat([p.mean_minimum for p in parts]),
+        mean_maximum=torch.cat([p.mean_maximum for p in parts]),
+        histogram=torch.cat([p.histogram for p in parts]),
+        limit=torch.cat([p.limit for p in parts]),
+    )
 
 
 class Estimator(Protocol):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from hago.errors import GraphError
+from hago.errors import GraphError, as_strings
 from hago.frontend.attention import open_attention
 from hago.frontend.data import as_tensor
 from hago.frontend.exported import check_finite, first_line
@@ -58,6 +58,7 @@ def from_torch(
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
             or infinite parameters.
     """
+    made_for = as_strings(made_for, "made_for")
     if isinstance(model, Graph):
         return model
     program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)

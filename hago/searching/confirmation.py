@@ -35,8 +35,11 @@ UNEVEN: Final = 0.6
 #: Batches, or, where these are fewer, blocks of neighbouring samples that are compared as one each: neighbours are
 #: alike, so that a sample by itself says less than it seems to.
 BLOCKS: Final = 8
+#: What is added to the losses of blocks, as a part of the mean, before they are divided: a block that loses next to
+#: nothing says next to nothing.
+LEAST: Final = 0.01
 #: How sure it must be that what is proposed is better.
-CONFIDENCE: Final = 0.975
+CONFIDENCE: Final = 0.95
 #: By which part of the loss activations' thresholds that clip more must be better: they decide what happens to values
 #: that no sample has.
 MARGIN: Final = 0.05
@@ -95,7 +98,7 @@ class Gain:
 
     Args:
         part: of the loss.
-        errors: the same in standard errors.
+        errors: the mean logarithm of the ratio of losses, block by block, in standard errors.
         blocks: how many were compared.
     """
 
@@ -151,12 +154,21 @@ class Confirmation:
         difference = torch.cat(gains) if gains else torch.zeros(0)
         if not len(difference) or not bool(difference.isfinite().all()):
             return Gain(0.0, 0.0, 0)  # nothing to compare: one of them does not run
-        means = torch.stack([difference[a:b].mean() for a, b in itertools.pairwise(self._blocks(len(difference)))])
-        mean, whole = float(means.mean()), float(torch.cat(losses).mean())
-        error = float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else math.inf
-        part = mean / whole if whole > 0.0 else 0.0
-        errors = mean / error if error > 0.0 else math.copysign(math.inf, mean) if mean else 0.0
-        return Gain(part, errors, len(means))
+        old_losses = torch.cat(losses)
+        blocks = list(itertools.pairwise(self._blocks(len(difference))))
+        mean = float(difference.mean())
+        part = mean / whole if (whole := float(old_losses.mean())) > 0.0 else 0.0
+        # a few samples lose most; ratios let every block say as much
+        least = LEAST * abs(whole)
+        befores, afters = (
+            torch.stack([x[a:b].mean() for a, b in blocks]).clamp_min(0.0) + least
+            for x in (old_losses, old_losses - difference)
+        )
+        ratios = (befores / afters).log() if least > 0.0 else torch.zeros(len(blocks), dtype=torch.float64)
+        error = float(ratios.std()) / math.sqrt(len(blocks)) if len(blocks) > 1 else math.inf
+        middle = float(ratios.mean())
+        errors = middle / error if error > 0.0 else math.copysign(math.inf, middle) if middle else 0.0
+        return Gain(part, errors, len(blocks))
 
     def _blocks(self, count: int) -> list[int]:
         """Where blocks begin and end among those kept aside."""
