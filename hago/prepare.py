@@ -265,9 +265,7 @@ def import_for(
         args, kwargs = pytree.tree_unflatten(leaves, read_tree(remembered["spec"]))
         args, kwargs = tuple(args), dict(kwargs)
     except Exception as error:  # torch's pytree raises whatever it meets
-        raise LogError(
-            f"the strategy's made_by.inputs cannot be read ({error}); it was edited; pass example_inputs"
-        ) from None
+        raise LogError(f"the strategy's made_by.inputs cannot be read ({error}); pass example_inputs") from None
     return import_on(hardware, model, args, kwargs, fold=fold, made_for=[strategy.model_hash])
 
 

@@ -61,10 +61,11 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
     Raises:
         HagoError: a float node whose weight is quantized, which the tables have no mode for.
     """
-    for edge in plan.weights:
+    if plan.weights:
         raise HagoError(
-            f"node {edge.dst!r} computes in float with its weight as integers; TPU-MLIR's quantize table has no mode "
-            f"that quantizes weights alone. Keep the weight float: keep_float=[{str(edge)!r}]"
+            f"node {next(iter(plan.weights)).dst!r} computes in float with its weight as integers; TPU-MLIR's "
+            "quantize table has no mode that quantizes weights alone. Keep the weights float: "
+            f"keep_float={list(map(str, plan.weights))}"
         )
     found = _Ranges(plan, bits)
     rows = {name: _widest(pairs) for name, pairs in found.wide.items()}

@@ -113,14 +113,19 @@ class Range(nn.Module):
         if self.average is None:
             return
         low, high = low.to(torch.float64).clamp_max(0.0), high.to(torch.float64).clamp_min(0.0)
+        self._check(low, high)
+        if self.signed and not self.two_sided:
+            high = torch.maximum(-low, high)
+            low = -high
+        low, high = self.average.update(low, high)
+        self._check(low, high)  # an average kept in float32 overflows earlier
+        self.low.copy_(low.clamp_max(-_LEAST) if self.signed else torch.zeros_like(low))
+        self.high.copy_(high)
+
+    def _check(self, low: Tensor, high: Tensor) -> None:
+        """Refuse extremes that are NaN or infinite."""
         if not bool((low.isfinite() & high.isfinite()).all()):
             raise HagoError(
                 f"{self.name}: an observer saw NaN or infinite values; lower the learning rate, or look for what "
                 "makes them (`torch.autograd.set_detect_anomaly`)"
             )
-        if self.signed and not self.two_sided:
-            high = torch.maximum(-low, high)
-            low = -high
-        low, high = self.average.update(low, high)
-        self.low.copy_(low.clamp_max(-_LEAST) if self.signed else torch.zeros_like(low))
-        self.high.copy_(high)

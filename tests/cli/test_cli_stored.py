@@ -113,7 +113,10 @@ def test_export_starts_from_a_stored_model(run: Run) -> None:
     for kind in ("cali_table", "qtable"):
         assert Path(f"a_{kind}").read_text() == Path(f"b_{kind}").read_text()
     assert "4" in parse_calibration_table(Path("a_cali_table").read_text()).rows
-    run("export", FILE, "--format", "tpu-mlir", "--save", "c")
+    assert (
+        "so they have no row; give --data to fill them"
+        in run("export", FILE, "--format", "tpu-mlir", "--save", "c").out
+    )
     assert "4" not in parse_calibration_table(Path("c_cali_table").read_text()).rows
 
 
