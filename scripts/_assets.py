@@ -31,6 +31,8 @@ NAMES = (
 _SEED = 20190101
 #: Samples of one forward pass.
 BATCH = 32
+#: Sound files that the autoencoder is calibrated on.
+FILES = 12
 
 Samples = tuple[Tensor, ...]
 
@@ -116,14 +118,16 @@ def _images(loaders: Any, name: str, calibration: int, test: int | None) -> tupl
 
 
 def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None) -> Asset:
-    """Calibrated on windows of sound files without anomalies; tested on at most `test` other files."""
+    """Calibrated on windows of sound files without anomalies, file by file; tested on at most `test` other files."""
     files, anomalous, _ = loaders.anomaly()
     windows = torch.stack([loaders.anomaly_windows(file) for file in files])
     normal = (anomalous == 0).nonzero().flatten()
-    used = normal[_chosen(len(normal), 12)]
+    used = normal[_chosen(len(normal), FILES)]
     rest = torch.tensor([i for i in range(len(files)) if i not in set(used.tolist())])
     rest = rest[_chosen(len(rest), test)]
-    known, unseen = windows[used].flatten(0, 1), windows[rest].flatten(0, 1)
+    unseen = windows[rest].flatten(0, 1)
+    # windows of one file are alike: a file is a batch
+    parts = _chosen(windows.shape[1], max(1, calibration // FILES)).sort().values
     strange = anomalous[rest].repeat_interleave(windows.shape[1])
 
     def area_under_curve(out: Tensor) -> float:
@@ -134,7 +138,7 @@ def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None
     return Asset(
         "mlperf_ad",
         module,
-        _batches(known[_chosen(len(known), calibration)]),
+        [(file[parts],) for file in windows[used]],
         [(part,) for part in unseen.split(8 * BATCH)],
         None,
         "AUC",

@@ -64,6 +64,8 @@ SLOPES: Final = 16
 PLAIN: Final = 0.002
 #: Of the loss, what one round is to gain at most.
 SHARE: Final = 0.5
+#: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
+MORE_ERRORS: Final = 1.3
 SQUARED: Final = "squared error"
 #: How the errors of outputs matter, by what sensitivities measure. Around the float model's own outputs, the matrix of
 #: the cross entropy does not depend on the labels: it is that of the divergence.
@@ -144,6 +146,7 @@ def _begun_together(
     others. With one turn the last is that turn's, with none that of all samples."""
     given, asides = (prepared, plain, goal.objective, evaluator, seed), confirmation.turns
     whole = _Refinement(*given, asides[0] if len(asides) == 1 else None)
+    whole.scales.bar_errors(MORE_ERRORS)
     turns = [_Refinement(*given, aside, whole.scales.copied()) for aside in asides] if len(asides) > 1 else []
     parts = [whole.batch.rows(a.first, a.last) for a in asides] if turns else [whole.batch]
     probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK) for part in parts), len(parts))

@@ -243,13 +243,23 @@ class WeightScales:
                 products, _ = error_products(rows, self._grids(weight), self.rounding, sums, squares=False)
                 weight.slopes = products[:, :, 0]
 
+    def bar_errors(self, limit: float) -> None:
+        """No factors with which the values of a channel err more than so many times as with the first, by the sum of
+        squares. What the samples say of a weight holds for what they do to it; other inputs meet all of its errors.
+        """
+        for weight in self.weights.values():
+            rows = weight.rows(weight.exact)
+            ones = torch.ones(1, 1, 1).expand(len(rows), 1, rows.shape[1])
+            errors = error_products(rows, self._grids(weight), self.rounding, ones)[1][:, :, 0]
+            weight.barred |= errors > limit * errors[:, :1]
+
     def _grids(self, weight: _Weight) -> list[QParams]:
         return [weight.with_factor(factor) for factor in self.factors]
 
     def copied(self) -> WeightScales:
         """The same of which nothing is known yet."""
         weights = {
-            edge: replace(w, slopes=torch.zeros_like(w.slopes), barred=torch.zeros_like(w.barred))
+            edge: replace(w, slopes=torch.zeros_like(w.slopes), barred=w.barred.clone())
             for edge, w in self.weights.items()
         }
         return replace(self, weights=weights)

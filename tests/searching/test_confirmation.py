@@ -115,13 +115,14 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptA
     return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
 
 
-@pytest.mark.parametrize("spec", ["x86_vnni", "vta"])
+@pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])
 def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
     prepared = prepare(residual_block(), spec, DATA)
     for aside in turns_of([8, 8])[1:3]:
         others = other_where_kept(aside)
         assert proposed(prepared, DATA, aside) == proposed(prepared, others, aside)
-        assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
+        if spec != "vta":  # whose powers of two may round what differs away
+            assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
 
 
 @pytest.mark.parametrize("objective", ["accuracy", "agreement"])
