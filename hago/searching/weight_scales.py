@@ -324,7 +324,8 @@ def by_channel(gradients: Tensor, axis: int | None) -> Tensor:
     """(C, K, n) of K gradients (K, *shape), C running along an axis of them, or being 1."""
     if axis is None:
         return gradients.reshape(1, len(gradients), -1)
-    return gradients.movedim(axis + 1, 0).reshape(gradients.shape[axis + 1], len(gradients), -1)
+    channels = gradients.movedim(axis % (gradients.ndim - 1) + 1, 0)
+    return channels.reshape(len(channels), len(gradients), -1)
 
 
 def error_products(

@@ -122,8 +122,25 @@ class Generator(nn.Module):
         return torch.tanh(self.last(functional.pixel_shuffle(functional.elu(self.wide(x)), 2)))
 
 
+class Decoder(nn.Module):
+    """Weights that are multiplied from the right, as those of GPT-2 are, under a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1)
+        self.project, self.out = nn.Parameter(torch.ones(8, 24)), nn.Parameter(torch.ones(8, 5))
+        self.bias = nn.Parameter(torch.ones(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(1).unflatten(1, (-1, 8))
+        rows = torch.addmm(self.bias, x.flatten(0, 1), self.project).unflatten(0, x.shape[:2])
+        q, k, v = rows.split(8, 2)
+        return (x + functional.scaled_dot_product_attention(q, k, v, is_causal=True)) @ self.out
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    kind.__name__: kind for kind in (PreActivation, Dense, SqueezeAndExcite, Attention, Recurrent, Heads, Generator)
+    kind.__name__: kind
+    for kind in (PreActivation, Dense, SqueezeAndExcite, Attention, Recurrent, Heads, Generator, Decoder)
 }
 SEARCHERS = ("gradient", "pareto", "sensitivity", "greedy", "annealing")
 CHIPS = ("x86_vnni", "tflite", "vta", "onnxruntime_cpu", "cmsis_nn", "int16_accumulator")

@@ -23,6 +23,7 @@ from hago.hardware_file import available_hardware
 from hago.levels import level
 from hago.numerics import quantize
 from hago.prepare import Prepared, prepare
+from hago.schemes import make_qparams
 from hago.searching import weight_scales
 from hago.searching.refined_choices import refined_choices
 from hago.searching.refinement import refined, weighted, with_statistics
@@ -31,7 +32,7 @@ from hago.searching.waste import tidied
 from hago.searching.weight_scales import DOUBT, FACTORS, LEAST, WeightGradients, WeightScales
 from hago.trials.evaluate import Evaluator, safe_start
 from hago.trials.goal import make_goal
-from hago.types import Edge
+from hago.types import INT8, Edge
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 
@@ -106,6 +107,24 @@ def test_gradients_of_more_chunks_than_are_kept_are_summed() -> None:
     for value in (1.0, 2.0, 4.0):
         seen.see(edge, torch.full((3,), value))
     assert seen.sums[edge].tolist() == [[5.0] * 3, [2.0] * 3]
+
+
+@pytest.mark.parametrize(
+    "axis, shape", [(None, ()), (0, (3,)), (0, (3, 4)), (1, (3, 4, 2)), (-1, (3, 4)), (-2, (3, 4))]
+)
+def test_products_of_errors_are_sums_over_channels(axis: int | None, shape: tuple[int, ...]) -> None:
+    """Whichever axis the channels run along, counted from either end."""
+    exact, sums = seeded(*shape, seed=1), seeded(5, *shape, seed=2)
+    rows = exact.reshape(1, -1) if axis is None else exact.movedim(axis, 0).reshape(exact.shape[axis], -1)
+    grid = make_qparams("hago", torch.tensor(-1.0).double(), torch.tensor(1.0).double(), 3, INT8)
+    products, squares = weight_scales.error_products(
+        rows, [grid, grid], "half_even", weight_scales.by_channel(sums, axis)
+    )
+    error = quantize(exact.double(), grid) * grid.scale - exact
+    for k, g in enumerate(sums):
+        terms = (error * g).reshape(1, -1) if axis is None else (error * g).movedim(axis, 0).reshape(len(rows), -1)
+        for found, wanted in ((products, terms.sum(1)), (squares, terms.square().sum(1))):
+            assert torch.allclose(found[:, 0, k], wanted, atol=1e-5) and torch.equal(found[:, 0], found[:, 1])
 
 
 def test_gradients_of_constants_without_a_choice_are_not_kept() -> None:
