@@ -69,8 +69,9 @@ def refined_choices(
     whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
     settled = whole.ways["refined"]
     picked = picked_within(settled, goal, whole.guide, whole.start) if within else whole.start
-    # a front is searched from the most bits on, and used at fewer
-    point = picked if within else _middle(settled, whole.guide, whole.start)
+    # a front is searched from the most bits on, and used at fewer, as a point is whose cost is made least
+    tight = within and any(limit.is_cost for limit in goal.limits)
+    point = picked if tight else _middle(settled, whole.guide, whole.start)
     value, losses = _measured(prepared, point, goal, evaluator)
     before = [losses] * len(turns)
     found, spent, gain = "estimated", 1.0, confirmation.gain(before, before)

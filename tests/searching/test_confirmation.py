@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from hago.objective import OBJECTIVES
 from hago.prepare import Prepared, planned, prepare
 from hago.search.log import read_log
 from hago.searching import confirmation
+from hago.searching import refined_choices as refined_choices_module
 from hago.searching.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
 from hago.searching.refined_choices import _Proposed
 from hago.searching.refinement import _begun_together, with_statistics
@@ -140,6 +143,24 @@ def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
         value = kept
         losses.append(float(found.losses.mean()))
     assert len(losses) > 1 and losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "goal", [{"minimize": "weight_bytes", "keep": "sqnr >= 15"}, {"budget_cost": "weight_bytes <= 250"}]
+)
+def test_thresholds_are_confirmed_where_the_search_goes(goal: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At fewer bits than the most, where a cost is limited or made least."""
+    seen: list[int] = []
+
+    def noted(prepared: Prepared, bits: Mapping[str, int], *rest: Any) -> Any:
+        seen.append(sum(bits.values()))
+        return measured(prepared, bits, *rest)
+
+    measured = refined_choices_module._measured
+    monkeypatch.setattr(refined_choices_module, "_measured", noted)
+    find(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, budget=3, **goal))
+    most = prepare(residual_block(), "x86_vnni", DATA).space.widest()
+    assert seen and max(seen) < sum(most.values())
 
 
 def one_linear() -> torch.nn.Module:
