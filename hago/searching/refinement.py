@@ -11,6 +11,7 @@ there than the thresholds that it would replace, these stay.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +66,7 @@ PLAIN: Final = 0.002
 #: Of the loss, what one round is to gain at most.
 SHARE: Final = 0.5
 #: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
+#: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
 MORE_ERRORS: Final = 1.3
 SQUARED: Final = "squared error"
 #: How the errors of outputs matter, by what sensitivities measure. Around the float model's own outputs, the matrix of
@@ -146,7 +148,8 @@ def _begun_together(
     others. With one turn the last is that turn's, with none that of all samples."""
     given, asides = (prepared, plain, goal.objective, evaluator, seed), confirmation.turns
     whole = _Refinement(*given, asides[0] if len(asides) == 1 else None)
-    whole.scales.bar_errors(MORE_ERRORS)
+    if not plain.hardware.requantize.power_of_two:
+        whole.scales.bar_errors(MORE_ERRORS)
     turns = [_Refinement(*given, aside, whole.scales.copied()) for aside in asides] if len(asides) > 1 else []
     parts = [whole.batch.rows(a.first, a.last) for a in asides] if turns else [whole.batch]
     probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK) for part in parts), len(parts))
@@ -499,12 +502,14 @@ class _Confirmed:
             turn.known = {key: found for key, found in turn.known.items() if key in taken}
 
     def choose_weights(self, most: float) -> None:
-        """All rounds, or the first alone, or none. Where the first gains nothing, no others follow."""
+        """All rounds, or the first alone, or none. Where the first two gain nothing, no others follow."""
         plain = [turn.prepared for turn in self.turns]
         running = [turn.rounds(most) for turn in self.turns]
-        begun = [next(rounds, 0) for rounds in running]
-        every = all(begun) and bool(begun)
-        if every and self.confirmation.gain(self.after, [turn.kept[0][1] for turn in self.turns]).part > 0.0:
+        for rounds in running:
+            collections.deque(itertools.islice(rounds, 2), maxlen=0)
+        every = all(turn.kept for turn in self.turns) and bool(self.turns)
+        begun = [[turn.kept[index][1] for turn in self.turns] for index in (0, -1)] if every else []
+        if any(self.confirmation.gain(self.after, losses).part > 0.0 for losses in begun):
             for rounds in running:
                 collections.deque(rounds, maxlen=0)
         for taken, index in ((math.inf, -1), (1.0, 0)) if every else ():
