@@ -27,7 +27,7 @@ from hago.calibrate.mse import Mse
 from hago.calibrate.statistics import TensorStatistics
 from hago.costing import plan_cost
 from hago.errors import InfeasibleBits
-from hago.fitting import fitting, planned
+from hago.fitting import fitting, planned, widest_fitting
 from hago.frontend.data import Batch
 from hago.gradients import (
     Gradients,
@@ -47,7 +47,7 @@ from hago.search.knapsack import Knapsack
 from hago.searching.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.searching.guidance import make_guide
 from hago.searching.sensitivity import gradients_by_part, measure_sensitivity, probe_of
-from hago.searching.weight_scales import Chosen, WeightGradients, WeightScales
+from hago.searching.weight_scales import ERROR_BYTES, Chosen, WeightGradients, WeightScales
 from hago.space import Bits, Space
 from hago.threshold_sources import Estimated, estimated_resolver
 from hago.trials.evaluate import Evaluator, Measured, safe_start
@@ -78,6 +78,8 @@ PULLS: Final[Mapping[str, Pull]] = {
 }
 #: Rounds without a gain before the last ends it.
 TRIES: Final = 3
+#: Choices of each group whose losses are worked out where nothing asks for fewer bits: moves begin at the most.
+NEAR: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +155,15 @@ def _begun_together(
     turns = [_Refinement(*given, aside, whole.scales.copied()) for aside in asides] if len(asides) > 1 else []
     parts = [whole.batch.rows(a.first, a.last) for a in asides] if turns else [whole.batch]
     probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK) for part in parts), len(parts))
-    seen = gradients_by_part(plain, goal.objective, seed, parts, CHUNK, probes)
+    start = safe_start(plain.resolver, prepared.calibration.peaks)
+    choices = NEAR if not metric and start == widest_fitting(plain.resolver).bits else None
+    seen = gradients_by_part(plain, goal.objective, seed, parts, CHUNK, probes, choices)
     products = whole.scales.products(probes)
     probes.sums.clear()
     for number, turn in enumerate([*turns, whole]):
         own = [i for i in range(len(parts)) if not turns or i != number]
         take = partial(WeightScales.take_products, products=products, columns=probes.columns(own))
-        turn.begin(goal, metric, take, Gradients.sum([seen[i] for i in own]), guided=turn is whole)
+        turn.begin(goal, metric, take, Gradients.sum([seen[i] for i in own]), guided=turn is whole, choices=choices)
         if turn is not whole or not turns:
             turn.count_gradients(PASS * parts[number].size / evaluator.batches.samples)
     return [whole, whole] if len(asides) == 1 else [*turns, whole]
@@ -238,7 +242,7 @@ class _Refinement:
         self.prepared = plain
         if scales is None:
             bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
-            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits)
+            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits, ERROR_BYTES)
         self.scales = scales
         self.forwards, self.differentiated = 0.0, 0.0
         seen = evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
@@ -274,6 +278,7 @@ class _Refinement:
         seen: Gradients | None = None,
         see: SeeConstant | None = None,
         guided: bool = True,
+        choices: int | None = None,
     ) -> None:
         """Make thresholds of activations that are weighted by gradients, the guide, and the point.
 
@@ -282,6 +287,7 @@ class _Refinement:
             seen: what the pass saw already; by default it is made here.
             see: hears of gradients of constants in a pass that is made here.
             guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
+            choices: see `measure_sensitivity`.
         """
 
         def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:
@@ -297,7 +303,7 @@ class _Refinement:
             self.picked = safe_start(self.prepared.resolver, calibration.peaks)
             self.ways = {"weighted": self.prepared, "mse": plain}
             return
-        sensitivity = measure_sensitivity(plain, *how, batches=[self.batch], seen=seen)
+        sensitivity = measure_sensitivity(plain, *how, batches=[self.batch], seen=seen, choices=choices)
         start = safe_start(self.prepared.resolver, calibration.peaks)
         guide = make_guide(self.prepared, goal, start, self.seed, metric, sensitivity)
         self.guide, self.picked = replace(guide, most=start), picked_within(self.prepared, goal, guide, start)

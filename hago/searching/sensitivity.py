@@ -39,7 +39,7 @@ from hago.objective import OBJECTIVES, Objective, decibels
 from hago.operands import Operands
 from hago.plan import Plan
 from hago.prepare import Prepared
-from hago.searching.weight_scales import WeightGradients, by_channel, error_products
+from hago.searching.weight_scales import WeightGradients, by_channel, error_blocks, error_products
 from hago.space import Bits, Group
 from hago.types import Edge, QParams
 
@@ -124,6 +124,7 @@ def measure_sensitivity(
     known: Collection[Edge] = (),
     batches: Iterable[Batch] | None = None,
     seen: Gradients | None = None,
+    choices: int | None = None,
 ) -> Sensitivity:
     """The expected loss of every choice in the space.
 
@@ -136,9 +137,11 @@ def measure_sensitivity(
         known: constants whose losses it adds.
         batches: the data to differentiate; all by default.
         seen: what a pass saw already, with the losses of constants.
+        choices: how many of each group, those of the most bits, are looked at; all by default. With a bit less each,
+            the others are taken to lose four times as much.
     """
     probe, measure = probe_of(objective)
-    found = _Losses(prepared)
+    found = _Losses(prepared, choices)
 
     def errors(edge: Edge) -> Sequence[Tensor]:
         return () if edge in known else found.errors(edge)
@@ -156,15 +159,23 @@ def measure_sensitivity(
 
 
 def gradients_by_part(
-    prepared: Prepared, objective: Objective, seed: int, parts: Sequence[Batch], chunk: int, probes: WeightGradients
+    prepared: Prepared,
+    objective: Objective,
+    seed: int,
+    parts: Sequence[Batch],
+    chunk: int,
+    probes: WeightGradients,
+    choices: int | None = None,
 ) -> list[Gradients]:
     """What one pass sees of each part of the samples. Losses of constants are those of sums of gradients, so that their
     errors are worked out once, not for every chunk.
 
     Args:
         probes: of as many parts; it keeps the gradients of weights.
+        choices: see `measure_sensitivity`.
     """
-    graph, ops, losses, found = prepared.graph, prepared.hardware.known_ops, _Losses(prepared), list[Gradients]()
+    graph, ops, found = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
+    losses = _Losses(prepared, choices)
     probe, _ = probe_of(objective)
     ranges, generator = prepared.calibration.ranges, torch.Generator().manual_seed(seed)
 
@@ -183,10 +194,15 @@ def gradients_by_part(
 
 
 class _Losses:
-    """Losses from gradients, group by group; keeps a Plan for every rung of the choices that was asked for."""
+    """Losses from gradients, group by group; keeps a Plan for every rung of the choices that was asked for.
 
-    def __init__(self, prepared: Prepared) -> None:
+    Args:
+        most: choices of each group that are looked at; None for all.
+    """
+
+    def __init__(self, prepared: Prepared, most: int | None = None) -> None:
         self.unreached: list[str] = []
+        self.most = most
         self.move(prepared)
         self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
 
@@ -214,7 +230,8 @@ class _Losses:
         axis = channel_axis(prepared.graph, edge, prepared.resolver.ops) if exact.ndim else None
         rows = exact.reshape(1, 1) if axis is None else exact.movedim(axis, 0).reshape(exact.shape[axis], -1)
         rounding = prepared.hardware.requantize.rounding
-        return error_products(rows, self._grids(edge, group), rounding, by_channel(sums, axis), squares=False)[0]
+        blocks = error_blocks(rows, self._grids(edge, group), rounding)
+        return error_products(blocks, by_channel(sums, axis), squares=False)[0]
 
     def _grids(self, edge: Edge, group: Group) -> list[QParams]:
         """What the constant on an edge is quantized to, choice by choice: a weight's grids do not need the Plans."""
@@ -223,11 +240,12 @@ class _Losses:
         plan = self.levels.plan(0, group.key).nodes.get(node.name)
         base = None if plan is None else plan.operands[edge.slot]
         if form is None or form.weight is None or form.weight.slot != edge.slot or base is None:
-            return [self._qparams(self.levels.plan(rung, group.key), group) for rung in range(len(group.choices))]
+            rungs = range(len(group.choices[: self.most]))
+            return [self._qparams(self.levels.plan(rung, group.key), group) for rung in rungs]
         alone: list[int | None] = [None] * len(node.inputs)
         alone[edge.slot] = group.choices[0]
         operands = Operands(resolver, node, form, alone, [None] * len(node.inputs))
-        return [operands.quantized(edge.slot, bits, base.dtype) for bits in group.choices]
+        return [operands.quantized(edge.slot, bits, base.dtype) for bits in group.choices[: self.most]]
 
     def _held(self, group: Group, grid: QParams) -> Tensor:
         return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
@@ -235,7 +253,9 @@ class _Losses:
     def of(self, group: Group, seen: Gradients, unit: float) -> dict[int, float]:
         """By bits; never less for fewer bits."""
         worst, found = 0.0, {}
-        raw = {bits: self._loss(group, rung, seen) / unit for rung, bits in enumerate(group.choices)}
+        raw = {bits: self._loss(group, rung, seen) / unit for rung, bits in enumerate(group.choices[: self.most])}
+        last = list(raw)[-1]
+        raw |= {bits: raw[last] * 4.0 ** (last - bits) for bits in group.choices[len(raw) :]}
         if not any(raw.values()):
             self.unreached.append(group.key)
             raw = {bits: 4.0**-bits for bits in group.choices}

@@ -18,9 +18,9 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ SKETCHES: Final = 32
 LEAST_SKETCHES: Final = 8
 #: Values whose errors are worked out at a time.
 ERROR_BLOCK: Final = 1 << 15
+#: Bytes of errors that are kept, since every round of refinement multiplies the same ones by other gradients.
+ERROR_BYTES: Final = 1 << 28
 #: Bytes of gradients that are kept while a pass runs.
 GRADIENT_BYTES: Final = 1 << 29
 #: What the second term of a change is taken for, as a multiple of its estimate: the change that is chosen is one for
@@ -167,22 +169,68 @@ class _Weight:
         return replace(made, scale=torch.maximum(made.scale, self.floor))
 
 
+class ErrorBlock(NamedTuple):
+    """The errors that grids make in a part of a constant: float32 (rows, J, columns)."""
+
+    rows: slice
+    columns: slice
+    errors: Tensor
+
+
 @dataclass(slots=True)
-class WeightScales:
-    """The choices of thresholds of all weights of a Plan, and what is known of them."""
+class _KeptErrors:
+    """The errors of weights on the grids of all factors, kept as far as there is room for them.
+
+    Args:
+        rounding: of the hardware.
+        factors: of thresholds.
+        room: bytes that may still be kept.
+    """
 
     rounding: str
+    factors: tuple[float, ...]
+    room: int
+    kept: dict[Edge, list[ErrorBlock]] = field(default_factory=dict)
+
+    def __call__(self, edge: Edge, weight: _Weight) -> Iterable[ErrorBlock]:
+        """The errors of one weight."""
+        if edge in self.kept:
+            return self.kept[edge]
+        rows = weight.rows(weight.exact)
+        blocks = error_blocks(rows, [weight.with_factor(factor) for factor in self.factors], self.rounding)
+        size = 4 * rows.numel() * len(self.factors)
+        if size > self.room:
+            return blocks
+        self.room -= size
+        self.kept[edge] = list(blocks)
+        return self.kept[edge]
+
+
+@dataclass(slots=True)
+class WeightScales:
+    """The choices of thresholds of all weights of a Plan, and what is known of them.
+
+    Args:
+        factors: of thresholds, the first being 1.
+        errors: what every factor makes of every weight; copies share it.
+    """
+
     weights: dict[Edge, _Weight]
     factors: tuple[float, ...]
+    errors: _KeptErrors
 
     @staticmethod
-    def of(prepared: Prepared, plan: Plan, bits: Bits) -> WeightScales:
-        """Those of a Plan of these bits; nothing is known of them yet."""
+    def of(prepared: Prepared, plan: Plan, bits: Bits, kept_bytes: int = 0) -> WeightScales:
+        """Those of a Plan of these bits; nothing is known of them yet.
+
+        Args:
+            kept_bytes: how much of the weights' errors is kept, for more than one use.
+        """
         power = prepared.hardware.requantize.power_of_two
         factors = POWERS if power else FACTORS
         found = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in of_constants(prepared))
         weights = {g.edges[0]: w for g, w in found if w is not None}
-        return WeightScales(prepared.hardware.requantize.rounding, weights, factors)
+        return WeightScales(weights, factors, _KeptErrors(prepared.hardware.requantize.rounding, factors, kept_bytes))
 
     @property
     def as_estimated(self) -> dict[Edge, Tensor]:
@@ -221,10 +269,7 @@ class WeightScales:
     def products(self, seen: WeightGradients) -> Products:
         """Of every weight's errors with what random vectors on the outputs say."""
         there = {edge: w for edge, w in self.weights.items() if edge in seen.sums}
-        return {
-            edge: error_products(w.rows(w.exact), self._grids(w), self.rounding, by_channel(seen.sums[edge], w.axis))
-            for edge, w in there.items()
-        }
+        return {e: error_products(self.errors(e, w), by_channel(seen.sums[e], w.axis)) for e, w in there.items()}
 
     def take_products(self, products: Products, columns: Sequence[int]) -> None:
         """What some of the sums of gradients say."""
@@ -239,22 +284,18 @@ class WeightScales:
         """What the error that the outputs have says."""
         for edge, weight in self.weights.items():
             if edge in seen.sums:
-                rows, sums = weight.rows(weight.exact), by_channel(seen.sums[edge], weight.axis)
-                products, _ = error_products(rows, self._grids(weight), self.rounding, sums, squares=False)
-                weight.slopes = products[:, :, 0]
+                sums = by_channel(seen.sums[edge], weight.axis)
+                weight.slopes = error_products(self.errors(edge, weight), sums, squares=False)[0][:, :, 0]
 
     def bar_errors(self, limit: float) -> None:
         """No factors with which the values of a channel err more than so many times as with the first, by the sum of
         squares. What the samples say of a weight holds for what they do to it; other inputs meet all of its errors.
         """
-        for weight in self.weights.values():
+        for edge, weight in self.weights.items():
             rows = weight.rows(weight.exact)
             ones = torch.ones(1, 1, 1).expand(len(rows), 1, rows.shape[1])
-            errors = error_products(rows, self._grids(weight), self.rounding, ones)[1][:, :, 0]
+            errors = error_products(self.errors(edge, weight), ones)[1][:, :, 0]
             weight.barred |= errors > limit * errors[:, :1]
-
-    def _grids(self, weight: _Weight) -> list[QParams]:
-        return [weight.with_factor(factor) for factor in self.factors]
 
     def copied(self) -> WeightScales:
         """The same of which nothing is known yet."""
@@ -328,37 +369,48 @@ def by_channel(gradients: Tensor, axis: int | None) -> Tensor:
     return channels.reshape(len(channels), len(gradients), -1)
 
 
-def error_products(
-    exact: Tensor, grids: Sequence[QParams], rounding: str, sums: Tensor, squares: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Products of the errors that grids make in a constant with sums of its gradients, float64 (C, J, K); and the sums
-    of the squares of the products of single values, of the same shape, or nothing.
-
-    Errors are worked out in float32, in blocks that stay in a core's cache: a large network has hundreds of millions.
+def error_blocks(exact: Tensor, grids: Sequence[QParams], rounding: str) -> Iterator[ErrorBlock]:
+    """The errors that grids make in a constant, in float32 and in blocks that stay in a core's cache: a large network
+    has hundreds of millions.
 
     Args:
         exact: (C, n).
         grids: with one scale, or one for each of the C.
-        sums: float32 (C, K, n).
     """
     channels, length = exact.shape
-    found = torch.zeros(2 if squares else 1, channels, len(grids), sums.shape[1], dtype=torch.float64)
     steps = [[_column(t) for t in (grid.scale.to(torch.float32), *clip_range(grid))] for grid in grids]
     rows = max(1, ERROR_BLOCK // max(1, length))
     for top in range(0, channels, rows):
         here = slice(top, top + rows)
         for left in range(0, length, ERROR_BLOCK):
-            x = exact[here, left : left + ERROR_BLOCK].to(torch.float32)
-            g = sums[here, :, left : left + ERROR_BLOCK].transpose(1, 2)
+            columns = slice(left, left + ERROR_BLOCK)
+            x = exact[here, columns].to(torch.float32)
             errors = torch.empty(len(x), len(grids), x.shape[1])
             for index, ends in enumerate(steps):
                 scale, low, high = (t[here] if len(t) > 1 else t for t in ends)
                 q = ROUNDINGS[rounding](x / scale)
                 torch.sub(torch.minimum(torch.maximum(q, low), high).mul_(scale), x, out=errors[:, index])
-            found[0, here] += torch.bmm(errors, g)
-            if squares:
-                found[1, here] += torch.bmm(errors.square_(), g.square())
-    return found[0], found[1] if squares else found.new_zeros(0)
+            yield ErrorBlock(here, columns, errors)
+
+
+def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, squares: bool = True) -> tuple[Tensor, Tensor]:
+    """Products of the errors that grids make in a constant with sums of its gradients, float64 (C, J, K); and the sums
+    of the squares of the products of single values, of the same shape, or nothing.
+
+    Args:
+        blocks: of the errors on J grids, all of the constant.
+        sums: float32 (C, K, n).
+    """
+    found: list[Tensor] = []
+    for rows, columns, errors in blocks:
+        if not found:
+            shape = len(sums), errors.shape[1], sums.shape[1]
+            found = [torch.zeros(shape, dtype=torch.float64) for _ in range(2 if squares else 1)]
+        g = sums[rows, :, columns].transpose(1, 2)
+        found[0][rows] += torch.bmm(errors, g)
+        if squares:
+            found[1][rows] += torch.bmm(errors.square(), g.square())
+    return found[0], found[1] if squares else found[0].new_zeros(0)
 
 
 def _column(t: Tensor | int) -> Tensor:
