@@ -36,6 +36,8 @@ EXACT_FLOAT32: Final = 1 << 24
 EXACT_FLOAT64: Final = 1 << 53
 #: Values that are multiplied and shifted at a time: the dozen passes over them read a core's cache, not memory.
 BLOCK: Final = 1 << 18
+#: Times a multiplier of 31 bits, and a half more: float64 holds integers below this one exactly.
+_DIRECT: Final = (1 << 22) - 1
 
 
 def extremes(c: Tensor) -> tuple[float, float]:
@@ -285,16 +287,24 @@ def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor
     if how.two_stage:
         if not _between(n, 31, 62):
             return None
-        doubled = _shifted_product(c.to(torch.float64), m, torch.full_like(n, 31)).clamp_max_((1 << 31) - 1)
-        x = doubled.mul_(torch.ldexp(torch.ones_like(n, dtype=torch.float64), 31 - n))
-        # the sum is exact: x has 31 bits, and where its lowest is below 2**-52 it is far from 1/2
-        return x.add_(torch.copysign(x.new_full((), 0.5), x)).trunc_()
+        doubled = _doubling_high_product(c, m)
+        # A little more than 1 takes ties away from zero, and nothing else to one: |doubled| < 2**32, and what is no tie
+        # is 2**(31 - n) from it or further.
+        return doubled.mul_(torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)).round_()
     if not _between(n, 17, 52) or rounding not in ("half_up", "half_away"):
         return None
     x = c.to(torch.float64)
     if rounding == "half_up":
         return _shifted_product(x, m, n)
     return torch.copysign(_shifted_product(x.abs(), m, n), x)
+
+
+def _doubling_high_product(c: Tensor, m: Tensor) -> Tensor:
+    """`doubling_high_multiply` in float64, which holds the products of 31 bits and fewer than 23 as they are."""
+    low, high = extremes(c)
+    if max(-low, high) < _DIRECT:
+        return torch.mul(c.to(torch.float64), torch.ldexp(m.to(torch.float64), torch.tensor(-31))).add_(0.5).floor_()
+    return _shifted_product(c.to(torch.float64), m, torch.full_like(m, 31)).clamp_max_((1 << 31) - 1)
 
 
 def _shifted_product(c: Tensor, m: Tensor, n: Tensor) -> Tensor:
