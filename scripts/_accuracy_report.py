@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from _assets import area_difference
 
 from hago.objective import paired_interval
 
@@ -43,13 +44,15 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def spread(interval: Sequence[float]) -> str:
-    """Mean and 95 % interval in points of top-1."""
+    """Mean and 95 % interval in points."""
     mean, low, high = (100 * v for v in interval)
     return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def gain(rows: Mapping[str, Any], ours: str, other: str) -> tuple[float, float, float] | None:
-    """Top-1 of `ours` minus that of `other`, paired; None for other metrics."""
+    """Top-1, or the area under a curve, of `ours` minus that of `other`, paired; None for other metrics."""
+    if rows[ours]["placements"]:
+        return area_difference(*([torch.tensor(p) for p in rows[n]["placements"]] for n in (ours, other)))
     if not rows[ours]["right"]:
         return None
     a, b = (torch.tensor(rows[n]["right"], dtype=torch.float64) for n in (ours, other))

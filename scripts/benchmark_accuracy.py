@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from _accuracy_report import table, verdicts
-from _assets import NAMES, Asset, load, outputs
+from _assets import NAMES, Asset, area_difference, load, outputs
 from _peers import onnxruntime_missing, onnxruntime_outputs, plain_outputs
 from torch import Tensor
 
@@ -62,8 +62,8 @@ class Row:
 
     Args:
         value: of the network's metric.
-        interval: of top-1; None for other metrics, as are the next two.
-        loss: float minus integer top-1, paired.
+        interval: of top-1; None for other metrics, as is the agreement.
+        loss: float minus integer, paired; None but for top-1 and areas under curves.
         agreement: with the float model's top-1.
         sqnr: of the outputs, in dB.
         rate: overflows per million accumulators of nodes that are not proved.
@@ -83,6 +83,7 @@ class Row:
     rate: float = 0.0
     differing: int = 0
     right: list[int] = field(default_factory=list)
+    placements: list[list[float]] = field(default_factory=list)
 
 
 class Measurement:
@@ -101,6 +102,10 @@ class Measurement:
         asset = self.asset
         sqnr = _sqnr(self.reference, out)
         value = asset.score(out)
+        if asset.placements is not None:
+            placed = asset.placements(out)
+            loss = area_difference(asset.placements(self.reference), placed)
+            return Row(value, None, loss, None, sqnr, placements=[x.tolist() for x in placed])
         if asset.labels is None:
             return Row(value, None, None, None, sqnr)
         right = self._right(out)
