@@ -47,7 +47,7 @@ class _Clamp(torch.autograd.Function):
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
     low, high = attrs["min"], attrs["max"]
     if x.requires_grad and torch.is_grad_enabled() and low is not None and high is not None and low <= high:
-        clamped: Tensor = _Clamp.apply(x, low, high)
+        clamped: Tensor = _Clamp.apply(x, low, high)  # type: ignore[no-untyped-call]
         return clamped
     return torch.clamp(x, low, high)
 
