@@ -13,13 +13,13 @@ from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.engine.model import named_engine
 from hago.frontend.data import Batches
+from hago.frontend.torch_export import ModelLike
 from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
 from hago.ops import OPS, Ops
 from hago.prepare import (
     HardwareLike,
-    ModelLike,
     StrategyLike,
     as_hardware,
     as_strategy,

@@ -23,9 +23,10 @@ from hago.export.onnx_engines import ENGINES, SATURATES, openvino_that_lasts, sa
 from hago.export.onnx_export import make_onnx
 from hago.export.onnx_seen import Seen
 from hago.frontend.data import Batches
+from hago.frontend.torch_export import ModelLike
 from hago.graph import CONST, INPUT, Node
 from hago.plan import Plan
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, planned
+from hago.prepare import HardwareLike, StrategyLike, planned
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
 

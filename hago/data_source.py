@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from hago.errors import DataError, HagoError
 from hago.frontend.data import native
-from hago.model_source import call, import_object, said
+from hago.named_objects import call, import_object, said
 
 #: Samples of one batch, where nothing else is said.
 BATCH_SIZE: Final = 64

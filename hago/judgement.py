@@ -15,10 +15,11 @@ from torch import Tensor
 from hago.debug.text import count, table
 from hago.exactness import compare, differing
 from hago.frontend.data import Batches
+from hago.frontend.torch_export import ModelLike
 from hago.graph import CONST
 from hago.objective import MOST_DB, objective
 from hago.plan import Plan
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, planned
+from hago.prepare import HardwareLike, StrategyLike, planned
 from hago.realization import IntegerModel
 from hago.simulator import Simulator
 from hago.trials.evaluate import Evaluator

@@ -6,9 +6,8 @@ or by torch with `weights_only=True`.
 
 from __future__ import annotations
 
-import importlib
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,70 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from hago.errors import GraphError, HagoError, did_you_mean
+from hago.errors import GraphError, HagoError
+from hago.frontend.torch_export import ModelLike
 from hago.graph import Graph
 from hago.json_text import is_file
-from hago.prepare import ModelLike
+from hago.named_objects import call, import_object, said
 
 #: How many keys an error lists before it says "and n more".
 _LISTED = 4
 
 
-# ---------------------------------------------------------------- code by name
-def import_object(spec: str, what: str) -> Any:
-    """The object that `package.module:name` names.
-
-    Args:
-        what: what it is for, in words; errors begin with it.
-
-    Raises:
-        HagoError: the text has another form, or there is no such module or name, or importing failed.
-    """
-    module_name, _, path = spec.partition(":")
-    if not module_name or not path:
-        raise HagoError(f"{what} {spec!r}: expected 'package.module:callable', e.g. 'my_models:resnet20'")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise HagoError(f"{what} {spec!r}: {_why_not_imported(module_name, error)}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            known = [n for n in dir(found) if not n.startswith("_")]
-            raise HagoError(f"{what} {spec!r}: {module_name} has no {part!r}.{did_you_mean(part, known)}")
-        found = getattr(found, part)
-    return found
-
-
-def _why_not_imported(module: str, error: Exception) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None and (module == missing or module.startswith(missing + ".")):
-        return f"there is no module {missing!r}; run in the folder that holds it, or install it"
-    return f"importing {module} raised {said(error)}"
-
-
-def said(error: BaseException) -> str:
-    """An exception that someone else's code raised, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return type(error).__name__ + (f": {lines[0]}" if lines else "")
-
-
-def call(function: Callable[[], Any], spec: str, what: str) -> Any:
-    """What the named callable returns.
-
-    Raises:
-        HagoError: it is not callable without arguments, or raised.
-    """
-    if not callable(function):
-        raise HagoError(f"{what} {spec!r} is of type {type(function).__name__}; expected a callable without arguments")
-    try:
-        return function()
-    except HagoError:
-        raise
-    except Exception as error:
-        raise HagoError(f"{what} {spec!r} raised {said(error)}") from error
-
-
-# ---------------------------------------------------------------- models
 def load_model(spec: str, weights: str | Path | None = None) -> ModelLike:
     """The model that `spec` names, in eval mode, with the weights of a file.
 

@@ -16,13 +16,14 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hago.calibrate.collect import Calibration, collect
+from hago.calibrate.estimators import estimator as named_estimator
 from hago.calibrate.seed import ModesLike, Seed, ThresholdsLike, make_seed
 from hago.calibrate.statistics import Estimator
 from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
 from hago.execute import check_batches
-from hago.frontend.attention import opens_attention
+from hago.frontend.attention import ATTENTION, OPENED_INTO
 from hago.frontend.data import Batches
-from hago.frontend.torch_export import Attention, from_torch
+from hago.frontend.torch_export import Attention, ModelLike, from_torch
 from hago.graph import OUTPUT, Graph
 from hago.hardware import Hardware
 from hago.hardware_document import hardware_hash
@@ -31,7 +32,7 @@ from hago.levels import supported
 from hago.nesting import read_tree
 from hago.ops import OPS
 from hago.plan import Plan
-from hago.qat.dorefa_thresholds import DoReFaWeights, dorefa_made, estimator_of
+from hago.qat.dorefa_thresholds import DoReFaWeights, dorefa_made
 from hago.qat.policies import topology_of
 from hago.resolve import Resolver
 from hago.space import Space, build_space, with_kinds
@@ -43,7 +44,6 @@ from hago.types import torch_dtype
 #: Entries of an input that a strategy may ask for, at most.
 LARGEST_INPUT: Final = 1 << 31
 
-ModelLike = nn.Module | ExportedProgram | Graph
 HardwareLike = Hardware | str | PathLike[str]
 StrategyLike = Strategy | str | PathLike[str]
 
@@ -113,6 +113,15 @@ def import_on(
     attention: Attention = "opened" if hardware is None or opens_attention(hardware) else "whole"
     ops = OPS if hardware is None else hardware.known_ops
     return from_torch(model, args, kwargs, fold=fold, ops=ops, attention=attention, made_for=made_for)
+
+
+def opens_attention(hardware: Hardware) -> bool:
+    """Whether attention is opened for a chip: it multiplies matrices of integers, and takes what stands between."""
+    if not hardware.integer_descs("matmul"):
+        return False
+    if not hardware.float_descs(ATTENTION):
+        return True  # whole, it could not run at all
+    return all(hardware.integer_descs(op) or hardware.float_descs(op) for op in OPENED_INTO)
 
 
 def input_names(model: ModelLike) -> tuple[str, ...]:
@@ -194,10 +203,12 @@ def prepare(
     topology = topology_of(graph, chip, kept, ops)
     warn_of_unknown(graph, chip)
     if given.modes:
-        fixed = {**(fix_bits or {}), **given.fixed_bits(graph, build_space(graph, chip, topology, None, ops))}
+        groups = build_space(graph, chip, topology, None, ops).groups
+        group_of = {str(edge): key for key, group in groups.items() for edge in group.edges}
+        fixed = {**(fix_bits or {}), **given.fixed_bits(graph, group_of)}
     space = build_space(graph, chip, topology, fixed, ops)
     default = "power2_range" if chip.requantize.power_of_two else "mse"
-    chosen = estimator_of(default if estimator is None else estimator)
+    chosen = named_estimator(default if estimator is None else estimator)
     observed = {g.source for g in space.groups.values()}
     if kinds:
         # another topology quantizes other edges

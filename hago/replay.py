@@ -10,10 +10,11 @@ from typing import Any
 
 from hago.calibrate.seed import Seed
 from hago.errors import LogError, StrategyMismatch, shortened
+from hago.frontend.torch_export import ModelLike
 from hago.hardware_document import hardware_hash
 from hago.objective import Objective, ObjectiveLike
 from hago.objective import objective as named_objective
-from hago.prepare import HardwareLike, ModelLike, Prepared, StrategyLike, as_strategy, planned, prepare
+from hago.prepare import HardwareLike, Prepared, StrategyLike, as_strategy, planned, prepare
 from hago.search.header import Header
 from hago.search.log import read_log
 from hago.search.searchers import SEARCHERS

@@ -15,9 +15,10 @@ from hago.cost_range import CostRange, cost_range
 from hago.costing import plan_cost
 from hago.debug.explain import Explanation, explain_topology
 from hago.debug.inspect import GraphStatistic, inspect_plan
+from hago.frontend.torch_export import ModelLike
 from hago.objective import ObjectiveLike
 from hago.objective import objective as named_objective
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_hardware, as_strategy, import_on, planned, prepare
+from hago.prepare import HardwareLike, StrategyLike, as_hardware, as_strategy, import_on, planned, prepare
 from hago.qat.policies import topology_of
 from hago.search.searcher import Score
 from hago.searching.sensitivity import Sensitivity

@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.tpu_mlir_cast import UniformType
 from hago.errors import HagoError
 from hago.numerics import Requantize
+from hago.ops._tpu_mlir import RECORDS
 from hago.packing import Packed, pack, unpack
 from hago.tensor_file import RESERVED, dtype_name, storable, storable_dtype
 from hago.types import DType, QParams, SimQ
@@ -28,7 +28,7 @@ from hago.types import dtype as named_dtype
 #: Tensors of at most so many elements stand in the JSON itself.
 SMALL: Final = 16
 #: Records that attributes of operators hold, by name.
-_RECORDS: Final = {kind.__name__: kind for kind in (UniformType,)}
+_RECORDS: Final = {kind.__name__: kind for kind in RECORDS}
 _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hago.calibrate.collect import Calibration
+from hago.calibrate.estimators import dorefa_of
 from hago.calibrate.statistics import Estimator, TensorStatistics
 from hago.calibrate.thresholds import Thresholds
 from hago.errors import StrategyMismatch
@@ -17,7 +18,7 @@ from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.plan import Plan
-from hago.qat.dorefa_thresholds import DoReFaThresholds, DoReFaWeights, dorefa_of
+from hago.qat.dorefa_thresholds import DoReFaThresholds, DoReFaWeights
 from hago.resolve import Resolver
 from hago.schemes import Grid
 from hago.space import Space

@@ -15,7 +15,8 @@ from torch import nn
 
 from hago.errors import GraphError, HagoError
 from hago.graph import Graph
-from hago.model_source import import_object, load_model, read_weights
+from hago.model_source import load_model, read_weights
+from hago.named_objects import import_object
 
 ZOO = """
 import torch

@@ -32,7 +32,6 @@ from hago.hardware import Hardware
 from hago.json_text import read_file
 from hago.represented import Range, thresholds_for
 from hago.schemes import TWO_SIDED, Grid
-from hago.space import Space
 
 #: Grids of at most so many bits take a row of the int4 section where there is one.
 _FOUR: Final = 4
@@ -136,16 +135,20 @@ class Seed:
         """Patterns of the nodes that stay float."""
         return [glob.escape(n) for n, mode in self.modes.items() if _MODES[mode] is None]
 
-    def fixed_bits(self, graph: Graph, space: Space) -> dict[str, int]:
+    def fixed_bits(self, graph: Graph, group_of: Mapping[str, str]) -> dict[str, int]:
         """Bits by pattern, of the groups that nodes with an integer mode read and write; where nodes ask for
-        several, the most."""
-        group_of = {str(e): key for key, g in space.groups.items() for e in g.edges}
+        several, the most.
+
+        Args:
+            group_of: the key of the group of every quantized edge.
+        """
+        groups = set(group_of.values())
         found: dict[str, int] = {}
         for name, mode in self.modes.items():
             asked = _MODES[mode]
             if asked is not None:
                 for key, bits in _asked(graph, graph[name], asked, group_of):
-                    if key in space.groups:
+                    if key in groups:
                         found[key] = max(bits, found.get(key, 0))
         return {glob.escape(key): bits for key, bits in found.items()}
 

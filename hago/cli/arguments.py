@@ -19,7 +19,7 @@ from hago.data_source import BATCH_SIZE
 from hago.demo import HARDWARE
 from hago.errors import HagoError
 from hago.hardware_file import available_hardware
-from hago.qat.dorefa_grid import DOREFAS
+from hago.qat.dorefa import DOREFAS
 
 
 class _Parser(argparse.ArgumentParser):

@@ -17,7 +17,7 @@ from hago.data_source import ImageShape, load_data
 from hago.errors import HagoError
 from hago.hardware import Hardware
 from hago.hardware_file import available_hardware, load_hardware
-from hago.model_source import import_object
+from hago.named_objects import import_object
 from hago.ops import OPS, Ops
 from hago.ops._rule import OpRule
 from hago.search.log import Log

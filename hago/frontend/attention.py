@@ -18,21 +18,11 @@ from typing import Any, Final
 
 from hago.execute import infer_shape
 from hago.graph import Graph, Node
-from hago.hardware import Hardware
 from hago.ops import OPS, Ops
 
 ATTENTION: Final = "scaled_dot_product_attention"
 #: What attention is opened into, besides the products.
-_BETWEEN: Final = ("permute", "softmax", "masked_softmax")
-
-
-def opens_attention(hardware: Hardware) -> bool:
-    """Whether attention is opened for a chip: it multiplies matrices of integers, and takes what stands between."""
-    if not hardware.integer_descs("matmul"):
-        return False
-    if not hardware.float_descs(ATTENTION):
-        return True  # whole, it could not run at all
-    return all(hardware.integer_descs(op) or hardware.float_descs(op) for op in _BETWEEN)
+OPENED_INTO: Final = ("permute", "softmax", "masked_softmax")
 
 
 def open_attention(graph: Graph, open_axes: Mapping[str, Sequence[int]], ops: Ops = OPS) -> Graph:

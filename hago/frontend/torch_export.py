@@ -30,10 +30,11 @@ from hago.graph import Graph
 from hago.ops import OPS, Ops
 
 Attention = Literal["opened", "whole"]
+ModelLike = nn.Module | ExportedProgram | Graph
 
 
 def from_torch(
-    model: nn.Module | ExportedProgram | Graph,
+    model: ModelLike,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hago.convolution import without_stride
 from hago.numerics import Order
 from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
 from hago.ops._rule import OpRule, Refusal, Sample
@@ -27,24 +27,6 @@ def _compute(dims: int) -> Callable[..., Tensor]:
         return conv(x, w, b, stride, attrs["padding"], attrs["dilation"], attrs["groups"])
 
     return compute
-
-
-def without_stride(
-    x: Tensor, weight: Tensor, stride: Sequence[int], padding: str | Sequence[int]
-) -> tuple[Tensor, Sequence[int]]:
-    """What a convolution reads, and its stride, such that the weight's gradient is right.
-
-    Where single places are read and some are left out (a kernel of 1, a stride of 2), oneDNN's gradient of the weight
-    for AVX2 is wrong, or ends the process, if channels are few and last (oneDNN issue 6035, seen up to torch 2.13).
-    Another kernel computes it where the places that are left out are not there. Nothing changes without gradients.
-    """
-    is_padded = padding not in ("valid", "same") and any(padding)
-    is_point = math.prod(weight.shape[2:]) == 1 and not is_padded and any(step > 1 for step in stride)
-    if not (is_point and weight.requires_grad and torch.is_grad_enabled()):
-        return x, stride
-    for axis, step in enumerate(stride, start=x.ndim - len(stride)):
-        x = x[(slice(None),) * axis + (slice(None, None, step),)]
-    return x, [1] * len(stride)
 
 
 def _scale(dims: int) -> Callable[[Attrs, Sequence[Tensor]], Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from hago.ops._integer import Attrs, IntegerForm, Operand, Site
 from hago.ops._landing import landing, largest_out
 from hago.rounding import rounding_shift
 from hago.types import QParams
+
+#: Types of values that attributes of these forms hold, besides numbers and tensors.
+RECORDS: Final = (UniformType,)
 
 
 def _scaled(c: Tensor, m: int | Tensor, r: int) -> Tensor:

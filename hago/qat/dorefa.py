@@ -7,7 +7,9 @@ All randomness comes from a generator, or is passed in.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -210,3 +212,42 @@ def ternarize(w: Tensor, positive: Tensor, negative: Tensor, threshold: float = 
     sign = straight_through(w, torch.sign(values) * torch.where(inner, 0.0, 1.0).to(w.dtype))
     one = torch.ones_like(values)
     return sign * torch.where(values > edge, one * positive, torch.where(values < -edge, one * negative, one))
+
+
+@dataclass(frozen=True, slots=True)
+class DoReFa:
+    """Options of DoReFa-Net's quantizers.
+
+    Args:
+        variant, zeros: of `dorefa.quantize_weight`.
+        relative: sizes stay those of the float model, so that a network that was trained in float is one that
+            still works: weights are `u * quantize_weight(w / u)` with u four times the largest weight at the
+            start, activations `t * quantize_activation(x / t)` with t the strategy's threshold. These are
+            DoReFa's functions of the network with its layers rescaled. Else both are in [-1, 1] and [0, 1], as
+            in the paper.
+        gradient_bits: of the gradients of convolutions and linear layers; 32 leaves them alone.
+        seed: of the noise that rounds gradients.
+
+    References:
+        Zhou et al., arXiv:1606.06160.
+    """
+
+    variant: Variant = "tensorpack"
+    zeros: Zeros = "raise"
+    relative: bool = False
+    gradient_bits: int = 32
+    seed: int = 0
+
+    def gradients(self, step: int) -> Callable[[Tensor], Tensor] | None:
+        """What rounds the gradients of one training pass; None where nothing does."""
+        if self.gradient_bits == 32:
+            return None
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % (1 << 62))
+        return lambda x: quantize_gradient(x, self.gradient_bits, generator=generator)
+
+
+#: By name: the paper's, and the one for networks that were trained in float.
+DOREFAS: Final[Mapping[str, DoReFa]] = {
+    "dorefa": DoReFa(),
+    "dorefa_relative": DoReFa(variant="zzzxxxttt", relative=True),
+}

@@ -6,7 +6,6 @@ an edge of b bits holds DoReFa weights of b - 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,52 +16,13 @@ from hago.errors import HagoError
 from hago.graph import CONST, OUTPUT, Graph
 from hago.hardware import Hardware
 from hago.ops import Ops
-from hago.qat.dorefa import Variant, Zeros, quantize_gradient, quantize_weight
+from hago.qat.dorefa import DoReFa, quantize_weight
 from hago.schemes import TWO_SIDED
 from hago.types import Edge, QParams
 
 #: The largest weight in its unit, where sizes are relative: tanh is linear there to 2 %, as it is on the
 #: weights of layers that a batch norm follows, for which DoReFa-Net was made.
 LARGEST: Final = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class DoReFa:
-    """Options of DoReFa-Net's quantizers.
-
-    Args:
-        variant, zeros: of `dorefa.quantize_weight`.
-        relative: sizes stay those of the float model, so that a network that was trained in float is one that
-            still works: weights are `u * quantize_weight(w / u)` with u four times the largest weight at the
-            start, activations `t * quantize_activation(x / t)` with t the strategy's threshold. These are
-            DoReFa's functions of the network with its layers rescaled. Else both are in [-1, 1] and [0, 1], as
-            in the paper.
-        gradient_bits: of the gradients of convolutions and linear layers; 32 leaves them alone.
-        seed: of the noise that rounds gradients.
-
-    References:
-        Zhou et al., arXiv:1606.06160.
-    """
-
-    variant: Variant = "tensorpack"
-    zeros: Zeros = "raise"
-    relative: bool = False
-    gradient_bits: int = 32
-    seed: int = 0
-
-    def gradients(self, step: int) -> Callable[[Tensor], Tensor] | None:
-        """What rounds the gradients of one training pass; None where nothing does."""
-        if self.gradient_bits == 32:
-            return None
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % (1 << 62))
-        return lambda x: quantize_gradient(x, self.gradient_bits, generator=generator)
-
-
-#: By name: the paper's, and the one for networks that were trained in float.
-DOREFAS: Final[Mapping[str, DoReFa]] = {
-    "dorefa": DoReFa(),
-    "dorefa_relative": DoReFa(variant="zzzxxxttt", relative=True),
-}
 
 
 @dataclass(frozen=True, slots=True)

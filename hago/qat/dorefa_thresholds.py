@@ -5,57 +5,20 @@ They are those that training with the scheme of the same name starts from, integ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hago.calibrate.estimators import estimator as named_estimator
-from hago.calibrate.statistics import Estimator, TensorStatistics
 from hago.graph import Graph
 from hago.hardware import Hardware
 from hago.numerics import quantize
 from hago.operands import ThresholdSource
 from hago.ops import Ops
-from hago.qat.dorefa_grid import DOREFAS, DoReFa, Levels, check_holds, held, is_weight, unit_threshold
+from hago.qat.dorefa import DOREFAS, DoReFa
+from hago.qat.dorefa_grid import Levels, check_holds, held, is_weight, unit_threshold
 from hago.schemes import TWO_SIDED, Grid
 from hago.types import QParams
-
-
-@dataclass(frozen=True, slots=True)
-class DoReFaEstimator:
-    """DoReFa's weights, and activations by another estimator (or in [0, 1], where the scheme says so).
-
-    Args:
-        scheme: a name in DOREFAS.
-        inner: of all that is no weight.
-    """
-
-    scheme: str
-    inner: Estimator
-
-    @property
-    def name(self) -> str:
-        return f"{self.scheme}:{self.inner.name}"
-
-    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
-        return self.inner(statistics, grid)
-
-
-def estimator_of(spec: str | Estimator) -> Estimator:
-    """As `calibrate.estimators.estimator`, and "dorefa" and "dorefa_relative", with another one behind a colon.
-
-    Raises:
-        HagoError: no such estimator, or options that it does not take.
-    """
-    name, _, rest = spec.strip().partition(":") if isinstance(spec, str) else ("", "", "")
-    return DoReFaEstimator(name, named_estimator(rest or "mse")) if name in DOREFAS else named_estimator(spec)
-
-
-def dorefa_of(estimator: Estimator) -> str | None:
-    """The name in DOREFAS of what an estimator does to weights."""
-    return estimator.scheme if isinstance(estimator, DoReFaEstimator) else None
 
 
 class DoReFaWeights:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hago.errors import HagoError
 from hago.plan import Plan
-from hago.qat.dorefa_grid import DoReFa, Levels, check_holds, held, is_weight, unit_threshold
+from hago.qat.dorefa import DoReFa
+from hago.qat.dorefa_grid import Levels, check_holds, held, is_weight, unit_threshold
 from hago.qat.norms import FoldedNorm
 from hago.qat.ranges import Range
 from hago.types import Edge, QParams

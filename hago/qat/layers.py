@@ -7,8 +7,8 @@ from typing import Final
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hago.convolution import without_stride
 from hago.errors import HagoError
-from hago.ops._conv import without_stride
 from hago.qat._checks import along
 
 #: What can be run with a fake-quantized weight; the channels of its outputs are axis 0 of the weight.

@@ -21,7 +21,7 @@ from hago.frontend.fold import CHANNEL_AXIS
 from hago.fusion import fuse_clamps
 from hago.graph import OUTPUT, Graph
 from hago.plan import Plan
-from hago.qat.dorefa_grid import DoReFa
+from hago.qat.dorefa import DoReFa
 from hago.qat.dorefa_training import Weight, dorefa_weights, squash_norms
 from hago.qat.live import LivePass
 from hago.qat.moves import Slope

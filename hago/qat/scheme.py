@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
-from hago.qat.dorefa_grid import DOREFAS, DoReFa
+from hago.qat.dorefa import DOREFAS, DoReFa
 from hago.qat.moves import Slope
 from hago.qat.norms import Norms
 from hago.qat.oneflow import MovingAverageMinMaxObserver

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import torch
 
+from hago.calibrate.estimators import dorefa_of
 from hago.frontend.data import Batches
 from hago.graph import Graph
 from hago.hardware_document import hardware_hash
 from hago.objective import Objective, jackknife_interval
 from hago.plan import Plan
 from hago.prepare import Prepared
-from hago.qat.dorefa_thresholds import dorefa_of
 from hago.search.header import Header, make_header
 from hago.search.searcher import Searcher
 from hago.strategy import HardwareId

@@ -13,9 +13,10 @@ from typing import Any, Final
 from hago.calibrate.seed import ModesLike, ThresholdsLike
 from hago.calibrate.statistics import Estimator
 from hago.errors import InfeasibleBits
+from hago.frontend.torch_export import ModelLike
 from hago.json_text import check_distinct
 from hago.objective import ObjectiveLike
-from hago.prepare import HardwareLike, ModelLike, Prepared, held_out_batches, make_strategy, planned, prepare
+from hago.prepare import HardwareLike, Prepared, held_out_batches, make_strategy, planned, prepare
 from hago.search.driver import SearchResult, search
 from hago.search.log import read_header
 from hago.search.progress import Preliminaries

@@ -13,9 +13,10 @@ from torch import nn
 from hago.errors import HagoError
 from hago.exactness import compare
 from hago.frontend.data import Batches
+from hago.frontend.torch_export import ModelLike
 from hago.objective import ObjectiveLike, objective
 from hago.plan import Plan
-from hago.prepare import HardwareLike, ModelLike, as_graph
+from hago.prepare import HardwareLike, as_graph
 from hago.searching.descriptions import confirmed
 from hago.strategy import Strategy
 from hago.training.finetuning import Finetuned, finetune

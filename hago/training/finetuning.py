@@ -21,11 +21,12 @@ import torch
 from hago.errors import HagoError, LogError
 from hago.execute import check_batches
 from hago.frontend.data import Batches
+from hago.frontend.torch_export import ModelLike
 from hago.hardware_document import hardware_hash
 from hago.json_text import canonical, check_distinct, json_values
 from hago.objective import objective
 from hago.plan import Plan
-from hago.prepare import HardwareLike, ModelLike, StrategyLike, as_graph, as_hardware, as_strategy
+from hago.prepare import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.quantizer import Quantizer

@@ -12,13 +12,13 @@ from hago.calibrate.statistics import Estimator
 from hago.errors import HagoError, as_strings
 from hago.frontend.data import Batches
 from hago.frontend.fold import fold_batch_norms
+from hago.frontend.torch_export import ModelLike
 from hago.graph import CONST, Graph
 from hago.hardware import Hardware
 from hago.objective import objective
 from hago.plan import Plan
 from hago.prepare import (
     HardwareLike,
-    ModelLike,
     StrategyLike,
     as_graph,
     as_hardware,

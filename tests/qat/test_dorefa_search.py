@@ -17,6 +17,8 @@ from plans import points
 from torch import Tensor
 
 import hago
+from hago.calibrate.estimators import DoReFaEstimator
+from hago.calibrate.estimators import estimator as estimator_of
 from hago.calibrate.mse import Mse
 from hago.cli import main
 from hago.errors import HagoError
@@ -25,7 +27,6 @@ from hago.hardware import Hardware, OpDesc
 from hago.hardware_document import to_document
 from hago.hardware_file import load_hardware
 from hago.prepare import prepare
-from hago.qat.dorefa_thresholds import DoReFaEstimator, estimator_of
 from hago.training.qat_model import from_qat, prepare_qat
 
 

@@ -16,8 +16,8 @@ from hago.frontend.torch_export import from_torch
 from hago.graph import Graph
 from hago.hardware import TensorScheme
 from hago.hardware_file import load_hardware
-from hago.qat.dorefa import quantize_weight
-from hago.qat.dorefa_grid import DOREFAS, DoReFa, Levels
+from hago.qat.dorefa import DOREFAS, DoReFa, quantize_weight
+from hago.qat.dorefa_grid import Levels
 from hago.qat.model import QatModel
 from hago.qat.scheme import SCHEMES
 from hago.training.qat_model import from_qat, prepare_qat
