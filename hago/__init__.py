@@ -3,32 +3,30 @@
 Importing it changes nothing and prints nothing.
 """
 
+from hago.analysis.measure_hardware import measure_hardware
 from hago.api import (
     create_quantizer,
-    load_integer_model,
-    quantize,
-    replay,
-    search_quantize_strategy,
-)
-from hago.errors import HagoError, HagoWarning
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
-from hago.hardware_file import available_hardware, load_hardware, save_hardware
-from hago.measuring.hardware import measure_hardware
-from hago.numerics import simulated_quantize
-from hago.quantizer import Quantizer
-from hago.reports import (
     estimate_cost,
     evaluate_strategy,
     explain,
     inspect_graph_statistic,
+    load_integer_model,
     measure_sensitivity,
+    quantize,
+    replay,
+    search_quantize_strategy,
 )
-from hago.searching.fronts import load_front
-from hago.strategy import Strategy
-from hago.training.finetuning import finetune
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.arithmetic.numerics import simulated_quantize
+from hago.errors import HagoError, HagoWarning
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph
+from hago.hardware.file import available_hardware, load_hardware, save_hardware
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, create_sample_hardware
+from hago.plan.strategy import Strategy
+from hago.qat.finetune import finetune
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.search.fronts import load_front
+from hago.search.quantizer import Quantizer
 from hago.version import VERSION
 
 __version__ = VERSION

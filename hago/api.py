@@ -9,38 +9,48 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hago.calibrate.seed import ModesLike, ThresholdsLike
-from hago.calibrate.statistics import Estimator
-from hago.engine.model import named_engine
-from hago.frontend.data import Batches
-from hago.frontend.torch_export import ModelLike
-from hago.json_text import check_distinct
-from hago.objective import ObjectiveLike
-from hago.objective import objective as named_objective
+from hago.analysis.explain import Explanation, explain_topology
+from hago.analysis.inspect import GraphStatistic, inspect_plan
+from hago.calibration.given_ranges import ModesLike, ThresholdsLike
+from hago.calibration.statistics import Estimator
+from hago.cost.cost import Cost, plan_cost
+from hago.cost.report import CostRange, cost_range
+from hago.data.batches import Batches
+from hago.graph.frontend import ModelLike
 from hago.ops import OPS, Ops
-from hago.prepare import (
+from hago.plan.placement import topology_of
+from hago.plan.space import build_space
+from hago.plan.strategy import Strategy
+from hago.qat.finetune import trained_after, training_files
+from hago.runtime.native.executor import named_engine
+from hago.runtime.reference import IntegerModel
+from hago.runtime.stored import load_plan
+from hago.search.description import made_by
+from hago.search.evaluate import Evaluator, first_safe
+from hago.search.objective import ObjectiveLike
+from hago.search.objective import objective as named_objective
+from hago.search.prepare import (
     HardwareLike,
     StrategyLike,
     as_hardware,
     as_strategy,
     import_for,
+    import_on,
     input_names,
     make_strategy,
     plan_of,
+    planned,
     prepare,
 )
-from hago.quantizer import Quantizer
-from hago.realization import IntegerModel
-from hago.replay import Replay, replay_log, replay_strategy
-from hago.search.searcher import Searcher
-from hago.searching.descriptions import made_by
-from hago.searching.search import Result, SearchOptions, find
-from hago.stored import load_plan
-from hago.strategy import Strategy
-from hago.training.after_search import trained_after, training_files
-from hago.trials.evaluate import Evaluator, first_safe
-from hago.trials.known import LogPath
-from hago.trials.racing import Race
+from hago.search.quantizer import Quantizer
+from hago.search.racing import Race
+from hago.search.replay import Replay, replay_log, replay_strategy
+from hago.search.scoring import LogPath
+from hago.search.sensitivity import Sensitivity
+from hago.search.sensitivity import measure_sensitivity as sensitivity_of
+from hago.search.session import Result, SearchOptions, find
+from hago.serialization.json_text import check_distinct
+from hago.study.searcher import Score, Searcher
 
 
 def search_quantize_strategy(
@@ -124,11 +134,11 @@ def search_quantize_strategy(
         search_topology: whether nodes that the hardware takes in integers and in float may be either; by
             default where a cost is in use that knows what float takes: bops, cycles, latency or energy.
         race: give a point up once its samples say that it is worse than the best so far. A number is the
-            probability at most with which one that is not is given up, 0.01 for True; see `hago.trials.racing`. The
+            probability at most with which one that is not is given up, 0.01 for True; see `hago.search.racing`. The
             best is always measured on all samples.
 
         finetune: train the best strategy further: options of `hago.finetune`, and `save_weights`, a path for the
-            trained weights, which the strategy is then for; see `hago.training.after_search`.
+            trained weights, which the strategy is then for; see `hago.qat.finetune`.
 
     Returns:
         The best strategy and its score: accuracy on the data where it has labels, else the
@@ -256,3 +266,115 @@ def replay(
     if isinstance(record, Strategy) or Path(record).suffix != ".jsonl":
         return replay_strategy(model, hardware, record, dataset, objective)
     return replay_log(model, hardware, Path(record), dataset, objective, best_only=best_only)
+
+
+# ---------------------------------------------------------------- reports
+# The public calls that only look: what will be integer, what it costs, how good it is, and why.
+# Glue, no logic, as `api`.
+
+
+def evaluate_strategy(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    objective: ObjectiveLike = "sqnr",
+) -> Score:
+    """How a strategy does on a data set."""
+    chosen = as_strategy(strategy)
+    plan, batches = planned(model, hardware, chosen, dataset)
+    return Evaluator(plan.graph, batches, named_objective(objective), plan.ops).score(plan, chosen.bits)
+
+
+def explain(
+    model: ModelLike,
+    hardware: HardwareLike,
+    example_inputs: Sequence[Any] = (),
+    *,
+    keep_float: str | Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+) -> Explanation:
+    """What will be integer, what stays float and why, before any search.
+
+    Args:
+        example_inputs: one batch, to export an nn.Module with.
+    """
+    chip = as_hardware(hardware)
+    ops = chip.known_ops
+    graph = import_on(chip, model, example_inputs)
+    topology = topology_of(graph, chip, keep_float, ops)
+    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
+
+
+def estimate_cost(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    example_inputs: Sequence[Any] = (),
+    *,
+    batch: int = 1,
+) -> Cost:
+    """What a strategy takes on the hardware: bytes, operations, and cycles and energy as far as the
+    hardware's description gives figures for them; `.missing` says what it does not give.
+
+    Args:
+        example_inputs: see create_quantizer.
+        batch: samples in one run.
+
+    Raises:
+        StrategyMismatch: the strategy was made for another model or hardware.
+    """
+    return plan_cost(create_quantizer(model, hardware, strategy, example_inputs).plan, batch)
+
+
+def measure_sensitivity(
+    model: ModelLike,
+    hardware: HardwareLike,
+    dataset: Iterable[Any],
+    *,
+    objective: ObjectiveLike = "sqnr",
+    estimator: str | Estimator | None = None,
+    keep_float: str | Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> Sensitivity:
+    """The expected loss of every choice of bits on every edge, from one forward and one backward pass
+    over the data: what a search of bits is guided by.
+
+    Args:
+        objective: what is lost: accuracy reads labels, kl and agreement compare class probabilities,
+            everything else the outputs themselves.
+        seed: of the random signs.
+
+    Returns:
+        A table: print it, or take `.losses`, `.save(path)`, `.to_json()`.
+    """
+    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    return sensitivity_of(prepared, named_objective(objective), seed)
+
+
+def explain_cost(
+    model: ModelLike,
+    hardware: HardwareLike,
+    example_inputs: Sequence[Any] = (),
+    *,
+    keep_float: str | Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+) -> CostRange:
+    """What the model takes at its most bits, at its fewest, and in float, before any search."""
+    chip = as_hardware(hardware)
+    ops = chip.known_ops
+    graph = import_on(chip, model, example_inputs)
+    topology = topology_of(graph, chip, keep_float, ops)
+    return cost_range(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
+
+
+def inspect_graph_statistic(
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
+) -> GraphStatistic:
+    """Node by node, float against simulated against integer, and the cause of every error.
+
+    Returns:
+        A table: print it, or take `.to_json()`, `.to_csv()`, `.first_wrong`.
+    """
+    return inspect_plan(*planned(model, hardware, strategy, dataset))

@@ -18,18 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hago.api import search_quantize_strategy
-from hago.debug.text import table
+from hago.analysis.strategy_report import Judgement, figure_cells, judge
+from hago.api import explain, inspect_graph_statistic, search_quantize_strategy
+from hago.data.batches import Batches
 from hago.errors import HagoError, as_strings
-from hago.frontend.data import Batches
-from hago.hardware import Hardware
-from hago.hardware_file import load_hardware
-from hago.judgement import Judgement, figure_cells, judge
-from hago.objective import objective
-from hago.prepare import prepare
-from hago.reports import explain, inspect_graph_statistic
-from hago.search.log import read_log
-from hago.trials.evaluate import Evaluator
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Hardware
+from hago.search.evaluate import Evaluator
+from hago.search.objective import objective
+from hago.search.prepare import prepare
+from hago.serialization.text_table import table
+from hago.study.log import read_log
 
 #: What the search is shown on: one chip where 8 bits are easy, and one where sums overflow.
 HARDWARE: Final = ("x86_vnni", "int16_accumulator")

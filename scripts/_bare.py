@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.engine.choose import choose
-from hago.engine.onednn import OnednnConv, prepack
-from hago.graph import CONST, INPUT, Node
-from hago.plan import Plan
+from hago.graph.graph import CONST, INPUT, Node
+from hago.plan.plan import Plan
+from hago.runtime.native.choose import choose
+from hago.runtime.native.onednn import OnednnConv, prepack
 
 CLAMPS: Final = ("relu", "clamp")
 _SCALE: Final = 2.0**-10

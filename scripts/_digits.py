@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hago.qat.dorefa import quantize_activation, quantize_gradient, quantize_weight
+from hago.emulation.dorefa import quantize_activation, quantize_gradient, quantize_weight
+from hago.emulation.oneflow import QLayer, Quantizer
+from hago.emulation.tensorflow.fake_quantize import FakeQuant, LastValueQuantize, MovingAvgQuantize
+from hago.emulation.tensorflow.layers import FoldedLayer
 from hago.qat.model import QatModel
-from hago.qat.oneflow import Quantizer
-from hago.qat.oneflow_layers import QLayer
-from hago.qat.tensorflow import FakeQuant
-from hago.qat.tensorflow_fold import FoldedLayer
-from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.qat.prepare import from_qat, prepare_qat
 
 #: The table of models whose integers are those of a chip.
 PLANS = "prepare_qat on x86_vnni (the integer model)"

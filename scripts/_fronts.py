@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hago.objective import decibels, jackknife_interval, paired_interval
+from hago.search.objective import decibels, jackknife_interval, paired_interval
 
 #: A line of a table, as JSON values.
 Row: TypeAlias = dict[str, Any]

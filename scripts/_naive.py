@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hago import Graph
-from hago.execute import channels_last, compute_real, run
-from hago.graph import CONST, Node
-from hago.plan import Plan
-from hago.types import QParams
+from hago.arithmetic.types import QParams
+from hago.graph.execute import channels_last, compute_real, run
+from hago.graph.graph import CONST, Node
+from hago.plan.plan import Plan
 
 
 def float_forward(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> Callable[[], Any]:

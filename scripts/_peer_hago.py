@@ -9,11 +9,10 @@ import torch._dynamo  # torch.export's own, on its first use otherwise: nobody's
 from _peer_points import Task
 from torch import Tensor
 
-from hago.cost import Cost
-from hago.costing import plan_cost
-from hago.engine.model import FastModel
-from hago.prepare import as_graph, as_hardware, plan_of
-from hago.searching.search import SearchOptions, find
+from hago.cost.cost import Cost, plan_cost
+from hago.runtime.native.executor import FastModel
+from hago.search.prepare import as_graph, as_hardware, plan_of
+from hago.search.session import SearchOptions, find
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from _assets import Asset, Samples
 from torch import Tensor, nn
 
 from hago import Graph
-from hago.execute import compute_real, run, run_real
-from hago.graph import CONST, Node
+from hago.graph.execute import compute_real, run, run_real
+from hago.graph.graph import CONST, Node
 
 _QUANTIZED = ("conv1d", "conv2d", "linear")
 

@@ -24,9 +24,9 @@ from _fronts import Row
 from _search_subjects import Subject, asset, naive_and_float, seconds_of, subjects, wanted
 
 from hago import Graph, HagoError
-from hago.prepare import prepare
-from hago.search.driver import SearchResult
-from hago.searching.search import SearchOptions, find
+from hago.search.prepare import prepare
+from hago.search.session import SearchOptions, find
+from hago.study.study import SearchResult
 
 ASSETS = (
     "mlperf_kws",

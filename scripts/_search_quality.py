@@ -20,22 +20,20 @@ from typing import Any
 from _assets import Asset, load
 from _fronts import Point, Row, compared, listed, plot
 
-from hago.frontend.data import Batches
-from hago.objective import OBJECTIVES
-from hago.prepare import Prepared, prepare
-from hago.search.driver import search
-from hago.search.front import Front
-from hago.search.searcher import Score, Searcher, point_key
-from hago.search.trial import Trial
-from hago.search.walk import Ask, Steps, Walk, shifted
-from hago.searching.refined_choices import refined_choices
-from hago.searching.refinement import PASS
-from hago.searching.search import SearchOptions, find
-from hago.searching.waste import tidied
-from hago.space import Bits, Space
-from hago.trials.evaluate import Evaluator, safe_start
-from hago.trials.goal import make_goal
-from hago.trials.scoring import Scoring
+from hago.data.batches import Batches
+from hago.plan.space import Bits, Space
+from hago.search.evaluate import Evaluator, safe_start
+from hago.search.goal import make_goal
+from hago.search.objective import OBJECTIVES
+from hago.search.prepare import Prepared, prepare
+from hago.search.redundancy import tidied
+from hago.search.refinement import PASS, refined_choices
+from hago.search.scoring import Scoring
+from hago.search.session import SearchOptions, find
+from hago.study.front import Front
+from hago.study.log import Trial
+from hago.study.searcher import Ask, Score, Searcher, Steps, Walk, point_key, shifted
+from hago.study.study import search
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)

@@ -15,15 +15,13 @@ from _naive import float_forward
 from _search_subjects import seconds_of, subjects
 
 from hago import Graph, search_quantize_strategy
-from hago.graph import Node
-from hago.objective import objective
-from hago.prepare import Prepared, prepare
-from hago.search.log import read_log
-from hago.search.searcher import Score
-from hago.space import Bits
-from hago.trials.bench import make_bench, work_of
-from hago.trials.executors import open_executor
-from hago.trials.workers import Workers
+from hago.graph.graph import Node
+from hago.plan.space import Bits
+from hago.search.objective import objective
+from hago.search.prepare import Prepared, prepare
+from hago.search.workers import Workers, make_bench, open_executor, work_of
+from hago.study.log import read_log
+from hago.study.searcher import Score
 
 
 def chain(edges: int) -> Graph:

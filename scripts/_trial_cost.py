@@ -21,18 +21,18 @@ from _fronts import Row
 from _naive import float_forward
 from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 
-from hago.frontend.data import Batches
-from hago.objective import objective
-from hago.prepare import Prepared, prepare
-from hago.search.driver import search
-from hago.search.searcher import Score
-from hago.search.searchers import SEARCHERS, make_searcher
-from hago.searching.guidance import make_guide
-from hago.space import Bits
-from hago.trials.bench import Bench, make_bench
-from hago.trials.evaluate import Evaluator, safe_start
-from hago.trials.goal import make_goal
-from hago.trials.racing import Race
+from hago.data.batches import Batches
+from hago.plan.space import Bits
+from hago.search.evaluate import Evaluator, safe_start
+from hago.search.goal import make_goal
+from hago.search.guidance import make_guide
+from hago.search.objective import objective
+from hago.search.prepare import Prepared, prepare
+from hago.search.racing import Race
+from hago.search.workers import Bench, make_bench
+from hago.searchers.registry import SEARCHERS, make_searcher
+from hago.study.searcher import Score
+from hago.study.study import search
 
 SCALES = {"powers of two": "power2_range", "float scales": "mse"}
 #: By the name that a row has, the searcher; what is raced is raced with the default error level.

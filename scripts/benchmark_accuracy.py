@@ -27,12 +27,12 @@ from torch import Tensor
 
 from hago import Graph, create_quantizer, from_torch, quantize, search_quantize_strategy
 from hago.errors import HagoError
-from hago.objective import decibels, paired_interval, wilson_interval
-from hago.peaks import Peaks
-from hago.plan import Plan
-from hago.prepare import prepare
-from hago.realization import IntegerModel
-from hago.simulator import Simulator
+from hago.plan.plan import Plan
+from hago.runtime.reference import IntegerModel
+from hago.search.objective import decibels, paired_interval, wilson_interval
+from hago.search.prepare import prepare
+from hago.simulation.overflow import Peaks
+from hago.simulation.simulator import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 ESTIMATORS = ("power2_range", "max_range", "mse", "kl_estimate", "percentile", "avg_range")

@@ -22,11 +22,11 @@ from benchmark_speed import Clock, float_forward, interleaved, ratio
 from torch import nn
 
 from hago import from_torch
-from hago.engine.executor import Executor
-from hago.engine.kernels import kernels
-from hago.hardware_file import available_hardware
-from hago.prepare import prepare
-from hago.trials.evaluate import safe_start
+from hago.hardware.file import available_hardware
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import kernels
+from hago.search.evaluate import safe_start
+from hago.search.prepare import prepare
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}
 

@@ -24,15 +24,15 @@ from _assets import NAMES, Asset, Samples, load
 from _peers import static_file
 from scipy import stats
 
-from hago.comparison import Against, compare_plan
+from hago.analysis.comparison import Against, compare_plan
+from hago.data.batches import Batches
 from hago.errors import HagoError
-from hago.export.onnx_check import OnnxCheck, check_onnx
-from hago.export.onnx_engines import ENGINES, Run, onnxruntime
-from hago.export.onnx_export import make_onnx, write_onnx
-from hago.export.onnx_writer import load_onnx
-from hago.frontend.data import Batches
-from hago.plan import Plan
-from hago.prepare import prepare
+from hago.export.onnx.check import OnnxCheck, check_onnx
+from hago.export.onnx.engines import ENGINES, Run, onnxruntime
+from hago.export.onnx.export import make_onnx, write_onnx
+from hago.export.onnx.writer import load_onnx
+from hago.plan.plan import Plan
+from hago.search.prepare import prepare
 
 BEGIN: Final = "<!-- engines:begin -->"
 #: How long one turn of a timed part lasts at least, in seconds.

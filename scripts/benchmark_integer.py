@@ -27,15 +27,15 @@ from benchmark_speed import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
 from hago import Graph, from_torch
-from hago.engine.allocator import keep_freed_memory
-from hago.engine.executor import Executor
-from hago.engine.kernels import Verdict, kernels
 from hago.errors import InfeasibleBits
-from hago.exactness import differing
-from hago.plan import Plan
-from hago.prepare import prepare
-from hago.realization import IntegerModel
-from hago.stored import float_bytes, save_plan
+from hago.plan.plan import Plan
+from hago.runtime.exactness import differing
+from hago.runtime.native.allocator import keep_freed_memory
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import Verdict, kernels
+from hago.runtime.reference import IntegerModel
+from hago.runtime.stored import float_bytes, save_plan
+from hago.search.prepare import prepare
 
 HARDWARE = "x86_vnni"
 SCALES = {"power-of-two scales": "power2_range", "float scales": "mse"}

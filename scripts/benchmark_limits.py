@@ -26,15 +26,15 @@ import torch
 from _assets import load, outputs
 from torch import Tensor
 
-from hago.costing import plan_cost
+from hago.cost.cost import plan_cost
 from hago.errors import HagoError
-from hago.objective import decibels
-from hago.prepare import as_graph, as_hardware, plan_of, prepare
-from hago.search.searchers import AUTO
-from hago.searching.refinement import PASS
-from hago.searching.search import SearchOptions, find
-from hago.simulator import Simulator
-from hago.trials.evaluate import safe_start
+from hago.search.evaluate import safe_start
+from hago.search.objective import decibels
+from hago.search.prepare import as_graph, as_hardware, plan_of, prepare
+from hago.search.refinement import PASS
+from hago.search.session import SearchOptions, find
+from hago.searchers.registry import AUTO
+from hago.simulation.simulator import Simulator
 
 MODELS = ("lenet", "mlperf_kws", "mlperf_resnet8", "cifar_resnet20", "mobilenetv2_cifar96", "squeezenet1_1")
 HARDWARE = ("x86_vnni", "vta", "tflite", "cmsis_nn", "int16_accumulator")

@@ -19,16 +19,16 @@ from _networks import MobileNetV2, ResNet, with_statistics
 from torch import Tensor, nn
 
 from hago import Graph, from_torch
-from hago.calibrate.collect import collect
-from hago.calibrate.estimators import ESTIMATORS, estimator
-from hago.calibrate.observer import constant_statistics
-from hago.exactness import compare
-from hago.execute import channels_last, compute_real, run
-from hago.frontend.data import Batches
-from hago.prepare import Prepared, prepare
-from hago.resolve import Resolver
-from hago.schemes import Grid
-from hago.simulator import Simulator
+from hago.arithmetic.schemes import Grid
+from hago.calibration.collect import collect
+from hago.calibration.estimators import ESTIMATORS, estimator
+from hago.calibration.observer import constant_statistics
+from hago.data.batches import Batches
+from hago.graph.execute import channels_last, compute_real, run
+from hago.plan.resolve import Resolver
+from hago.runtime.exactness import compare
+from hago.search.prepare import Prepared, prepare
+from hago.simulation.simulator import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
 COMPARED = 2

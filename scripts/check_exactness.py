@@ -23,9 +23,9 @@ from _assets import NAMES, load
 
 from hago import available_hardware
 from hago.errors import HagoError, InfeasibleBits
-from hago.exactness import compare
-from hago.plan import Plan
-from hago.prepare import Prepared, prepare
+from hago.plan.plan import Plan
+from hago.runtime.exactness import compare
+from hago.search.prepare import Prepared, prepare
 
 ESTIMATORS = ("mse", "power2_range")
 CALIBRATION = 64

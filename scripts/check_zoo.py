@@ -38,16 +38,16 @@ from _zoo import COLLECTIONS, Collection
 from torch import Tensor, nn
 
 from hago import HagoError, create_quantizer
-from hago.costing import plan_cost
-from hago.exactness import compare
-from hago.export.onnx_check import check_onnx
-from hago.export.onnx_export import FORMS, make_onnx
-from hago.frontend.torch_export import from_torch
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
-from hago.prepare import prepare
-from hago.searching import search
-from hago.searching.search import SearchOptions, find
+from hago.cost.cost import plan_cost
+from hago.export.onnx.check import check_onnx
+from hago.export.onnx.export import FORMS, make_onnx
+from hago.graph.frontend import from_torch
+from hago.hardware.file import load_hardware
+from hago.plan.plan import Plan
+from hago.runtime.exactness import compare
+from hago.search import session as search
+from hago.search.prepare import prepare
+from hago.search.session import SearchOptions, find
 
 SEED = 0
 #: Wall time that a case may take for each second of processor time that it may take: the machine may be busy.

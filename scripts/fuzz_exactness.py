@@ -24,10 +24,10 @@ from random_graphs import random_graph, random_inputs
 from random_hardware import random_hardware
 
 from hago.errors import UnsupportedOp
-from hago.exactness import compare
-from hago.hardware import Hardware
-from hago.hardware_file import available_hardware, load_hardware
-from hago.prepare import Prepared, prepare
+from hago.hardware.file import available_hardware, load_hardware
+from hago.hardware.hardware import Hardware
+from hago.runtime.exactness import compare
+from hago.search.prepare import Prepared, prepare
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
 

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hago.arithmetic import gemmlowp, tflite, tpu_mlir
-from hago.multipliers import multiplier_and_shift
-from hago.numerics import Requantize, requantize
-from hago.rounding import ROUNDINGS, rounding_shift
-from hago.types import INT8, INT16, INT32, DType, QParams
+from hago.arithmetic.multipliers import multiplier_and_shift
+from hago.arithmetic.numerics import Requantize, requantize
+from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
+from hago.arithmetic.types import INT8, INT16, INT32, DType, QParams
+from hago.emulation import gemmlowp, tflite
+from hago.emulation.tpu_mlir import numerics as tpu_mlir
 
 #: Integers of Python in an array of numpy (dtype object): operators act on each, without a width.
 Big = Any

@@ -54,7 +54,7 @@ def text_of(node: ast.AST) -> str:
 
 
 #: Modules whose texts are help, and no messages.
-HELP = ("hago.cli.arguments", "hago.cli.search_options", "hago.cli.texts")
+HELP = ("hago.cli.arguments", "hago.cli.arguments", "hago.cli.arguments")
 
 
 def messages(texts: Mapping[str, str] | None = None) -> Iterator[Message]:

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hago.calibrate.collect import collect
-from hago.calibrate.estimators import estimator as named_estimator
-from hago.frontend.data import Batches
-from hago.graph import CONST, Graph
-from hago.hardware import Hardware
+from hago.arithmetic.schemes import Grid
+from hago.calibration.collect import collect
+from hago.calibration.estimators import estimator as named_estimator
+from hago.data.batches import Batches
+from hago.graph.graph import CONST, Graph
+from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
-from hago.resolve import Resolver
-from hago.schemes import Grid
-from hago.space import Space, build_space
-from hago.threshold_sources import Estimated
-from hago.topology import analyze
+from hago.plan.resolve import Resolver
+from hago.plan.space import Space, build_space
+from hago.plan.thresholds import Estimated
+from hago.plan.topology import analyze
 
 
 def resolver_of(
     graph: Graph, hardware: Hardware, inputs: Sequence[Tensor], estimator: str = "max_range", ops: Ops = OPS
 ) -> Resolver:
-    """What `hago.prepare.prepare` makes, for any table of ops."""
+    """What `hago.search.prepare.prepare` makes, for any table of ops."""
     batches = Batches([tuple(inputs)], graph.inputs)
     topology = analyze(graph, hardware, ops=ops)
     space = build_space(graph, hardware, topology, ops=ops)

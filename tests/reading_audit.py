@@ -28,7 +28,7 @@ from typing import Any
 import fuzz_files
 import torch
 
-from hago.tensor_file import from_bytes, to_bytes
+from hago.serialization.tensor_file import from_bytes, to_bytes
 
 #: What is watched: events of these names, and of names that begin so.
 EVENTS = ("import", "exec", "compile", "open", "marshal.", "pickle.", "subprocess.", "socket.", "ctypes.dlopen",

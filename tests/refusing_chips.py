@@ -6,9 +6,9 @@ from typing import Final
 
 from building import Builder, seeded
 
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
-from hago.types import INT32
+from hago.arithmetic.types import INT32
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 
 DATA: Final = [(seeded(4, 3, 6, 6) * 3,), (seeded(4, 3, 6, 6),)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hago.calibrate.max_range import MaxRange
+from hago.calibration.estimators import MaxRange
 
 
 class Dying:

@@ -6,7 +6,7 @@ from typing import Final
 
 from chips import CHIPS
 
-from hago.hardware_file import available_hardware, load_hardware
+from hago.hardware.file import available_hardware, load_hardware
 
 SHIPPED: Final = {name: load_hardware(name) for name in available_hardware()}
 MADE_UP: Final = {name: chip.hardware(name=name) for name, chip in CHIPS.items()}

@@ -22,32 +22,31 @@ from random_graphs import random_graph, random_inputs
 from torch import Tensor, nn
 
 import hago
-from hago import additions
-from hago.debug.inspect import inspect_plan
+from hago.analysis.inspect import inspect_plan
+from hago.arithmetic.numerics import BiasAt, Lost, Order, apply_simq, saturate, saturate_each
+from hago.arithmetic.types import INT8, INT16, INT32, DType, dtype
+from hago.data.batches import Batches
 from hago.errors import HagoError, HardwareError, ModelFileError
-from hago.exactness import compare
-from hago.export.onnx_limits import check_plan
-from hago.frontend.data import Batches
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.hardware_document import from_document, hardware_hash, to_document
-from hago.hardware_file import check_hardware, load_hardware, save_hardware
-from hago.hardware_table import explain_hardware
-from hago.numerics import BiasAt, Lost, Order, apply_simq, saturate, saturate_each
-from hago.objective import objective
+from hago.export.onnx.export import check_plan
+from hago.graph.graph import Graph
+from hago.hardware.file import check_hardware, from_document, hardware_hash, load_hardware, save_hardware, to_document
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc
+from hago.hardware.table import explain_hardware
 from hago.ops import OPS
-from hago.ops._integer import Attrs
-from hago.peaks import Peaks
-from hago.plan import NodePlan, Plan
-from hago.plan_document import from_document as plan_from_document
-from hago.plan_document import to_document as plan_to_document
-from hago.prepare import make_strategy, prepare
-from hago.realization import IntegerModel, center
-from hago.simulator import Simulator
-from hago.stored import from_file_bytes, to_file_bytes
-from hago.training.qat_model import from_qat, prepare_qat
-from hago.trials.evaluate import Evaluator, first_safe
-from hago.types import INT8, INT16, INT32, DType, dtype
+from hago.ops._rule import Attrs
+from hago.plan import accumulators as additions
+from hago.plan.document import from_document as plan_from_document
+from hago.plan.document import to_document as plan_to_document
+from hago.plan.plan import NodePlan, Plan
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.runtime.exactness import compare
+from hago.runtime.reference import IntegerModel, center
+from hago.runtime.stored import from_file_bytes, to_file_bytes
+from hago.search.evaluate import Evaluator, first_safe
+from hago.search.objective import objective
+from hago.search.prepare import make_strategy, prepare
+from hago.simulation.overflow import Peaks
+from hago.simulation.simulator import Simulator
 
 ORDERS, BIASES = get_args(Order), get_args(BiasAt)
 EACH = Accumulator(INT16, "saturate_each", "channels_inner", "first")
@@ -469,7 +468,7 @@ def test_an_empty_batch() -> None:
 def test_no_proved_node_would_lose_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sum is added up step by step, those that are proved to hold too."""
     monkeypatch.setattr(
-        "hago.node_builder.additions_of",
+        "hago.plan.resolve.additions_of",
         lambda rule, attrs, register, bound: additions.additions_of(rule, attrs, register, 2.0**60),
     )
     graph, hardware = residual_block(), CHIPS["int16_saturates_each"].hardware()

@@ -30,34 +30,36 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import hago
-from hago.arithmetic import tpu_mlir_matmul, tpu_mlir_pool
-from hago.arithmetic.tpu_mlir_cast import UniformType
+from hago.analysis.inspect import inspect_plan
+from hago.arithmetic.types import Edge, dtype
 from hago.cli import _run
-from hago.compiling import registered, run_compiled
-from hago.data_source import load_data
-from hago.debug.inspect import inspect_plan
-from hago.engine.native import _refuse_open
+from hago.data.batches import Batches
+from hago.data.sources import load_data
+from hago.emulation import dorefa, oneflow
+from hago.emulation import pytorch as pytorch_observers
+from hago.emulation.tpu_mlir import operators as tpu_mlir_matmul
+from hago.emulation.tpu_mlir import operators as tpu_mlir_pool
+from hago.emulation.tpu_mlir.numerics import UniformType
 from hago.errors import HagoError, HagoWarning
 from hago.export.tpu_mlir import make_tables
-from hago.frontend.data import Batches
-from hago.gradients import cross_entropy
-from hago.hardware import Accumulator, OpDesc, Requantize, TensorScheme
-from hago.model_source import load_model, read_weights
-from hago.nesting import read_tree
-from hago.objective import OBJECTIVES
-from hago.qat import dorefa, oneflow, pytorch_observers
+from hago.graph.model_source import load_model, read_weights
+from hago.graph.nesting import read_tree
+from hago.hardware.hardware import Accumulator, OpDesc, Requantize, TensorScheme
+from hago.plan.space import Group, Space
+from hago.plan.strategy import HardwareId
 from hago.qat.losses import cross_entropy as labels_loss
 from hago.qat.losses import divergence
-from hago.search.driver import search as drive
-from hago.search.exhaustive import ExhaustiveOptions
-from hago.search.header import make_header
-from hago.search.searcher import Score
-from hago.search.searchers import make_searcher
-from hago.space import Group, Space
-from hago.strategy import HardwareId
-from hago.training.state import trained_state
-from hago.trials.racing import shuffled
-from hago.types import Edge, dtype
+from hago.qat.trained_state import trained_state
+from hago.runtime.compiling import registered, run_compiled
+from hago.runtime.native.library import _refuse_open
+from hago.search.gradients import cross_entropy
+from hago.search.objective import OBJECTIVES
+from hago.search.racing import shuffled
+from hago.searchers.exhaustive import ExhaustiveOptions
+from hago.searchers.registry import make_searcher
+from hago.study.log import make_header
+from hago.study.searcher import Score
+from hago.study.study import search as drive
 
 CHIP: Final = "x86_vnni"
 DATA: Final = [images(4, 1, 6, 6)]
@@ -193,7 +195,7 @@ def pictures(folder: Path, **how: Any) -> object:
 
     for i, size in enumerate(((8, 8), (8, 9))):
         Image.new("RGB", size).save(folder / f"{i}.png")
-    return list(load_data(str(folder), images=hago.data_source.ImageShape(**how)))
+    return list(load_data(str(folder), images=hago.data.sources.ImageShape(**how)))
 
 
 def open_folder(folder: Path, mode: int) -> object:
@@ -219,8 +221,8 @@ def checkpointed(folder: Path, lr: float, path: str = "c") -> object:
 
 
 def spoilt_checkpoint(folder: Path, remove: bool, **document: Any) -> object:
-    from hago.qat import checkpoint
-    from hago.tensor_file import from_bytes, to_bytes
+    from hago.qat import run as checkpoint
+    from hago.serialization.tensor_file import from_bytes, to_bytes
 
     path = folder / "c"
     how: dict[str, Any] = {"steps": 1, "progress": False, "checkpoint": path}
@@ -288,7 +290,7 @@ CASES: Final = (
     ),
     Case(
         "the model takes arguments that are not tensors; pass example_inputs",
-        lambda _: hago.execute.example_inputs(hago.from_torch(Options().eval(), (torch.ones(2, 3), True))),
+        lambda _: hago.graph.execute.example_inputs(hago.from_torch(Options().eval(), (torch.ones(2, 3), True))),
         lambda _: hago.from_torch(Options().eval(), (torch.ones(2, 3), True)),
     ),
     Case(

@@ -15,14 +15,13 @@ from search.toys import timeless
 from torch import Tensor, nn
 
 import hago
-from hago.exactness import differing
-from hago.realization import IntegerModel
-from hago.search.log import read_log
-from hago.search.searcher import Score
-from hago.search.trial import best_trial
-from hago.simulator import Simulator
-from hago.space import Bits, Space
-from hago.strategy import Strategy
+from hago.plan.space import Bits, Space
+from hago.plan.strategy import Strategy
+from hago.runtime.exactness import differing
+from hago.runtime.reference import IntegerModel
+from hago.simulation.simulator import Simulator
+from hago.study.log import best_trial, read_log
+from hago.study.searcher import Score
 
 CHIP = "x86_vnni"
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hago
-from hago import prepare
 from hago.errors import StrategyMismatch
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
-from hago.strategy import Strategy
-from hago.training.state import trained_state
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph
+from hago.plan.strategy import Strategy
+from hago.qat.trained_state import trained_state
+from hago.search import prepare
 
 GOLDEN = Path(__file__).parent / "golden"
 LOG, STRATEGY, FRONT = (GOLDEN / f"attention_{name}" for name in ("log_1.jsonl", "strategy_1.json", "front_1.json"))

@@ -12,13 +12,13 @@ from networks import Small, images, randomized
 from torch import Tensor, nn
 
 import hago
-from hago import comparison
-from hago.comparison import REALIZATIONS, Realize, compare_plan, compare_realizations
+from hago.analysis import comparison
+from hago.analysis.comparison import REALIZATIONS, Realize, compare_plan, compare_realizations
+from hago.data.batches import Batches
 from hago.errors import HagoError
-from hago.export import onnx_engines
-from hago.frontend.data import Batches
-from hago.json_text import json_values
-from hago.plan import Plan
+from hago.export.onnx import engines as onnx_engines
+from hago.plan.plan import Plan
+from hago.serialization.json_text import json_values
 
 DATA = [images(6, 1, 8, 8), images(3, 1, 8, 8, seed=1)]
 

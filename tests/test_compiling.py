@@ -15,13 +15,13 @@ from random_graphs import random_graph, random_inputs
 from torch import Tensor
 
 from hago.api import load_integer_model
-from hago.compiling import run_compiled
-from hago.engine.model import FastModel
 from hago.errors import GraphError, HagoError
-from hago.graph import Graph
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
-from hago.realization import IntegerModel
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.plan.plan import Plan
+from hago.runtime.compiling import run_compiled
+from hago.runtime.native.executor import FastModel
+from hago.runtime.reference import IntegerModel
 
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 

@@ -13,19 +13,17 @@ from plans import fixed_resolver, points, resolver_of
 from specs import SHIPPED
 from torch import Tensor, nn
 
-from hago.cost import METRICS, Cost, rows_of
-from hago.cost_range import cost_range
-from hago.costing import float_cost, node_macs, plan_cost
-from hago.debug.cost_report import amount, cost_text, range_text
+from hago.arithmetic.types import dtype
+from hago.cost.cost import METRICS, Cost, float_cost, node_macs, plan_cost, rows_of
+from hago.cost.report import amount, cost_range, cost_text, range_text
 from hago.errors import HagoError
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.plan import Plan
-from hago.resolve import Resolver
-from hago.space import build_space
-from hago.topology import analyze
-from hago.types import dtype
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc
+from hago.plan.plan import Plan
+from hago.plan.resolve import Resolver
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
 
 #: Figures that no chip has, so that every term of every sum is nonzero and tells itself apart.
 CHIP_COST = {

@@ -16,15 +16,15 @@ from test_robustness import CHIP, DATA
 from torch import nn
 
 import hago
-from hago.arithmetic.tpu_mlir_tables import parse_calibration_table, parse_quantize_table
-from hago.data_source import load_data
+from hago.data.sources import load_data
+from hago.emulation.tpu_mlir.tables import parse_calibration_table, parse_quantize_table
 from hago.errors import HagoError, StrategyMismatch
-from hago.hardware_file import load_hardware
-from hago.hardware_table import explain_hardware
-from hago.model_source import read_weights
-from hago.prepare import prepare, stored_resolver
-from hago.search.log import read_log
-from hago.strategy import Strategy
+from hago.graph.model_source import read_weights
+from hago.hardware.file import load_hardware
+from hago.hardware.table import explain_hardware
+from hago.plan.strategy import Strategy
+from hago.search.prepare import prepare, stored_resolver
+from hago.study.log import read_log
 
 EDITS: Final = 250
 #: What stands in the place of a JSON value.

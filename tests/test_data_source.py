@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from hago.data_source import ImageShape, load_data, read_image, spread
+from hago.data.batches import Batches
+from hago.data.sources import ImageShape, load_data, read_image, spread
 from hago.errors import DataError, HagoError
-from hago.frontend.data import Batches
 
 
 def whole(batches: Batches) -> tuple[torch.Tensor, torch.Tensor | None]:

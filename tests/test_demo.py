@@ -12,9 +12,9 @@ from digits import few_digits
 
 from hago.demo import CALIBRATION, TRAIN, Demo, DigitNet, load_digits, run_demo, train
 from hago.errors import HagoError
-from hago.model_source import load_model
-from hago.search.log import read_log
-from hago.strategy import Strategy
+from hago.graph.model_source import load_model
+from hago.plan.strategy import Strategy
+from hago.study.log import read_log
 
 SPECS = ("x86_vnni", "int16_accumulator")
 #: Which part of the digits is used, and how many images that leaves to test on.

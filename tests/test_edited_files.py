@@ -15,7 +15,7 @@ from torch import nn
 
 import hago
 from hago.errors import HagoError, LogError, StrategyMismatch
-from hago.strategy import Strategy
+from hago.plan.strategy import Strategy
 
 
 @pytest.fixture(scope="module")

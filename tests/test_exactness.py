@@ -16,14 +16,14 @@ from random_graphs import random_graph, random_inputs
 from specs import EVERY
 from torch import Tensor
 
-from hago.exactness import compare, differing
-from hago.execute import run_real
-from hago.graph import Graph
-from hago.ops._integer import Attrs
-from hago.prepare import make_strategy, plan_of, prepare
-from hago.quantizer import Quantizer
-from hago.realization import IntegerModel
-from hago.simulator import Simulator
+from hago.graph.execute import run_real
+from hago.graph.graph import Graph
+from hago.ops._rule import Attrs
+from hago.runtime.exactness import compare, differing
+from hago.runtime.reference import IntegerModel
+from hago.search.prepare import make_strategy, plan_of, prepare
+from hago.search.quantizer import Quantizer
+from hago.simulation.simulator import Simulator
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError
-from hago.execute import (
+from hago.graph.execute import (
     compute_real,
     example_inputs,
     flatten_inputs,
@@ -22,7 +22,7 @@ from hago.execute import (
     run,
     run_real,
 )
-from hago.graph import Graph, Node
+from hago.graph.graph import Graph, Node
 
 
 def chain(length: int) -> Graph:

@@ -12,16 +12,14 @@ import pytest
 from refusing_chips import DATA, behind, either, layers, signs
 
 from hago import quantize
-from hago.cost_range import cost_range
+from hago.cost.report import cost_range
 from hago.errors import InfeasibleBits
-from hago.fitting import fitting, planned, widest_fitting
-from hago.hardware import Hardware
-from hago.levels import Levels, level, supported
-from hago.prepare import prepare
-from hago.resolve import Resolver
-from hago.signatures import classes, may_refuse
-from hago.space import Bits, Space, build_space
-from hago.topology import analyze
+from hago.hardware.hardware import Hardware
+from hago.plan.feasibility import Levels, classes, fitting, level, may_refuse, planned, supported, widest_fitting
+from hago.plan.resolve import Resolver
+from hago.plan.space import Bits, Space, build_space
+from hago.plan.topology import analyze
+from hago.search.prepare import prepare
 
 CHIPS: Final = {chip.name: chip for chip in (either(), signs(), behind())}
 #: By chip, bits that are fixed, with what a chip must then do behind them.

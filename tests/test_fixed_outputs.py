@@ -15,15 +15,14 @@ from torch import Tensor, nn
 
 import hago
 from hago.errors import HardwareError
-from hago.exactness import compare
-from hago.export.onnx_engines import PRECISE
-from hago.hardware import FixedOut, Hardware, OpDesc
-from hago.hardware_check import check_document
-from hago.hardware_document import from_document, hardware_hash, to_document
-from hago.hardware_file import check_hardware, load_hardware
-from hago.hardware_table import explain_hardware
+from hago.export.onnx.engines import PRECISE
+from hago.hardware.check import check_document
+from hago.hardware.file import check_hardware, from_document, hardware_hash, load_hardware, to_document
+from hago.hardware.hardware import FixedOut, Hardware, OpDesc
+from hago.hardware.table import explain_hardware
 from hago.ops import OPS
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.runtime.exactness import compare
 
 #: Of the 8-bit quantization specification of TensorFlow Lite.
 FIXED = {"sigmoid": (1 / 256, -128), "tanh": (1 / 128, 0), "softmax": (1 / 256, -128)}

@@ -16,15 +16,15 @@ from test_damaged_files import ODD, places
 from torch import Tensor, nn
 
 import hago
-from hago import plan_check
 from hago.errors import HagoError, ModelFileError
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
-from hago.plan_document import from_document, to_document
-from hago.realization import IntegerModel
-from hago.simulator import Simulator
-from hago.stored import KIND, from_file_bytes, to_file_bytes
-from hago.tensor_file import from_bytes, to_bytes
+from hago.hardware.file import load_hardware
+from hago.plan import check as plan_check
+from hago.plan.document import from_document, to_document
+from hago.plan.plan import Plan
+from hago.runtime.reference import IntegerModel
+from hago.runtime.stored import KIND, from_file_bytes, to_file_bytes
+from hago.serialization.tensor_file import from_bytes, to_bytes
+from hago.simulation.simulator import Simulator
 
 EDITS: Final = 120 if whole() else 40
 DATA: Final = [images(4, 1, 6, 6)]

@@ -9,12 +9,12 @@ from chips import CHIPS, Chip
 from plans import fixed_resolver, resolver_of
 from products import some
 
-from hago.fusion import fuse_clamps
-from hago.graph import Graph
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
-from hago.realization import IntegerModel
-from hago.simulator import Simulator
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.plan.fusion import fuse_clamps
+from hago.plan.plan import Plan
+from hago.runtime.reference import IntegerModel
+from hago.simulation.simulator import Simulator
 
 
 def plan_of(graph: Graph, name: str = "x86_vnni") -> Plan:

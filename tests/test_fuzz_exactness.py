@@ -11,9 +11,9 @@ import pytest
 from building import Builder, seeded
 from random_hardware import random_hardware
 
-from hago.exactness import Exactness, compare
-from hago.hardware_file import check_hardware, load_hardware, save_hardware
-from hago.prepare import prepare
+from hago.hardware.file import check_hardware, load_hardware, save_hardware
+from hago.runtime.exactness import Exactness, compare
+from hago.search.prepare import prepare
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))

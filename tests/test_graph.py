@@ -9,9 +9,9 @@ import pytest
 import torch
 from building import Builder, residual_block, seeded
 
+from hago.arithmetic.types import Edge
 from hago.errors import GraphError
-from hago.graph import CONST, INPUT, Graph, Node
-from hago.types import Edge
+from hago.graph.graph import CONST, INPUT, Graph, Node
 
 
 def doubled() -> Graph:

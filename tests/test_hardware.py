@@ -10,19 +10,12 @@ import pytest
 import torch
 
 import hago
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.types import INT8, INT16, INT32
 from hago.errors import HagoError, HardwareError
-from hago.hardware import (
-    Accumulator,
-    Hardware,
-    OpDesc,
-    TensorScheme,
-    create_sample_hardware,
-)
-from hago.hardware_document import hardware_hash
-from hago.hardware_file import check_hardware, load_hardware
-from hago.hardware_table import explain_hardware
-from hago.numerics import Requantize
-from hago.types import INT8, INT16, INT32
+from hago.hardware.file import check_hardware, hardware_hash, load_hardware
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme, create_sample_hardware
+from hago.hardware.table import explain_hardware
 
 
 def rfc_hardware() -> Hardware:

@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
-from hago import hardware, numerics
-from hago.hardware_check import check_document
+from hago.arithmetic import numerics
+from hago.hardware import hardware
+from hago.hardware.check import check_document
 from hago.ops import OPS, Ops
 
 Document = dict[str, Any]

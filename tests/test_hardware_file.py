@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from hago.arithmetic.types import INT32
 from hago.errors import HardwareError
-from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.hardware_document import from_document, to_document
-from hago.hardware_file import load_hardware, save_hardware
+from hago.hardware.file import from_document, load_hardware, save_hardware, to_document
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.ops import OPS
-from hago.types import INT32
 
 
 def small() -> dict[str, Any]:

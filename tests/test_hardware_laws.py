@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from specs import SHIPPED
 
-from hago import hardware, numerics
+from hago.arithmetic import numerics
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.schemes import SCHEMES
+from hago.arithmetic.types import DTYPES, DType
 from hago.errors import HardwareError
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
-from hago.hardware_check import check_document
-from hago.hardware_document import from_document, hardware_hash, to_document
-from hago.hardware_file import load_hardware, save_hardware
-from hago.numerics import Requantize
+from hago.hardware import hardware
+from hago.hardware.check import check_document
+from hago.hardware.file import from_document, hardware_hash, load_hardware, save_hardware, to_document
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
-from hago.rounding import ROUNDINGS
-from hago.schemes import SCHEMES
-from hago.types import DTYPES, DType
 
 Document = dict[str, Any]
 

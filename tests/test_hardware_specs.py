@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 import hago
-from hago.hardware import Accumulator, FixedOut, Hardware, create_sample_hardware
-from hago.hardware_document import hardware_hash, to_document
-from hago.hardware_file import available_hardware, check_hardware, load_hardware, save_hardware
-from hago.hardware_table import explain_hardware
+from hago.arithmetic.types import INT8, INT16, INT32, INT64, UINT8
+from hago.hardware.file import (
+    available_hardware,
+    check_hardware,
+    hardware_hash,
+    load_hardware,
+    save_hardware,
+    to_document,
+)
+from hago.hardware.hardware import Accumulator, FixedOut, Hardware, create_sample_hardware
+from hago.hardware.table import explain_hardware
 from hago.ops import OPS
-from hago.types import INT8, INT16, INT32, INT64, UINT8
 
 NAMES = (
     "arm_dot", "arm_neon", "cambricon_mlu", "cmsis_nn", "cmsis_nn_int16", "ethos_u", "int16_accumulator",
@@ -265,7 +271,7 @@ def test_the_table_has_a_line_per_signature(name: str) -> None:
 
 
 def test_specs_are_found_from_another_folder(tmp_path: Path) -> None:
-    code = "from hago.hardware_file import available_hardware; print(*available_hardware())"
+    code = "from hago.hardware.file import available_hardware; print(*available_hardware())"
     where = {"PYTHONPATH": str(FOLDER.parent), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=where, capture_output=True, check=True)
     assert ran.stdout.decode().split() == list(NAMES)

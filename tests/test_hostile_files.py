@@ -19,16 +19,16 @@ import torch
 from networks import Small, images, randomized
 
 import hago
-from hago.data_source import load_data
+from hago.arithmetic.types import torch_dtype
+from hago.data.batches import Batches
+from hago.data.sources import load_data
 from hago.errors import DataError, HagoError, LogError, ModelFileError
-from hago.frontend.data import Batches
-from hago.json_text import replace_file
-from hago.plan import Plan
-from hago.search.log import read_log
-from hago.stored import KIND, from_file_bytes, to_file_bytes
-from hago.strategy import Strategy
-from hago.tensor_file import from_bytes, to_bytes
-from hago.types import torch_dtype
+from hago.plan.plan import Plan
+from hago.plan.strategy import Strategy
+from hago.runtime.stored import KIND, from_file_bytes, to_file_bytes
+from hago.serialization.json_text import replace_file
+from hago.serialization.tensor_file import from_bytes, to_bytes
+from hago.study.log import read_log
 
 DATA = [images(4, 1, 6, 6)]
 LONG = "x" * 100_000
@@ -115,7 +115,7 @@ def test_a_zero_point_that_its_dtype_does_not_hold(plan: Plan) -> None:
 
 _AUDIT = """
 import sys
-import hago, hago.stored, hago.strategy, hago.searching.fronts, hago.search.log, hago.data_source
+import hago, hago.runtime.stored, hago.plan.strategy, hago.search.fronts, hago.study.log, hago.data.sources
 from pathlib import Path
 import torch.utils.flop_counter
 path = sys.argv[1]
@@ -233,7 +233,7 @@ def test_networks_with_calls_of_their_own_are_stored_and_read() -> None:
 
     model = hago.quantize(randomized(Calls()), "x86_vnni", DATA)
     read, _ = from_file_bytes(to_file_bytes(model.plan), "a test")
-    assert torch.equal(hago.realization.IntegerModel(read)(DATA[0]), model.quantize()(DATA[0]))
+    assert torch.equal(hago.runtime.reference.IntegerModel(read)(DATA[0]), model.quantize()(DATA[0]))
 
 
 # ---------------------------------------------------------------- what mutated files found

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hago
-from hago.exactness import compare
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
-from hago.prepare import Prepared, prepare
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.hardware.file import load_hardware
+from hago.plan.plan import Plan
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.runtime.exactness import compare
+from hago.search.prepare import Prepared, prepare
 
 #: Hardware that requantizes at outputs and concatenates integers of one scale.
 JOINING = (

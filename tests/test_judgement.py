@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import hago
-from hago import judgement
-from hago.judgement import judge
-from hago.realization import IntegerModel
-from hago.strategy import Strategy
+from hago.analysis import strategy_report as judgement
+from hago.analysis.strategy_report import judge
+from hago.plan.strategy import Strategy
+from hago.runtime.reference import IntegerModel
 
 
 def model() -> nn.Module:

@@ -10,20 +10,20 @@ import torch
 from building import Builder, residual_block, seeded
 from test_cost import priced
 
-from hago.costing import float_cost, plan_cost
-from hago.exactness import compare
-from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.hardware_file import load_hardware
-from hago.prepare import Prepared, make_strategy, plan_of, prepare
-from hago.replay import replay_log
-from hago.search.knapsack import Knapsack
-from hago.searching.guidance import make_guide
-from hago.searching.search import SearchOptions, find
-from hago.space import FLOAT, INTEGER, kind_key
-from hago.strategy import Strategy
-from hago.topology import analyze
-from hago.trials.goal import make_goal
-from hago.types import dtype
+from hago.arithmetic.types import dtype
+from hago.cost.cost import float_cost, plan_cost
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc
+from hago.plan.space import FLOAT, INTEGER, kind_key
+from hago.plan.strategy import Strategy
+from hago.plan.topology import analyze
+from hago.runtime.exactness import compare
+from hago.search.goal import make_goal
+from hago.search.guidance import make_guide
+from hago.search.prepare import Prepared, make_strategy, plan_of, prepare
+from hago.search.replay import replay_log
+from hago.search.session import SearchOptions, find
+from hago.searchers.knapsack import Knapsack
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 CHIPS = {name: priced(load_hardware(name)) for name in ("x86_vnni", "arm_dot")}

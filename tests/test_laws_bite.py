@@ -15,12 +15,12 @@ from ops.test_laws import joined
 from plans import resolver_of
 from torch import Tensor
 
-from hago import numerics
-from hago.numerics import Requantize
+from hago.arithmetic import numerics
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.types import SimQ
 from hago.ops import OPS, Ops
-from hago.ops._integer import Attrs, Operand
-from hago.resolve import Resolver
-from hago.types import SimQ
+from hago.ops._rule import Attrs, Operand
+from hago.plan.resolve import Resolver
 
 
 def broken(op: str, **changes: Any) -> Ops:
@@ -139,7 +139,7 @@ def test_overflow_bites(op: str) -> None:
 def test_overflow_bites_where_registers_do_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver, _inputs = resolved("conv2d", 0, Chip("int8", "int16"))
     laws.check_overflow(resolver, laws.extreme_inputs(resolver.graph)[2])
-    monkeypatch.setattr("hago.plan.apply_overflow", lambda c, dtype, overflow: numerics.saturate(c, dtype))
+    monkeypatch.setattr("hago.plan.plan.apply_overflow", lambda c, dtype, overflow: numerics.saturate(c, dtype))
     with pytest.raises(AssertionError):
         laws.check_overflow(resolver, laws.extreme_inputs(resolver.graph)[2])
 
@@ -187,6 +187,6 @@ def test_exactness_bites_where_one_side_requantizes_otherwise(
 
 def test_exactness_bites_where_the_integer_model_stores_another_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
     check_exact("mul", Chip("uint8"))
-    monkeypatch.setattr("hago.realization.center", lambda q, qparams: q.to(torch.int64))
+    monkeypatch.setattr("hago.runtime.reference.center", lambda q, qparams: q.to(torch.int64))
     with pytest.raises(AssertionError):
         check_exact("mul", Chip("uint8"))

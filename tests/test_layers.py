@@ -15,31 +15,36 @@ import hago
 
 ROOT = Path(hago.__file__).parent
 
-#: From the bottom up. A package stands for its modules; a module may import its own layer and those below.
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    frozenset(f"hago.{name}" for name in names.split())
-    for names in (
-        "errors version lru memory types rounding multipliers requantization numerics schemes represented json_text "
-        "packing tensor_file nesting",
-        "graph ops hardware hardware_finding hardware_signature hardware_check hardware_document hardware_file "
-        "hardware_table arithmetic",
-        "topology crossing frontend execute steps value_cache reuse",
-        "strategy bounds pairs additions plan plan_check stored_values graph_document plan_document stored "
-        "node_builder operands weight_only resolve space signatures fitting levels",
-        "fusion compiling peaks simulator realization engine exactness calibrate objective cost costing cost_range "
-        "gradients",
-        "search debug export qat",
-        "threshold_sources comparison quantizer model_source data_source running prepare",
-        "trials",
-        "searching",
-        "judgement replay training measuring",
-        "api",
-        "reports demo",
-        "cli __main__",
-    )
+#: The packages and modules of hago from the ground up. A package imports only what stands above its own line here.
+LAYERS: tuple[str, ...] = (
+    "errors",
+    "version",
+    "caching",
+    "serialization",
+    "arithmetic",
+    "emulation",
+    "ops",
+    "data",
+    "graph",
+    "hardware",
+    "calibration",
+    "plan",
+    "simulation",
+    "runtime",
+    "cost",
+    "export",
+    "study",
+    "searchers",
+    "search",
+    "qat",
+    "analysis",
+    "api",
+    "demo",
+    "cli",
+    "__main__",
 )
-#: What stands side by side and does not know of its neighbours.
-SEPARATE = LAYERS[5]
+#: Who may import what emulates other systems: never the arithmetic that hago itself computes with.
+EMULATING = ("emulation", "ops.forms", "calibration", "plan.placement", "plan.dorefa_weights", "export", "qat", "cli")
 
 
 def module_name(path: Path) -> str:
@@ -75,25 +80,26 @@ def own_imports(name: str) -> set[str]:
     return found - {name}
 
 
-def layer_of(name: str) -> int:
-    """The layer of a module; the package itself, which users import, is above all."""
-    if name == "hago":
-        return len(LAYERS)
-    part = ".".join(name.split(".")[:2])
-    found = [i for i, layer in enumerate(LAYERS) if part in layer]
-    assert found, f"{name} stands in no layer; put it into LAYERS of this test and into docs/design.md"
-    return found[0]
+def part_of(name: str) -> str:
+    """The package, or the module next to the packages, that a module belongs to."""
+    return name.split(".")[1]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {part_of(name) for name in MODULES if name != "hago"} == set(LAYERS)
 
 
 def test_imports_point_down() -> None:
     for name in MODULES:
-        for imported in own_imports(name):
-            if name.startswith(("hago.cli.", "hago.__main__")) and imported == "hago":
-                continue  # the command line calls what users call
-            assert layer_of(imported) <= layer_of(name), f"{name} imports {imported}, which stands above it"
-            part, other = (".".join(n.split(".")[:2]) for n in (name, imported))
-            if part in SEPARATE and other in SEPARATE:
-                assert part == other, f"{name} imports {imported}, which stands beside it"
+        for imported in own_imports(name) - {"hago"}:
+            if name == "hago":
+                continue
+            part, other = part_of(name), part_of(imported)
+            assert LAYERS.index(other) <= LAYERS.index(part), f"{name} imports {imported}, which stands above it"
+
+
+def test_only_the_command_line_imports_the_package_itself() -> None:
+    assert all(name.startswith(("hago.cli", "hago.__main__")) for name in MODULES if "hago" in own_imports(name))
 
 
 def test_nothing_imports_itself_in_a_circle() -> None:
@@ -102,15 +108,33 @@ def test_nothing_imports_itself_in_a_circle() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) >= len(graph)
 
 
-def test_every_layer_is_of_modules_that_exist() -> None:
-    parts = {".".join(n.split(".")[:2]) for n in MODULES}
-    assert {name for layer in LAYERS for name in layer} <= parts
-
-
-def test_the_search_is_handed_its_evaluation() -> None:
+def test_searchers_and_the_search_loop_know_no_plan_and_no_simulator() -> None:
     for name in MODULES:
-        if name.startswith("hago.search."):
-            assert not own_imports(name) & {"hago.simulator", "hago.realization", "hago.trials.evaluate"}
+        if part_of(f"{name}.") in ("study", "searchers"):
+            known = {".".join(i.split(".")[1:]) for i in own_imports(name)}
+            assert not {k for k in known if k.split(".")[0] in ("simulation", "runtime", "cost", "search")}, name
+            assert {k for k in known if k.split(".")[0] == "plan"} <= {"plan.space", "plan.strategy"}, name
+
+
+def test_the_two_readers_of_a_plan_share_only_arithmetic() -> None:
+    for name in MODULES:
+        if name.startswith("hago.simulation."):
+            assert not {i for i in own_imports(name) if i.startswith("hago.runtime")}, name
+    assert "hago.simulation.simulator" not in own_imports("hago.runtime.reference")
+
+
+def test_other_systems_are_emulated_apart() -> None:
+    for name in MODULES:
+        if any(i.startswith("hago.emulation") for i in own_imports(name)):
+            assert name.removeprefix("hago.").startswith(EMULATING), f"{name} computes with another system's arithmetic"
+        if name.startswith("hago.emulation"):
+            assert all(part_of(i) in ("errors", "arithmetic", "emulation") for i in own_imports(name)), name
+
+
+def test_every_package_says_what_it_is() -> None:
+    for name, path in MODULES.items():
+        if path.name == "__init__.py":
+            assert len((ast.get_docstring(tree_of(name)) or "").split()) >= 5, name
 
 
 # ---------------------------------------------------------------- who may import what of others
@@ -119,7 +143,7 @@ def test_only_the_frontend_reads_exported_programs() -> None:
         for imported in imports(tree_of(name)):
             if imported.startswith(("torch.export", "torch.fx", "torch._export", "torch._dynamo")):
                 a_type = imported == "torch.export.ExportedProgram"  # what users may pass instead of a module
-                assert name.startswith("hago.frontend.") or (a_type and layer_of(name) >= layer_of("hago.prepare"))
+                assert name == "hago.graph.frontend" or a_type, f"{name} imports {imported}"
 
 
 def test_nothing_is_unpickled() -> None:

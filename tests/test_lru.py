@@ -7,7 +7,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.lru import LRU
+from hago.caching import LRU
 
 
 def test_the_least_recent_goes() -> None:

@@ -15,15 +15,13 @@ import pytest
 import torch
 
 import hago
+from hago.analysis import measure_hardware as timing
+from hago.analysis.measure_hardware import TIMED, Case, Measurement, TimedOp, measure_hardware
 from hago.cli import main
-from hago.engine.kernels import kernels
 from hago.errors import HardwareError
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_document import to_document
-from hago.hardware_file import available_hardware, load_hardware, save_hardware
-from hago.measuring import timing
-from hago.measuring.hardware import Measurement, measure_hardware
-from hago.measuring.timed_ops import TIMED, Case, TimedOp
+from hago.hardware.file import available_hardware, load_hardware, save_hardware, to_document
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.runtime.native.self_test import kernels
 
 COST = {"macs_per_cycle", "elements_per_cycle"}
 CHIP = {"clock_hz", "cores", "bytes_per_cycle", "requantize_per_cycle"}

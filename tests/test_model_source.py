@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from hago.data.named_objects import import_object
 from hago.errors import GraphError, HagoError
-from hago.graph import Graph
-from hago.model_source import load_model, read_weights
-from hago.named_objects import import_object
+from hago.graph.graph import Graph
+from hago.graph.model_source import load_model, read_weights
 
 ZOO = """
 import torch

@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError, LogError
-from hago.nesting import read_tree
-from hago.prepare import import_for
-from hago.strategy import Conditions, HardwareId, Strategy
+from hago.graph.nesting import read_tree
+from hago.plan.strategy import Conditions, HardwareId, Strategy
+from hago.search.prepare import import_for
 
 
 class Kind(enum.Enum):

@@ -12,9 +12,8 @@ from exact import clip, round_exactly, wrap_exactly
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from hago.errors import HagoError
-from hago.multipliers import multiplier_and_shift
-from hago.numerics import (
+from hago.arithmetic.multipliers import multiplier_and_shift
+from hago.arithmetic.numerics import (
     EXACT_FLOAT32,
     Requantize,
     _in_two_products,
@@ -30,8 +29,9 @@ from hago.numerics import (
     quantize,
     requantize,
 )
-from hago.rounding import ROUNDINGS
-from hago.types import DTYPES, INT8, INT32, UINT8, QParams, SimQ, dtype
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.types import DTYPES, INT8, INT32, UINT8, QParams, SimQ, dtype
+from hago.errors import HagoError
 
 INTEGERS = [d for d in DTYPES.values() if d.is_int and d.bits < 64]
 ROUNDING = st.sampled_from(list(ROUNDINGS))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import hago
-from hago.rounding import ROUNDINGS
+from hago.arithmetic.rounding import ROUNDINGS
 
 ROOT = Path(hago.__file__).parent
 GUIDE = (Path(__file__).parent.parent / "docs" / "numerics.md").read_text("utf-8")

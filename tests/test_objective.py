@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hago.errors import DataError, HagoError
-from hago.gradients import cross_entropy as gradient_of_cross_entropy
-from hago.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
 from hago.qat.losses import LOSSES
+from hago.search.gradients import cross_entropy as gradient_of_cross_entropy
+from hago.search.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
 
 
 def value(name: str, reference: Tensor, outputs: Tensor, labels: Tensor | None = None) -> float:

@@ -11,13 +11,13 @@ from building import Builder, seeded
 from plans import points
 
 import hago
+from hago.arithmetic.types import INT32
 from hago.errors import InfeasibleBits
-from hago.exactness import compare
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
-from hago.prepare import Prepared, make_strategy, plan_of, prepare
-from hago.stored import from_file_bytes, to_file_bytes
-from hago.types import INT32
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.runtime.exactness import compare
+from hago.runtime.stored import from_file_bytes, to_file_bytes
+from hago.search.prepare import Prepared, make_strategy, plan_of, prepare
 
 DATA: Final = [(seeded(4, 3, 6, 6) * 3,), (seeded(4, 3, 6, 6),)]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hago.arithmetic.packing import Packed, pack, unpack
 from hago.errors import HagoError
-from hago.packing import Packed, pack, unpack
 
 DTYPES = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 

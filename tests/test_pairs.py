@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from plans import fixed_resolver, points, resolver_of
 from torch import Tensor
 
-from hago.debug.inspect import inspect_plan
+from hago.analysis.inspect import inspect_plan
+from hago.arithmetic.types import INT16
+from hago.data.batches import Batches
 from hago.errors import HardwareError
-from hago.exactness import compare
-from hago.frontend.data import Batches
-from hago.graph import Graph
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import check_hardware, load_hardware
-from hago.objective import objective
-from hago.plan import NodePlan
-from hago.realization import IntegerModel, center
-from hago.trials.evaluate import Evaluator, first_safe
-from hago.types import INT16
+from hago.graph.graph import Graph
+from hago.hardware.file import check_hardware, load_hardware
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.plan.plan import NodePlan
+from hago.runtime.exactness import compare
+from hago.runtime.reference import IntegerModel, center
+from hago.search.evaluate import Evaluator, first_safe
+from hago.search.objective import objective
 
 AVX2 = load_hardware("x86_avx2")
 

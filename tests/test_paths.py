@@ -11,15 +11,15 @@ import pytest
 from networks import Small, images, randomized
 
 import hago
-from hago.calibrate.seed import make_seed
+from hago.calibration.given_ranges import make_seed
 from hago.cli import main
-from hago.data_source import load_data
+from hago.data.sources import load_data
 from hago.errors import HagoError
-from hago.json_text import read_file
-from hago.model_source import read_weights
-from hago.qat.checkpoint import Checkpoint
-from hago.search.log import LogFile, read_log
-from hago.search.rfc_log import read_rfc_log
+from hago.graph.model_source import read_weights
+from hago.qat.run import Checkpoint
+from hago.serialization.json_text import read_file
+from hago.study.log import LogFile, read_log
+from hago.study.rfc_log import read_rfc_log
 
 READERS: Final[dict[str, tuple[str, Callable[[Path], Any]]]] = {
     "hardware": (".json", hago.load_hardware),

@@ -10,12 +10,12 @@ from building import Builder, residual_block, seeded
 from chips import Chip
 from plans import Fixed, fixed_resolver, resolver_of
 
+from hago.arithmetic.types import INT16, INT32, Edge
 from hago.errors import HagoError, InfeasibleBits
-from hago.graph import Graph
-from hago.hardware import Accumulator, Granularity, Hardware, OpDesc
-from hago.hardware_file import load_hardware
-from hago.resolve import Resolver
-from hago.types import INT16, INT32, Edge
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Accumulator, Granularity, Hardware, OpDesc
+from hago.plan.resolve import Resolver
 
 
 def conv(bias: bool = True, granularity: str = "per_tensor") -> tuple[Graph, Resolver]:

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.represented import represented, thresholds_for
-from hago.schemes import SCHEMES, Grid, make_qparams
-from hago.types import DTYPES
+from hago.arithmetic.schemes import SCHEMES, Grid, make_qparams, represented, thresholds_for
+from hago.arithmetic.types import DTYPES
 
 ENDS = st.floats(0.001, 1e4)
 GRIDS = st.builds(

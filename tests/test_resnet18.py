@@ -10,13 +10,13 @@ from __future__ import annotations
 import pytest
 from networks import ResNet, images, randomized
 
-from hago.exactness import compare
-from hago.frontend.torch_export import from_torch
-from hago.graph import CONST, INPUT, Graph
-from hago.hardware_file import load_hardware
-from hago.prepare import prepare
-from hago.space import build_space
-from hago.topology import analyze
+from hago.graph.frontend import from_torch
+from hago.graph.graph import CONST, INPUT, Graph
+from hago.hardware.file import load_hardware
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
+from hago.runtime.exactness import compare
+from hago.search.prepare import prepare
 
 
 @pytest.fixture(scope="module")

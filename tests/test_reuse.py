@@ -12,16 +12,16 @@ from plans import points
 from random_graphs import random_graph, random_inputs
 from specs import EVERY
 
-from hago.execute import run_real
-from hago.frontend.data import Batches
-from hago.graph import Graph
-from hago.objective import objective
-from hago.peaks import Peaks
-from hago.prepare import Prepared, prepare
-from hago.simulator import Simulator
-from hago.space import Bits
-from hago.steps import last_uses
-from hago.trials.evaluate import EvaluationEngine, Evaluator
+from hago.data.batches import Batches
+from hago.graph.execute import run_real
+from hago.graph.graph import Graph
+from hago.graph.schedule import last_uses
+from hago.plan.space import Bits
+from hago.search.evaluate import EvaluationEngine, Evaluator
+from hago.search.objective import objective
+from hago.search.prepare import Prepared, prepare
+from hago.simulation.overflow import Peaks
+from hago.simulation.simulator import Simulator
 
 
 def prepared_at(seed: int) -> Prepared:

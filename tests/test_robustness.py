@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import hago
 from hago.errors import DataError, GraphError, HagoError, HardwareError, InfeasibleBits, LogError
-from hago.hardware import Hardware, OpDesc
-from hago.strategy import Strategy
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.plan.strategy import Strategy
 
 CHIP = "x86_vnni"
 DATA = [(images(8, 1, 6, 6, seed=i), torch.arange(8) % 3) for i in range(2)]

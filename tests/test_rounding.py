@@ -12,7 +12,7 @@ from exact import round_exactly
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hago.rounding import ROUNDINGS, rounding_shift
+from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
 
 EVERY = pytest.mark.parametrize("rounding", ROUNDINGS)
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hago.arithmetic.numerics import dequantize, is_power_of_two, quantize, simulated_quantize
+from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE, TWO_SIDED, Grid, make_qparams
+from hago.arithmetic.types import INT8, INT16, INT32, UINT8, DType, QParams, dtype
 from hago.errors import HagoError
-from hago.numerics import dequantize, is_power_of_two, quantize, simulated_quantize
-from hago.schemes import SCHEMES, SMALLEST_SCALE, TWO_SIDED, Grid, make_qparams
-from hago.types import INT8, INT16, INT32, UINT8, DType, QParams, dtype
 
 ENDS = st.floats(0.0, 2.0**60)
 

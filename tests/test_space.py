@@ -15,11 +15,11 @@ from random_graphs import random_graph, random_inputs
 from test_topology import TOY
 
 from hago.errors import HagoError, InfeasibleBits
-from hago.graph import Graph
-from hago.hardware import Hardware
-from hago.hardware_file import load_hardware
-from hago.space import Space, build_space
-from hago.topology import analyze
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Hardware
+from hago.plan.space import Space, build_space
+from hago.plan.topology import analyze
 
 
 def space_of(graph: Graph, hardware: Hardware, fix_bits: dict[str, int] | None = None) -> Space:

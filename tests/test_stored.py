@@ -29,18 +29,26 @@ from specs import EVERY, SHIPPED
 from torch import Tensor, nn
 
 import hago
-from hago.engine.model import FastModel
 from hago.errors import GraphError, HagoError, ModelFileError, UnsupportedOp
-from hago.graph import Graph
-from hago.hardware_file import load_hardware
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
 from hago.ops import OPS
-from hago.ops._integer import IntegerForm
-from hago.ops._rule import OpRule
-from hago.plan import Plan
-from hago.realization import IntegerModel
-from hago.simulator import Simulator
-from hago.stored import KIND, Provenance, StoredSize, from_file_bytes, is_stored, load_plan, save_plan, to_file_bytes
-from hago.tensor_file import from_bytes, to_bytes
+from hago.ops._rule import IntegerForm, OpRule
+from hago.plan.plan import Plan
+from hago.runtime.native.executor import FastModel
+from hago.runtime.reference import IntegerModel
+from hago.runtime.stored import (
+    KIND,
+    Provenance,
+    StoredSize,
+    from_file_bytes,
+    is_stored,
+    load_plan,
+    save_plan,
+    to_file_bytes,
+)
+from hago.serialization.tensor_file import from_bytes, to_bytes
+from hago.simulation.simulator import Simulator
 
 
 def widest(graph: Graph, hardware: hago.Hardware, inputs: list[Tensor]) -> Plan:

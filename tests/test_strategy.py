@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hago.errors import LogError, StrategyMismatch
-from hago.json_text import canonical, json_values, parse_json
-from hago.strategy import Conditions, HardwareId, Strategy
+from hago.plan.strategy import Conditions, HardwareId, Strategy
+from hago.serialization.json_text import canonical, json_values, parse_json
 
 
 def make_strategy(**changes: Any) -> Strategy:

@@ -19,9 +19,9 @@ from torch import nn
 
 import hago
 from hago.errors import HagoError, as_strings
-from hago.search.log import read_log
-from hago.searching.search import SearchOptions
-from hago.training.finetuning import FinetuneOptions
+from hago.qat.finetune import FinetuneOptions
+from hago.search.session import SearchOptions
+from hago.study.log import read_log
 
 CHIP = "x86_vnni"
 DATA = [(images(8, 1, 6, 6, seed=i), torch.arange(8) % 3) for i in range(2)]

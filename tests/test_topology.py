@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 from specs import MADE_UP, SHIPPED
 
+from hago.arithmetic.types import Edge
 from hago.errors import HagoError, UnsupportedOp
-from hago.graph import CONST, INPUT, OUTPUT, Graph
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import load_hardware
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS
-from hago.topology import analyze, check_patterns, crossings, fitting_descs, misfit
-from hago.types import Edge
+from hago.plan.topology import analyze, check_patterns, crossings, fitting_descs, misfit
 
 #: The prototype's own test hardware: products of bytes, concat in three ways, the rest float.
 TOY = Hardware(

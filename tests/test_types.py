@@ -9,8 +9,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hago.arithmetic.types import DTYPES, FLOAT32, INT8, INT32, UINT8, ZERO, Edge, QParams, SimQ, dtype
 from hago.errors import HagoError
-from hago.types import DTYPES, FLOAT32, INT8, INT32, UINT8, ZERO, Edge, QParams, SimQ, dtype
 
 
 def test_dtypes_hold_what_they_say() -> None:

@@ -12,10 +12,10 @@ from products import some
 from specs import EVERY
 
 import hago
-from hago.exactness import compare
-from hago.graph import Graph
-from hago.operands import Operands
-from hago.plan import NodePlan, Plan
+from hago.graph.graph import Graph
+from hago.plan.operands import Operands
+from hago.plan.plan import NodePlan, Plan
+from hago.runtime.exactness import compare
 
 LAYERS = ("conv2d", "depthwise", "conv_transpose2d", "linear", "affine")
 INPUT = seeded(6, 4, 5, 5, seed=3)

@@ -15,9 +15,9 @@ from networks import Small, images, randomized
 from torch import Tensor, nn
 
 import hago
+from hago.analysis.stored_run import run_model
 from hago.cli import warnings_as_lines
 from hago.errors import warn
-from hago.running import run_model
 
 CHIP = "x86_vnni"
 CLASSES = 3

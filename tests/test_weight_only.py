@@ -13,28 +13,27 @@ from building import Builder, seeded
 from ops.samples import AFFINE_KEYS, KEYS, graph_of
 from plans import resolver_of
 
-from hago.costing import float_cost, plan_cost
-from hago.debug.explain import explain_topology
-from hago.debug.inspect import inspect_plan
+from hago.analysis.explain import explain_topology
+from hago.analysis.inspect import inspect_plan
+from hago.arithmetic.types import Edge, SimQ, dtype
+from hago.cost.cost import float_cost, plan_cost
+from hago.data.batches import Batches
 from hago.errors import HagoError, HardwareError, ModelFileError, UnsupportedOp
-from hago.exactness import compare
 from hago.export.tpu_mlir import make_tables
-from hago.frontend.data import Batches
-from hago.graph import CONST, Graph
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
-from hago.hardware_document import from_document, hardware_hash, to_document
-from hago.hardware_file import check_hardware
+from hago.graph.graph import CONST, Graph
+from hago.hardware.file import check_hardware, from_document, hardware_hash, to_document
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
-from hago.plan import Plan
-from hago.plan_check import check_plan
-from hago.prepare import make_strategy, plan_of, prepare
-from hago.realization import IntegerModel
-from hago.searching.search import SearchOptions, find
-from hago.simulator import Simulator
-from hago.space import build_space
-from hago.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
-from hago.topology import analyze
-from hago.types import Edge, SimQ, dtype
+from hago.plan.check import check_plan
+from hago.plan.plan import Plan
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
+from hago.runtime.exactness import compare
+from hago.runtime.reference import IntegerModel
+from hago.runtime.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
+from hago.search.prepare import make_strategy, plan_of, prepare
+from hago.search.session import SearchOptions, find
+from hago.simulation.simulator import Simulator
 
 INT4 = OpDesc(["float32", "int4"], "float32", name="w4", cost={"macs_per_cycle": 8})
 INT8 = OpDesc(["float32", "int8"], "float32", name="w8", cost={"macs_per_cycle": 4})
@@ -260,8 +259,8 @@ def test_a_stored_model_holds_packed_integers(tmp_path: Path) -> None:
     ],
 )
 def test_an_edited_model_is_refused(edit: object, says: str) -> None:
-    from hago.plan_document import from_document as plan_from
-    from hago.plan_document import to_document as plan_to
+    from hago.plan.document import from_document as plan_from
+    from hago.plan.document import to_document as plan_to
 
     assert callable(edit)
     document, tensors = plan_to(plan_on(chip(INT4, REAL)))

@@ -7,9 +7,9 @@ import torch
 from building import Builder, seeded
 
 from hago import create_quantizer, quantize
-from hago.exactness import compare
-from hago.graph import Graph
-from hago.hardware_file import available_hardware
+from hago.graph.graph import Graph
+from hago.hardware.file import available_hardware
+from hago.runtime.exactness import compare
 
 DATA = [seeded(16, 6, seed=s) * 0.01 for s in range(2)]
 

@@ -21,7 +21,7 @@ from hago.cli.arguments import build_parser
 from hago.cli.commands import COMMANDS
 from hago.cli.options import INTERRUPTED, Outcome, Voices, command_line
 from hago.errors import HagoError, HagoWarning
-from hago.json_text import json_values
+from hago.serialization.json_text import json_values
 
 BAD_INPUT: Final = 2
 DEFECT: Final = 70

@@ -1,25 +1,336 @@
-"""What the command line accepts, and its help texts."""
+"""What `--help` says besides the options themselves."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
+from argparse import Namespace
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from hago.calibrate.estimators import ESTIMATORS
-from hago.cli.compare import compare_options
-from hago.cli.export import FORMATS
+from hago.calibration.estimators import ESTIMATORS
+from hago.cli.export import FORMATS, compare_options
 from hago.cli.finetune import add_options as finetune_options
-from hago.cli.search_options import add_search_options
 from hago.cli.stored import run_options
-from hago.cli.tables import table_options
-from hago.cli.texts import EXAMPLES, TOP, USAGE
-from hago.cli.values import fixed, numbers, shape, size
-from hago.data_source import BATCH_SIZE
+from hago.cost.cost import METRICS
+from hago.data.sources import BATCH_SIZE
 from hago.demo import HARDWARE
+from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
-from hago.hardware_file import available_hardware
-from hago.qat.dorefa import DOREFAS
+from hago.hardware.file import available_hardware
+from hago.plan.strategy import Strategy
+from hago.search.objective import OBJECTIVES
+from hago.searchers.registry import AUTO, SEARCHERS
+
+NAMED: Final = """
+A model is named package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
+in the current folder can be imported. Data is an .npz file (arrays called as the model's inputs, or one
+array; labels as y or labels), a folder of images (a subfolder per class, or none), or
+package.module:callable that returns an iterable of batches."""
+
+EXIT: Final = """
+exit codes: 0 done; 1 done, and the answer is no (the replay differs, the check fails, the integer model is
+not the simulated one); 2 bad input; 70 a defect of hago; 130 interrupted"""
+
+TOP: Final = f"""
+start with:
+  hago demo                                  all of it on handwritten digits, in less than a minute
+  hago hardware list                         what can be searched for
+  hago explain zoo:net --hardware vta --input-shape 3,32,32
+  hago search zoo:net --hardware vta --data calibration.npz
+{NAMED}
+{EXIT}"""
+
+EXAMPLES: Final = {
+    "search": """
+examples:
+  hago search zoo:net --weights net.safetensors --hardware x86_vnni --data calibration.npz
+  hago search zoo:net --hardware my_chip.json --data images/ --size 224 --budget 10m --held-out test.npz
+  hago search zoo:net --hardware vta --data data:calibration --keep-float 'head.*' --fix-bits 'conv1:1=8'
+  hago search zoo:net --hardware vta --data calibration.npz --minimize weight_bytes --keep 'agreement >= 99 %'
+  hago search zoo:net --hardware vta --data calibration.npz --maximize sqnr --budget-cost 'weight_bytes <= 4 MB'
+  hago search zoo:net --hardware x86_vnni --data calibration.npz --finetune budget=5m
+
+Ctrl-C ends the search with what it has found; the same command continues it. So does the same command
+with a larger --budget.""",
+    "quantize": """
+example:
+  hago quantize zoo:net --hardware arm_dot --data calibration.npz --estimator percentile:99.9
+  hago quantize zoo:net --hardware arm_dot --data calibration.npz --calibration-table net_cali_table""",
+    "explain": """
+examples:
+  hago explain zoo:net --hardware int16_accumulator --input-shape 3,32,32
+  hago explain zoo:net --hardware x86_vnni --input-shape 3,32,32 --cost
+  hago explain zoo:encoder --hardware x86_vnni --input-shape 32:int64 --input-shape 32:int64""",
+    "sensitivity": """
+example:
+  hago sensitivity zoo:net --hardware vta --data calibration.npz --save sensitivity.json
+
+The most sensitive edges come first. A search can be guided by this: --searcher sensitivity""",
+    "finetune": """
+example:
+  hago finetune zoo:net strategies/net-vta.json --data calibration.npz --budget 5m --held-out test.npz
+
+The float model's outputs are what is trained for, so data needs no labels. Killed at any moment, the same
+command continues from its checkpoint.""",
+    "simulate": """
+example:
+  hago simulate zoo:net strategies/net-vta.json --data test.npz""",
+    "realize": """
+example:
+  hago realize zoo:net strategies/net-vta.json --data test.npz --samples 256 --json
+  hago realize zoo:net strategies/net-vta.json --data test.npz --save net.safetensors
+  hago realize zoo:net strategies/net-x86_vnni.json --data test.npz --explain
+
+Exit code 1 says that a value differs; that would be a defect of hago.""",
+    "cost": """
+example:
+  hago cost zoo:net strategies/net-vta.json --batch 32
+
+What a hardware file gives no figure for is left out and named; docs/cost.md says how the rest adds up.""",
+    "run": """
+example:
+  hago run net.safetensors --data test.npz --save outputs.npz
+
+Every output is compared with the simulation of the stored plan; exit code 1 says that one differs.""",
+    "inspect": """
+example:
+  hago inspect zoo:net strategies/net-vta.json --data test.npz --samples 128 --csv layers.csv""",
+    "replay": """
+examples:
+  hago replay zoo:net logs/net-vta.jsonl --data calibration.npz
+  hago replay zoo:net strategies/net-vta.json --data calibration.npz
+
+Exit code 1 says that a figure differs in its last bit or more.""",
+    "compare": """
+examples:
+  hago compare zoo:net strategies/net-onnxruntime_cpu.json --data test.npz --samples 64
+  hago compare zoo:net strategies/net-x86_vnni.json --data test.npz --realizations fast,onnxruntime --json
+
+Exit code 1 says that the simulator or the fast engine differs from the reference; that would be a defect of hago.""",
+    "export": """
+examples:
+  hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
+  hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
+
+With --check, exit code 1 says that the engine's integers are not ours: a difference of more than one quantum,
+or of more than one value in 10,000 of a node.""",
+    "hardware": """
+examples:
+  hago hardware list
+  hago hardware show x86_vnni
+  hago hardware check my_chip.json
+  hago hardware measure x86_vnni --output this_machine.json
+
+Exit code 1 says that a file is wrong; every mistake is listed with its place.""",
+    "demo": """
+The demo leaves its model, data, logs and strategies behind, to try the other commands on, e.g.
+  hago inspect hago.demo:DigitNet strategies/demo-x86_vnni.json --weights demo/weights.pt --data demo/test.npz""",
+}
+
+
+ON_STRATEGY: Final = "MODEL STRATEGY --data DATA"
+USAGE: Final = {
+    "search": "MODEL --hardware NAME|FILE --data DATA",
+    "quantize": "MODEL --hardware NAME|FILE --data DATA",
+    "explain": "MODEL --hardware NAME|FILE (--data DATA | --input-shape SHAPE)",
+    "cost": "MODEL STRATEGY",
+    "sensitivity": "MODEL --hardware NAME|FILE --data DATA",
+    "simulate": ON_STRATEGY,
+    "realize": ON_STRATEGY,
+    "run": "FILE --data DATA",
+    "inspect": ON_STRATEGY,
+    "compare": ON_STRATEGY,
+    "finetune": ON_STRATEGY,
+    "export": "(MODEL STRATEGY | FILE) --format NAME",
+    "replay": "MODEL LOG|STRATEGY --data DATA",
+}
+
+
+# ---------------------------------------------------------------- values
+# Values of options: from the words of a command line to numbers, shapes and patterns.
+
+
+def fail(text: str) -> NoReturn:
+    """Refuse a value."""
+    raise argparse.ArgumentTypeError(text)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        fail(f"got {text!r}, expected numbers with commas between, e.g. 0.485,0.456,0.406")
+    return found if all(map(math.isfinite, found)) else fail(f"got {text!r}, expected finite numbers")
+
+
+def size(text: str) -> tuple[int, int]:
+    """Height and width."""
+    parts: Sequence[str] = text.lower().split("x")
+    if len(parts) > 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        fail(f"got {text!r}, expected a size such as 224 or 96x128 (height x width)")
+    return int(parts[0]), int(parts[-1])
+
+
+def byte_count(text: str) -> int:
+    """A size of memory."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|k|M|G)i?B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if not found:
+        fail(f"got {text!r}, expected a size such as 500MB or 2GB")
+    return int(float(found[1]) * 1024 ** " kmg".index(found[2].lower() or " "))
+
+
+def share(text: str) -> float:
+    """A number between 0 and 1."""
+    try:
+        found = float(text)
+    except ValueError:
+        fail(f"got {text!r}, expected a number between 0 and 1")
+    return found if 0.0 < found < 1.0 else fail(f"got {text!r}, expected a number between 0 and 1")
+
+
+def shape(text: str) -> tuple[tuple[int, ...], str]:
+    """The shape of one sample, and its dtype."""
+    sizes, _, dtype = text.partition(":")
+    parts = [p for p in sizes.split(",") if p]
+    if not all(p.isdecimal() and int(p) > 0 for p in parts):
+        fail(f"got {text!r}, expected the shape of one sample, e.g. 3,32,32 or 32:int64")
+    return tuple(map(int, parts)), dtype or "float32"
+
+
+def fixed(text: str) -> tuple[str, int]:
+    """A pattern and its bits."""
+    pattern, _, bits = text.rpartition("=")
+    if not pattern or not bits.isdecimal():
+        fail(f"got {text!r}, expected PATTERN=BITS, e.g. 'conv1:1=8'")
+    return pattern, int(bits)
+
+
+# ---------------------------------------------------------------- tables
+# What the command line says of tables that a search is given.
+
+#: Nodes that a line lists before it says "and n more".
+_LISTED: Final = 5
+
+
+def table_options(parser: Any) -> None:
+    """The options that give a search the tables of another tool."""
+    group = parser.add_argument_group("tables of TPU-MLIR")
+    group.add_argument("--calibration-table", metavar="FILE", help="ranges by node; those it lacks are estimated")
+    group.add_argument("--quantize-table", metavar="FILE", help="modes by node: which stay float, or have 8 or 4 bits")
+
+
+def tables_of(args: Namespace) -> dict[str, Any]:
+    """The tables, as the public calls take them."""
+    return {"thresholds": args.calibration_table, "modes": args.quantize_table}
+
+
+def table_lines(strategy: Strategy) -> list[str]:
+    """A line that names the nodes without a row, where a table lacks any."""
+    missing = strategy.made_by.get("estimated")
+    if not missing:
+        return []
+    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+    return [f"  no row in the calibration table, so estimated: {', '.join(missing[:_LISTED])}{more}"]
+
+
+# ---------------------------------------------------------------- search options
+# What `hago search` accepts beside what every quantization does.
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """The searcher, its goal and budget, and what it writes and runs on."""
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--searcher",
+        default=AUTO,
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"{AUTO} (limited where costs are, else gradient), "
+        f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
+    )
+    group.add_argument(
+        "--objective",
+        default="sqnr",
+        metavar="NAME",
+        help=f"{', '.join(OBJECTIVES)}, or package.module:callable; default: %(default)s",
+    )
+    _goal(parser)
+    table_options(parser)
+    _course(group)
+    _outcome(group)
+    _machine(group)
+
+
+def _course(group: argparse._ArgumentGroup) -> None:
+    """How long a search goes on, and where."""
+    group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
+    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
+    group.add_argument("--reuse", action="append", metavar="LOG", help="equal plans in this log are not tried again")
+    group.add_argument(
+        "--search-topology",
+        action=argparse.BooleanOptionalAction,
+        help="let nodes be float where the hardware takes both; default: if bops, cycles, latency or energy is in use",
+    )
+    group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
+    group.add_argument(
+        "--race",
+        type=share,
+        nargs="?",
+        const=0.01,
+        metavar="ALPHA",
+        help="give a point up once its samples say that it is worse than the best so far; a point that is not is "
+        "given up with probability ALPHA at most (%(const)s where only --race is given)",
+    )
+
+
+def _outcome(group: argparse._ArgumentGroup) -> None:
+    """What becomes of the points that were found."""
+    group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
+    group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
+    group.add_argument(
+        "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
+    )
+    group.add_argument(
+        "--finetune",
+        nargs="?",
+        const="",
+        metavar="NAME=VALUE,...",
+        help="train what was found as the last stage, and keep it where it is better, e.g. 'budget=5m' or "
+        "'scheme=dorefa_relative,steps=400'; the trained weights go beside --save",
+    )
+
+
+def _machine(group: argparse._ArgumentGroup) -> None:
+    """What points are scored on."""
+    group.add_argument(
+        "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
+    )
+    group.add_argument(
+        "--cache",
+        type=byte_count,
+        metavar="SIZE",
+        help="of what each process keeps of earlier trials, e.g. 2GB; default: a quarter of the free memory",
+    )
+
+
+def _goal(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("goal")
+    group.add_argument("--maximize", metavar="NAME", help="the same as --objective")
+    group.add_argument("--minimize", metavar="COST", help=f"make a cost least instead: {', '.join(METRICS)}")
+    for option, figure, example in (
+        ("--keep", "measure", "'agreement >= 99 %%'"),
+        ("--budget-cost", "cost", "'weight_bytes <= 4 MB'"),
+    ):
+        text = f"a limit on a {figure}, e.g. {example}; may be repeated"
+        group.add_argument(option, action="append", metavar="LIMIT", help=text)
+
+
+# ---------------------------------------------------------------- arguments
+# What the command line accepts, and its help texts.
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,9 +9,12 @@ from typing import Any, Final
 
 import torch
 
-from hago import api, reports
-from hago.cli.compare import compare
-from hago.cli.export import export
+from hago import api
+from hago import api as reports
+from hago.analysis.measure_hardware import measure_hardware
+from hago.analysis.strategy_report import judge_plan
+from hago.arithmetic.types import TORCH_DTYPES
+from hago.cli.export import compare, export
 from hago.cli.finetune import run_finetune
 from hago.cli.options import (
     NO,
@@ -28,24 +31,21 @@ from hago.cli.options import (
 )
 from hago.cli.search import quantize, search
 from hago.cli.stored import run, with_stored
-from hago.debug.cost_report import cost_text, range_text
-from hago.debug.text import table
+from hago.cost.report import cost_text, range_text
+from hago.data.batches import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
-from hago.engine.executor import Executor
 from hago.errors import HagoError, HardwareError
-from hago.frontend.data import Batches
-from hago.hardware import Hardware
-from hago.hardware_file import available_hardware, load_hardware, save_hardware
-from hago.hardware_table import explain_hardware
-from hago.json_text import is_file
-from hago.judgement import judge_plan
-from hago.measuring.hardware import measure_hardware
-from hago.model_source import load_model
-from hago.plan import Plan
-from hago.prepare import input_names, planned
-from hago.search.log import read_log
-from hago.strategy import Strategy
-from hago.types import TORCH_DTYPES
+from hago.graph.model_source import load_model
+from hago.hardware.file import available_hardware, load_hardware, save_hardware
+from hago.hardware.hardware import Hardware
+from hago.hardware.table import explain_hardware
+from hago.plan.plan import Plan
+from hago.plan.strategy import Strategy
+from hago.runtime.native.executor import Executor
+from hago.search.prepare import input_names, planned
+from hago.serialization.json_text import is_file
+from hago.serialization.text_table import table
+from hago.study.log import read_log
 
 
 # ---------------------------------------------------------------- explain

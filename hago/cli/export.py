@@ -1,8 +1,4 @@
-"""The command that writes what other tools read: `hago export --format NAME`, one Format for each.
-
-A Format is a value: its name, what it writes, its own options, and the function that writes. A format
-that needs an optional package imports it when it runs.
-"""
+"""The command that sets realizations of a strategy side by side: `hago compare`."""
 
 from __future__ import annotations
 
@@ -13,21 +9,53 @@ from pathlib import Path
 from typing import Any, Final
 
 from hago import api
-from hago.arithmetic.tpu_mlir_tables import format_calibration_table, format_quantize_table
+from hago.analysis.comparison import REALIZATIONS, compare_realizations
 from hago.cli.options import NO, OK, Outcome, Voices, default_path, hardware_of, load_batches, make_folder_of
 from hago.cli.stored import stored_quantizer
+from hago.data.batches import Batches
+from hago.emulation.tpu_mlir.tables import format_calibration_table, format_quantize_table
 from hago.errors import HagoError
-from hago.export.onnx_check import check_onnx
-from hago.export.onnx_engines import ENGINES, openvino_that_lasts
-from hago.export.onnx_export import FORMS
+from hago.export.onnx.check import check_onnx
+from hago.export.onnx.engines import ENGINES, openvino_that_lasts
+from hago.export.onnx.export import FORMS
 from hago.export.tpu_mlir import Tables, make_tables, observed_ranges
-from hago.frontend.data import Batches
-from hago.json_text import replace_file
-from hago.model_source import load_model
-from hago.prepare import as_graph
-from hago.quantizer import Quantizer
-from hago.stored import is_stored
-from hago.strategy import Strategy
+from hago.graph.model_source import load_model
+from hago.plan.strategy import Strategy
+from hago.runtime.stored import is_stored
+from hago.search.prepare import as_graph
+from hago.search.quantizer import Quantizer
+from hago.serialization.json_text import replace_file
+
+#: What must equal the reference engine to the last bit.
+_OURS = ("fast", "simulated")
+
+
+def compare_options(parser: Any) -> None:
+    """The command's own options."""
+    known = ",".join(REALIZATIONS)
+    parser.add_argument(
+        "--realizations", default=known, metavar="NAME,...", help=f"some of {known}; what cannot run here is skipped"
+    )
+    parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
+
+
+def compare(args: Namespace, voices: Voices) -> Outcome:
+    """Realizations on the same data, node by node; exit code 1 where one of hago's own differs from another."""
+    strategy = Strategy.load(args.record)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
+    names = [n.strip() for n in args.realizations.split(",") if n.strip()]
+    if not names:
+        raise HagoError("--realizations names none")
+    found = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base)
+    ours = [a for a in found.against if a.name in _OURS and found.base in ("reference", *_OURS)]
+    wrong = any(p.differing for a in ours for p in (*a.integers, *a.outputs))
+    return Outcome(str(found), found.to_json(), NO if wrong else OK)
+
+
+# ---------------------------------------------------------------- export
+# The command that writes what other tools read: `hago export --format NAME`, one Format for each.
+# A Format is a value: its name, what it writes, its own options, and the function that writes. A format that needs an
+# optional package imports it when it runs.
 
 
 @dataclass(frozen=True, slots=True)

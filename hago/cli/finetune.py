@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from hago.analysis.strategy_report import in_words
 from hago.cli.options import (
     OK,
     Outcome,
@@ -24,16 +25,15 @@ from hago.cli.options import (
     training_so_far,
 )
 from hago.errors import HagoError
-from hago.hardware import Hardware
-from hago.hardware_file import available_hardware
-from hago.json_text import check_distinct
-from hago.judgement import in_words
-from hago.model_source import load_model
+from hago.graph.model_source import load_model
+from hago.hardware.file import available_hardware
+from hago.hardware.hardware import Hardware
+from hago.plan.strategy import Strategy
+from hago.qat.finetune import Finetuned, finetune
 from hago.qat.losses import LOSSES
 from hago.qat.scheme import SCHEMES
-from hago.strategy import Strategy
-from hago.training.finetuning import Finetuned, finetune
-from hago.training.state import save_state, trained_state
+from hago.qat.trained_state import save_state, trained_state
+from hago.serialization.json_text import check_distinct
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hago.data_source import ImageShape, load_data
+from hago.data.named_objects import import_object
+from hago.data.sources import ImageShape, load_data
 from hago.errors import HagoError
-from hago.hardware import Hardware
-from hago.hardware_file import available_hardware, load_hardware
-from hago.named_objects import import_object
+from hago.hardware.file import available_hardware, load_hardware
+from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.ops._rule import OpRule
-from hago.search.log import Log
-from hago.search.searchers import AUTO, SEARCHERS
-from hago.strategy import Strategy
+from hago.plan.strategy import Strategy
+from hago.searchers.registry import AUTO, SEARCHERS
+from hago.study.log import Log
 
 OK: Final = 0
 NO: Final = 1

@@ -1,15 +1,18 @@
-"""The commands that make a strategy: search and quantize."""
+"""`hago search --finetune`: training as the last stage of a search, resumable as the search is."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hago import api
+from hago.analysis.strategy_report import in_words
+from hago.cli.arguments import table_lines, tables_of
 from hago.cli.options import (
     OK,
     Outcome,
@@ -24,20 +27,111 @@ from hago.cli.options import (
     named_searcher,
     resumable,
     stamp,
+    training_so_far,
 )
-from hago.cli.tables import table_lines, tables_of
-from hago.cli.tuning import strategy_of, tune, tuned_lines, tuned_values, tuning_options, weights_of
-from hago.cost import METRICS
-from hago.debug.cost_report import amount
-from hago.hardware_file import available_hardware
-from hago.json_text import check_distinct
-from hago.judgement import in_words
-from hago.model_source import load_model
-from hago.search.log import read_log
-from hago.search.trial import Trial
-from hago.searching.search import Found, SearchOptions, find
-from hago.strategy import Strategy
-from hago.training.after_search import Tuned
+from hago.cost.cost import METRICS
+from hago.cost.report import amount
+from hago.data.batches import Batches
+from hago.errors import HagoError, did_you_mean
+from hago.graph.model_source import load_model
+from hago.hardware.file import available_hardware
+from hago.hardware.hardware import Hardware
+from hago.plan.strategy import Strategy
+from hago.qat.finetune import Tuned, trained_after
+from hago.search.prepare import input_names
+from hago.search.session import Found, SearchOptions, find
+from hago.serialization.json_text import canonical, check_distinct
+from hago.study.log import Trial, read_log
+
+#: What `--finetune` takes, and how each is read.
+OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "steps": int,
+    "budget": str,
+    "lr": float,
+    "range_lr": float,
+    "batch_size": int,
+    "objective": lambda text: named(text, "objective"),
+    "scheme": str,
+    "seed": int,
+    "every": int,
+}
+
+
+def tuning_options(text: str) -> dict[str, Any]:
+    """The options of `hago.finetune` that "NAME=VALUE,..." means.
+
+    Raises:
+        HagoError: an unknown name, or a value that is not of its kind.
+    """
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = (p.strip() for p in part.partition("="))
+        if name not in OPTIONS or not value:
+            near = did_you_mean(name, OPTIONS)
+            raise HagoError(f"--finetune got {part!r}; expected NAME=VALUE,... with {', '.join(OPTIONS)}.{near}")
+        try:
+            found[name] = OPTIONS[name](value)
+        except ValueError:
+            raise HagoError(f"--finetune got {part!r}; expected a number, e.g. steps=400 or lr=0.002") from None
+    return found
+
+
+def tune(
+    args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, found: Found, saved: Path
+) -> Tuned:
+    """Train what a search found. A killed run goes on from the checkpoint of the same strategy."""
+    mark = hashlib.sha256(canonical(found.strategy.to_json()).encode()).hexdigest()[:12]
+    checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
+    log = default_path(args, hardware, "logs", "-finetune.jsonl")
+    voices.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
+    files = {"log": log, "checkpoint": checkpoint, "save_weights": weights_of(saved)}
+    with resumable(lambda: f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")):
+        return trained_after(
+            model,
+            hardware,
+            Batches(data, input_names(model)),
+            (found.strategy, found.score),
+            {**tuning_options(args.finetune), **files},
+            saved,
+            None if args.held_out is None else load_batches(args, args.held_out),
+            named(args.maximize or args.objective, "objective"),
+        )
+
+
+def weights_of(saved: Path) -> Path:
+    """Where the trained weights of a strategy go."""
+    return saved.with_suffix(".safetensors")
+
+
+def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
+    """What training brought, in words."""
+    run = tuned.run
+    end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better than what was found, which is kept"
+    return [
+        f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
+        *(f"  {when:<7} {in_words(results)}" for when, results in (("before", run.before), ("after", run.after))),
+    ]
+
+
+def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
+    """The same for programs."""
+    run = tuned.run
+    return {
+        "before": dict(run.before),
+        "after": dict(run.after),
+        "better": tuned.better,
+        "steps": run.steps,
+        "weights": str(weights_of(saved)) if tuned.better else None,
+    }
+
+
+def strategy_of(found: Found, tuned: Tuned | None) -> Strategy:
+    """The strategy that a search ends with."""
+    return found.strategy if tuned is None else tuned.strategy
+
+
+# ---------------------------------------------------------------- search
+# The commands that make a strategy: search and quantize.
 
 
 def search(args: Namespace, voices: Voices) -> Outcome:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from hago import api
+from hago.analysis.stored_run import run_model, save_outputs
 from hago.cli.options import NO, OK, Outcome, Voices, load_batches, load_ops, make_folder_of
-from hago.engine.model import ENGINES
-from hago.hardware_document import hardware_hash
-from hago.plan import Plan
-from hago.quantizer import Quantizer
-from hago.running import run_model, save_outputs
-from hago.stored import Provenance, StoredSize, float_bytes, load_plan, save_plan
-from hago.strategy import Conditions, HardwareId, Strategy
-from hago.threshold_sources import store_thresholds
+from hago.hardware.file import hardware_hash
+from hago.plan.plan import Plan
+from hago.plan.strategy import Conditions, HardwareId, Strategy
+from hago.plan.thresholds import store_thresholds
+from hago.runtime.native.executor import ENGINES
+from hago.runtime.stored import Provenance, StoredSize, float_bytes, load_plan, save_plan
+from hago.search.quantizer import Quantizer
 
 
 def run_options(parser: Any) -> None:

@@ -1,1 +1,1 @@
-"""Export: strategies and integer models in the forms that other tools read."""
+"""Strategies and integer models as files for other engines."""

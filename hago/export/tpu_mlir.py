@@ -19,15 +19,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.tpu_mlir_tables import CalibrationTable, QuantizeTable, Row
+from hago.arithmetic.numerics import dequantize
+from hago.arithmetic.schemes import TWO_SIDED, Grid, Range, represented
+from hago.arithmetic.types import Edge, QParams
+from hago.emulation.tpu_mlir.tables import CalibrationTable, QuantizeTable, Row
 from hago.errors import HagoError
-from hago.graph import CONST, INPUT, OUTPUT, Graph, Node
-from hago.numerics import dequantize
-from hago.plan import NodePlan, Plan
-from hago.represented import Range, represented
-from hago.schemes import TWO_SIDED, Grid
-from hago.simulator import Simulator
-from hago.types import Edge, QParams
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.plan.plan import NodePlan, Plan
+from hago.simulation.simulator import Simulator
 
 #: Tensors of at most so many bits stand in the int4 section as well.
 _FOUR: Final = 4

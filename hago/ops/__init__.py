@@ -13,9 +13,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from hago.ops._integer import ONE_ADDITION, Addends, IntegerForm, Operand, Weight
-from hago.ops._rule import Call, OpRule, Parsed, Ref, Refusal, Sample
-from hago.ops._rules import arguments, binary, joined, magnitude_bound, product_bound, product_scale, sum_bound
+from hago.ops._rule import (
+    ONE_ADDITION,
+    Addends,
+    Call,
+    IntegerForm,
+    Operand,
+    OpRule,
+    Parsed,
+    Ref,
+    Refusal,
+    Sample,
+    Weight,
+)
+from hago.ops._shared import arguments, binary, joined, magnitude_bound, product_bound, product_scale, sum_bound
 
 __all__ = [
     "ONE_ADDITION",
@@ -47,7 +58,7 @@ Ops = Mapping[str, OpRule]
 
 def _discover() -> dict[str, OpRule]:
     found: dict[str, OpRule] = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg and m.name[0] != "_"):
         rule = importlib.import_module(f"{__name__}.{module}").RULE
         assert rule.name == module, f"hago/ops/{module}.py holds a rule called {rule.name!r}"
         found[module] = rule

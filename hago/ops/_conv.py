@@ -9,11 +9,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.convolution import without_stride
-from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import arguments, mac_bound, split_k
+from hago.arithmetic.convolution import without_stride
+from hago.arithmetic.numerics import Order
+from hago.ops._rule import Addends, Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, TermsAt, Weight
+from hago.ops._shared import arguments, mac_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _WEIGHT = Weight(slot=1, axis=0)

@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.numerics import Order
+from hago.arithmetic.numerics import Order
 from hago.ops._conv import in_order, windows
-from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt, Weight
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import arguments, bias_bound, split_k
+from hago.ops._rule import Addends, Attrs, IntegerForm, Operand, OpRule, Refusal, Sample, TermsAt, Weight
+from hago.ops._shared import arguments, bias_bound, split_k
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
 _ATTRS = ("stride", "padding", "output_padding", "groups", "dilation")

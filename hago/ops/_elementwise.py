@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import Call, OpRule, Parsed, Sample
-from hago.ops._rules import arguments
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Sample
+from hago.ops._shared import arguments
 
 
 def elementwise_rule(

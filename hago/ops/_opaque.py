@@ -16,8 +16,7 @@ from typing import Any, Final
 import torch
 
 from hago.errors import GraphError, shortened
-from hago.ops._integer import Attrs
-from hago.ops._rule import Ref
+from hago.ops._rule import Attrs, Ref
 
 NAME: Final = "opaque"
 

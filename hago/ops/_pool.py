@@ -13,14 +13,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.numerics import Order
+from hago.arithmetic.numerics import Order
 from hago.ops._conv import windows
-from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt
-from hago.ops._qlinear import qlinear_average
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.ops._rules import has_ref, plain
-from hago.ops._tflite import tflite_average
-from hago.ops._tpu_mlir import tpu_mlir_average
+from hago.ops._rule import Addends, Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample, TermsAt
+from hago.ops._shared import has_ref, plain
+from hago.ops.forms.qlinear import qlinear_average
+from hago.ops.forms.tflite import tflite_average
+from hago.ops.forms.tpu_mlir import tpu_mlir_average
 
 _MAX: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d}
 _AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d}

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.ops._rules import axes_of
+from hago.arithmetic.numerics import Order
+from hago.ops._rule import Addends, Attrs, Call, IntegerForm, Operand, OpRule, Parsed, Refusal, Sample, TermsAt
+from hago.ops._shared import axes_of
 
 
 def _parse(call: Call) -> Parsed | None:

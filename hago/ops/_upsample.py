@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import Call, Parsed, Ref
-from hago.ops._rules import has_ref, plain
+from hago.ops._rule import Attrs, Call, Parsed, Ref
+from hago.ops._shared import has_ref, plain
 
 
 def parse_upsample(*extra: str) -> Callable[[Call], Parsed | None]:

@@ -4,13 +4,12 @@ import operator
 
 from torch import Tensor
 
-from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
-from hago.ops._landing import dequantized
-from hago.ops._qlinear import qlinear_sum
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import binary, sum_bound
-from hago.ops._tflite import tflite_sum
-from hago.ops._tpu_mlir import tpu_mlir_sum
+from hago.ops._rule import ONE_ADDITION, Attrs, IntegerForm, OpRule, Refusal, Sample
+from hago.ops._shared import binary, sum_bound
+from hago.ops.forms.landing import dequantized
+from hago.ops.forms.qlinear import qlinear_sum
+from hago.ops.forms.tflite import tflite_sum
+from hago.ops.forms.tpu_mlir import tpu_mlir_sum
 
 _COMMON_SCALE = IntegerForm(slots=("common",), bound=sum_bound, addends=ONE_ADDITION)
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, IntegerForm, Operand, TermsAt, Weight
-from hago.ops._rule import OpRule, Refusal
-from hago.ops._rules import mac_bound, unread
+from hago.arithmetic.numerics import Order
+from hago.ops._rule import Addends, Attrs, IntegerForm, Operand, OpRule, Refusal, TermsAt, Weight
+from hago.ops._shared import mac_bound, unread
 
 _WEIGHT = Weight(slot=1, axis=0)
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
+from hago.ops._rule import Attrs, Call, OpRule, Parsed, Refusal, Sample
 
 
 def _parse(call: Call) -> Parsed | None:

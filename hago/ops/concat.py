@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._landing import dequantized
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import joined
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
+from hago.ops._shared import joined
+from hago.ops.forms.landing import dequantized
 
 _COMMON_SCALE = IntegerForm(slots=("common",))
 

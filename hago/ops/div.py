@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import Call, OpRule, Parsed, Ref, Refusal, Sample
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Ref, Refusal, Sample
 
 
 def _parse(call: Call) -> Parsed | None:

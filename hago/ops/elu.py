@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from hago.ops._elementwise import elementwise_rule
 from hago.ops._rule import Call, Parsed
-from hago.ops._rules import arguments
+from hago.ops._shared import arguments
 
 
 def _parse(call: Call) -> Parsed | None:

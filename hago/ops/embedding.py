@@ -3,9 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import OpRule, Sample
-from hago.ops._rules import arguments, as_index
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Sample
+from hago.ops._shared import arguments, as_index
 
 
 def _compute(attrs: Attrs, table: Tensor, indices: Tensor) -> Tensor:

@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import arguments
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
+from hago.ops._shared import arguments
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import Call, OpRule, Parsed, Sample
-from hago.ops._rules import arguments
+from hago.ops._rule import Attrs, Call, OpRule, Parsed, Sample
+from hago.ops._shared import arguments
 
 
 def _parse(call: Call) -> Parsed | None:

@@ -3,9 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import arguments
+from hago.ops._rule import Attrs, OpRule, Refusal, Sample
+from hago.ops._shared import arguments
 
 
 def _compute(attrs: Attrs, x: Tensor, w: Tensor | None = None, b: Tensor | None = None) -> Tensor:

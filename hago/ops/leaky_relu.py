@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 
 from hago.ops._elementwise import elementwise_rule
-from hago.ops._tflite import tflite_leaky_relu
-from hago.ops._tpu_mlir import tpu_mlir_leaky_relu
+from hago.ops.forms.tflite import tflite_leaky_relu
+from hago.ops.forms.tpu_mlir import tpu_mlir_leaky_relu
 
 RULE = elementwise_rule(
     "leaky_relu",

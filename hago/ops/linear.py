@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import arguments, mac_bound, split_k
+from hago.arithmetic.numerics import Order
+from hago.ops._rule import Addends, Attrs, IntegerForm, MatrixProduct, Operand, OpRule, Refusal, Sample, TermsAt, Weight
+from hago.ops._shared import arguments, mac_bound, split_k
 
 _WEIGHT = Weight(slot=1, axis=0)
 

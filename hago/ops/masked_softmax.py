@@ -9,9 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import OpRule, Refusal
-from hago.ops._rules import unread
+from hago.ops._rule import Attrs, OpRule, Refusal
+from hago.ops._shared import unread
 
 
 def _compute(attrs: Attrs, x: Tensor, mask: Tensor | None = None) -> Tensor:

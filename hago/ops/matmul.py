@@ -6,10 +6,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.numerics import Order
-from hago.ops._integer import Addends, Attrs, IntegerForm, MatrixProduct, Operand, TermsAt, Weight
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.ops._rules import bias_bound, product_scale, split_k
+from hago.arithmetic.numerics import Order
+from hago.ops._rule import (
+    Addends,
+    Attrs,
+    Call,
+    IntegerForm,
+    MatrixProduct,
+    Operand,
+    OpRule,
+    Parsed,
+    Refusal,
+    Sample,
+    TermsAt,
+    Weight,
+)
+from hago.ops._shared import bias_bound, product_scale, split_k
 
 
 def _parse(call: Call) -> Parsed | None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs
 from hago.ops._reduce import reduce_rule, total
-from hago.ops._tflite import tflite_mean
+from hago.ops._rule import Attrs
+from hago.ops.forms.tflite import tflite_mean
 
 
 def _scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:

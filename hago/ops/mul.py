@@ -4,13 +4,12 @@ import operator
 
 from torch import Tensor
 
-from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
-from hago.ops._landing import dequantized
-from hago.ops._qlinear import qlinear_product
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import binary, product_bound, product_scale
-from hago.ops._tflite import tflite_product
-from hago.ops._tpu_mlir import tpu_mlir_product
+from hago.ops._rule import ONE_ADDITION, Attrs, IntegerForm, OpRule, Refusal, Sample
+from hago.ops._shared import binary, product_bound, product_scale
+from hago.ops.forms.landing import dequantized
+from hago.ops.forms.qlinear import qlinear_product
+from hago.ops.forms.tflite import tflite_product
+from hago.ops.forms.tpu_mlir import tpu_mlir_product
 
 
 def _compute(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:

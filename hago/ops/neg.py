@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from hago.ops._integer import ONE_ADDITION, Attrs, IntegerForm
-from hago.ops._landing import dequantized
-from hago.ops._rule import OpRule, Sample
-from hago.ops._rules import arguments, magnitude_bound
+from hago.ops._rule import ONE_ADDITION, Attrs, IntegerForm, OpRule, Sample
+from hago.ops._shared import arguments, magnitude_bound
+from hago.ops.forms.landing import dequantized
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.ops._rules import has_ref, plain
-from hago.ops._tflite import constant_pad
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
+from hago.ops._shared import has_ref, plain
+from hago.ops.forms.tflite import constant_pad
 
 
 def _parse(call: Call) -> Parsed | None:

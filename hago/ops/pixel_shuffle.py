@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
 
 
 def _parse(call: Call) -> Parsed | None:

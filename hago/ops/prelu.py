@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import OpRule, Refusal, Sample
-from hago.ops._rules import arguments
-from hago.ops._tflite import tflite_prelu
-from hago.ops._tpu_mlir import tpu_mlir_prelu
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
+from hago.ops._shared import arguments
+from hago.ops.forms.tflite import tflite_prelu
+from hago.ops.forms.tpu_mlir import tpu_mlir_prelu
 
 
 def _compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:

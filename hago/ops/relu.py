@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import OpRule, Sample
-from hago.ops._rules import arguments
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Sample
+from hago.ops._shared import arguments
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:

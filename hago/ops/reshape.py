@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.ops._rules import has_ref, plain
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
+from hago.ops._shared import has_ref, plain
 
 
 def _parse(call: Call) -> Parsed | None:

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.ops._rules import axis_of, has_ref, plain
+from hago.ops._rule import Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
+from hago.ops._shared import axis_of, has_ref, plain
 
 
 def _part(call: Call, size: int) -> tuple[int, int]:

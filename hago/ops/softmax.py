@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._landing import dequantized
-from hago.ops._rule import Call, OpRule, Parsed, Sample
+from hago.ops._rule import Attrs, Call, OpRule, Parsed, Sample
+from hago.ops.forms.landing import dequantized
 
 
 def _parse(call: Call) -> Parsed | None:

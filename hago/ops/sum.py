@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs
 from hago.ops._reduce import reduce_rule
+from hago.ops._rule import Attrs
 
 
 def _scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:

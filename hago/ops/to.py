@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import Call, OpRule, Parsed, Refusal, Sample
-from hago.types import TORCH_DTYPES
+from hago.arithmetic.types import TORCH_DTYPES
+from hago.ops._rule import Attrs, Call, OpRule, Parsed, Refusal, Sample
 
 
 def _parse(call: Call) -> Parsed | None:

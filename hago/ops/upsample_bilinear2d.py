@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs
-from hago.ops._rule import OpRule, Refusal, Sample
+from hago.ops._rule import Attrs, OpRule, Refusal, Sample
 from hago.ops._upsample import interpolation, parse_upsample
 
 

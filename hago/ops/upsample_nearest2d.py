@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hago.ops._integer import Attrs, IntegerForm
-from hago.ops._rule import OpRule, Refusal, Sample
+from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._upsample import interpolation, parse_upsample
 
 

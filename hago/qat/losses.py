@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hago.errors import DataError, HagoError, did_you_mean
-from hago.objective import check_classes, class_count
+from hago.search.objective import check_classes, class_count
 
 #: (outputs, the float model's outputs, labels or None) -> a scalar to make small.
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]

@@ -15,28 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.execute import channels_last, flatten_inputs, last_readers, nest_outputs, run
-from hago.frontend.exported import check_finite
-from hago.frontend.fold import CHANNEL_AXIS
-from hago.fusion import fuse_clamps
-from hago.graph import OUTPUT, Graph
-from hago.plan import Plan
-from hago.qat.dorefa import DoReFa
-from hago.qat.dorefa_training import Weight, dorefa_weights, squash_norms
-from hago.qat.live import LivePass
-from hago.qat.moves import Slope
-from hago.qat.norms import FoldedNorm
-from hago.qat.operands import RangeThresholds
+from hago.emulation.dorefa import DoReFa
+from hago.emulation.tensorflow.fake_quantize import Schedule
+from hago.graph.execute import channels_last, flatten_inputs, last_readers, nest_outputs, run
+from hago.graph.frontend import check_finite
+from hago.graph.graph import OUTPUT, Graph
+from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS
+from hago.plan.fusion import fuse_clamps
+from hago.plan.plan import Plan
+from hago.plan.resolve import Resolver
+from hago.plan.space import Space
+from hago.plan.strategy import Strategy
+from hago.plan.topology import Topology
+from hago.qat.batch_norm import FoldedNorm
+from hago.qat.dorefa import Weight, dorefa_weights, squash_norms
+from hago.qat.fake_quantize import Slope
+from hago.qat.forward import FloatPass, LivePass, NormedPass, RangeThresholds, Training
 from hago.qat.optimizer import channel_sizes
-from hago.qat.passes import FloatPass, NormedPass
 from hago.qat.ranges import Range
-from hago.qat.tensorflow_observers import Schedule
-from hago.qat.training import Training
-from hago.resolve import Resolver
-from hago.simulator import Simulator
-from hago.space import Space
-from hago.strategy import Strategy
-from hago.topology import Topology
+from hago.simulation.simulator import Simulator
 
 
 class QatModel(nn.Module):

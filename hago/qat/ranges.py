@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hago.errors import HagoError
-from hago.qat.moves import scale_gradient
+from hago.qat.fake_quantize import scale_gradient
 
 #: The smallest end of a range that must stay below 0.
 _LEAST: Final = 2.0**-90

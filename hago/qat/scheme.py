@@ -13,13 +13,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from hago.emulation.dorefa import DOREFAS, DoReFa
+from hago.emulation.oneflow import MovingAverageMinMaxObserver
+from hago.emulation.tensorflow.fake_quantize import MovingAvgQuantize
 from hago.errors import HagoError, did_you_mean
-from hago.qat.dorefa import DOREFAS, DoReFa
-from hago.qat.moves import Slope
-from hago.qat.norms import Norms
-from hago.qat.oneflow import MovingAverageMinMaxObserver
+from hago.qat.batch_norm import Norms
+from hago.qat.fake_quantize import Slope
 from hago.qat.ranges import Average
-from hago.qat.tensorflow_observers import MovingAvgQuantize
 
 #: Makes the average of a range of so many channels.
 AverageOf = Callable[[int], Average]

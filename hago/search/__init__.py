@@ -1,1 +1,1 @@
-"""Search: searchers behind ask and tell, one driver that owns evaluation, log, resume and budget."""
+"""One search of one model on one chip: prepare, measure sensitivities, refine thresholds, evaluate, replay."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.execute import infer_shape
-from hago.graph import CONST, INPUT, Graph, Node
+from hago.graph.execute import infer_shape
+from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops
 
 Shape = tuple[int, ...]

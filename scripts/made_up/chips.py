@@ -6,13 +6,12 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from hago.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
-from hago.numerics import BiasAt, Order, Overflow, Requantize
+from hago.arithmetic.numerics import BiasAt, Order, Overflow, Requantize
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.types import DType, dtype
+from hago.hardware.hardware import Accumulator, Granularity, Hardware, OpDesc, RequantizeAt, TensorScheme
 from hago.ops import OPS, Ops
-from hago.ops._integer import IntegerForm
-from hago.ops._rule import OpRule
-from hago.rounding import ROUNDINGS
-from hago.types import DType, dtype
+from hago.ops._rule import IntegerForm, OpRule
 
 _FLOAT: Final = OpDesc("float32", "float32")
 

@@ -9,12 +9,12 @@ from typing import Final, get_args
 
 from chips import Chip, has_weight, narrowed, weight_only
 
-from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.numerics import BiasAt, Order, Requantize
+from hago.arithmetic.numerics import BiasAt, Order, Requantize
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.types import INT16, INT32, dtype
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.ops import OPS
-from hago.ops._integer import IntegerForm
-from hago.rounding import ROUNDINGS
-from hago.types import INT16, INT32, dtype
+from hago.ops._rule import IntegerForm
 
 _FORMS: Final = ("float32", "onnxruntime", "multiplier_shift", "shift")
 

@@ -8,8 +8,8 @@ import torch
 from exact import round_exactly
 from torch import Tensor
 
-from hago.arithmetic.tpu_mlir_cast import UniformType
-from hago.types import UINT8
+from hago.arithmetic.types import UINT8
+from hago.emulation.tpu_mlir.numerics import UniformType
 
 SYMMETRIC, TARGET = UniformType(0.02), UniformType(0.05)
 ASYMMETRIC, SHIFTED = UniformType(0.02, 18), UniformType(0.05, -7)

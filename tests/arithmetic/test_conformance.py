@@ -15,7 +15,7 @@ import pytest
 from arithmetic.tflite_vectors import GEMMLOWP, TFLITE, Answer
 from arithmetic.tpu_mlir_vectors import TPU_MLIR
 from arithmetic.vectors import MORE, Vector, differences, generate, load
-from hago.arithmetic.tpu_mlir_cast import uniform_type_of_row
+from hago.emulation.tpu_mlir.numerics import uniform_type_of_row
 
 SYSTEMS = ("gemmlowp", "tflite", "tpu-mlir")
 VECTORS = load(SYSTEMS)

@@ -10,7 +10,7 @@ from exact import clip, round_exactly
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hago.arithmetic import gemmlowp
+from hago.emulation import gemmlowp
 from hago.errors import HagoError
 
 int32 = st.integers(-(1 << 31), (1 << 31) - 1)

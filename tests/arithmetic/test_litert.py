@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hago.hardware import Hardware
-from hago.hardware_file import load_hardware
-from hago.numerics import dequantize, quantize, requantize
+from hago.arithmetic.numerics import dequantize, quantize, requantize
+from hago.arithmetic.types import ZERO, QParams, dtype
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Hardware
 from hago.ops import OPS
-from hago.ops._integer import Site
-from hago.types import ZERO, QParams, dtype
+from hago.ops._rule import Site
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "litert.json").read_text())["cases"]
 #: Operands of a convolution that have a scale per entry of another axis than the first.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.arithmetic import metrics
+from hago.emulation.tpu_mlir import metrics
 from hago.errors import HagoError
 
 vectors = st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=8).map(torch.tensor)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hago.export.onnx_engines import PRECISE
-from hago.hardware_file import load_hardware
-from hago.numerics import requantize
+from hago.arithmetic.numerics import requantize
+from hago.arithmetic.types import INT32, UINT8, ZERO, QParams
+from hago.export.onnx.engines import PRECISE
+from hago.hardware.file import load_hardware
 from hago.ops import OPS
-from hago.ops._integer import Site
-from hago.types import INT32, UINT8, ZERO, QParams
+from hago.ops._rule import Site
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

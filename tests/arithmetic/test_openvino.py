@@ -10,10 +10,10 @@ from random_graphs import random_graph, random_inputs
 from test_robustness import DATA
 
 import hago
-from hago.export.onnx_check import check_onnx
-from hago.export.onnx_engines import engine
-from hago.export.onnx_export import make_onnx
-from hago.hardware_file import load_hardware
+from hago.export.onnx.check import check_onnx
+from hago.export.onnx.engines import engine
+from hago.export.onnx.export import make_onnx
+from hago.hardware.file import load_hardware
 
 pytest.importorskip("onnx")
 pytest.importorskip("openvino")

@@ -11,9 +11,9 @@ from exact import clip, round_exactly, wrap_exactly
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hago.arithmetic import tflite
+from hago.arithmetic.types import INT8, UINT8
+from hago.emulation import tflite
 from hago.errors import HagoError
-from hago.types import INT8, UINT8
 
 LOW, HIGH = -(1 << 31), (1 << 31) - 1
 int32 = st.integers(LOW, HIGH)

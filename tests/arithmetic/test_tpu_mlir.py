@@ -12,8 +12,9 @@ from exact import clip, round_exactly
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hago.arithmetic import tpu_mlir
-from hago.arithmetic.tpu_mlir_cast import (
+from hago.arithmetic.types import DTYPES, INT8, UINT8
+from hago.emulation.tpu_mlir import numerics as tpu_mlir
+from hago.emulation.tpu_mlir.numerics import (
     UniformType,
     calibrated_range,
     dequantize,
@@ -23,7 +24,6 @@ from hago.arithmetic.tpu_mlir_cast import (
     uniform_type_of_row,
 )
 from hago.errors import HagoError
-from hago.types import DTYPES, INT8, UINT8
 
 #: Each mode on -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 1.4, -1.4, 1.6, -1.6, 3.
 MODES = {

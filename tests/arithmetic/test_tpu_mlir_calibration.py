@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.arithmetic import tpu_mlir_calibration as calibration
-from hago.arithmetic.tpu_mlir_histogram import (
+from hago.emulation.tpu_mlir import calibration
+from hago.emulation.tpu_mlir.calibration import (
     Histogram,
     divergences,
     extend_histogram,

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from arithmetic.integers import ASYMMETRIC, RELU, SHIFTED, SYMMETRIC, TARGET, draw, half_up, integers
-from hago.arithmetic import tpu_mlir_conv, tpu_mlir_conv_chips
-from hago.arithmetic.tpu_mlir import scale_and_shift
-from hago.arithmetic.tpu_mlir_cast import UniformType
-from hago.arithmetic.tpu_mlir_conv import IntegerConv
+from hago.arithmetic.types import INT8, UINT8
+from hago.emulation.tpu_mlir import operators as tpu_mlir_conv
+from hago.emulation.tpu_mlir import operators as tpu_mlir_conv_chips
+from hago.emulation.tpu_mlir.numerics import UniformType, scale_and_shift
+from hago.emulation.tpu_mlir.operators import IntegerConv
 from hago.errors import HagoError, UnsupportedOp
-from hago.types import INT8, UINT8
 
 
 # ---------------------------------------------------------------- convolution

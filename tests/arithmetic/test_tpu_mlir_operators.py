@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from arithmetic.integers import ASYMMETRIC, SHIFTED, SYMMETRIC, TARGET, draw, half_up, integers
-from hago.arithmetic import tpu_mlir_activation, tpu_mlir_elementwise, tpu_mlir_matmul, tpu_mlir_pool
-from hago.arithmetic.tpu_mlir import multiplier_and_rshift_truncated, scale_and_shift
-from hago.arithmetic.tpu_mlir_cast import UniformType
-from hago.arithmetic.tpu_mlir_elementwise import Multipliers
+from hago.emulation.tpu_mlir import operators as tpu_mlir_activation
+from hago.emulation.tpu_mlir import operators as tpu_mlir_elementwise
+from hago.emulation.tpu_mlir import operators as tpu_mlir_matmul
+from hago.emulation.tpu_mlir import operators as tpu_mlir_pool
+from hago.emulation.tpu_mlir.numerics import UniformType, multiplier_and_rshift_truncated, scale_and_shift
+from hago.emulation.tpu_mlir.operators import Multipliers
 from hago.errors import HagoError, UnsupportedOp
 
 

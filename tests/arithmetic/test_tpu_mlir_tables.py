@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.arithmetic import tpu_mlir_tables as tables
-from hago.arithmetic.tpu_mlir_tables import CalibrationTable, QuantizeTable, Row
+from hago.emulation.tpu_mlir import tables
+from hago.emulation.tpu_mlir.tables import CalibrationTable, QuantizeTable, Row
 from hago.errors import HagoError
 
 WRITTEN = """\

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from arithmetic.vectors import Vector
-from hago.arithmetic import gemmlowp, tflite
+from hago.emulation import gemmlowp, tflite
 from hago.errors import HagoError
 
 Answer = dict[str, Any]

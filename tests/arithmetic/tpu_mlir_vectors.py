@@ -10,19 +10,17 @@ import torch
 from torch import Tensor
 
 from arithmetic.vectors import Vector, generate
-from hago.arithmetic import (
-    tpu_mlir,
-    tpu_mlir_activation,
-    tpu_mlir_calibration,
-    tpu_mlir_conv,
-    tpu_mlir_conv_chips,
-    tpu_mlir_elementwise,
-    tpu_mlir_histogram,
-    tpu_mlir_matmul,
-    tpu_mlir_pool,
-)
-from hago.arithmetic.tpu_mlir_cast import UniformType, quantize, requantize, uniform_type_of_row
-from hago.types import DTYPES, INT8, UINT8, DType
+from hago.arithmetic.types import DTYPES, INT8, UINT8, DType
+from hago.emulation.tpu_mlir import calibration as tpu_mlir_calibration
+from hago.emulation.tpu_mlir import calibration as tpu_mlir_histogram
+from hago.emulation.tpu_mlir import numerics as tpu_mlir
+from hago.emulation.tpu_mlir import operators as tpu_mlir_activation
+from hago.emulation.tpu_mlir import operators as tpu_mlir_conv
+from hago.emulation.tpu_mlir import operators as tpu_mlir_conv_chips
+from hago.emulation.tpu_mlir import operators as tpu_mlir_elementwise
+from hago.emulation.tpu_mlir import operators as tpu_mlir_matmul
+from hago.emulation.tpu_mlir import operators as tpu_mlir_pool
+from hago.emulation.tpu_mlir.numerics import UniformType, quantize, requantize, uniform_type_of_row
 
 Answer = dict[str, Any]
 Match = re.Match[str]

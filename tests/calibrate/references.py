@@ -11,9 +11,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from hago.numerics import quantize
-from hago.schemes import Grid, make_qparams
-from hago.types import DType
+from hago.arithmetic.numerics import quantize
+from hago.arithmetic.schemes import Grid, make_qparams
+from hago.arithmetic.types import DType
 
 
 def quantization_error(x: Tensor, grid: Grid, lo: Tensor, hi: Tensor) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hago.calibrate.estimators import ESTIMATORS, estimator
-from hago.calibrate.mse import Mse
-from hago.calibrate.percentile import Percentile
+from hago.calibration.estimators import ESTIMATORS, Mse, Percentile, estimator
 from hago.errors import HagoError
 
 

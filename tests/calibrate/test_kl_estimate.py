@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.calibrate._ranges import magnitudes, without_zeros
-from hago.calibrate.kl_estimate import KlEstimate, divergence
-from hago.calibrate.max_range import MaxRange
-from hago.calibrate.observer import constant_statistics
-from hago.schemes import Grid
+from hago.arithmetic.schemes import Grid
+from hago.calibration.estimators import KlEstimate, MaxRange, divergence, magnitudes, without_zeros
+from hago.calibration.observer import constant_statistics
 
 from .references import divergence_by_loops
 

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from products import some
 from torch import Tensor
 
-from hago.calibrate._ranges import headroom, two_sided
-from hago.calibrate.estimators import ESTIMATORS, estimator
-from hago.calibrate.max_range import MaxRange
-from hago.calibrate.observer import Observer, constant_statistics
-from hago.calibrate.statistics import Estimator, TensorStatistics
+from hago.arithmetic.numerics import is_power_of_two, power_of_two_at_least
+from hago.arithmetic.schemes import SCHEMES, TWO_SIDED, Grid, make_qparams
+from hago.arithmetic.types import DType
+from hago.calibration.estimators import ESTIMATORS, MaxRange, estimator, headroom, two_sided
+from hago.calibration.observer import Observer, constant_statistics
+from hago.calibration.statistics import Estimator, TensorStatistics
 from hago.errors import HagoError
-from hago.numerics import is_power_of_two, power_of_two_at_least
-from hago.schemes import SCHEMES, TWO_SIDED, Grid, make_qparams
-from hago.types import DType
 
 SPECS = [*ESTIMATORS, "percentile:99", "percentile:100"]
 ALL = pytest.mark.parametrize("spec", SPECS)

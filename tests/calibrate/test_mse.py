@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.calibrate import mse
-from hago.calibrate._ranges import levels, observed
-from hago.calibrate.max_range import MaxRange
-from hago.calibrate.mse import Distribution, Mse
-from hago.calibrate.observer import constant_statistics
-from hago.schemes import Grid
+from hago.arithmetic.schemes import Grid
+from hago.calibration import estimators as mse
+from hago.calibration.estimators import Distribution, MaxRange, Mse, levels, observed
+from hago.calibration.observer import constant_statistics
 
 from .references import quantization_error, squared_error_by_pieces
 

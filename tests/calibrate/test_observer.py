@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.calibrate.observer import (
-    SMALLEST_LIMIT,
-    Observer,
-    _cells,
-    constant_statistics,
-    merge_channels,
-    rebin,
-)
-from hago.calibrate.statistics import BINS, TensorStatistics
+from hago.calibration.observer import SMALLEST_LIMIT, Observer, _cells, constant_statistics, merge_channels, rebin
+from hago.calibration.statistics import BINS, TensorStatistics
 from hago.errors import DataError
 
 #: Values of at most 17 significant bits: none lies within rounding of an edge without being on it.

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hago.calibrate.max_range import MaxRange
-from hago.calibrate.observer import constant_statistics
-from hago.calibrate.percentile import Percentile
+from hago.arithmetic.schemes import Grid
+from hago.calibration.estimators import MaxRange, Percentile
+from hago.calibration.observer import constant_statistics
 from hago.errors import HagoError
-from hago.schemes import Grid
 
 PERCENTS = [5.0, 50.0, 90.0, 99.0, 99.9, 99.99]
 

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import hago
-from hago.arithmetic.tpu_mlir_tables import (
+from hago.arithmetic.schemes import Grid
+from hago.calibration.given_ranges import Seed, make_seed
+from hago.emulation.tpu_mlir.tables import (
     CalibrationTable,
     QuantizeTable,
     Row,
@@ -20,13 +22,11 @@ from hago.arithmetic.tpu_mlir_tables import (
     parse_calibration_table,
     parse_quantize_table,
 )
-from hago.calibrate.seed import Seed, make_seed
 from hago.errors import DataError, HagoError
 from hago.export.tpu_mlir import make_tables
-from hago.graph import Graph
-from hago.hardware_file import available_hardware, load_hardware
-from hago.prepare import prepare
-from hago.schemes import Grid
+from hago.graph.graph import Graph
+from hago.hardware.file import available_hardware, load_hardware
+from hago.search.prepare import prepare
 
 
 class Net(nn.Module):

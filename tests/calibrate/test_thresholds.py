@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hago.calibrate import thresholds
-from hago.calibrate.estimators import ESTIMATORS, estimator
-from hago.calibrate.max_range import MaxRange
-from hago.calibrate.observer import Observer, constant_statistics
-from hago.calibrate.statistics import TensorStatistics
-from hago.calibrate.thresholds import Thresholds
+from hago.arithmetic.schemes import Grid
+from hago.calibration import thresholds
+from hago.calibration.estimators import ESTIMATORS, MaxRange, estimator
+from hago.calibration.observer import Observer, constant_statistics
+from hago.calibration.statistics import TensorStatistics
+from hago.calibration.thresholds import Thresholds
 from hago.errors import DataError, HagoError
-from hago.schemes import Grid
 
 
 @dataclass(frozen=True)

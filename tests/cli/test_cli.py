@@ -17,14 +17,14 @@ import pytest
 from commands import Run, runner
 from digits import few_digits
 
-from hago import cli, judgement
+from hago import cli
+from hago.analysis import strategy_report as judgement
 from hago.cli import main
-from hago.cli.arguments import build_parser
+from hago.cli.arguments import EXAMPLES, TOP, build_parser
 from hago.cli.commands import COMMANDS
-from hago.cli.texts import EXAMPLES, TOP
-from hago.realization import IntegerModel
-from hago.search.log import read_log
-from hago.strategy import Strategy
+from hago.plan.strategy import Strategy
+from hago.runtime.reference import IntegerModel
+from hago.study.log import read_log
 
 ZOO = """
 import signal
@@ -55,7 +55,7 @@ def interrupting(reference, outputs, labels):
     return distance(reference, outputs, labels)
 
 def searcher(space, start, seed):
-    from hago.search.searchers import make_searcher
+    from hago.searchers.registry import make_searcher
     return make_searcher("random", space, start, seed)
 
 def defective(reference, outputs, labels):
@@ -394,7 +394,7 @@ def test_hardware_check_says_no_and_lists_mistakes(hago: Run, found: Path) -> No
 def test_ops_of_ones_own(hago: Run, found: Path) -> None:
     (found / "cli_ops.py").write_text(
         "import torch\nfrom hago.ops._rule import IntegerForm, OpRule\n"
-        "from hago.ops._rules import arguments, magnitude_bound\n"
+        "from hago.ops._shared import arguments, magnitude_bound\n"
         'RULE = OpRule(name="abs", aten=("aten.abs.default",), parse=arguments(("self",)),\n'
         "    compute=lambda attrs, x: torch.abs(x),\n"
         '    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"))\n'

@@ -12,9 +12,9 @@ import pytest
 from commands import Run, runner
 
 import hago
-from hago.arithmetic.tpu_mlir_tables import parse_calibration_table
 from hago.cli import main
-from hago.realization import IntegerModel
+from hago.emulation.tpu_mlir.tables import parse_calibration_table
+from hago.runtime.reference import IntegerModel
 
 ZOO = """
 import torch
@@ -72,7 +72,7 @@ def test_realize_says_what_it_stored(run: Run) -> None:
 def test_a_model_that_is_not_exact_is_not_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = IntegerModel.run
     monkeypatch.setattr(IntegerModel, "run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
-    monkeypatch.setattr("hago.engine.model.FastModel.run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
+    monkeypatch.setattr("hago.runtime.native.executor.FastModel.run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
     assert run(*REALIZE, "--save", "wrong.safetensors").code == 1
     assert not Path("wrong.safetensors").exists()
 

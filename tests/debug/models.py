@@ -11,18 +11,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hago.execute import run_real
-from hago.frontend.data import Batch
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc, TensorScheme
-from hago.numerics import Requantize
-from hago.plan import Plan
-from hago.resolve import Resolver
-from hago.schemes import Grid
-from hago.space import build_space
-from hago.topology import analyze
-from hago.types import dtype
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.schemes import Grid
+from hago.arithmetic.types import dtype
+from hago.data.batches import Batch
+from hago.graph.execute import run_real
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.plan.plan import Plan
+from hago.plan.resolve import Resolver
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
 
 SHAPE: Final = (2, 2, 4, 4)
 

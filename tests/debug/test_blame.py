@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from hago.debug.blame import blame, find_wrong, in_words
-from hago.debug.causes import CAUSES, Cause
-from hago.debug.statistic import CauseStatistic, EdgeStatistic, NodeStatistic, ValueStatistic
-from hago.debug.text import WIDTH, count, decimals, head, number, percent, ratio_text, table, tail, wrapped
+from hago.analysis.statistic import (
+    CAUSES,
+    Cause,
+    CauseStatistic,
+    EdgeStatistic,
+    NodeStatistic,
+    ValueStatistic,
+    blame,
+    find_wrong,
+    in_words,
+)
+from hago.serialization.text_table import (
+    WIDTH,
+    count,
+    decimals,
+    head,
+    number,
+    percent,
+    ratio_text,
+    table,
+    tail,
+    wrapped,
+)
 
 NONE = ValueStatistic(None, None, None, None)
 

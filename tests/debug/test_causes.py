@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hago.debug.causes import CAUSES
-from hago.debug.inspect import inspect_plan
-from hago.graph import Node
-from hago.hardware import Hardware, OpDesc
-from hago.realization import IntegerModel
-from hago.simulator import Simulator
+from hago.analysis.inspect import inspect_plan
+from hago.analysis.statistic import CAUSES
+from hago.graph.graph import Node
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.runtime.reference import IntegerModel
+from hago.simulation.simulator import Simulator
 
 from .models import NARROW, OUTPUT, WIDE, Pooled, Residual, batches, make_plan, pattern, sample
 
@@ -199,7 +199,7 @@ def test_disagreement_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
                 found[0].view(-1)[3] += 5
             return found
 
-    monkeypatch.setattr("hago.debug.inspect.IntegerModel", Broken)
+    monkeypatch.setattr("hago.analysis.inspect.IntegerModel", Broken)
     found = inspect_plan(make_plan(Residual(), WIDE), batches(sample()))
     row = found["second"]
     assert (row.differences, row.max_difference) == (1, 5.0)

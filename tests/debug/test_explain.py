@@ -10,13 +10,13 @@ import torch
 from specs import SHIPPED
 from torch import Tensor, nn
 
-from hago.debug.explain import Explanation, explain_topology
+from hago.analysis.explain import Explanation, explain_topology
 from hago.errors import UnsupportedOp
-from hago.graph import CONST, INPUT, Graph
-from hago.hardware import Hardware, OpDesc
-from hago.resolve import Resolver
-from hago.space import Space, build_space
-from hago.topology import Topology, analyze
+from hago.graph.graph import CONST, INPUT, Graph
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.plan.resolve import Resolver
+from hago.plan.space import Space, build_space
+from hago.plan.topology import Topology, analyze
 
 from .golden_files import assert_golden
 from .models import CHIPS, MODELS, OUTPUT, WIDE, Concat, Island, Pooled, Ranges, Residual, import_model, sample

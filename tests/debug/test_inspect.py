@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hago.debug.inspect import inspect_plan
-from hago.debug.tally import Moments
+from hago.analysis.inspect import Moments, inspect_plan
+from hago.data.batches import Batch
 from hago.errors import DataError
-from hago.execute import compute_real
-from hago.frontend.data import Batch
-from hago.graph import Node
-from hago.hardware import Hardware
+from hago.graph.execute import compute_real
+from hago.graph.graph import Node
+from hago.hardware.hardware import Hardware
 from hago.ops import Ops
 
 from .golden_files import assert_golden
@@ -85,7 +84,7 @@ def test_values_are_dropped_after_their_last_reader(monkeypatch: pytest.MonkeyPa
         made.append(weakref.ref(value))
         return value
 
-    monkeypatch.setattr("hago.debug.inspect.compute_real", counted)
+    monkeypatch.setattr("hago.analysis.inspect.compute_real", counted)
     gc.collect()
     inspect_plan(plan, batches(sample()))
     assert len(made) == 24

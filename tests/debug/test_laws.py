@@ -13,14 +13,13 @@ import pytest
 import torch
 from specs import SHIPPED
 
-from hago.debug.causes import CAUSES, NodeSplitter
-from hago.debug.graph_statistic import GraphStatistic
-from hago.debug.inspect import Lockstep, inspect_plan
+from hago.analysis.inspect import Lockstep, inspect_plan
+from hago.analysis.statistic import CAUSES, GraphStatistic, NodeSplitter
 from hago.errors import UnsupportedOp
-from hago.execute import run_real
-from hago.hardware import Hardware
-from hago.plan import Plan
-from hago.simulator import Simulator
+from hago.graph.execute import run_real
+from hago.hardware.hardware import Hardware
+from hago.plan.plan import Plan
+from hago.simulation.simulator import Simulator
 
 from .models import CHIPS, MODELS, batches, make_plan, sample
 

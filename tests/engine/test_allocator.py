@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hago.engine import allocator
+from hago.runtime.native import allocator
 
 
 class Setting:

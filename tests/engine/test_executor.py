@@ -18,16 +18,15 @@ from random_graphs import random_graph, random_inputs
 from specs import EVERY
 from torch import Tensor
 
-from hago.engine.executor import Executor
-from hago.engine.kernels import NOTHING, Kernels, Verdict, kernels
-from hago.engine.model import FastModel, named_engine
-from hago.engine.pack import Packs
 from hago.errors import HagoError
-from hago.exactness import differing
-from hago.graph import Graph
-from hago.hardware import Hardware
-from hago.plan import Plan
-from hago.realization import IntegerModel
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Hardware
+from hago.plan.plan import Plan
+from hago.runtime.exactness import differing
+from hago.runtime.native.executor import Executor, FastModel, named_engine
+from hago.runtime.native.self_test import NOTHING, Kernels, Verdict, kernels
+from hago.runtime.native.weights import Packs
+from hago.runtime.reference import IntegerModel
 
 
 def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Executor:

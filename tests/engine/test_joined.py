@@ -12,15 +12,15 @@ from plans import points, resolver_of
 from specs import SHIPPED
 from torch import Tensor
 
-from hago.engine.executor import Executor
-from hago.engine.kernels import NOTHING, kernels
-from hago.engine.moves import move_of
-from hago.exactness import differing
-from hago.graph import Graph
-from hago.numerics import apply_simq
-from hago.plan import Plan
-from hago.realization import IntegerModel
-from hago.types import SimQ
+from hago.arithmetic.numerics import apply_simq
+from hago.arithmetic.types import SimQ
+from hago.graph.graph import Graph
+from hago.plan.plan import Plan
+from hago.runtime.exactness import differing
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.requantize import move_of
+from hago.runtime.native.self_test import NOTHING, kernels
+from hago.runtime.reference import IntegerModel
 
 
 def fire(b: Builder, x: str, channels: int, name: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hago.engine import native
+from hago.runtime.native import library as native
 
-LOAD = "from hago.engine import native; found = native.library(); print('calls' if found.calls else found.why)"
+LOAD = "from hago.runtime.native import native; found = native.library(); print('calls' if found.calls else found.why)"
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 

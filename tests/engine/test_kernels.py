@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 import hago
 from hago import from_torch
-from hago.engine import native
-from hago.engine.calls import RowsCall
-from hago.engine.executor import Executor
-from hago.engine.kernels import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
-from hago.engine.moves import move_of, period
-from hago.engine.tail import Stored, Tail
-from hago.hardware_file import load_hardware
-from hago.numerics import Requantize
-from hago.plan import Plan
-from hago.realization import IntegerModel
-from hago.types import INT32, QParams, SimQ
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.types import INT32, QParams, SimQ
+from hago.hardware.file import load_hardware
+from hago.plan.plan import Plan
+from hago.runtime.native import library as native
+from hago.runtime.native.calls import RowsCall
+from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.requantize import move_of, period
+from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
+from hago.runtime.reference import IntegerModel
 
 WRONG = Verdict(False, "found wrong")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hago.engine import native
-from hago.engine.calls import RowsCall
-from hago.engine.moves import move_of, period
-from hago.engine.tail import Stored, Tail
-from hago.hardware_file import load_hardware
-from hago.numerics import apply_simq
-from hago.requantization import Requantize
-from hago.types import INT32, ZERO, QParams, SimQ
+from hago.arithmetic.numerics import Requantize, apply_simq
+from hago.arithmetic.types import INT32, ZERO, QParams, SimQ
+from hago.hardware.file import load_hardware
+from hago.runtime.native import library as native
+from hago.runtime.native.calls import RowsCall
+from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.requantize import move_of, period
 
 HOW = load_hardware("vta").requantize
 

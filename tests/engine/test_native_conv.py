@@ -9,12 +9,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.engine import native
-from hago.engine.calls import ConvCall
-from hago.engine.moves import AS_IS, SLACK
-from hago.engine.pack import Geometry, pack
-from hago.engine.tail import Stored, Tail
-from hago.types import INT32, ZERO, QParams
+from hago.arithmetic.types import INT32, ZERO, QParams
+from hago.runtime.native import library as native
+from hago.runtime.native.calls import ConvCall
+from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.requantize import AS_IS, SLACK
+from hago.runtime.native.weights import Geometry, pack
 
 SUMS = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
 sides = st.sampled_from([1, 2, 3, 3, 4, 5, 7])

@@ -9,11 +9,11 @@ import torch
 from building import Builder, seeded
 from plans import resolver_of
 
-from hago.engine.executor import Executor
-from hago.engine.kernels import kernels
-from hago.exactness import differing
-from hago.hardware_file import load_hardware
-from hago.realization import IntegerModel
+from hago.hardware.file import load_hardware
+from hago.runtime.exactness import differing
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import kernels
+from hago.runtime.reference import IntegerModel
 
 
 @pytest.mark.parametrize("other", ["equal", "a gate", "a constant", "itself"])

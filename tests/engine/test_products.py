@@ -11,11 +11,11 @@ from building import Builder, seeded
 from specs import EVERY
 from torch import Tensor
 
-from hago.engine import native
-from hago.engine.executor import Executor
-from hago.engine.kernels import Verdict, check_products, kernels
-from hago.exactness import compare
-from hago.realization import IntegerModel
+from hago.runtime.exactness import compare
+from hago.runtime.native import library as native
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import Verdict, check_products, kernels
+from hago.runtime.reference import IntegerModel
 
 from .test_executor import check, plan_of
 

@@ -8,13 +8,13 @@ import pytest
 from building import Builder, seeded
 from plans import resolver_of
 
-from hago.engine.executor import Executor
-from hago.engine.kernels import kernels
-from hago.exactness import differing
-from hago.hardware import Accumulator
-from hago.hardware_file import load_hardware
-from hago.realization import IntegerModel
-from hago.types import INT16
+from hago.arithmetic.types import INT16
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Accumulator
+from hago.runtime.exactness import differing
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import kernels
+from hago.runtime.reference import IntegerModel
 
 
 @pytest.mark.parametrize("overflow", ["wrap", "saturate_end", "saturate_each"])

@@ -19,18 +19,18 @@ from random_graphs import random_graph, random_inputs
 from torch import Tensor
 
 import hago
+from hago.arithmetic.types import dtype
 from hago.errors import HagoError
-from hago.execute import run_real
-from hago.export.onnx_check import OnnxCheck, check_onnx
-from hago.export.onnx_engines import PRECISE, onnxruntime
-from hago.export.onnx_export import make_onnx
-from hago.graph import Graph
-from hago.hardware import Accumulator, Hardware, OpDesc
-from hago.hardware_file import load_hardware
+from hago.export.onnx.check import OnnxCheck, check_onnx
+from hago.export.onnx.engines import PRECISE, onnxruntime
+from hago.export.onnx.export import make_onnx
+from hago.graph.execute import run_real
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.ops import OPS
-from hago.plan import Plan
-from hago.realization import IntegerModel
-from hago.types import dtype
+from hago.plan.plan import Plan
+from hago.runtime.reference import IntegerModel
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hago.errors import UnsupportedOp
-from hago.execute import run_real
-from hago.export import onnx_opaque
-from hago.export.onnx_check import check_onnx
-from hago.export.onnx_engines import onnxruntime
-from hago.export.onnx_export import make_onnx
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
-from hago.hardware_file import load_hardware
+from hago.export.onnx import operators as onnx_opaque
+from hago.export.onnx.check import check_onnx
+from hago.export.onnx.engines import onnxruntime
+from hago.export.onnx.export import make_onnx
+from hago.graph.execute import run_real
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
 from hago.ops import OPS
-from hago.plan import Plan
-from hago.prepare import prepare
+from hago.plan.plan import Plan
+from hago.search.prepare import prepare
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

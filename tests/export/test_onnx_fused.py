@@ -12,11 +12,11 @@ from networks import images
 from plans import resolver_of
 from torch import Tensor
 
-from hago.export.onnx_check import OnnxCheck, check_onnx
-from hago.export.onnx_export import make_onnx
-from hago.graph import Graph
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
+from hago.export.onnx.check import OnnxCheck, check_onnx
+from hago.export.onnx.export import make_onnx
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.plan.plan import Plan
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

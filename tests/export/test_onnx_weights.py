@@ -8,11 +8,11 @@ from building import Builder, seeded
 from plans import resolver_of
 from test_weight_only import INT4, MAC, REAL, chip, network
 
-from hago.export.onnx_check import check_onnx
-from hago.export.onnx_export import make_onnx
-from hago.hardware import OpDesc
-from hago.plan import Plan
-from hago.types import Edge
+from hago.arithmetic.types import Edge
+from hago.export.onnx.check import check_onnx
+from hago.export.onnx.export import make_onnx
+from hago.hardware.hardware import OpDesc
+from hago.plan.plan import Plan
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -12,20 +12,20 @@ from plans import const_nodes, points, resolver_of
 from random_graphs import random_graph, random_inputs
 from specs import SHIPPED
 
-from hago.arithmetic.tpu_mlir_tables import (
+from hago.emulation.tpu_mlir.tables import (
     format_calibration_table,
     format_quantize_table,
     parse_calibration_table,
     parse_quantize_table,
 )
 from hago.export.tpu_mlir import Tables, make_tables
-from hago.graph import Graph
-from hago.hardware import Hardware
-from hago.hardware_file import load_hardware
-from hago.plan import Plan
-from hago.resolve import Resolver
-from hago.space import build_space
-from hago.topology import analyze
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Hardware
+from hago.plan.plan import Plan
+from hago.plan.resolve import Resolver
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
 
 
 def chain() -> Graph:

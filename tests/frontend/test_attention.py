@@ -18,16 +18,16 @@ from torch.nn import functional as F
 
 import hago
 from hago.errors import UnsupportedOp
-from hago.exactness import compare
-from hago.execute import run_real
-from hago.export.onnx_check import check_onnx
-from hago.export.onnx_engines import onnxruntime
-from hago.export.onnx_export import make_onnx
-from hago.frontend import attention
-from hago.frontend.torch_export import Attention, from_torch
-from hago.graph import CONST, INPUT, Graph
-from hago.hardware import Hardware, OpDesc
-from hago.prepare import prepare
+from hago.export.onnx.check import check_onnx
+from hago.export.onnx.engines import onnxruntime
+from hago.export.onnx.export import make_onnx
+from hago.graph.execute import run_real
+from hago.graph.frontend import Attention, from_torch
+from hago.graph.graph import CONST, INPUT, Graph
+from hago.graph.passes import open_attention as attention
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.runtime.exactness import compare
+from hago.search.prepare import prepare
 
 WHOLE: Final = attention.ATTENTION
 #: Heads, queries, keys, their width, and that of values.

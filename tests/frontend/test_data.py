@@ -12,8 +12,8 @@ from building import seeded
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from hago.data.batches import Batch, Batches
 from hago.errors import DataError
-from hago.frontend.data import Batch, Batches
 
 X, Y = seeded(10, 3), torch.arange(10) % 4
 Z = seeded(10, 2, seed=1)

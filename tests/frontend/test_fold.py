@@ -11,10 +11,10 @@ from networks import images, randomized
 from torch import Tensor, nn
 
 from hago.errors import GraphError
-from hago.execute import run_real
-from hago.frontend.fold import fold_batch_norms, multiplier_and_offset
-from hago.frontend.torch_export import from_torch
-from hago.graph import CONST, INPUT, Graph
+from hago.graph.execute import run_real
+from hago.graph.frontend import from_torch
+from hago.graph.graph import CONST, INPUT, Graph
+from hago.graph.passes.fold_batch_norms import fold_batch_norms, multiplier_and_offset
 
 
 def norm(b: Builder, x: str, name: str = "bn", var: float = 1.3) -> str:

@@ -15,14 +15,13 @@ from torch.nn import functional as F
 
 import hago
 from hago.errors import StrategyMismatch
-from hago.exactness import compare
-from hago.execute import run_real
-from hago.frontend import torch_export
-from hago.frontend.importer import Importer
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
+from hago.graph import frontend as torch_export
+from hago.graph.execute import run_real
+from hago.graph.frontend import Importer, from_torch
+from hago.graph.graph import Graph
 from hago.ops import OPS
-from hago.strategy import Strategy
+from hago.plan.strategy import Strategy
+from hago.runtime.exactness import compare
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHIPS: Final = ("x86_vnni", "tflite", "vta", "tensorrt_gpu")

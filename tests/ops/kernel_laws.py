@@ -8,8 +8,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from hago.numerics import Order
-from hago.ops._integer import Attrs, IntegerForm, Operand
+from hago.arithmetic.numerics import Order
+from hago.ops._rule import Attrs, IntegerForm, Operand
 
 from .one_op import Case
 

@@ -13,19 +13,19 @@ from plans import fixed_resolver
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hago.arithmetic.numerics import apply_simq
+from hago.arithmetic.types import QParams
 from hago.errors import GraphError
-from hago.exactness import compare
-from hago.execute import channels_last, compute_real, infer_shape, run_real
-from hago.graph import Graph, Node
-from hago.hardware import Hardware
-from hago.numerics import apply_simq
+from hago.graph.execute import channels_last, compute_real, infer_shape, run_real
+from hago.graph.graph import Graph, Node
+from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.ops._rule import OpRule, Refusal, Sample
-from hago.plan import NodePlan, Plan
-from hago.realization import IntegerModel, center
-from hago.resolve import Resolver
-from hago.simulator import Simulator
-from hago.types import QParams
+from hago.plan.plan import NodePlan, Plan
+from hago.plan.resolve import Resolver
+from hago.runtime.exactness import compare
+from hago.runtime.reference import IntegerModel, center
+from hago.simulation.simulator import Simulator
 
 from .samples import at_batch, compute_nodes, inputs_of
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hago.ops import OPS
-from hago.ops._integer import IntegerForm
-from hago.ops._rule import OpRule, Sample
+from hago.ops._rule import IntegerForm, OpRule, Sample
 
 # torch.export wants a forward with as many arguments as there are inputs.
 _FORWARDS: dict[int, Callable[..., Tensor]] = {

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hago.execute import infer_shape
-from hago.frontend.torch_export import from_torch
-from hago.graph import CONST, INPUT, Graph, Node
+from hago.graph.execute import infer_shape
+from hago.graph.frontend import from_torch
+from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.ops import OPS, Ops
 from hago.ops._rule import Sample
 

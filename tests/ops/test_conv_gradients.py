@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hago.emulation._layers import run_layer
 from hago.ops import OPS
-from hago.qat.layers import run_layer
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -15,29 +15,36 @@ from plans import Fixed, fixed_resolver, resolver_of
 from random_graphs import random_graph, random_inputs
 from torch import Tensor
 
-from hago.arithmetic import tflite
-from hago.arithmetic.tpu_mlir import scale_and_shift
-from hago.arithmetic.tpu_mlir_activation import leaky_relu, pad, prelu
-from hago.arithmetic.tpu_mlir_cast import UniformType
-from hago.arithmetic.tpu_mlir_conv import lower_conv, run_conv
-from hago.arithmetic.tpu_mlir_elementwise import add, add_multipliers, mul
-from hago.arithmetic.tpu_mlir_pool import avg_pool, avg_pool_asymmetric
+from hago.arithmetic.numerics import Requantize, dequantize, multiply_by_quantized_multiplier, quantize
+from hago.arithmetic.schemes import Grid
+from hago.arithmetic.types import INT8, INT64, QParams
+from hago.emulation import tflite
+from hago.emulation.tpu_mlir.numerics import UniformType, scale_and_shift
+from hago.emulation.tpu_mlir.operators import (
+    add,
+    add_multipliers,
+    avg_pool,
+    avg_pool_asymmetric,
+    leaky_relu,
+    lower_conv,
+    mul,
+    pad,
+    prelu,
+    run_conv,
+)
 from hago.errors import HardwareError
-from hago.exactness import compare
-from hago.graph import Graph
-from hago.hardware import Hardware, OpDesc, TensorScheme
-from hago.hardware_file import check_hardware, load_hardware
-from hago.numerics import Requantize, dequantize, multiply_by_quantized_multiplier, quantize
+from hago.graph.graph import Graph
+from hago.hardware.file import check_hardware, load_hardware
+from hago.hardware.hardware import Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
-from hago.plan import NodePlan
-from hago.plan_document import from_document, to_document
-from hago.prepare import prepare
-from hago.realization import IntegerModel, center
-from hago.resolve import Resolver
-from hago.schemes import Grid
-from hago.space import build_space
-from hago.topology import analyze
-from hago.types import INT8, INT64, QParams
+from hago.plan.document import from_document, to_document
+from hago.plan.plan import NodePlan
+from hago.plan.resolve import Resolver
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
+from hago.runtime.exactness import compare
+from hago.runtime.reference import IntegerModel, center
+from hago.search.prepare import prepare
 
 ends = st.floats(0.01, 50.0)
 TFLITE = Requantize("multiplier_shift", "half_away", two_stage=True)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hago.numerics import Order
+from hago.arithmetic.numerics import Order
 from hago.ops import OPS
-from hago.ops._integer import Addends, Attrs, Operand, TermsAt
+from hago.ops._rule import Addends, Attrs, Operand, TermsAt
 
 from .kernel_laws import (
     check_addends,

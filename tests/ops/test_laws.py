@@ -14,13 +14,13 @@ from products import some, whole
 from specs import SHIPPED as SPECS
 from torch import Tensor
 
-from hago.execute import infer_shape
-from hago.graph import INPUT, Graph, Node
-from hago.hardware import Hardware
-from hago.numerics import ROUNDINGS, Requantize
+from hago.arithmetic.numerics import ROUNDINGS, Requantize
+from hago.graph.execute import infer_shape
+from hago.graph.graph import INPUT, Graph, Node
+from hago.hardware.hardware import Hardware
 from hago.ops import OPS
 from hago.ops._rule import Refusal
-from hago.topology import analyze, misfit
+from hago.plan.topology import analyze, misfit
 
 from . import laws
 from .samples import AFFINE_KEYS, KEYS, among_integers, at_batch, compute_nodes, graph_of, inputs_of, model_and_graph

@@ -1,4 +1,4 @@
-"""DoReFa-Net's ops of the vectors, by the public functions of hago.qat.dorefa."""
+"""DoReFa-Net's ops of the vectors, by the public functions of hago.emulation.dorefa."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.qat.dorefa import Variant, quantize_activation, quantize_gradient, quantize_k, quantize_weight, ternarize
+from hago.emulation.dorefa import (
+    Variant,
+    quantize_activation,
+    quantize_gradient,
+    quantize_k,
+    quantize_weight,
+    ternarize,
+)
 
 from .vectors import Vector, tensor, with_gradient
 

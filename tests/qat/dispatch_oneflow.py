@@ -1,4 +1,4 @@
-"""OneFlow's ops of the vectors, by the public functions of hago.qat.oneflow and oneflow_layers."""
+"""OneFlow's ops of the vectors, by the public functions of hago.emulation.oneflow and oneflow_layers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hago.qat.oneflow import MovingAverageMinMaxObserver, Quantizer
-from hago.qat.oneflow_layers import QatConv1d, QatConv2d, QatConv3d, QConvBN, QLayer, Range
+from hago.emulation.oneflow import (
+    MovingAverageMinMaxObserver,
+    QatConv1d,
+    QatConv2d,
+    QatConv3d,
+    QConvBN,
+    QLayer,
+    Quantizer,
+    Range,
+)
 
 from .vectors import Vector, tensor, with_gradient
 

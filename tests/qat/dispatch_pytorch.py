@@ -1,4 +1,4 @@
-"""PyTorch's ops of the vectors, by the public functions of hago.qat.pytorch and pytorch_observers."""
+"""PyTorch's ops of the vectors, by the public functions of hago.emulation.pytorch and pytorch_observers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hago.qat.pytorch import fake_quantize, fake_quantize_learnable, quantize
-from hago.qat.pytorch_histogram import HistogramObserver
-from hago.qat.pytorch_observers import FakeQuantize, MinMaxObserver, QRange
+from hago.emulation.pytorch import (
+    FakeQuantize,
+    HistogramObserver,
+    MinMaxObserver,
+    QRange,
+    fake_quantize,
+    fake_quantize_learnable,
+    quantize,
+)
 
 from .vectors import Vector, tensor, with_gradient
 

@@ -1,4 +1,4 @@
-"""TensorFlow's ops of the vectors, by the public functions of hago.qat.tensorflow*."""
+"""TensorFlow's ops of the vectors, by the public functions of hago.emulation.tensorflow.fake_quantize*."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hago.qat.tensorflow import FakeQuant, Kernel
-from hago.qat.tensorflow_fold import FoldedLayer, FoldedPass
-from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize, RangeObserver, Schedule
-from hago.qat.tensorflow_ops import Op
-from hago.qat.tensorflow_rewrite import quantize_ops
+from hago.emulation.tensorflow.fake_quantize import (
+    FakeQuant,
+    Kernel,
+    LastValueQuantize,
+    MovingAvgQuantize,
+    RangeObserver,
+    Schedule,
+)
+from hago.emulation.tensorflow.layers import FoldedLayer, FoldedPass
+from hago.emulation.tensorflow.rewrite import Op, quantize_ops
 
 from .insertion_graphs import named
 from .vectors import Vector, tensor, with_gradient, wrong

@@ -6,7 +6,7 @@ depthwise), within `s` where an add joins; what a graph ends with is the Identit
 
 from __future__ import annotations
 
-from hago.qat.tensorflow_ops import Op
+from hago.emulation.tensorflow.rewrite import Op
 
 _LAYERS = {
     "conv": ("Conv2D", "Conv2D", "weights"),

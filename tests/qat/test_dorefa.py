@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.errors import HagoError
-from hago.qat.dorefa import (
+from hago.emulation.dorefa import (
     quantize_activation,
     quantize_gradient,
     quantize_k,
@@ -19,6 +18,7 @@ from hago.qat.dorefa import (
     stochastic_gradient,
     ternarize,
 )
+from hago.errors import HagoError
 
 VARIANTS = ["tensorpack", "zzzxxxttt"]
 

@@ -17,17 +17,15 @@ from plans import points
 from torch import Tensor
 
 import hago
-from hago.calibrate.estimators import DoReFaEstimator
-from hago.calibrate.estimators import estimator as estimator_of
-from hago.calibrate.mse import Mse
+from hago.calibration.estimators import DoReFaEstimator, Mse
+from hago.calibration.estimators import estimator as estimator_of
 from hago.cli import main
 from hago.errors import HagoError
-from hago.exactness import compare
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_document import to_document
-from hago.hardware_file import load_hardware
-from hago.prepare import prepare
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.hardware.file import load_hardware, to_document
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.runtime.exactness import compare
+from hago.search.prepare import prepare
 
 
 def _few(desc: OpDesc) -> OpDesc:
@@ -122,7 +120,7 @@ def test_an_estimator_is_found_by_its_name(spec: str) -> None:
 
 # ---------------------------------------------------------------- search, train, confirm
 def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> None:
-    from hago.model_source import read_weights
+    from hago.graph.model_source import read_weights
 
     model, chip, log = randomized(Small()), HARDWARE["x86_vnni"], tmp_path / "log.jsonl"
     options: dict[str, Any] = {"estimator": "dorefa_relative:max_range", "budget": 5, "log": log, "progress": False}

@@ -11,16 +11,16 @@ import torch
 from chips import CHIPS
 from torch import Tensor, nn
 
+from hago.emulation.dorefa import DOREFAS, DoReFa, quantize_weight
 from hago.errors import HagoError
-from hago.frontend.torch_export import from_torch
-from hago.graph import Graph
-from hago.hardware import TensorScheme
-from hago.hardware_file import load_hardware
-from hago.qat.dorefa import DOREFAS, DoReFa, quantize_weight
-from hago.qat.dorefa_grid import Levels
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import TensorScheme
+from hago.plan.dorefa_weights import Levels
 from hago.qat.model import QatModel
+from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.scheme import SCHEMES
-from hago.training.qat_model import from_qat, prepare_qat
 
 HARDWARE = {
     "x86_vnni": load_hardware("x86_vnni"),

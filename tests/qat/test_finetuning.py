@@ -18,11 +18,11 @@ from torch import Tensor
 
 import hago
 from hago.errors import HagoError, StrategyMismatch
-from hago.exactness import compare
-from hago.execute import run_real
-from hago.graph import Graph
-from hago.strategy import Strategy
-from hago.training.finetuning import Finetuned
+from hago.graph.execute import run_real
+from hago.graph.graph import Graph
+from hago.plan.strategy import Strategy
+from hago.qat.finetune import Finetuned
+from hago.runtime.exactness import compare
 
 HARDWARE = "x86_vnni"
 

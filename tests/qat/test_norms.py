@@ -10,10 +10,10 @@ import torch
 from networks import Small, randomized
 from torch import Tensor, nn
 
+from hago.emulation.tensorflow.layers import FoldedLayer
 from hago.errors import HagoError
 from hago.qat.model import QatModel
-from hago.qat.tensorflow_fold import FoldedLayer
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.qat.prepare import from_qat, prepare_qat
 
 STYLES = ("tensorflow", "oneflow")
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hago.emulation.oneflow import MovingAverageMinMaxObserver, Quantizer
 from hago.errors import HagoError
-from hago.qat.oneflow import MovingAverageMinMaxObserver, Quantizer
 
 EIGHTHS = st.lists(st.integers(-4096, 4096), min_size=1, max_size=20).map(lambda v: [k / 8 for k in v])
 FORMS = [("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")]

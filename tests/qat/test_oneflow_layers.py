@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hago.emulation.oneflow import Frozen, QatConv1d, QatConv2d, QatConv3d, QConvBN, QLayer, Quantizer, Range
 from hago.errors import HagoError
-from hago.qat.oneflow import Quantizer
-from hago.qat.oneflow_layers import Frozen, QatConv1d, QatConv2d, QatConv3d, QConvBN, QLayer, Range
 
 
 def generator(seed: int = 0) -> torch.Generator:

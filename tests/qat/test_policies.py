@@ -11,15 +11,14 @@ from networks import ResNet, Small, randomized
 from torch import Tensor, nn
 
 import hago
-from hago.frontend.torch_export import from_torch
-from hago.graph import CONST, Graph
-from hago.hardware_file import load_hardware
-from hago.qat.placement import Placement
-from hago.qat.policies import place, topology_of
-from hago.space import build_space
-from hago.topology import analyze
-from hago.training.qat_model import from_qat, prepare_qat
-from hago.types import Edge
+from hago.arithmetic.types import Edge
+from hago.graph.frontend import from_torch
+from hago.graph.graph import CONST, Graph
+from hago.hardware.file import load_hardware
+from hago.plan.placement import Placement, place, topology_of
+from hago.plan.space import build_space
+from hago.plan.topology import analyze
+from hago.qat.prepare import from_qat, prepare_qat
 
 
 class Gated(nn.Module):

@@ -11,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hago.emulation.pytorch import (
+    FakeQuantize,
+    MinMaxObserver,
+    QRange,
+    fake_quantize,
+    fake_quantize_learnable,
+    quantize,
+)
 from hago.errors import HagoError
-from hago.qat.pytorch import fake_quantize, fake_quantize_learnable, quantize
-from hago.qat.pytorch_observers import FakeQuantize, MinMaxObserver, QRange
 
 #: Half integers times a scale: every other value is a tie.
 HALVES = st.lists(st.integers(-600, 600), min_size=1, max_size=24)

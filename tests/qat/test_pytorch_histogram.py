@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hago.emulation.pytorch import FakeQuantize, HistogramObserver, QRange, least_error_bins, squared_error
 from hago.errors import HagoError
-from hago.qat.pytorch_histogram import HistogramObserver, least_error_bins, squared_error
-from hago.qat.pytorch_observers import FakeQuantize, QRange
 
 
 def both(batches: list[Tensor], bins: int, dtype: str = "quint8", scheme: str = "per_tensor_affine", reduce=False):

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hago.qat.dorefa import quantize_activation, quantize_gradient, quantize_weight, stochastic_gradient
-from hago.qat.oneflow import MovingAverageMinMaxObserver, Quantizer
-from hago.qat.tensorflow import FakeQuant
-from hago.qat.tensorflow_fold import FoldedLayer
-from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize, Schedule
+from hago.emulation.dorefa import quantize_activation, quantize_gradient, quantize_weight, stochastic_gradient
+from hago.emulation.oneflow import MovingAverageMinMaxObserver, Quantizer
+from hago.emulation.tensorflow.fake_quantize import FakeQuant, LastValueQuantize, MovingAvgQuantize, Schedule
+from hago.emulation.tensorflow.layers import FoldedLayer
 
 F = np.float32
 FLOATS = st.floats(-40, 40, width=32)

@@ -12,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hago.emulation.tensorflow.fake_quantize import (
+    BatchRange,
+    FakeQuant,
+    LastValueQuantize,
+    MovingAvgQuantize,
+    Schedule,
+)
 from hago.errors import HagoError
-from hago.qat.tensorflow import FakeQuant
-from hago.qat.tensorflow_observers import BatchRange, LastValueQuantize, MovingAvgQuantize, Schedule
 
 HOWS = st.builds(FakeQuant, st.integers(2, 16), st.booleans(), st.sampled_from(["2.15", "1.15"]))
 ENDS = st.tuples(st.floats(-100, 100, width=32), st.floats(0.0078125, 100, width=32)).map(lambda p: (p[0], p[0] + p[1]))

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hago.emulation.tensorflow.fake_quantize import FakeQuant, LastValueQuantize, MovingAvgQuantize, Schedule
+from hago.emulation.tensorflow.layers import FoldedLayer
 from hago.errors import HagoError
-from hago.qat.tensorflow import FakeQuant
-from hago.qat.tensorflow_fold import FoldedLayer
-from hago.qat.tensorflow_observers import LastValueQuantize, MovingAvgQuantize, Schedule
 
 LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "conv1d": (lambda: nn.Conv1d(3, 4, 2), nn.BatchNorm1d, (2, 3, 5)),

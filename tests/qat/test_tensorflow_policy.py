@@ -10,13 +10,12 @@ from networks import randomized
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hago.frontend.torch_export import from_torch
-from hago.graph import CONST, OUTPUT, Graph
-from hago.hardware_file import load_hardware
-from hago.qat.placement import MOVES, Placement
-from hago.qat.policies import place
-from hago.topology import analyze
-from hago.training.qat_model import prepare_qat
+from hago.graph.frontend import from_torch
+from hago.graph.graph import CONST, OUTPUT, Graph
+from hago.hardware.file import load_hardware
+from hago.plan.placement import MOVES, Placement, place
+from hago.plan.topology import analyze
+from hago.qat.prepare import prepare_qat
 
 
 class Pattern(nn.Module):

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hago.emulation.tensorflow.rewrite import FAKE_QUANT, Op, quantize_ops
 from hago.errors import GraphError, HagoError
-from hago.qat.tensorflow_ops import Op
-from hago.qat.tensorflow_rewrite import FAKE_QUANT, quantize_ops
 
 from .insertion_graphs import Drawing, named
 

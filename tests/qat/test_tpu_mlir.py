@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.arithmetic.tpu_mlir_cast import uniform_type
+from hago.emulation.tpu_mlir.fake_quantize import fake_quantize
+from hago.emulation.tpu_mlir.numerics import uniform_type
 from hago.errors import HagoError
-from hago.qat.tpu_mlir import fake_quantize
 
 
 @given(st.lists(st.integers(-600, 600), min_size=1, max_size=12), st.integers(-3, 3), st.booleans())

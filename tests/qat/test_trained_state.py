@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import hago
 from hago.cli import main
 from hago.errors import HagoError
-from hago.training.qat_model import from_qat, prepare_qat
-from hago.training.state import trained_state
+from hago.qat.prepare import from_qat, prepare_qat
+from hago.qat.trained_state import trained_state
 
 
 class Odd(nn.Module):
@@ -97,7 +97,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_search_ends_with_training(tmp_path: Path) -> None:
     """The strategy returned is for the weights that were written, and no worse than what was found."""
     pytest.importorskip("safetensors")
-    from hago.model_source import read_weights
+    from hago.graph.model_source import read_weights
 
     data = [torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))]
     fixed = {f"{n}:{s}": 4 for n in ("stem.0", "body", "fc") for s in (0, 1)}

@@ -19,14 +19,14 @@ from specs import EVERY
 from torch import Tensor, nn
 
 import hago
+from hago.arithmetic.numerics import Requantize
 from hago.errors import HagoError
-from hago.exactness import differing
-from hago.execute import run_real
-from hago.numerics import Requantize
-from hago.prepare import make_strategy, prepare
+from hago.graph.execute import run_real
 from hago.qat.model import QatModel
+from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.scheme import SCHEMES
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.runtime.exactness import differing
+from hago.search.prepare import make_strategy, prepare
 
 
 def outputs(found: Any) -> list[Tensor]:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import hago
 from hago.errors import HagoError
-from hago.exactness import compare
+from hago.plan.strategy import Strategy
 from hago.qat.model import QatModel
+from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.scheme import SCHEMES
-from hago.strategy import Strategy
-from hago.training.qat_model import from_qat, prepare_qat
+from hago.runtime.exactness import compare
 
 
 class Residual(nn.Module):
@@ -117,8 +117,8 @@ def test_simulation_is_the_integer_model_after_training(scheme: str, network: st
 def test_onnx_of_a_trained_model_is_its_integer_model(scheme: str, hardware: str, form: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from hago.export.onnx_check import check_onnx
-    from hago.export.onnx_export import make_onnx
+    from hago.export.onnx.check import check_onnx
+    from hago.export.onnx.export import make_onnx
 
     trained = prepared("residual", scheme, hardware)
     step(trained, images())

@@ -8,7 +8,7 @@ from networks import Small, images, randomized
 from test_weight_only import INT4, INT8, MAC, REAL, chip
 
 import hago
-from hago.hardware import Hardware
+from hago.hardware.hardware import Hardware
 
 DATA = [(images(8, 1, 8, 8),)]
 SOLELY = chip(INT4)

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from hago.search.annealing import _accepts, _Spread
-from hago.search.searcher import Score
-from hago.search.walk import generator
-from hago.space import Bits
+from hago.plan.space import Bits
+from hago.searchers.annealing import _accepts, _Spread
+from hago.study.searcher import Score, generator
 
 from .toys import make_space, run, separable
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from hago.errors import InfeasibleBits, LogError
-from hago.search.log import read_log
-from hago.search.searcher import Score, point_key
-from hago.search.trial import Trial, best_trial
+from hago.study.log import Trial, best_trial, read_log
+from hago.study.searcher import Score, point_key
 
 from .toys import TOY, Counting, chain, run, separable, without_relu
 

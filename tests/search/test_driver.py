@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from hago.errors import HagoError, InfeasibleBits, LogError
-from hago.search.default import DefaultOptions
-from hago.search.driver import search
-from hago.search.log import read_log
-from hago.search.searcher import Score
-from hago.search.searchers import make_searcher
-from hago.search.trial import Trial, best_trial
-from hago.search.walk import Ask, Walk
+from hago.searchers.exhaustive import DefaultOptions
+from hago.searchers.registry import make_searcher
+from hago.study.log import Trial, best_trial, read_log
+from hago.study.searcher import Ask, Score, Walk
+from hago.study.study import search
 
 from .toys import TOY, Counting, header_of, run, separable, timeless, without_relu
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hago.search.front import Front
-from hago.search.searcher import Score
-from hago.search.trial import Trial
+from hago.study.front import Front
+from hago.study.log import Trial
+from hago.study.searcher import Score
 
 
 def trial(index: int, value: float, cost: float, **changes: object) -> Trial:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hago.errors import HagoError
-from hago.search.greedy import _Incumbent
-from hago.search.searcher import Score
-from hago.space import Bits, Space
+from hago.plan.space import Bits, Space
+from hago.searchers.greedy import _Incumbent
+from hago.study.searcher import Score
 
 from .toys import TOY, Counting, make_space, run, timeless
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hago.errors import LogError, StrategyMismatch
-from hago.search.driver import search
-from hago.search.header import make_header
-from hago.search.searchers import make_searcher
-from hago.strategy import HardwareId
+from hago.plan.strategy import HardwareId
+from hago.searchers.registry import make_searcher
+from hago.study.log import make_header
+from hago.study.study import search
 
 from .toys import TOY, chain, header_of, run, separable
 

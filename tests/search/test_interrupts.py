@@ -11,8 +11,8 @@ from types import FrameType
 
 import pytest
 
-from hago.search.interrupts import Interrupts
-from hago.search.log import read_log
+from hago.study.interrupts import Interrupts
+from hago.study.log import read_log
 
 from .toys import run, separable, timeless
 

@@ -10,15 +10,13 @@ from dataclasses import replace
 import pytest
 
 from hago.errors import InfeasibleBits
-from hago.search.climb import Measured, neighbours
-from hago.search.correction import factors
-from hago.search.driver import search
-from hago.search.guide import Guide, Held, Term, plain_guide
-from hago.search.knapsack import Knapsack, Room
-from hago.search.pareto import added
-from hago.search.searcher import Score
-from hago.search.searchers import make_searcher
-from hago.space import FLOAT, Bits, Space
+from hago.plan.space import FLOAT, Bits, Space
+from hago.searchers.knapsack import Knapsack, Room
+from hago.searchers.pareto import added
+from hago.searchers.registry import make_searcher
+from hago.searchers.surrogate import Guide, Held, Measured, Term, factors, neighbours, plain_guide
+from hago.study.searcher import Score
+from hago.study.study import search
 
 from .toys import TOY, make_space
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from products import whole
 
-from hago.search.searchers import SEARCHERS, make_searcher
-from hago.search.trial import best_trial
+from hago.searchers.registry import SEARCHERS, make_searcher
+from hago.study.log import best_trial
 
 from .toys import SMALL, TARGET, TOY, Counting, chain, header_of, run, separable, timeless, without_relu
 

@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 
 from hago.errors import InfeasibleBits
-from hago.search.climb import Measured, neighbours
-from hago.search.driver import search
-from hago.search.guide import Guide, Term
-from hago.search.knapsack import Knapsack, Room
-from hago.search.searcher import Score
-from hago.search.searchers import make_searcher
-from hago.space import Bits, Space
+from hago.plan.space import Bits, Space
+from hago.searchers.knapsack import Knapsack, Room
+from hago.searchers.registry import make_searcher
+from hago.searchers.surrogate import Guide, Measured, Term, neighbours
+from hago.study.searcher import Score
+from hago.study.study import search
 
 from .test_knapsack import points, random_guide
 from .toys import make_space

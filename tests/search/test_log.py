@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hago.errors import LogError
-from hago.search.log import parse_log, read_log
+from hago.study.log import parse_log, read_log
 
 from .toys import resumed, run, timeless, without_relu
 

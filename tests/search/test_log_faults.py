@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from hago.errors import LogError
-from hago.search.log import read_log
-from hago.search.searcher import Score
-from hago.search.trial import Trial
+from hago.study.log import Trial, read_log
+from hago.study.searcher import Score
 
 from .toys import Counting, resumed, run, separable, timeless, without_relu
 

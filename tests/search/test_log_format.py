@@ -8,11 +8,10 @@ import re
 from pathlib import Path
 
 import hago
-from hago.json_text import canonical
-from hago.search import budget
-from hago.search.log import parse_log
-from hago.search.trial import best_trial
-from hago.strategy import Strategy
+from hago.plan.strategy import Strategy
+from hago.serialization.json_text import canonical
+from hago.study import budget
+from hago.study.log import best_trial, parse_log
 
 TEXT = (Path(__file__).parents[2] / "docs" / "log-format.md").read_text("utf-8")
 SCHEMAS = Path(next(iter(hago.__path__))) / "schemas"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hago.errors import HagoError
-from hago.search.log import parse_log
+from hago.study.log import parse_log
 
 from .toys import resumed
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from hago.search.guide import Guide, Term
-from hago.search.nearby import Nearby, exact_sum
-from hago.space import FLOAT, INTEGER
+from hago.plan.space import FLOAT, INTEGER
+from hago.searchers.surrogate import Guide, Nearby, Term, exact_sum
 
 CHOICES = {"a:0": (8, 6, 4), "a:1": (8, 4), "b:0": (8, 7, 6, 5), "a:kind": (INTEGER, FLOAT), "b:kind": (INTEGER, FLOAT)}
 GATES = {"a:kind": ("a:0", "a:1"), "b:kind": ("b:0",)}

@@ -11,11 +11,11 @@ import optuna
 import pytest
 
 from hago.errors import HagoError
-from hago.search.driver import search
-from hago.search.guide import Guide, Term
-from hago.search.searcher import Score
-from hago.search.searchers import make_searcher
-from hago.space import Bits, Space
+from hago.plan.space import Bits, Space
+from hago.searchers.registry import make_searcher
+from hago.searchers.surrogate import Guide, Term
+from hago.study.searcher import Score
+from hago.study.study import search
 
 from .toys import TOY, header_of, make_space, run, separable
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from hago.search.budget import Budget
-from hago.search.progress import Preliminaries, Progress
-from hago.search.searcher import Score
-from hago.search.trial import Trial
+from hago.study.budget import Budget
+from hago.study.log import Trial
+from hago.study.progress import Preliminaries, Progress
+from hago.study.searcher import Score
 
 from .toys import run, without_relu
 

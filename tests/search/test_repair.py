@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hago.search.driver import search
-from hago.search.repair import feeds_of
-from hago.search.searcher import Score
-from hago.search.searchers import make_searcher
-from hago.space import Bits, Group, Space
-from hago.types import Edge
+from hago.arithmetic.types import Edge
+from hago.plan.space import Bits, Group, Space
+from hago.searchers.registry import make_searcher
+from hago.searchers.repair import feeds_of
+from hago.study.searcher import Score
+from hago.study.study import search
 
 from .toys import chain, make_space, run
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hago.errors import InfeasibleBits, LogError
-from hago.search.rfc_log import RfcTrial, best_rfc_trial, parse_rfc_line, read_rfc_log
+from hago.study.rfc_log import RfcTrial, best_rfc_trial, parse_rfc_line, read_rfc_log
 
 from .toys import TOY, make_space
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hago.errors import HagoError, InfeasibleBits
-from hago.search.budget import Budget
-from hago.search.greedy import GreedyOptions
-from hago.search.searcher import Explains, Score, point_key
-from hago.search.searchers import SEARCHERS, make_searcher
+from hago.searchers.greedy import GreedyOptions
+from hago.searchers.registry import SEARCHERS, make_searcher
+from hago.study.budget import Budget
+from hago.study.searcher import Explains, Score, point_key
 
 from .toys import TOY, make_space, run
 

@@ -15,9 +15,8 @@ import optuna
 import pytest
 
 from hago.errors import HagoError
-from hago.search.optuna_search import shown_as
-from hago.search.searchers import make_searcher
-from hago.search.storages import close_storage, full, hidden, open_storage
+from hago.searchers.optuna import close_storage, full, hidden, open_storage, shown_as
+from hago.searchers.registry import make_searcher
 
 from .postgres import Server, binaries, server
 from .toys import TOY, run, separable
@@ -118,7 +117,7 @@ def test_a_server_that_goes_away_loses_nothing(postgres: Server, tmp_path: Path)
 # ---------------------------------------------------------------- without a server
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg")
-    monkeypatch.setattr("hago.search.storages.PATIENCE", 2)
+    monkeypatch.setattr("hago.searchers.optuna.PATIENCE", 2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         begun = time.monotonic()
         with pytest.raises(HagoError, match="cannot open storage"):

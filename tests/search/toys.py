@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hago.search.driver import SearchResult, search
-from hago.search.header import Header, make_header
-from hago.search.searcher import Score, Searcher
-from hago.search.searchers import make_searcher
-from hago.space import Bits, Group, Space
-from hago.strategy import HardwareId
-from hago.types import Edge
+from hago.arithmetic.types import Edge
+from hago.plan.space import Bits, Group, Space
+from hago.plan.strategy import HardwareId
+from hago.searchers.registry import make_searcher
+from hago.study.log import Header, make_header
+from hago.study.searcher import Score, Searcher
+from hago.study.study import SearchResult, search
 
 #: Options under which each searcher stays small.
 SMALL: Mapping[str, Mapping[str, Any]] = {

@@ -11,12 +11,11 @@ from building import residual_block, seeded
 from search.toys import timeless
 
 from hago.errors import LogError
-from hago.prepare import as_strategy
-from hago.search.front import Front
-from hago.search.log import read_log
-from hago.search.trial import best_trial
-from hago.searching.fronts import load_front
-from hago.searching.search import SearchOptions, find
+from hago.search.fronts import load_front
+from hago.search.prepare import as_strategy
+from hago.search.session import SearchOptions, find
+from hago.study.front import Front
+from hago.study.log import best_trial, read_log
 
 DATA = [(seeded(4, 3, 8, 8), torch.arange(4) % 5)]
 
@@ -54,7 +53,7 @@ def options_of(folder: Path, **given) -> SearchOptions:
 
 
 def test_the_best_and_the_front_are_on_disk_after_every_trial(tmp_path: Path) -> None:
-    from hago.search.searchers import make_searcher
+    from hago.searchers.registry import make_searcher
 
     made = []
 
@@ -87,7 +86,7 @@ def test_the_bar_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch
         def update(self, _) -> None: ...
         def close(self) -> None: ...
 
-    monkeypatch.setattr("hago.search.progress.tqdm", Bar)
+    monkeypatch.setattr("hago.study.progress.tqdm", Bar)
     find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, searcher="greedy", budget="8 trials, 1h"))
     figures = r"best [-.\d]+, [.\d]+ k?B, \d+/8 forwards, \d+ % cached, front [1-9]\d*, \d+s left(, \d+ repeats)?"
     assert re.fullmatch(figures, shown[-1])

@@ -18,18 +18,17 @@ from search.toys import timeless
 from torch import Tensor
 
 import hago
-from hago.frontend.data import Batches
-from hago.objective import OBJECTIVES
-from hago.prepare import Prepared, planned, prepare
-from hago.search.log import read_log
-from hago.searching import confirmation
-from hago.searching import refined_choices as refined_choices_module
-from hago.searching.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
-from hago.searching.refined_choices import _Proposed
-from hago.searching.refinement import _begun_together, with_statistics
-from hago.searching.search import SearchOptions, find
-from hago.trials.evaluate import Evaluator
-from hago.trials.goal import make_goal
+from hago.data.batches import Batches
+from hago.search import confirmation
+from hago.search import refinement as refined_choices_module
+from hago.search.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
+from hago.search.evaluate import Evaluator
+from hago.search.goal import make_goal
+from hago.search.objective import OBJECTIVES
+from hago.search.prepare import Prepared, planned, prepare
+from hago.search.refinement import _begun_together, _Proposed, with_statistics
+from hago.search.session import SearchOptions, find
+from hago.study.log import read_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hago
-from hago.exactness import compare
+from hago.runtime.exactness import compare
 
 
 class PreActivation(nn.Module):

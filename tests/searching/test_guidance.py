@@ -12,21 +12,21 @@ from building import Builder, residual_block, seeded
 from test_cost import priced
 
 from hago import search_quantize_strategy
-from hago.costing import plan_cost
+from hago.cost.cost import plan_cost
 from hago.errors import InfeasibleBits
-from hago.graph import CONST
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import available_hardware, load_hardware
-from hago.plan import Plan
-from hago.prepare import Prepared, prepare
-from hago.resolve import Resolver
-from hago.search.driver import SearchResult
-from hago.searching.guidance import make_guide
-from hago.searching.search import SearchOptions, find
-from hago.searching.waste import tidied
-from hago.signatures import classes
-from hago.space import Bits
-from hago.trials.goal import make_goal
+from hago.graph.graph import CONST
+from hago.hardware.file import available_hardware, load_hardware
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.plan.feasibility import classes
+from hago.plan.plan import Plan
+from hago.plan.resolve import Resolver
+from hago.plan.space import Bits
+from hago.search.goal import make_goal
+from hago.search.guidance import make_guide
+from hago.search.prepare import Prepared, prepare
+from hago.search.redundancy import tidied
+from hago.search.session import SearchOptions, find
+from hago.study.study import SearchResult
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

@@ -14,25 +14,24 @@ from products import whole
 from search.toys import timeless
 
 import hago
-from hago.costing import plan_cost
+from hago.arithmetic.numerics import quantize
+from hago.arithmetic.schemes import make_qparams
+from hago.arithmetic.types import INT8, Edge
+from hago.cost.cost import plan_cost
+from hago.data.batches import Batch
 from hago.errors import LogError
-from hago.frontend.data import Batch
-from hago.gradients import divergence_pull, gradients, squared_error, squared_error_pull
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import available_hardware
-from hago.levels import level
-from hago.numerics import quantize
-from hago.prepare import Prepared, prepare
-from hago.schemes import make_qparams
-from hago.searching import weight_scales
-from hago.searching.refined_choices import refined_choices
-from hago.searching.refinement import refined, weighted, with_statistics
-from hago.searching.search import SearchOptions, find
-from hago.searching.waste import tidied
-from hago.searching.weight_scales import DOUBT, FACTORS, LEAST, WeightGradients, WeightScales
-from hago.trials.evaluate import Evaluator, safe_start
-from hago.trials.goal import make_goal
-from hago.types import INT8, Edge
+from hago.hardware.file import available_hardware
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.plan.feasibility import level
+from hago.search import weight_scales
+from hago.search.evaluate import Evaluator, safe_start
+from hago.search.goal import make_goal
+from hago.search.gradients import divergence_pull, gradients, squared_error, squared_error_pull
+from hago.search.prepare import Prepared, prepare
+from hago.search.redundancy import tidied
+from hago.search.refinement import refined, refined_choices, weighted, with_statistics
+from hago.search.session import SearchOptions, find
+from hago.search.weight_scales import DOUBT, FACTORS, LEAST, WeightGradients, WeightScales
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

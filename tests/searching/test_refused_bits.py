@@ -13,14 +13,14 @@ import pytest
 from refusing_chips import DATA, behind, either, gathering, layers, side_by_side, signs
 
 from hago import search_quantize_strategy
-from hago.costing import plan_cost
+from hago.cost.cost import plan_cost
 from hago.errors import InfeasibleBits
-from hago.hardware import Hardware
-from hago.prepare import Prepared, prepare
-from hago.searching.guidance import make_guide
-from hago.searching.waste import tidied
-from hago.space import FLOAT, Bits, Space
-from hago.trials.goal import make_goal
+from hago.hardware.hardware import Hardware
+from hago.plan.space import FLOAT, Bits, Space
+from hago.search.goal import make_goal
+from hago.search.guidance import make_guide
+from hago.search.prepare import Prepared, prepare
+from hago.search.redundancy import tidied
 
 BYTES: Final = "activation_bytes <= 500"
 WEIGHTS: Final = "weight_bytes <= 250"

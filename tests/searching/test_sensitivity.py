@@ -11,16 +11,16 @@ import torch
 from building import Builder, residual_block, seeded
 from torch import Tensor, nn
 
+from hago.arithmetic.types import INT8, INT32, Edge, QParams
+from hago.data.batches import Batch, Batches
 from hago.errors import DataError, HagoError
-from hago.frontend.data import Batch, Batches
-from hago.gradients import CHUNK, Spectrum, cross_entropy, divergence, gradients, squared_error
-from hago.hardware_file import available_hardware
-from hago.levels import level
-from hago.objective import objective
-from hago.prepare import Prepared, prepare
-from hago.searching.sensitivity import Sensitivity, measure_sensitivity, spectrum_loss
-from hago.trials.evaluate import Evaluator
-from hago.types import INT8, INT32, Edge, QParams
+from hago.hardware.file import available_hardware
+from hago.plan.feasibility import level
+from hago.search.evaluate import Evaluator
+from hago.search.gradients import CHUNK, Spectrum, cross_entropy, divergence, gradients, squared_error
+from hago.search.objective import objective
+from hago.search.prepare import Prepared, prepare
+from hago.search.sensitivity import Sensitivity, measure_sensitivity, spectrum_loss
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

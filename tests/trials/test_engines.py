@@ -14,9 +14,9 @@ from search.toys import timeless
 from torch import Tensor, nn
 
 import hago
-from hago.engine.executor import Executor
-from hago.engine.kernels import Kernels, kernels
-from hago.trials import evaluate
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import Kernels, kernels
+from hago.search import evaluate
 
 CHIPS = ("x86_vnni", "tflite", "vta", "tpu_mlir_bm1684x")
 

@@ -11,16 +11,16 @@ from chips import Chip
 from ops.laws import accumulators
 from plans import fixed_resolver, resolver_of
 
+from hago.data.batches import Batches
 from hago.errors import DataError, HagoWarning, InfeasibleBits
-from hago.execute import run_real
-from hago.frontend.data import Batches
-from hago.hardware import Hardware, OpDesc
-from hago.hardware_file import load_hardware
-from hago.objective import objective
-from hago.peaks import Peaks
-from hago.prepare import Prepared, prepare
-from hago.simulator import Simulator
-from hago.trials.evaluate import Evaluator, first_safe, safe_start
+from hago.graph.execute import run_real
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.search.evaluate import Evaluator, first_safe, safe_start
+from hago.search.objective import objective
+from hago.search.prepare import Prepared, prepare
+from hago.simulation.overflow import Peaks
+from hago.simulation.simulator import Simulator
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

@@ -15,19 +15,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hago import search_quantize_strategy
-from hago.cost import METRICS
-from hago.costing import plan_cost
+from hago.cost.cost import METRICS, plan_cost
 from hago.errors import HagoError, InfeasibleBits
-from hago.hardware import OpDesc
-from hago.hardware_file import load_hardware
-from hago.objective import OBJECTIVES
-from hago.prepare import plan_of, prepare
-from hago.search.log import read_log
-from hago.search.searcher import Score
-from hago.search.trial import Trial, best_trial
-from hago.searching.search import SearchOptions, find
-from hago.trials.evaluate import Evaluator
-from hago.trials.goal import LOSSES, Goal, Limit, make_goal, parse_limits
+from hago.hardware.file import load_hardware
+from hago.hardware.hardware import OpDesc
+from hago.search.evaluate import Evaluator
+from hago.search.goal import LOSSES, Goal, Limit, make_goal, parse_limits
+from hago.search.objective import OBJECTIVES
+from hago.search.prepare import plan_of, prepare
+from hago.search.session import SearchOptions, find
+from hago.study.log import Trial, best_trial, read_log
+from hago.study.searcher import Score
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

@@ -10,9 +10,8 @@ import torch
 from building import residual_block, seeded
 
 from hago.errors import LogError, StrategyMismatch
-from hago.search.log import read_log
-from hago.search.trial import Trial
-from hago.searching.search import SearchOptions, find
+from hago.search.session import SearchOptions, find
+from hago.study.log import Trial, read_log
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 

@@ -17,15 +17,14 @@ from search.toys import timeless
 from torch import Tensor, nn
 
 from hago import search_quantize_strategy
+from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
-from hago.frontend.data import Batches
-from hago.objective import jackknife_interval, objective
-from hago.prepare import prepare
-from hago.search.log import read_log
-from hago.search.trial import best_trial
-from hago.searching.search import SearchOptions, find
-from hago.trials.bench import make_bench
-from hago.trials.racing import Race, looks, shuffled
+from hago.search.objective import jackknife_interval, objective
+from hago.search.prepare import prepare
+from hago.search.racing import Race, looks, shuffled
+from hago.search.session import SearchOptions, find
+from hago.search.workers import make_bench
+from hago.study.log import best_trial, read_log
 
 Pair = Callable[[random.Random], tuple[float, float]]
 DATA = [(seeded(40, 3, 8, 8, seed=s), torch.arange(40) % 5) for s in range(3)]

@@ -24,13 +24,11 @@ from search.toys import timeless
 
 from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning
-from hago.objective import objective
-from hago.prepare import prepare
-from hago.search.header import versions
-from hago.search.searchers import make_searcher
-from hago.trials.bench import work_of
-from hago.trials.executors import Hands, open_executor
-from hago.trials.workers import Ticket, Workers, score_remotely
+from hago.search.objective import objective
+from hago.search.prepare import prepare
+from hago.search.workers import Hands, Ticket, Workers, open_executor, score_remotely, work_of
+from hago.searchers.registry import make_searcher
+from hago.study.log import versions
 
 DATA = [(seeded(4, 3, 8, 8, seed=s), torch.arange(4) % 5) for s in range(2)]
 SEARCHER = "random:trials=9,batch=4"
@@ -106,7 +104,7 @@ def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
     alone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("WAIT", 0.05), ("SILENCES", 0.2), ("LEAST_SILENCE", 2.0)):
-        monkeypatch.setattr(f"hago.trials.workers.{name}", seconds)
+        monkeypatch.setattr(f"hago.search.workers.{name}", seconds)
     others = {process.pid for process in multiprocessing.active_children()}
     stopped: list[multiprocessing.process.BaseProcess] = []
 
@@ -117,7 +115,7 @@ def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr("hago.searching.anytime.Anytime.__call__", lambda self, trial, *_: stop(trial) or [])
+    monkeypatch.setattr("hago.search.fronts.Anytime.__call__", lambda self, trial, *_: stop(trial) or [])
     with pytest.warns(HagoWarning, match="the workers are started again: one is stopped, or gone"):
         assert log_of(tmp_path / "log", "processes:1") == alone
     for process in stopped:
@@ -129,7 +127,7 @@ def test_a_slow_worker_is_no_stopped_one(alone: list[str], tmp_path: Path, monke
     """A machine on which everything takes long: the point is scored here too, and nobody is given up (a warning would
     be an error)."""
     for name, seconds in (("WAIT", 0.01), ("SILENCES", 1e9), ("LEAST_SILENCE", 0.0), ("FIRST_SILENCE", 0.01)):
-        monkeypatch.setattr(f"hago.trials.workers.{name}", seconds)
+        monkeypatch.setattr(f"hago.search.workers.{name}", seconds)
     assert log_of(tmp_path / "log", "threads:2") == alone
 
 
@@ -202,7 +200,7 @@ class Dropping(Executor):
 
 
 def test_a_point_that_a_broken_pool_forgot_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hago.trials.workers.WAIT", 0.02)
+    monkeypatch.setattr("hago.search.workers.WAIT", 0.02)
     ticket, work = ticket_of(search="forgotten")
     bits, notices = work.space.widest(), []
     expected = score_remotely(ticket, bits, work)
@@ -214,7 +212,7 @@ def test_a_point_that_a_broken_pool_forgot_is_tried_again(monkeypatch: pytest.Mo
 
 
 def test_a_pool_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hago.trials.workers.WAIT", 0.02)
+    monkeypatch.setattr("hago.search.workers.WAIT", 0.02)
     _, work = ticket_of(search="slow")
     bits, executor = work.space.widest(), Dropping(False)
     workers = Workers(Hands(executor, 1), work, lambda *_: pytest.fail("is not asked"), print)
@@ -326,7 +324,7 @@ def test_unknown_executors_are_refused(text: str) -> None:
 
 def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("hago.trials.executors.PATIENCE", 1)
+    monkeypatch.setattr("hago.search.workers.PATIENCE", 1)
     with warnings.catch_warnings(), pytest.raises(HagoError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"):
         warnings.simplefilter("ignore")
         with open_executor("dask://127.0.0.1:9"):

@@ -1,0 +1,353 @@
+"""Headroom: at how many bits an accumulator cannot overflow, whatever weights and thresholds are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from hago.arithmetic.schemes import TWO_SIDED
+from hago.arithmetic.types import INT16, Edge
+from hago.cost.cost import node_macs
+from hago.graph.graph import CONST, INPUT, Graph, Node
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import OPS, Ops
+from hago.ops._rule import Operand
+from hago.plan.accumulators import CUTS
+from hago.plan.space import Space
+from hago.plan.topology import Topology, crossings, fitting_descs, weight_only_descs
+from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
+
+
+def safe_bits(
+    graph: Graph,
+    node: Node,
+    hardware: Hardware,
+    descs: Sequence[OpDesc],
+    choices: Sequence[Sequence[int]],
+    ops: Ops,
+) -> tuple[int | None, bool]:
+    """The most bits that are safe on all operands of an integer node, and whether every choice is safe.
+
+    Args:
+        descs: its integer signatures.
+        choices: of each operand, widest first; empty where there is nothing to choose.
+
+    Returns:
+        (None, False) where it depends on weights and thresholds.
+    """
+    form = ops[node.op].integer
+    assert form is not None
+    moves = form.within_hull and all(d.register.dtype == d.in_dtype(0) for d in descs)
+    if form.table or moves:
+        return None, True
+    rescaled = form.lands or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
+    ones = [torch.ones((), dtype=torch.float64)] * len(choices)
+    if rescaled or form.attrs_at or form.attrs(node.attrs, ones) is not node.attrs or not all(choices):
+        return None, False  # decided by scales: a derived bias, or integers as the producer emits them
+    affine = not TWO_SIDED.isdisjoint((hardware.activation.scheme, hardware.weight.scheme))
+    widest = max(c[0] for c in choices)
+    for bits in range(widest, min(c[-1] for c in choices) - 1, -1):
+        if _fits(graph, node, descs, [min(bits, c[0]) for c in choices], affine, ops):
+            return bits, bits == widest
+    return None, False
+
+
+def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int], affine: bool, ops: Ops) -> bool:
+    """Whether the worst operands of these bits stay inside every register that could be chosen."""
+    form = ops[node.op].integer
+    assert form is not None
+    for desc in descs:
+        if any(b > desc.in_dtype(slot).bits for slot, b in enumerate(bits)):
+            continue
+        operands = []
+        for slot, b in enumerate(bits):
+            one_sided = affine or not desc.in_dtype(slot).signed
+            largest = torch.tensor(float((1 << b) - 1 if one_sided else (1 << (b - 1)) - 1), dtype=torch.float64)
+            operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
+        if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
+            return False
+        if desc.register.overflow in CUTS and form.product is not None:
+            pair = 2 * float(operands[0].magnitude) * float(operands[1].magnitude)
+            if pair > INT16.max:
+                return False
+    return True
+
+
+# ---------------------------------------------------------------- explain
+# Explain: what will be integer, what stays float and why, before any search.
+# Nothing here depends on thresholds or data. What is said about overflow is what holds whatever the weights and
+# thresholds turn out to be; the rest is known once a plan is resolved.
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeChoice:
+    """What an in-edge of an integer node, or its requantized output (`node:out`), may be.
+
+    Args:
+        key: the edge.
+        choices: bits, widest first; empty where there is nothing to choose.
+        why: where the bits come from: "chosen", "of <node>:out", "as emitted", "derived" (a bias),
+            "not quantized".
+    """
+
+    key: str
+    choices: tuple[int, ...]
+    why: str
+
+    def __str__(self) -> str:
+        if not self.choices:
+            return {"derived": "bias", "as emitted": "="}.get(self.why, "-")
+        high, low = self.choices[0], self.choices[-1]
+        return str(high) if high == low else f"{high}..{low}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    """What one node may be.
+
+    Args:
+        integer: whether it runs in integers.
+        reason: why.
+        macs: multiply-accumulates at batch 1.
+        signatures: the ways that the hardware can run it, preferred first.
+        edges: of an integer node, what its in-edges and output may be; of a float node whose weight is
+            quantized, what that may be.
+        safe_bits: the most bits on all its operands at which its accumulator cannot overflow,
+            whatever weights and thresholds are; None where that depends on them.
+        always_safe: whether that holds for every choice.
+    """
+
+    name: str
+    op: str
+    integer: bool
+    reason: str
+    macs: int
+    signatures: tuple[str, ...]
+    edges: tuple[EdgeChoice, ...]
+    safe_bits: int | None
+    always_safe: bool
+
+    @property
+    def overflow(self) -> str:
+        """In words: whether the accumulator can overflow."""
+        if not self.integer:
+            return ""
+        if self.always_safe:
+            return "never"
+        return "when resolved" if self.safe_bits is None else f"never to {self.safe_bits} bits"
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """An edge where values go from float to integer or back."""
+
+    edge: str
+    source: str
+    to: Literal["integer", "float"]
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.edge} to {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a topology and a space mean; prints as a table.
+
+    Args:
+        rows: one per computed node, in order.
+        crossings: where values go from float to integer or back.
+        groups: how many edge groups have bits to choose.
+        choices: how many choices they have in all.
+    """
+
+    hardware: str
+    rows: tuple[NodeChoice, ...]
+    crossings: tuple[Crossing, ...]
+    groups: int
+    choices: int
+
+    @property
+    def integer_nodes(self) -> int:
+        return sum(r.integer for r in self.rows)
+
+    @property
+    def float_nodes(self) -> int:
+        return len(self.rows) - self.integer_nodes
+
+    @property
+    def integer_macs(self) -> int:
+        return sum(r.macs for r in self.rows if r.integer)
+
+    @property
+    def float_macs(self) -> int:
+        return sum(r.macs for r in self.rows if not r.integer)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "hardware": self.hardware,
+            "integer_nodes": self.integer_nodes,
+            "float_nodes": self.float_nodes,
+            "integer_macs": self.integer_macs,
+            "float_macs": self.float_macs,
+            "groups": self.groups,
+            "choices": self.choices,
+            "crossings": [{"edge": c.edge, "source": c.source, "to": c.to} for c in self.crossings],
+            "nodes": [_row_json(r) for r in self.rows],
+        }
+
+    def __str__(self) -> str:
+        letters = _letters(self.rows)
+        rows = [_row_text(r, letters) for r in self.rows]
+        titles = ("node", "op", "runs in", "MACs", "bits of its edges", "sig.", "overflow", "because")
+        lines = [head(line, WIDTH) for line in table(titles, rows, right=("MACs",))]
+        return "\n".join([*self._head(), *lines, *self._foot(letters)])
+
+    def _head(self) -> list[str]:
+        total = self.integer_macs + self.float_macs
+        part = ratio_text(self.integer_macs, total)
+        return [
+            *wrapped(
+                f"on {self.hardware}: {self.integer_nodes} nodes in integers, {self.float_nodes} in float; "
+                f"{count(self.integer_macs)} of {count(total)} MACs in integers ({part}); "
+                f"{self.groups} edge groups with {self.choices} choices of bits in all"
+            ),
+            "",
+            "bits      what a search may choose, edge by edge: = passes as emitted, bias is derived,",
+            "          (8..4) the producer requantizes to it, >8..4 is the node's own requantized output",
+            "overflow  what holds whatever weights and thresholds are; the rest shows when a plan is resolved",
+            "",
+        ]
+
+    def _foot(self, letters: dict[str, str]) -> list[str]:
+        lines = ["", "signatures:", *(f"  {letter}  {signature}" for signature, letter in letters.items())]
+        why = Counter((r.op, r.reason) for r in self.rows if not r.integer)
+        if why:
+            lines += ["", "in float:"]
+            for (op, reason), n in why.most_common():
+                lines += wrapped(f"  {n} x {op}: {reason}", indent=" " * 6)
+        if self.crossings:
+            lines += ["", f"values cross between float and integer on {len(self.crossings)} edges:"]
+            lines += [f"  {c}" for c in self.crossings]
+        return lines
+
+
+def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Explanation:
+    """What will be integer on a piece of hardware, what stays float and why.
+
+    Args:
+        topology, space: of this graph on this hardware.
+    """
+    ops = hardware.computes(ops)
+    rows = tuple(
+        _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
+    )
+    crossed = tuple(_crossing(graph, topology, e) for e in crossings(graph, topology))
+    return Explanation(hardware.name, rows, crossed, len(space.groups), space.size)
+
+
+def _crossing(graph: Graph, topology: Topology, edge: Edge) -> Crossing:
+    source = graph.source(edge)
+    return Crossing(str(edge), source, "float" if topology.nodes[source] else "integer")
+
+
+def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, space: Space, ops: Ops) -> NodeChoice:
+    integer = topology.nodes[node.name]
+    fitting = fitting_descs(graph, node, hardware, ops)
+    weight_only = not integer and any(topology.edges[e] for e in node.edges)
+    edges: tuple[EdgeChoice, ...] = ()
+    if weight_only:
+        descs = weight_only_descs(graph, node, hardware, ops)
+        edges = tuple(_real(e, space) for e in node.edges)
+    else:
+        descs = fitting if integer else hardware.float_descs(node.op, fits=bool(fitting))
+        edges = _edges(graph, node, space, ops) if integer else ()
+    safe, always = None, False
+    if integer:
+        choices = [e.choices for e in edges[: len(node.inputs)]]
+        safe, always = safe_bits(graph, node, hardware, descs, choices, ops)
+    return NodeChoice(
+        name=node.name,
+        op=node.attrs["target"] if node.op == "opaque" else node.op,
+        integer=integer,
+        reason=topology.reasons[node.name],
+        macs=node_macs(graph, node, ops),
+        signatures=tuple(str(d) for d in descs),
+        edges=edges,
+        safe_bits=safe,
+        always_safe=always,
+    )
+
+
+# ---------------------------------------------------------------- edges
+def _real(edge: Edge, space: Space) -> EdgeChoice:
+    """An in-edge of a float node: its weight may have bits."""
+    group = space.groups.get(str(edge))
+    return EdgeChoice(str(edge), () if group is None else group.choices, "not quantized" if group is None else "chosen")
+
+
+def _edges(graph: Graph, node: Node, space: Space, ops: Ops) -> tuple[EdgeChoice, ...]:
+    form = ops[node.op].integer
+    assert form is not None
+    requantized = {e: g for g in space.groups.values() if g.key == f"{g.source}:out" for e in g.edges}
+    found = []
+    for edge in node.edges:
+        key, kind = str(edge), form.slot(edge.slot)
+        if key in space.groups:
+            found.append(EdgeChoice(key, space.groups[key].choices, "chosen"))
+        elif kind in ("bias", "plain"):
+            found.append(EdgeChoice(key, (), "derived" if kind == "bias" else "not quantized"))
+        elif edge in requantized:
+            found.append(EdgeChoice(key, requantized[edge].choices, f"of {requantized[edge].key}"))
+        else:
+            found.append(EdgeChoice(key, (), "as emitted"))
+    out = space.groups.get(f"{node.name}:out")
+    return (*found, *([EdgeChoice(out.key, out.choices, "chosen")] if out else []))
+
+
+# ---------------------------------------------------------------- text and JSON
+def _letters(rows: Sequence[NodeChoice]) -> dict[str, str]:
+    """A letter for every signature, in the order they are met."""
+    found: dict[str, str] = {}
+    for signature in (s for r in rows for s in r.signatures):
+        index = len(found)
+        found.setdefault(signature, chr(ord("A") + index % 26) * (1 + index // 26))
+    return found
+
+
+def _row_text(row: NodeChoice, letters: dict[str, str]) -> tuple[str, ...]:
+    return (
+        tail(row.name, 36),
+        head(row.op, 24),
+        "integer" if row.integer else "float",
+        count(row.macs) if row.macs else "",
+        " ".join(map(_edge_text, row.edges)),
+        "".join(letters[s] for s in row.signatures),
+        row.overflow,
+        row.reason,
+    )
+
+
+def _edge_text(edge: EdgeChoice) -> str:
+    if edge.key.endswith(":out"):
+        return f">{edge}"
+    return f"({edge})" if edge.why.startswith("of ") else str(edge)
+
+
+def _row_json(row: NodeChoice) -> dict[str, Any]:
+    edges = [{"edge": e.key, "choices": list(e.choices), "why": e.why} for e in row.edges]
+    return {
+        "node": row.name,
+        "op": row.op,
+        "integer": row.integer,
+        "reason": row.reason,
+        "macs": row.macs,
+        "signatures": list(row.signatures),
+        "edges": edges,
+        "safe_bits": row.safe_bits,
+        "overflow": row.overflow,
+    }

@@ -1,0 +1,573 @@
+"""Tally: what is summed up about one node while batches stream by.
+
+Everything is float64 and over finite values: where any of a position's values is infinite or NaN
+(masks of attention, say), the position is left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hago.analysis.statistic import (
+    CAUSES,
+    OUT,
+    Cause,
+    CauseStatistic,
+    EdgeKind,
+    EdgeSample,
+    EdgeStatistic,
+    GraphStatistic,
+    NodeSplitter,
+    NodeStatistic,
+    Split,
+    ValueStatistic,
+    free_integers,
+    limit,
+    moved_sample,
+)
+from hago.arithmetic.numerics import Lost, dequantize
+from hago.arithmetic.types import Edge, QParams
+from hago.data.batches import Batch
+from hago.errors import DataError
+from hago.graph.execute import compute_real, last_readers
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.plan.plan import NodePlan, Plan, Verdict
+from hago.runtime.reference import IntegerModel, center
+from hago.search.objective import decibels
+from hago.simulation.simulator import Simulator
+
+#: How many values are turned into float64 at a time.
+CHUNK: Final = 1 << 17
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, range, mean and sum of squared deviations, merged chunk by chunk.
+
+    References:
+        T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing
+        sample variances", 1979.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, x: Tensor) -> None:
+        """Take in a flat float64 tensor of finite values."""
+        if not x.numel():
+            return
+        mean, n = float(x.mean()), x.numel()
+        squares = float((x - mean).square().sum())
+        total, apart = self.count + n, mean - self.mean
+        self.squares += squares + apart * apart * self.count * n / total
+        self.mean += apart * n / total
+        self.count = total
+        low, high = torch.aminmax(x)
+        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the values seen."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+@dataclass(slots=True)
+class EdgeTally:
+    """Sums of EdgeSamples."""
+
+    saturated: int = 0
+    values: int = 0
+    signal: float = 0.0
+    rounded: float = 0.0
+    clipped: float = 0.0
+
+    def add(self, sample: EdgeSample) -> None:
+        """Take in one batch."""
+        self.saturated += sample.saturated
+        self.values += sample.values
+        self.signal += sample.signal
+        self.rounded += sample.rounded
+        self.clipped += sample.clipped
+
+
+def _zeros() -> list[float]:
+    return [0.0] * len(CAUSES)
+
+
+def _gram() -> Tensor:
+    return torch.zeros(len(CAUSES), len(CAUSES), dtype=torch.float64)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over all batches for one node.
+
+    Attributes:
+        products: sums of the products of every pair of causes (CAUSES x CAUSES).
+        largest: of each cause, the largest magnitude.
+        signal, simulated_signal, cross, noise: sums of F^2, S^2, F * S and (S - F)^2.
+        max_error: the largest |S - F|.
+        differences: values that differ between simulator and integer model.
+        max_difference: by how much, in quanta; in real units for a float node.
+    """
+
+    float_values: Moments = field(default_factory=Moments)
+    simulated_values: Moments = field(default_factory=Moments)
+    integer_values: Moments | None = None
+    products: Tensor = field(default_factory=_gram)
+    largest: list[float] = field(default_factory=_zeros)
+    count: int = 0
+    signal: float = 0.0
+    simulated_signal: float = 0.0
+    cross: float = 0.0
+    noise: float = 0.0
+    max_error: float = 0.0
+    left_out: int = 0
+    edges: dict[int, EdgeTally] = field(default_factory=dict)
+    overflows: int = 0
+    accumulators: int = 0
+    differences: int = 0
+    max_difference: float = 0.0
+
+    def add_split(self, split: Split) -> None:
+        """Take in the causes of one batch."""
+        for slot, sample in split.edges.items():
+            self.edges.setdefault(slot, EdgeTally()).add(sample)
+        self.overflows += split.overflows
+        self.accumulators += split.accumulators
+        for first, *rest in _chunks([split.reference, *(value for _, value in split.steps)]):
+            together = torch.stack([first, *rest])
+            if not math.isfinite(float(together.sum())):  # one pass tells that no value is infinite or NaN
+                finite = torch.isfinite(together).all(0)
+                self.left_out += int((~finite).sum())
+                together = together[:, finite]
+            self._add_errors(together, split)
+
+    def _add_errors(self, values: Tensor, split: Split) -> None:
+        """Take in the reference and each step's values, one row each."""
+        reference, simulated = values[0], values[-1]
+        if not reference.numel():
+            return
+        added = torch.zeros(len(CAUSES), reference.numel(), dtype=torch.float64)
+        for i, (cause, _) in enumerate(split.steps):
+            added[CAUSES.index(cause)] += values[i + 1] - values[i]
+        self.products += added @ added.T
+        low, high = torch.aminmax(added, dim=1)
+        peaks = torch.maximum(-low, high).tolist()
+        self.largest = [max(a, b) for a, b in zip(self.largest, peaks, strict=True)]
+        error = simulated - reference
+        self.count += reference.numel()
+        self.signal += float(reference.dot(reference))
+        self.simulated_signal += float(simulated.dot(simulated))
+        self.cross += float(reference.dot(simulated))
+        self.noise += float(error.dot(error))
+        self.max_error = max(self.max_error, float(error.abs().max()))
+
+    def add_values(self, reference: Tensor, simulated: Tensor, realized: Tensor | None) -> None:
+        """Take in the values of one batch; `realized` is None where it equals `simulated`."""
+        if realized is not None and self.integer_values is None:
+            self.integer_values = copy.copy(self.simulated_values)
+        self._moments(self.float_values, reference)
+        self._moments(self.simulated_values, simulated)
+        if self.integer_values is not None:
+            self._moments(self.integer_values, simulated if realized is None else realized)
+
+    @staticmethod
+    def _moments(moments: Moments, x: Tensor) -> None:
+        for (chunk,) in _chunks([x]):
+            moments.add(chunk if math.isfinite(float(chunk.sum())) else chunk[torch.isfinite(chunk)])
+
+
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors, flat, side by side, in float64 pieces."""
+    flat = [t.reshape(-1) for t in tensors]
+    for start in range(0, flat[0].numel(), CHUNK):
+        yield [t[start : start + CHUNK].to(torch.float64) for t in flat]
+
+
+# ---------------------------------------------------------------- summary
+# Summary: from what was summed up about a node to its NodeStatistic.
+
+#: A weight channel whose largest |q| is below this is called narrow: it has less than 4 bits.
+NARROW: Final = 8
+
+
+def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | None) -> NodeStatistic:
+    """The statistic of one node.
+
+    Args:
+        splitter: of an integer node.
+    """
+    measured = tally.count > 0
+    inherited, own = float(tally.products[0, 0]), float(tally.products[1:, 1:].sum())
+    simulated = values(tally.simulated_values)
+    node_plan = plan.nodes.get(node.name)
+    return NodeStatistic(
+        name=node.name,
+        op=str(node.attrs["target"]) if node.op == "opaque" else node.op,
+        inputs=tuple(dict.fromkeys(s for s in node.inputs if plan.graph[s].op != CONST)),
+        integer=node_plan is not None,
+        count=tally.count,
+        float_values=values(tally.float_values),
+        simulated_values=simulated,
+        integer_values=simulated if tally.integer_values is None else values(tally.integer_values),
+        sqnr=decibels(tally.signal, tally.noise) if measured else None,
+        inherited_sqnr=decibels(tally.signal, inherited) if measured else None,
+        own_sqnr=decibels(tally.signal, own) if measured else None,
+        cosine=_cosine(tally),
+        max_error=tally.max_error if measured else None,
+        error_power=tally.noise / tally.count if measured else None,
+        causes=_causes(tally),
+        differences=tally.differences,
+        max_difference=tally.max_difference,
+        edges=_weights(plan, node, tally) if splitter is None else _edges(splitter, tally),
+        verdict=_verdict(node_plan, tally),
+        register=None if node_plan is None else str(node_plan.desc.register.dtype),
+        on_overflow=None if node_plan is None else node_plan.desc.register.overflow,
+        bound=None if node_plan is None else _bound(node_plan),
+        overflows=tally.overflows,
+        accumulators=tally.accumulators,
+        left_out=tally.left_out,
+        raised=0 if node_plan is None else len(node_plan.raised),
+        past=splitter.past[-1].name if splitter is not None and splitter.past else None,
+    )
+
+
+def values(moments: Moments) -> ValueStatistic:
+    """Moments as a ValueStatistic."""
+    if not moments.count:
+        return ValueStatistic(None, None, None, None)
+    return ValueStatistic(moments.low, moments.high, moments.mean, moments.deviation)
+
+
+def _cosine(tally: Tally) -> float | None:
+    norm = math.sqrt(tally.signal) * math.sqrt(tally.simulated_signal)
+    return min(1.0, max(-1.0, tally.cross / norm)) if norm > 0.0 else None
+
+
+def _causes(tally: Tally) -> Mapping[Cause, CauseStatistic]:
+    total, own = float(tally.products.sum()), float(tally.products[1:, 1:].sum())
+    found: dict[Cause, CauseStatistic] = {}
+    for i, cause in enumerate(CAUSES):
+        along_own = float(tally.products[i, 1:].sum())
+        found[cause] = CauseStatistic(
+            power=float(tally.products[i, i]) / tally.count if tally.count else 0.0,
+            largest=tally.largest[i],
+            share=float(tally.products[i].sum()) / total if total > 0.0 else None,
+            own_share=along_own / own if own > 0.0 and cause != "inherited" else None,
+        )
+    return found
+
+
+def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
+    if node_plan is None:
+        return "float"
+    if tally.overflows:
+        return "overflows"
+    return "proved" if node_plan.proved else "possible"
+
+
+def _bound(node_plan: NodePlan) -> float:
+    register = node_plan.desc.register
+    seen = max(node_plan.bound, node_plan.raw_bound) if register.overflow == "saturate_end" else node_plan.bound
+    over = seen / register.dtype.max
+    return over if node_plan.pairs is None else max(over, node_plan.pairs.over)
+
+
+# ---------------------------------------------------------------- edges
+def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:
+    node, node_plan = splitter.node, splitter.node_plan
+    form = splitter.plan.ops[node.op].integer
+    assert form is not None
+    power = tally.signal / tally.count if tally.count else 0.0
+    found = []
+    for slot, qparams in enumerate(node_plan.operands):
+        if qparams is None:
+            continue
+        edge, source = str(Edge(node.name, slot)), node.inputs[slot]
+        in_units = form.slot(slot) in ("bias", "common")
+        made: EdgeStatistic
+        if slot in splitter.consts:
+            made = _edge(edge, source, "constant", qparams)
+            made = _moved(made, splitter.const_edges[slot], None if in_units else power)
+            channels, narrow = _channels(splitter.plan, Edge(node.name, slot), splitter.consts[slot])
+            made = replace(made, channels=channels, narrow_channels=narrow)
+        else:
+            made = _edge(edge, source, "data", qparams)
+            if slot in tally.edges:
+                made = _moved(made, tally.edges[slot], None if in_units else power)
+        found.append(made)
+    if OUT in tally.edges:
+        made = _edge(f"{node.name}:out", node.name, "output", node_plan.out)
+        found.append(_moved(made, tally.edges[OUT], None))
+    return tuple(found)
+
+
+def _edge(edge: str, source: str, kind: EdgeKind, qparams: QParams) -> EdgeStatistic:
+    """An edge on which nothing changes."""
+    bits, scale = (qparams.qmax - qparams.qmin).bit_length(), float(qparams.scale.max())
+    return EdgeStatistic(edge, source, kind, bits, str(qparams.dtype), scale, qparams.per_channel, requantized=False)
+
+
+def _moved(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: float | None) -> EdgeStatistic:
+    """An edge with what was seen on it.
+
+    Args:
+        power: of the node's value; None where the edge is in the units of that value.
+    """
+    gain = (1.0 / sample.values if sample.values else 0.0) if power is None else 0.0
+    if power is not None and sample.signal > 0.0:
+        gain = power / sample.signal
+    return replace(
+        edge,
+        requantized=True,
+        saturated=sample.saturated,
+        values=sample.values,
+        rounding_sqnr=decibels(sample.signal, sample.rounded),
+        saturation_sqnr=decibels(sample.signal, sample.clipped),
+        rounding_effect=sample.rounded * gain,
+        saturation_effect=sample.clipped * gain,
+    )
+
+
+def _weights(plan: Plan, node: Node, tally: Tally) -> tuple[EdgeStatistic, ...]:
+    """Of a float node, the weights that rest as integers."""
+    power = tally.signal / tally.count if tally.count else 0.0
+    found = []
+    for edge in node.edges:
+        if (weight := plan.weights.get(edge)) is not None:
+            source = plan.graph.source(edge)
+            free = free_integers(plan, source, weight.qparams)
+            made = _edge(str(edge), source, "constant", weight.qparams)
+            made = _moved(made, moved_sample(plan.graph.consts[source], free, weight.qparams), power)
+            channels, narrow = _channels(plan, edge, free)
+            found.append(replace(made, channels=channels, narrow_channels=narrow))
+    return tuple(found)
+
+
+def _channels(plan: Plan, edge: Edge, free: Tensor) -> tuple[int, int]:
+    """Output channels of a weight, and how many are narrow; (0, 0) for other constants.
+
+    Args:
+        free: its centered integers without limits.
+    """
+    form, target = plan.ops[plan.graph[edge.dst].op].integer, plan.target(edge)
+    if form is None or form.weight is None or form.weight.slot != edge.slot or target is None:
+        return 0, 0
+    peaks = _per_channel(limit(free, target), form.weight.axis)
+    real = _per_channel(plan.graph.consts[plan.graph.source(edge)], form.weight.axis)
+    return peaks.numel(), int(((peaks < NARROW) & (real > 0)).sum())
+
+
+def _per_channel(weight: Tensor, axis: int) -> Tensor:
+    """The largest magnitude of each channel."""
+    magnitude = weight.abs().movedim(axis, 0)
+    return magnitude.reshape(magnitude.shape[0], -1).amax(1)
+
+
+# ---------------------------------------------------------------- inspect
+# Inspect: run the float model, the simulator and the integer model in lockstep and compare every node.
+# One pass over each batch. The whole simulator drives; as each of its values appears, the float model and the integer
+# model compute the same node, the three are compared, and a value is dropped after its last reader. So memory is that
+# of the widest cut of the graph, three times over.
+
+__all__ = ["GraphStatistic", "inspect_plan"]
+
+
+def inspect_plan(plan: Plan, batches: Iterable[Batch]) -> GraphStatistic:
+    """Float against simulated against integer for every node, and the cause of every error.
+
+    The causes are defined in `hago.analysis.statistic`, the rule that names the first node to go wrong in
+    `GraphStatistic.first_wrong`.
+
+    Args:
+        plan: what to inspect.
+        batches: flat inputs in the graph's order; each is read once.
+
+    Raises:
+        DataError: no batches, or a batch without the model's inputs.
+    """
+    lockstep = Lockstep(plan)
+    count = samples = 0
+    for batch in batches:
+        if len(batch.inputs) != len(plan.graph.inputs):
+            raise DataError(
+                f"batch {count} holds {len(batch.inputs)} tensors; the model takes {len(plan.graph.inputs)}: "
+                f"{', '.join(plan.graph.inputs)}"
+            )
+        lockstep.feed(batch.inputs)
+        count, samples = count + 1, samples + batch.size
+    if count == 0:
+        raise DataError("there is nothing to inspect: the data set is empty; pass at least one batch")
+    rows = tuple(
+        summarize(plan, node, lockstep.tallies[node.name], lockstep.splitters.get(node.name))
+        for node in plan.graph
+        if node.op != CONST
+    )
+    return GraphStatistic(plan.hardware.name, count, samples, rows, plan.graph.outputs)
+
+
+class Lockstep:
+    """The three executions of one plan, node by node; lives for one inspection.
+
+    Attributes:
+        tallies: what was found, by node.
+        splitters: of the integer nodes.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.graph = plan, plan.graph
+        computed = [n for n in plan.graph if n.op not in (INPUT, CONST)]
+        self.tallies = {n.name: Tally() for n in plan.graph if n.op != CONST}
+        self.splitters = {n.name: NodeSplitter(plan, n) for n in computed if n.name in plan.nodes}
+        self._integer_models = {n.name: IntegerModel(alone(plan, n)) for n in computed}
+        self._simulator = Simulator(plan, watch=self._watch)
+        self._done = last_readers(plan.graph)
+        self._accumulators: dict[str, Tensor] = {}
+        self._lost: dict[str, Lost] = {}
+        self._inputs: dict[str, Tensor] = {}
+        self._float: dict[str, Any] = {}
+        self._carriers: dict[str, Any] = {}
+        self._simulated: dict[str, Any] = {}
+        self._integer: dict[str, Any] = {}
+        self._exact: dict[str, bool] = {}
+
+    def feed(self, inputs: Sequence[Tensor]) -> None:
+        """Run one batch."""
+        consts = self.graph.consts
+        for values in (self._float, self._carriers, self._simulated, self._integer):
+            values.clear()
+            values.update(consts)
+        self._exact = dict.fromkeys(consts, True)
+        self._inputs = dict(zip(self.graph.inputs, inputs, strict=True))
+        self._simulator.run(inputs, self._see)
+
+    def _watch(self, node: Node, accumulator: Tensor, lost: Lost | None = None) -> None:
+        self._accumulators[node.name] = accumulator
+        if lost is not None:
+            self._lost[node.name] = lost
+
+    def _see(self, node: Node, carrier: Any) -> None:
+        """The simulator has computed a node: so do the others, and compare."""
+        name = node.name
+        if node.op == INPUT:
+            self._float[name] = self._integer[name] = self._inputs[name]
+        else:
+            with torch.no_grad():
+                self._float[name] = compute_real(node, [self._float[s] for s in node.inputs], self.plan.ops)
+            self._integer[name] = self._compute_integer(node)
+        self._carriers[name] = carrier
+        qparams = self.plan.nodes[name].out if name in self.plan.nodes else None
+        self._simulated[name] = carrier if qparams is None else dequantize(carrier, qparams)
+        self._compare(node, self.tallies[name])
+        for done in self._done.get(name, ()):
+            for values in (self._float, self._carriers, self._simulated, self._integer):
+                values.pop(done, None)
+
+    def _compute_integer(self, node: Node) -> Any:
+        inputs = [self._integer[s] for s in dict.fromkeys(node.inputs) if self.graph[s].op != CONST]
+        return self._integer_models[node.name].run(inputs)[0]
+
+    # ------------------------------------------------------------ comparison
+    def _compare(self, node: Node, tally: Tally) -> None:
+        name, realized = node.name, self._integer[node.name]
+        plan = self.plan.nodes.get(name)
+        carrier = self._carriers[name] if plan is None else self._carriers[name].to(torch.int64)
+        if plan is not None:
+            realized = center(realized, plan.out)
+        different, largest = differences(carrier, realized)
+        tally.differences += different
+        tally.max_difference = max(tally.max_difference, largest)
+        reference, simulated = self._float[name], self._simulated[name]
+        if not isinstance(reference, Tensor):
+            self._exact[name] = pytree_equal(reference, simulated)
+            return
+        other = None
+        if different:
+            other = realized if plan is None else dequantize(realized, plan.out)
+        tally.add_values(reference, simulated, other)
+        split = self._split(node, reference, simulated)
+        tally.add_split(split)
+        self._exact[name] = same(reference, simulated)
+
+    def _split(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
+        splitter = self.splitters.get(node.name)
+        if splitter is None:
+            return self._split_float(node, reference, simulated)
+        with torch.no_grad():
+            return splitter(
+                reference,
+                [self._simulated[s] for s in node.inputs],
+                [self._carriers[s] for s in node.inputs],
+                self._accumulators.pop(node.name, None),
+                simulated,
+                exact_sources=all(self._exact[s] for s in node.inputs),
+                lost=self._lost.pop(node.name, None),
+            )
+
+    def _split_float(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
+        """All error of a float node is inherited, but for what a weight that rests as integers adds."""
+        if not any(e in self.plan.weights for e in node.edges):
+            return Split(reference, (("inherited", simulated),))
+        inherited = reference
+        if not all(self._exact[s] for s in node.inputs):
+            with torch.no_grad():
+                inherited = compute_real(node, [self._simulated[s] for s in node.inputs], self.plan.ops)
+        return Split(reference, (("inherited", inherited), ("constants", simulated)))
+
+
+def alone(plan: Plan, node: Node) -> Plan:
+    """The plan of one node whose producers are inputs, so that it can be run by itself."""
+    graph = plan.graph
+    sources = [graph[s] for s in dict.fromkeys(node.inputs)]
+    inputs = tuple(s.name for s in sources if s.op != CONST)
+    nodes = tuple(s if s.op == CONST else Node(s.name, INPUT, (), {}, s.shape) for s in sources)
+    consts = {s.name: graph.consts[s.name] for s in sources if s.op == CONST}
+    edges = {e: plan.edges[e] for e in node.edges} | {Edge(OUTPUT, 0): None}
+    planned = {node.name: plan.nodes[node.name]} if node.name in plan.nodes else {}
+    weights = {e: plan.weights[e] for e in node.edges if e in plan.weights}
+    return Plan(Graph((*nodes, node), inputs, (node.name,), consts), plan.hardware, plan.ops, planned, edges, weights)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two values are equal, NaN to NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def differences(a: Any, b: Any) -> tuple[int, float]:
+    """How many leaves' entries of two values differ, and by how much at most.
+
+    Floats differ where their bits do: 0 from -0, but no NaN from itself.
+    """
+    found, largest = 0, 0.0
+    for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True):
+        if not isinstance(x, Tensor):
+            found += int(x != y)
+            continue
+        apart = _bits(x) != _bits(y)
+        wrong = int(apart.sum())
+        if wrong:
+            found += wrong
+            largest = max(largest, float((x[apart].double() - y[apart].double()).abs().nan_to_num().max()))
+    return found, largest
+
+
+def pytree_equal(a: Any, b: Any) -> bool:
+    """Whether two nested values are equal."""
+    return differences(a, b)[0] == 0
+
+
+def _bits(x: Tensor) -> Tensor:
+    views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.contiguous().view(views[x.element_size()]) if x.is_floating_point() else x

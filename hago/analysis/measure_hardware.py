@@ -1,0 +1,511 @@
+"""Ops that signatures are timed on: each at a size that computes long on few bytes, and at one that moves many.
+
+The first op that a signature lists, in this order, stands for it.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hago.arithmetic.types import SimQ
+from hago.cost.cost import node_macs
+from hago.errors import HagoError, HardwareError
+from hago.graph.execute import channels_last, compute_real
+from hago.graph.frontend import from_torch
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
+from hago.hardware.file import check_hardware, from_document, to_document
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import OPS
+from hago.plan.plan import Plan
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.lowering import conversion
+from hago.runtime.native.self_test import kernels
+from hago.search.prepare import HardwareLike, as_hardware, prepare
+from hago.serialization.text_table import table
+from hago.study.log import versions
+
+Kind = Literal["macs", "elements"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A module of one op, and the shapes of what it reads, the batch first."""
+
+    make: Callable[[], nn.Module]
+    shapes: tuple[Shape, ...]
+
+    def __str__(self) -> str:
+        return " and ".join("x".join(map(str, shape)) for shape in self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOp:
+    """One op.
+
+    Args:
+        kind: what its throughput is counted in.
+        in_cache: where computing takes the time.
+        in_memory: where moving values takes the time: several times what caches hold.
+    """
+
+    kind: Kind
+    in_cache: Case
+    in_memory: Case
+
+
+class _Call(nn.Module):
+    """A function as a module; two operands where it takes two."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class _Call2(_Call):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return self.function(x, y)
+
+
+class _Product(nn.Module):
+    """A product with a constant matrix."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns) / rows**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+_SMALL: Final[Shape] = (1, 128, 32, 32)
+_LARGE: Final[Shape] = (64, 64, 64, 64)
+
+
+def _elements(make: Callable[[], nn.Module], operands: int = 1) -> TimedOp:
+    return TimedOp("elements", Case(make, (_SMALL,) * operands), Case(make, (_LARGE,) * operands))
+
+
+def _call(function: Callable[..., Tensor]) -> TimedOp:
+    return _elements(partial(_Call, function))
+
+
+def _call2(function: Callable[..., Tensor]) -> TimedOp:
+    return _elements(partial(_Call2, function), 2)
+
+
+def _macs(small: Callable[[], nn.Module], shape: Shape, large: Callable[[], nn.Module], wide: Shape) -> TimedOp:
+    return TimedOp("macs", Case(small, (shape,)), Case(large, (wide,)))
+
+
+_CONV1, _CONV2, _CONV3 = (partial(conv, 128, 128, 3, padding=1) for conv in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+_THIN1, _THIN2, _THIN3 = (partial(conv, 16, 16, 1) for conv in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+
+#: By name, the preferred first.
+TIMED: Final[Mapping[str, TimedOp]] = {
+    "conv2d": _macs(_CONV2, (1, 128, 28, 28), _THIN2, (64, 16, 128, 128)),
+    "linear": _macs(partial(nn.Linear, 1024, 1024), (64, 1024), partial(nn.Linear, 4096, 4096), (1, 4096)),
+    "matmul": _macs(partial(_Product, 1024, 1024), (64, 1024), partial(_Product, 4096, 4096), (1, 4096)),
+    "conv1d": _macs(_CONV1, (4, 128, 196), _THIN1, (64, 16, 128 * 128)),
+    "conv3d": _macs(_CONV3, (1, 128, 4, 10, 10), _THIN3, (64, 16, 8, 32, 32)),
+    "add": _call2(torch.add),
+    "relu": _elements(nn.ReLU),
+    "clamp": _elements(nn.ReLU6),
+    "max_pool2d": _elements(partial(nn.MaxPool2d, 2)),
+    "avg_pool2d": _elements(partial(nn.AvgPool2d, 2)),
+    "adaptive_avg_pool2d": _elements(partial(nn.AdaptiveAvgPool2d, 1)),
+    "sub": _call2(torch.sub),
+    "mul": _call2(torch.mul),
+    "concat": _elements(partial(_Call2, lambda x, y: torch.cat((x, y), 1)), 2),
+    "sigmoid": _call(torch.sigmoid),
+    "tanh": _call(torch.tanh),
+    "silu": _elements(nn.SiLU),
+    "gelu": _elements(nn.GELU),
+    "hardswish": _elements(nn.Hardswish),
+    "leaky_relu": _elements(partial(nn.LeakyReLU, 0.125)),
+    "softmax": _elements(partial(nn.Softmax, 1)),
+}
+
+
+# ---------------------------------------------------------------- timing
+# Timing: signatures of a hardware as calls of the kernels that run them here, and how long calls take.
+
+#: Rounds over all calls, and the seconds that a round gives to each at the least.
+ROUNDS: Final = 9
+SLICE: Final = 0.004
+#: The figure that each kind of work is for.
+FIGURES: Final[Mapping[Kind, str]] = {"macs": "macs_per_cycle", "elements": "elements_per_cycle"}
+#: Bytes of a copy.
+_COPIED: Final = 128 << 20
+#: A convolution whose sums are of a size that caches hold.
+_SUMS: Final = Case(partial(nn.Conv2d, 16, 128, 1), ((1, 16, 32, 32),))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call to time.
+
+    Args:
+        work: multiply-accumulates or elements of one call.
+        moved: bytes that it reads and writes.
+        said: what it is, in words.
+    """
+
+    run: Callable[[], object]
+    work: int
+    moved: int
+    said: str
+
+
+def fastest(jobs: Sequence[Job]) -> list[float]:
+    """Seconds of one call of each, in the fastest of interleaved rounds, after warming.
+
+    Whatever else the machine does only adds to them, so a busy machine is told from a slow one.
+    """
+    repeats = []
+    for job in jobs:
+        job.run()
+        begun = time.perf_counter()
+        job.run()
+        repeats.append(max(1, int(SLICE / max(time.perf_counter() - begun, 1e-7))))
+    found: list[list[float]] = [[] for _ in jobs]
+    for _ in range(ROUNDS):
+        for job, repeat, seconds in zip(jobs, repeats, found, strict=True):
+            begun = time.perf_counter()
+            for _ in range(repeat):
+                job.run()
+            seconds.append((time.perf_counter() - begun) / repeat)
+    return [min(seconds) for seconds in found]
+
+
+# ---------------------------------------------------------------- what stands for a signature
+def signature_jobs(hardware: Hardware) -> Iterator[tuple[str, str, tuple[Job, Job] | str]]:
+    """By signature and figure: a call that computes long on few bytes, and one that moves many; or why there is
+    none. What neither can be timed nor has the figure is left out."""
+    listed: dict[str, dict[str, OpDesc]] = {}
+    for op, descs in hardware.ops.items():
+        for desc in descs:
+            listed.setdefault(desc.name, {})[op] = desc
+    for name, by_op in listed.items():
+        for kind, key in FIGURES.items():
+            ops = [op for op in TIMED if op in by_op and TIMED[op].kind == kind]
+            if ops or any(key in desc.cost for desc in by_op.values()):
+                yield name, key, _first_job(hardware, by_op, ops)
+
+
+def _first_job(hardware: Hardware, by_op: Mapping[str, OpDesc], ops: Sequence[str]) -> tuple[Job, Job] | str:
+    """Of the first op that runs on its signature's own dtypes here; or why the first one does not."""
+    why = "none of its ops is among those that are timed"
+    for number, op in enumerate(ops):
+        case, desc = TIMED[op], by_op[op]
+        make = _integer_job if desc.is_integer else _float_job
+        try:
+            return make(hardware, op, desc, case.in_cache), make(hardware, op, desc, case.in_memory)
+        except (HagoError, RuntimeError) as error:
+            why = why if number else f"{op}: {str(error).splitlines()[0]}"
+    return why
+
+
+def _integer_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
+    plan, inputs = integer_plan(hardware, op, desc, case)
+    executor = Executor(plan)
+    (row,) = [r for r in executor.explain().rows if r.op == op]
+    if row.kernel in ("reference", "float", "none"):
+        raise HagoError(f"no kernel for it on this machine ({row.why})")
+    values = executor.begin(inputs)
+    for step in executor.steps():
+        read = [values[name] for name in step.inputs]
+        made = step.compute(read)
+        values.update(zip(step.outputs, made, strict=True))
+        if step.name == row.node:
+            weights = plan.nodes[row.node].consts.values()
+            moved = _size([*read, *made, *weights])
+            return Job(partial(step.compute, read), _work(plan.graph, case), moved, f"{op} of {case}, {row.kernel}")
+    raise HagoError("it has no step of its own")
+
+
+def _float_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
+    if len({*desc.in_dtypes, desc.out_dtype}) > 1:
+        raise HagoError("torch computes in one dtype")
+    graph = from_torch(case.make().eval(), tuple(x[:2] for x in _inputs(case)), ops=hardware.known_ops)
+    (node,) = [n for n in graph if n.op not in (INPUT, CONST)]
+    values = dict(graph.consts) | dict(zip(graph.inputs, _inputs(case), strict=True))
+    read = [channels_last(values[name]).to(desc.out_dtype.torch) for name in node.inputs]
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            found: Tensor = compute_real(node, read, hardware.known_ops)
+        return found
+
+    return Job(run, _work(graph, case), _size([*read, run()]), f"{op} of {case}, torch")
+
+
+def integer_plan(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> tuple[Plan, list[Tensor]]:
+    """A Plan of one node that runs on a signature and gives its integers as they are, and inputs for it.
+
+    Bits are the fewest, with which nothing overflows: what is stored, and so the time, is the same with all.
+
+    Raises:
+        HagoError: the op does not go with the signature alone.
+    """
+    one = replace(hardware, ops={op: (desc,)}, other_ops="float32")
+    inputs = _inputs(case)
+    prepared = prepare(case.make().eval(), one, [tuple(x[:2] for x in inputs)], estimator="max_range")
+    plan = prepared.resolver(prepared.space.narrowest())
+    if not plan.nodes:
+        raise HagoError("it would be computed in float")
+    outputs = [edge for edge in plan.graph.edges if edge.dst == OUTPUT]
+    return replace(plan, edges={**plan.edges, **dict.fromkeys(outputs)}), inputs
+
+
+def copy_job() -> Job:
+    """A copy of more than caches hold."""
+    source = torch.ones(_COPIED // 4)
+    target = torch.zeros_like(source)
+    return Job(partial(target.copy_, source), _COPIED // 4, 2 * _COPIED, f"copy of {_COPIED >> 20} MiB, torch")
+
+
+def requantize_job(hardware: Hardware) -> Job | str:
+    """A pass that takes sums, or other integers, of a cached size to the scale that they are read in."""
+    why = "no signature is computed in integers here"
+    listed = [(op, desc) for op in TIMED for desc in hardware.integer_descs(op)]
+    for op, desc in listed:
+        try:
+            plan, _ = integer_plan(hardware, op, desc, _SUMS if op == "conv2d" else TIMED[op].in_cache)
+        except HagoError as error:
+            why = str(error)
+            continue
+        ((name, made),) = plan.nodes.items()
+        simq = made.out_simq or SimQ(made.out, made.operands[0])
+        kernel, run = conversion(plan, name, simq, kernels().calls)
+        if kernel == "reference":
+            why = "no kernel for it on this machine"
+            continue
+        source, target = simq.source, simq.target
+        assert source is not None and target is not None
+        value = channels_last(torch.zeros(plan.graph[name].shape or (), dtype=source.dtype.torch))
+        moved = value.numel() * (source.dtype.torch.itemsize + target.dtype.torch.itemsize)
+        return Job(partial(run, [value]), value.numel(), moved, f"{source.dtype} to {target.dtype}, {kernel}")
+    return why
+
+
+def _work(graph: Graph, case: Case) -> int:
+    """As costs count it: multiply-accumulates, or the elements of the largest value."""
+    (node,) = [n for n in graph if n.op not in (INPUT, CONST)]
+    batch = case.shapes[0][0]
+    values = [math.prod(graph[name].shape or ()) for name in (node.name, *graph.inputs)]
+    return batch * (node_macs(graph, node, OPS) or max(values))
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _inputs(case: Case) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in case.shapes]
+
+
+# ---------------------------------------------------------------- hardware
+# Measuring: what a CPU's signatures take on the machine that this runs on, as figures of its hardware file.
+# Every signature is timed on an op that lists it: in integers by the kernels that run integer models here, in float
+# by torch's. A size that caches hold gives its throughput, one that they do not hold the bandwidth of memory.
+# Invariant: only figures of cost, the name, sources and notes differ from the hardware that was given; a figure that
+# cannot be measured here stays as it was, and a note says why.
+
+#: The clock where neither the system nor the file names one: a cycle is a nanosecond.
+NOMINAL_HZ: Final = 1e9
+#: The families that `platform.machine()` names.
+_FAMILIES: Final = {"x86_64": "x86", "amd64": "x86", "i686": "x86", "aarch64": "arm", "arm64": "arm"}
+_CHIP: Final = "chip"
+_MEASURED: Final = "_measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of cost.
+
+    Args:
+        of: a signature, or "chip".
+        key: its name in the file.
+        before, now: in the file that was given and in the copy; None where it is not given.
+        said: what was timed, or why nothing was.
+    """
+
+    of: str
+    key: str
+    before: float | None
+    now: float | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A measured copy of a hardware, and its figures one by one; prints as a table."""
+
+    hardware: Hardware
+    figures: tuple[Figure, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        name, source = self.hardware.name, self.hardware.sources[-1]
+        return {"name": name, "source": source, "figures": [asdict(f) for f in self.figures]}
+
+    def __str__(self) -> str:
+        rows = [(f.of, f.key, _short(f.before), _short(f.now), f.said) for f in self.figures]
+        titles = ("of", "figure", "before", "now", "timed")
+        return "\n".join([f"{self.hardware.name}: {self.hardware.sources[-1]}", *table(titles, rows)])
+
+
+def measure_hardware(hardware: HardwareLike) -> Measurement:
+    """Time what a CPU's hardware file lists, on as many threads as torch is set to.
+
+    Returns:
+        A copy called `<name>_measured`, in which `macs_per_cycle` and `elements_per_cycle` of signatures,
+        `requantize_per_cycle`, `bytes_per_cycle`, `clock_hz` and `cores` (the threads) are those of this machine.
+
+    Raises:
+        HardwareError: not of a CPU, or of one of another family than this machine's.
+    """
+    given = as_hardware(hardware)
+    check_processor(given)
+    document = to_document(given)
+    small: dict[tuple[str, str], Job] = {}
+    large = [copy_job()]
+    reasons: dict[tuple[str, str], str] = {}
+    for name, key, found in signature_jobs(from_document(document, given.origin, given.known_ops)):
+        if isinstance(found, str):
+            reasons[name, key] = found
+        else:
+            small[name, key] = found[0]
+            large.append(found[1])
+    again = requantize_job(given)
+    if isinstance(again, str):
+        reasons[_CHIP, "requantize_per_cycle"] = again
+    else:
+        small[_CHIP, "requantize_per_cycle"] = again
+    seconds = fastest([*small.values(), *large])
+    rates = {k: (job.work / s, job.said) for (k, job), s in zip(small.items(), seconds, strict=False)}
+    moving = [(job.moved / s, job.said) for job, s in zip(large, seconds[len(small) :], strict=True)]
+    figures = tuple(_figures(document, rates, moving, reasons))
+    return Measurement(_copy(document, given, figures), figures)
+
+
+def check_processor(hardware: Hardware) -> None:
+    """Refuse what cannot be timed on this machine.
+
+    Raises:
+        HardwareError: not of a CPU, or of one of another family.
+    """
+    here = _FAMILIES.get(platform.machine().lower(), platform.machine())
+    if not hardware.processor:
+        raise HardwareError(
+            f"hardware {hardware.name!r} is not said to be a CPU that hago runs on, so it cannot be timed here; the "
+            'file of one says "processor": "x86", "arm", or "cpu" for any'
+        )
+    if hardware.processor not in ("cpu", here):
+        raise HardwareError(
+            f"hardware {hardware.name!r} is of an {hardware.processor} CPU, and this machine's is {here}; measure it "
+            "on such a machine"
+        )
+
+
+def _figures(
+    document: Mapping[str, Any],
+    rates: Mapping[tuple[str, str], tuple[float, str]],
+    moving: list[tuple[float, str]],
+    reasons: Mapping[tuple[str, str], str],
+) -> list[Figure]:
+    """Rates a second as figures of a cycle, of one core where they are so in the file."""
+    chip = document.get("cost", {})
+    clock, whence = _clock_hz(chip)
+    threads = torch.get_num_threads()
+    found = [
+        Figure(_CHIP, "clock_hz", chip.get("clock_hz"), clock, whence),
+        Figure(_CHIP, "cores", chip.get("cores"), threads, "threads that were used"),
+    ]
+
+    def before(of: str, key: str) -> float | None:
+        figure: float | None = (chip if of == _CHIP else document["signatures"][of]).get(key)
+        return figure
+
+    rate, said = max(moving)
+    now, said = rate / clock, f"{rate / 1e9:.4g} GB/s: {said}"
+    found.append(Figure(_CHIP, "bytes_per_cycle", before(_CHIP, "bytes_per_cycle"), now, said))
+    for (of, key), (rate, said) in rates.items():
+        text = f"{rate / 1e9:.4g} G/s: {said}"
+        found.append(Figure(of, key, before(of, key), rate / clock / threads, text))
+    for (of, key), why in reasons.items():
+        found.append(Figure(of, key, before(of, key), before(of, key), f"not measured: {why}"))
+    return found
+
+
+def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, ...]) -> Hardware:
+    chip = dict(document.get("cost", {}))
+    signatures = {name: dict(body) for name, body in document["signatures"].items()}
+    for figure in figures:
+        if figure.now is not None:
+            (chip if figure.of == _CHIP else signatures[figure.of])[figure.key] = figure.now
+    made = versions(torch.get_num_threads())
+    del made["machine"], made["threads"]
+    source = (
+        f"measured by hago hardware measure on {_machine()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
+        f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in made.items())}"
+    )
+    notes = [f"{f.of}, {f.key}: {f.said}." for f in figures]
+    copy = from_document(
+        {
+            **document,
+            "name": given.name.removesuffix(_MEASURED) + _MEASURED,
+            "sources": [*given.sources, source],
+            "notes": [*given.notes, *notes],
+            "signatures": signatures,
+            "cost": chip,
+        },
+        "",
+        given.known_ops,
+    )
+    check_hardware(copy)
+    return copy
+
+
+def _clock_hz(chip: Mapping[str, float]) -> tuple[float, str]:
+    """Of this machine, where the system says it, and who says it."""
+    for line in _cpu_lines():
+        key, _, value = line.partition(":")
+        if key.strip() == "cpu MHz":
+            return float(value) * 1e6, "as the system says"
+    if "clock_hz" in chip:
+        return chip["clock_hz"], "as it was: the system does not say"
+    return NOMINAL_HZ, "a cycle is taken as a nanosecond: the system does not say"
+
+
+def _machine() -> str:
+    """The processor's name, where the system says it, and its architecture."""
+    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
+    return f"{names[0]} ({platform.machine()})" if names else platform.machine()
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

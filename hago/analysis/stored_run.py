@@ -1,0 +1,125 @@
+"""Running: a stored integer model on data, held against the simulation of its own Plan."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.data.batches import Batches
+from hago.errors import DataError, HagoError
+from hago.graph.execute import check_batches
+from hago.runtime.exactness import differing
+from hago.runtime.reference import IntegerModel
+from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels, wilson_interval
+from hago.serialization.json_text import replace_file
+from hago.simulation.simulator import Simulator
+
+#: A model's outputs for flat inputs.
+Forward = Callable[[Sequence[Tensor]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What running a model over data gave.
+
+    Args:
+        hardware: its name.
+        samples: of the data.
+        accuracy: with labels, how many samples were right, as a share, and its 95 % interval.
+        compared: how many output values were held against the simulation.
+        differences: how many differ, by place.
+        outputs: every output over all samples; not among the JSON values.
+    """
+
+    hardware: str
+    samples: int
+    accuracy: tuple[float, float, float] | None
+    compared: int
+    differences: Mapping[str, int]
+    outputs: tuple[Tensor, ...] = field(repr=False)
+
+    @property
+    def same(self) -> bool:
+        """Whether every output equals its simulation bit for bit."""
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        found: dict[str, Any] = {"hardware": self.hardware, "samples": self.samples}
+        if self.accuracy is not None:
+            found |= {"acc": self.accuracy[0], "acc_interval": list(self.accuracy[1:])}
+        return found | {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
+
+    def __str__(self) -> str:
+        lines = [f"on {self.hardware}, {self.samples} samples"]
+        if self.accuracy is not None:
+            right, low, high = (100 * v for v in self.accuracy)
+            lines.append(f"accuracy {right:.2f} % ({low:.2f} to {high:.2f} % with 95 % confidence)")
+        if self.same:
+            lines.append(f"simulated == integer: all {self.compared} output values are equal")
+        else:
+            places = "; ".join(f"{place}: {n}" for place, n in list(self.differences.items())[:5])
+            wrong = sum(self.differences.values())
+            lines.append(f"simulated != integer: {wrong} of {self.compared} output values differ ({places})")
+        return "\n".join(lines)
+
+
+def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
+    """Run an integer model, and its simulation beside it, over a data set.
+
+    Args:
+        dataset: as in `hago.search_quantize_strategy`.
+
+    Raises:
+        DataError: the data is not the model's.
+    """
+    plan = model.plan
+    batches = Batches(dataset, plan.graph.inputs)
+    check_batches(plan.graph, batches)
+    simulate = Simulator(plan)
+    rows: list[list[Tensor]] = []
+    compared, differences = 0, {}
+    for index, batch in enumerate(batches):
+        outputs = model.run(batch.inputs)
+        check_rows(outputs, batch.size)
+        for slot, (a, b) in enumerate(zip(simulate.run(batch.inputs), outputs, strict=True)):
+            compared += b.numel()
+            if wrong := differing(a, b):
+                differences[f"output {slot} of batch {index}"] = wrong
+        rows.append(outputs)
+    accuracy = None
+    why_not = unfit_labels([batch.labels for batch in batches], [outputs[0] for outputs in rows])
+    warn_of_labels(why_not, "only whether the outputs are those of the simulation")
+    if batches.labelled and not why_not:
+        said = zip(batches, rows, strict=True)
+        right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in said)
+        accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
+    whole = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+    return Run(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)
+
+
+def save_outputs(path: str | PathLike[str], names: Sequence[str], outputs: Sequence[Tensor]) -> None:
+    """Write outputs as an .npz file, an array for each; it appears whole or not at all.
+
+    Raises:
+        HagoError: it could not be written.
+        DataError: an output is of a dtype that numpy lacks.
+    """
+    written = io.BytesIO()
+    try:
+        arrays = [t.detach().cpu().numpy() for t in outputs]
+    except TypeError as error:
+        raise DataError(f"outputs cannot be written: {error}") from None
+    np.savez(written, **dict(zip(names, arrays, strict=True)))  # type: ignore[arg-type]
+    try:
+        replace_file(Path(path), written.getvalue())
+    except HagoError as error:
+        raise HagoError(f"outputs cannot be written: {error}") from None

@@ -1,0 +1,226 @@
+"""Judgement: a strategy judged on data, with the float, the simulated and the integer model side by side.
+
+The integer model's outputs are compared bit for bit on every sample; every node and edge inside is
+compared on the first few, since that keeps all values of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from torch import Tensor
+
+from hago.data.batches import Batches
+from hago.graph.frontend import ModelLike
+from hago.graph.graph import CONST
+from hago.plan.plan import Plan
+from hago.runtime.exactness import compare, differing
+from hago.runtime.reference import IntegerModel
+from hago.search.evaluate import Evaluator
+from hago.search.objective import MOST_DB, objective
+from hago.search.prepare import HardwareLike, StrategyLike, planned
+from hago.serialization.text_table import count, table
+from hago.simulation.simulator import Simulator
+
+Model = Literal["float", "simulated", "integer"]
+
+#: Samples on which every node and edge is compared.
+INSIDE_SAMPLES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """What the constants of a model take.
+
+    Args:
+        before: of the float model.
+        integer: of constants that became integers, in their storage dtypes.
+        left: of those that stayed float.
+    """
+
+    before: int
+    integer: int
+    left: int
+
+    def to_json(self) -> dict[str, int]:
+        """JSON values."""
+        return {"float_model": self.before, "integer": self.integer, "left_float": self.left}
+
+    def __str__(self) -> str:
+        after = self.integer + self.left
+        times = f", {self.before / after:.2f} times fewer" if after else ""
+        rest = f" and {count(self.left)} bytes left in float" if self.left else ""
+        return f"weights: {count(self.before)} bytes in float, {count(self.integer)} in integers{rest}{times}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found; prints as a table.
+
+    Args:
+        hardware: its name.
+        samples: of the data.
+        figures: by model, each measure: sqnr, agreement, and with labels sim_acc with its interval.
+        verdicts: by integer node, whether overflow is proved absent or possible.
+        overflows: by node, how many accumulators left their register on the data.
+        weights: bytes of constants.
+        compared: how many values of the simulator and the integer model were compared; 0 where the
+            integer model was not run.
+        differences: how many of them differ, by place.
+    """
+
+    hardware: str
+    samples: int
+    figures: Mapping[Model, Mapping[str, Any]]
+    verdicts: Mapping[str, str]
+    overflows: Mapping[str, int]
+    weights: WeightBytes
+    compared: int = 0
+    differences: Mapping[str, int] | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether the integer model, where it was run, equals the simulator bit for bit."""
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        found: dict[str, Any] = {
+            "hardware": self.hardware,
+            "samples": self.samples,
+            "models": {m: dict(f) for m, f in self.figures.items()},
+            "overflow": {
+                "proved": sum(v == "proved" for v in self.verdicts.values()),
+                "possible": [n for n, v in self.verdicts.items() if v != "proved"],
+                "seen": dict(self.overflows),
+            },
+            "weight_bytes": self.weights.to_json(),
+        }
+        if self.differences is not None:
+            found |= {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
+        return found
+
+    def __str__(self) -> str:
+        rows = [(model, *figure_cells(f)) for model, f in self.figures.items()]
+        titles = ("model", "accuracy", "95 % interval", "agreement", "SQNR dB")
+        lines = [f"on {self.hardware}, {self.samples} samples", *table(titles, rows, right=("accuracy", "SQNR dB"))]
+        return "\n".join([*lines, self.overflow_text(), str(self.weights), *self.exactness_text()])
+
+    def overflow_text(self) -> str:
+        """In words: where overflow is proved absent, possible, or was seen."""
+        possible = [n for n, v in self.verdicts.items() if v != "proved"]
+        text = f"overflow: proved absent at {len(self.verdicts) - len(possible)} of {len(self.verdicts)} integer nodes"
+        if self.overflows:
+            seen = ", ".join(f"{n} {c} times" for n, c in self.overflows.items())
+            return f"{text}; SEEN at {seen}"
+        return f"{text}; none seen at the others" if possible else text
+
+    def exactness_text(self) -> list[str]:
+        """In words: whether the simulator told the truth; no line where that was not asked."""
+        if self.differences is None:
+            return []
+        if self.same:
+            return [f"simulated == integer: all {self.compared} values compared are equal"]
+        places = "; ".join(f"{place}: {n}" for place, n in list(self.differences.items())[:5])
+        return [f"simulated != integer: {sum(self.differences.values())} of {self.compared} values differ ({places})"]
+
+
+def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Accuracy, its interval, agreement and SQNR as text; `-` where no classes are known."""
+    low, high = figures.get("sim_acc_interval", (None, None))
+    accuracy = figures.get("sim_acc")
+    return (
+        "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+        "-" if low is None else f"{100 * low:.2f} to {100 * high:.2f} %",
+        f"{100 * figures['agreement']:.2f} %",
+        "exact" if figures["sqnr"] >= MOST_DB else f"{figures['sqnr']:.2f}",
+    )
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """Accuracy where it is known, agreement, SQNR, and of how many samples."""
+    accuracy, interval, agreement, sqnr = figure_cells(figures)
+    right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in figures else ""
+    unit = "" if sqnr == "exact" else " dB"
+    return f"{right}agreement {agreement}, SQNR {sqnr}{unit}, {figures['samples']} samples"
+
+
+def judge(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    *,
+    integer: bool = True,
+) -> Judgement:
+    """Judge a strategy on data.
+
+    Args:
+        integer: run the integer model too and compare it with the simulator.
+
+    Raises:
+        HagoError: the strategy is of another model or hardware, or the data is not the model's.
+    """
+    return judge_plan(*planned(model, hardware, strategy, dataset), integer=integer)
+
+
+def judge_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Judgement:
+    """Judge a Plan on data; see `judge`."""
+    graph = plan.graph
+    # `simulated` is what the simulator says, not the integer engine that stands in for it in searches
+    evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops, engine="float")
+    measured = evaluator.measure(plan)
+    figures: dict[Model, Mapping[str, Any]] = {
+        "float": evaluator.summary(evaluator.float_contributions()),
+        "simulated": evaluator.summary(measured.contributions),
+    }
+    pair = _Pair(plan, batches)
+    if integer:
+        figures["integer"] = evaluator.summary(evaluator.contributions(pair.outputs()))
+    return Judgement(
+        plan.hardware.name,
+        batches.samples,
+        figures,
+        plan.verdicts,
+        measured.peaks.overflows,
+        weight_bytes(plan),
+        pair.compared,
+        pair.differences if integer else None,
+    )
+
+
+class _Pair:
+    """The simulator and the integer model of one plan, compared while the latter's outputs are read."""
+
+    def __init__(self, plan: Plan, batches: Batches) -> None:
+        self.plan, self.batches = plan, batches
+        self.compared = 0
+        self.differences: dict[str, int] = {}
+
+    def outputs(self) -> Iterator[list[Tensor]]:
+        """The integer model's outputs, batch by batch."""
+        simulator, model = Simulator(self.plan), IntegerModel(self.plan)
+        for index, batch in enumerate(self.batches):
+            if index == 0:
+                inside = compare(self.plan, [x[:INSIDE_SAMPLES] for x in batch.inputs])
+                self.compared += inside.compared
+                self.differences |= inside.differences
+            found = model.run(batch.inputs)
+            for i, (a, b) in enumerate(zip(simulator.run(batch.inputs), found, strict=True)):
+                self.compared += a.numel()
+                if wrong := differing(a, b):
+                    place = f"output {i} of batch {index}"
+                    self.differences[place] = wrong
+            yield found
+
+
+def weight_bytes(plan: Plan) -> WeightBytes:
+    """Bytes of all constants before, of those that became integers, and of those that stayed float."""
+    graph = plan.graph
+    sizes = {n: t.numel() * t.element_size() for n, t in graph.consts.items()}
+    integers = sum(b.numel() * b.element_size() for b in IntegerModel(plan).buffers())
+    real = [e for n in graph if n.name not in plan.nodes for e in n.edges if e not in plan.weights]
+    left = {s for e in real if graph[s := graph.source(e)].op == CONST}
+    return WeightBytes(sum(sizes.values()), integers, sum(sizes[s] for s in left))

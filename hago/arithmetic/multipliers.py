@@ -1,0 +1,75 @@
+"""Multipliers: a real ratio of scales as an integer and a shift, `m * 2**-n`, one function per way of
+finding them. The numbered equations are in docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.rounding import ROUNDINGS, round_half_away
+
+#: TFLite's multipliers from here on would round up to 16 bits.
+_LARGEST_31: Final = 0x7FFF0000
+_LARGEST_15: Final = 0x7FFF
+
+
+def multiplier_and_shift(ratio: Tensor, bits: int = 31) -> tuple[Tensor, Tensor]:
+    """Integers (m, n) with `m * 2**-n` nearest to `ratio`, m of exactly `bits` bits  (N4).
+
+    References:
+        TFLite `QuantizeMultiplier`: frexp, then the fraction rounded half away from zero.
+    """
+    fraction, exponent = torch.frexp(ratio.to(torch.float64))
+    m = round_half_away(fraction * (1 << bits)).to(torch.int64)
+    carry = m == 1 << bits
+    m = torch.where(carry, m >> 1, m)
+    return m, bits - (exponent.to(torch.int64) + carry)
+
+
+def reduced_multiplier(ratio: Tensor, bits: int = 15) -> tuple[Tensor, Tensor]:
+    """The nearest multiplier of 31 bits, cut to 15 with its half rounded up  (N4a).
+
+    Args:
+        bits: 15; there is no other.
+
+    References:
+        TFLite `MultiplyByQuantizedMultiplier(int64_t, ...)`; CMSIS-NN `REDUCE_MULTIPLIER`.
+    """
+    m, n = multiplier_and_shift(ratio, 31)
+    cut = torch.where(m >= _LARGEST_31, torch.full_like(m, _LARGEST_15), (m + (1 << 15)) >> 16)
+    return cut, n - 16
+
+
+def least_error_multiplier(ratio: Tensor, bits: int = 31, first: int = -32) -> tuple[Tensor, Tensor]:
+    """The first shift n of `first` to 30, and `m = round(r * 2**n)`, with the least error  (N4b).
+
+    r is the ratio in float32; m rounds half away from zero and stays below `2**bits - 1`; the error
+    `|m / 2**n - r|` is compared in float32. Where no m fits, n is 0.
+
+    References:
+        TPU-MLIR `get_scale_and_shift` and `get_scale_and_shift_positive` (lib/Support/MathUtils.cpp).
+    """
+    shifts = torch.arange(first, 31, dtype=torch.float64)
+    real = ratio.to(torch.float32).to(torch.float64)
+    powers = torch.exp2(shifts)
+    m = ROUNDINGS["half_away"](real.unsqueeze(-1) * powers)
+    error = (m / powers - real.unsqueeze(-1)).abs().to(torch.float32)
+    error = torch.where(m.abs() < (1 << bits) - 1, error, torch.inf)
+    best = error.amin(-1, keepdim=True)
+    chosen = torch.where((error == best) & torch.isfinite(best), shifts, torch.inf).amin(-1)
+    chosen = torch.where(torch.isfinite(chosen), chosen, torch.zeros_like(chosen))
+    return ROUNDINGS["half_away"](real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
+
+
+Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+#: How a hardware file names them; all give `ratio ~ m * 2**-n`.
+MULTIPLIERS: Final[Mapping[str, Search]] = {
+    "nearest": multiplier_and_shift,
+    "reduced": reduced_multiplier,
+    "least_error": least_error_multiplier,
+}

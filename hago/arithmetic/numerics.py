@@ -1,0 +1,490 @@
+"""Requantize: how a piece of hardware moves an integer from one scale to another. `numerics` does it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.multipliers import MULTIPLIERS
+from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
+from hago.arithmetic.types import DType, QParams, SimQ
+from hago.arithmetic.types import dtype as named_dtype
+from hago.errors import HagoError, did_you_mean
+
+Form = Literal["float32", "onnxruntime", "multiplier_shift", "shift"]
+
+
+@dataclass(frozen=True, slots=True)
+class Requantize:
+    """How a piece of hardware moves an integer from one scale to another.
+
+    Args:
+        form: `float32` multiplies by a float32 ratio of scales; `onnxruntime` by a float32 ratio of
+            scales that are themselves float32; `multiplier_shift` by an integer and a right shift;
+            `shift` by a power of two only.
+        rounding: how ties (and, for the last two modes, everything) round.
+        multiplier_bits: magnitude bits of the integer multiplier (31 in TFLite, 7 or 31 in TPU-MLIR).
+        two_stage: TFLite's double rounding: a doubling high multiply, then a rounding shift.
+        search: how the multiplier is found: a name in MULTIPLIERS.
+        shift_rounding: how the shift of one stage rounds, where it differs from everything else.
+        wide: `reduced`: registers of more than 32 bits take a multiplier cut to 15 bits, rounded half up
+            once (TFLite, CMSIS-NN); None: they are as others.
+    """
+
+    form: Form = "float32"
+    rounding: str = "half_even"
+    multiplier_bits: int = 31
+    two_stage: bool = False
+    search: str = "nearest"
+    shift_rounding: str | None = None
+    wide: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise HagoError(f"unknown requantize form {self.form!r}." + did_you_mean(self.form, get_args(Form)))
+        if self.rounding not in ROUNDINGS:
+            raise HagoError(
+                f"unknown rounding {self.rounding!r}; known: {', '.join(ROUNDINGS)}."
+                + did_you_mean(self.rounding, ROUNDINGS)
+            )
+        if not 2 <= self.multiplier_bits <= 31:
+            raise HagoError(f"multiplier_bits is {self.multiplier_bits}; expected 2 to 31")
+        if self.wide not in (None, "reduced"):
+            raise HagoError(f"unknown rule for wide registers {self.wide!r}; expected 'reduced'")
+        if self.shift_rounding is not None and self.shift_rounding not in ROUNDINGS:
+            raise HagoError(f"unknown rounding {self.shift_rounding!r}." + did_you_mean(self.shift_rounding, ROUNDINGS))
+        if self.search not in MULTIPLIERS:
+            raise HagoError(
+                f"unknown search of a multiplier {self.search!r}; known: {', '.join(MULTIPLIERS)}."
+                + did_you_mean(self.search, MULTIPLIERS)
+            )
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether only power-of-two ratios of scales can be expressed."""
+        return self.form == "shift"
+
+    def of_register(self, dtype: DType) -> Requantize:
+        """What holds for integers that leave a register of that dtype."""
+        if self.wide is None or dtype.bits <= 32:
+            return self
+        return Requantize(self.form, self.rounding, 15, False, "reduced", "half_up")
+
+    def multiplier(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers (m, n) that stand for ratios of scales as `m * 2**-n`, in the form multiplier_shift."""
+        return MULTIPLIERS[self.search](ratio, self.multiplier_bits)
+
+
+# ---------------------------------------------------------------- numerics
+# The only exact arithmetic of hago: round, wrap, saturate, quantize, requantize, dequantize.
+# Values are *centered integers* `c = q - zero_point`, held either in an integer tensor (int64) or in a float tensor
+# (the simulator's carrier). Every function gives the same integers on both; that is what makes the simulator and the
+# integer model agree. The numbered equations are in docs/numerics.md.
+# Why centered: rounding happens before the zero point is added in every form here, so the zero point only moves the
+# clipping range, and padding is 0 whatever it is.
+
+Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs", "saturate_each"]
+#: The order in which products are added where every addition saturates: channel by channel, with all places of the
+#: window for each (channels_outer), or place by place, with all channels for each (channels_inner).
+Order = Literal["channels_outer", "channels_inner"]
+#: Where every addition saturates: whether the bias is the first addend or the last.
+BiasAt = Literal["first", "last"]
+
+#: float32 holds every integer up to here, float64 up to the next.
+EXACT_FLOAT32: Final = 1 << 24
+EXACT_FLOAT64: Final = 1 << 53
+#: Values that are multiplied and shifted at a time: the dozen passes over them read a core's cache, not memory.
+BLOCK: Final = 1 << 18
+#: Times a multiplier of 31 bits, and a half more: float64 holds integers below this one exactly.
+_DIRECT: Final = (1 << 22) - 1
+
+
+def extremes(c: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value; (0, 0) of nothing. Read in the order of memory, so not copied."""
+    if not c.numel():
+        return 0.0, 0.0
+    low, high = torch.aminmax(c.permute(sorted(range(c.ndim), key=c.stride, reverse=True)))
+    return float(low), float(high)
+
+
+# ---------------------------------------------------------------- overflow
+def wrap(c: Tensor, dtype: DType) -> Tensor:
+    """`c` modulo 2**bits into the range of `dtype`, as two's complement registers do.
+
+    Args:
+        c: int64, or floats holding integers exactly; NaN stays NaN.
+
+    Returns:
+        `c` itself where nothing wraps.
+    """
+    if dtype.bits == 64:
+        return c
+    size = 1 << dtype.bits
+    if c.is_floating_point():
+        low, high = extremes(c)
+        if dtype.min <= low and high <= dtype.max:
+            return c  # looking is one pass over memory, wrapping four
+        turns = (c / size).add_(0.5 if dtype.signed else 0.0).floor_()
+        return torch.add(c, turns, alpha=-size)
+    return torch.bitwise_and(c - dtype.min, size - 1) + dtype.min
+
+
+def saturate(c: Tensor, dtype: DType) -> Tensor:
+    """`c` clamped into the range of `dtype`."""
+    return c if dtype.bits == 64 else c.clamp(dtype.min, dtype.max)
+
+
+def overflowed(c: Tensor, dtype: DType) -> Tensor:
+    """How many entries of `c` do not fit `dtype`, as an int64 scalar."""
+    return ((c < dtype.min) | (c > dtype.max)).sum()
+
+
+def apply_overflow(c: Tensor, dtype: DType, overflow: Overflow) -> Tensor:
+    """What a register of `dtype` holds where `c` was computed: saturated, else wrapped.
+
+    Where pairs of products are cut first, the register that takes them wraps; where every addition saturates, the sum
+    of two values is clamped once (both: `hago.plan.accumulators`).
+    """
+    return saturate(c, dtype) if overflow in ("saturate_end", "saturate_each") else wrap(c, dtype)
+
+
+def saturate_each(terms: Tensor, dtype: DType) -> Tensor:
+    """What a register of `dtype` holds that starts at 0, adds terms one by one and saturates every time  (N15).
+
+    Args:
+        terms: (K, ...), in the order of additions, in an integer type that holds the sum of their magnitudes.
+
+    Returns:
+        A new tensor of the shape of one term.
+    """
+    held = torch.zeros_like(terms[0])
+    for term in terms:
+        held = saturate(held.add_(term), dtype)
+    return held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lost:
+    """What accumulators of one node lost before their sums were complete.
+
+    Args:
+        amount: what is added to every exact sum of centered integers, int64.
+        cut: the accumulators of which a partial sum was cut, even where the losses cancel out.
+        peak: the largest partial sum that was computed, as a part of what holds it.
+    """
+
+    amount: Tensor
+    cut: Tensor
+    peak: float
+
+
+# ---------------------------------------------------------------- requantization
+def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
+    """The range of centered integers: `qmin - zero_point`, `qmax - zero_point`."""
+    if target.zero_point.numel() == 1:
+        zero = int(target.zero_point.item())
+        return target.qmin - zero, target.qmax - zero
+    return target.qmin - target.zero_point, target.qmax - target.zero_point
+
+
+def passes_float32(target: QParams) -> bool:
+    """Whether float32 cannot hold every centered integer of the range, or its width."""
+    ends = [int(v.abs().max()) if isinstance(v, Tensor) else abs(v) for v in clip_range(target)]
+    return max(*ends, target.qmax - target.qmin) > EXACT_FLOAT32
+
+
+def _clip(c: Tensor, target: QParams) -> Tensor:
+    low, high = clip_range(target)
+    if c.dtype == torch.float32 and passes_float32(target):
+        c = c.to(torch.float64)  # float32 would round a limit such as 2**31 - 1 up
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        low, high = torch.as_tensor(low), torch.as_tensor(high)
+        return torch.minimum(torch.maximum(c, low.to(c.dtype)), high.to(c.dtype))
+    return c.clamp_(low, high)
+
+
+def _number(t: Tensor) -> Tensor | float:
+    """A Python number where the tensor holds one: multiplying by it reads no memory."""
+    return float(t.item()) if t.numel() == 1 else t
+
+
+def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
+    """Real values to centered integers: `clip(round(x / float32(scale)))`  (N1).
+
+    Args:
+        x: float32 of any shape that the scale broadcasts against, or float64 (then the division
+            is done in float64: weights and biases, offline).
+
+    Returns:
+        A new tensor of `x`'s dtype holding integers.
+    """
+    return _clip(ROUNDINGS[rounding](x / _number(target.scale.to(x.dtype))), target)
+
+
+def dequantize(c: Tensor, source: QParams) -> Tensor:
+    """Centered integers to float32: `float32(c) * float32(scale)`  (N2)."""
+    return c.to(torch.float32) * _number(source.scale.to(torch.float32))
+
+
+def ratio(source: QParams, target: QParams) -> Tensor:
+    """`float64(source.scale) / float64(target.scale)`."""
+    return source.scale / target.scale
+
+
+def ratio_of_float32(source: QParams, target: QParams) -> Tensor:
+    """`float32(source.scale) / float32(target.scale)` in float32  (N10).
+
+    References:
+        ONNX Runtime, qlinearconv.cc and quantize_linear_matmul.cc: the product of the scales of both
+        operands is a float32, and so is its quotient by the scale of the output.
+    """
+    return source.scale.to(torch.float32) / target.scale.to(torch.float32)
+
+
+def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
+    """`round(a * m / 2**31)`, ties toward +infinity, saturating as int32  (N5).
+
+    References:
+        gemmlowp `SaturatingRoundingDoublingHighMul`.
+    """
+    return rounding_shift(a * m, torch.full_like(m, 31), "half_up").clamp_max((1 << 31) - 1)
+
+
+def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`c * m * 2**-n` in int64 as the hardware rounds it  (N4, N5).
+
+    Args:
+        c: int64, |c| < 2**31.
+        m, n: from `Requantize.multiplier`; broadcast against c.
+    """
+    return _in_blocks(lambda part: _multiplied(part, m, n, how), c, m, n)
+
+
+def _multiplied(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`multiply_by_quantized_multiplier` of one block."""
+    if not how.two_stage:
+        return rounding_shift(c * m, n, how.shift_rounding or how.rounding)
+    high = doubling_high_multiply((c << (31 - n).clamp_min(0)), m)
+    return rounding_shift(high, (n - 31).clamp_min(0), "half_away")
+
+
+def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> Tensor:
+    """Centered integers at `source.scale` to centered integers at `target.scale`, clipped.
+
+    float32 (N3): `clip(round(float32(c) * float32(s_in / s_out)))`; onnxruntime: the same with N10;
+    shift (N6): the ratio is `2**-n`, exact in the carrier; multiplier_shift: N4, N5.
+
+    Args:
+        c: an integer tensor, or a float carrier that holds integers exactly.
+
+    Returns:
+        A new tensor: float where `c` is float, int64 where `c` is an integer tensor.
+    """
+    r = ratio_of_float32(source, target) if how.form == "onnxruntime" else ratio(source, target)
+    if how.form == "multiplier_shift":
+        if source.scale is target.scale:  # every multiplier of 1 gives c back
+            return _clip(c.clone(), target)
+        return _multiplied_and_shifted(c, source, target, r, how.of_register(source.dtype))
+    exact = c.dtype if c.is_floating_point() else torch.float64
+    carrier = c.to(exact if how.form == "shift" else torch.float32)
+    adds = how.form == "shift" and _between(-torch.log2(r), 1, _fraction_bits(carrier.dtype))
+    out = _clip(_scaled(carrier, r, how.rounding, adds), target)
+    return out if c.is_floating_point() else out.to(torch.int64)
+
+
+def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
+    """`round(c * r)` in the dtype of c.
+
+    Args:
+        adds: half up may be `floor(x + 1/2)`: c * r is an exact integer below 2**f times 2**-n, with
+            f the fraction bits of the dtype and 1 <= n <= f. That errs only where the sum rounds up
+            to an integer, and here the next multiple of 2**n is too far for it.
+    """
+    x = c * _number(r.to(c.dtype))
+    return x.add_(0.5).floor_() if adds and rounding == "half_up" else ROUNDINGS[rounding](x)
+
+
+def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tensor, how: Requantize) -> Tensor:
+    """The multiplier_shift form; in float64 where it holds a carrier's products, which is faster than int64."""
+    m, n = how.multiplier(r)
+    if not c.is_floating_point():
+        return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
+    kept = torch.float64 if passes_float32(target) else c.dtype
+
+    def compute(part: Tensor) -> Tensor:
+        return _clip(_multiplied_carrier(part, source.dtype, m, n, how), target).to(kept)
+
+    return _in_blocks(compute, c, m, n, target.scale, torch.as_tensor(target.zero_point))
+
+
+def multiply_carrier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`multiply_by_quantized_multiplier` of float64 integers, |c| < 2**31, as float64 integers."""
+
+    def compute(part: Tensor) -> Tensor:
+        split = _in_two_products(part, m, n, how)
+        return _multiplied(part.to(torch.int64), m, n, how).to(torch.float64) if split is None else split
+
+    return _in_blocks(compute, c, m, n)
+
+
+def _multiplied_carrier(c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
+    """`multiply_by_quantized_multiplier` of integers of `dtype` on a float carrier, not yet clipped."""
+    if how.two_stage or not _products_fit(c, dtype, how.multiplier_bits):
+        split = _in_two_products(c, m, n, how) if dtype.bits <= 32 else None
+        return _multiplied(c.to(torch.int64), m, n, how) if split is None else split
+    scale = torch.ldexp(m.to(torch.float64), -n)
+    return _scaled(c.to(torch.float64), scale, how.shift_rounding or how.rounding, _between(n, 1, 53))
+
+
+def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor | None:
+    """`multiply_by_quantized_multiplier` in float64, several times faster than in int64; None where it has no way.
+
+    Args:
+        c: integers of at most 32 bits on a float carrier.
+    """
+    rounding = how.shift_rounding or how.rounding
+    if how.two_stage:
+        if not _between(n, 31, 62):
+            return None
+        doubled = _doubling_high_product(c, m)
+        # A little more than 1 takes ties away from zero, and nothing else to one: |doubled| < 2**32, and what is no tie
+        # is 2**(31 - n) from it or further.
+        return doubled.mul_(torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)).round_()
+    if not _between(n, 17, 52) or rounding not in ("half_up", "half_away"):
+        return None
+    x = c.to(torch.float64)
+    if rounding == "half_up":
+        return _shifted_product(x, m, n)
+    return torch.copysign(_shifted_product(x.abs(), m, n), x)
+
+
+def _doubling_high_product(c: Tensor, m: Tensor) -> Tensor:
+    """`doubling_high_multiply` in float64, which holds the products of 31 bits and fewer than 23 as they are."""
+    low, high = extremes(c)
+    if max(-low, high) < _DIRECT:
+        return torch.mul(c.to(torch.float64), torch.ldexp(m.to(torch.float64), torch.tensor(-31))).add_(0.5).floor_()
+    return _shifted_product(c.to(torch.float64), m, torch.full_like(m, 31)).clamp_max_((1 << 31) - 1)
+
+
+def _shifted_product(c: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    """`floor((c * m + 2**(n - 1)) / 2**n)`, exact in float64 though the product has 62 bits.
+
+    With m = 2**16 * a + b, it is `floor((c * a + floor((c * b + 2**(n - 1)) / 2**16)) / 2**(n - 16))`, where every
+    product and sum is an integer below 2**53.
+
+    Args:
+        c: float64 integers, |c| <= 2**31.
+        m: int64, below 2**31.
+        n: int64, 17 to 52.
+    """
+    one = torch.ones_like(n, dtype=torch.float64)
+    low = c * (m & 0xFFFF).to(torch.float64)
+    low.add_(torch.ldexp(one, n - 1)).mul_(2.0**-16).floor_()
+    return low.addcmul_(c, (m >> 16).to(torch.float64)).mul_(torch.ldexp(one, 16 - n)).floor_()
+
+
+def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
+    """Whether float64 holds the product of every c, centered integers of `dtype`, and a multiplier of `bits`."""
+    most = 2.0**dtype.bits
+    if most * 2.0**bits > 2.0**53:
+        low, high = extremes(c)
+        most = max(-low, high)
+    return most * 2.0**bits <= 2.0**53
+
+
+def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor) -> Tensor:
+    """`compute(c)` of a function that takes each element on its own, in blocks of rows that stay in a core's cache.
+
+    Args:
+        compute: makes a tensor of the shape of its argument.
+        factors: what it broadcasts against c; where one varies along axis 0, c is one block.
+    """
+    rows = max(1, BLOCK * len(c) // max(1, c.numel())) if c.ndim else 1
+    varies = any(f.ndim == c.ndim and f.shape[0] > 1 for f in factors if f.ndim)
+    if not c.ndim or rows >= len(c) or varies:
+        return compute(c)
+    first = compute(c[:rows])
+    out = torch.empty_like(c, dtype=first.dtype)
+    out[:rows] = first
+    for start in range(rows, len(c), rows):
+        out[start : start + rows] = compute(c[start : start + rows])
+    return out
+
+
+def _between(n: Tensor, low: int, high: int) -> bool:
+    return bool(((n >= low) & (n <= high)).all())
+
+
+def _fraction_bits(dtype: torch.dtype) -> int:
+    """The bits of integers that a float type holds exactly."""
+    return 24 if dtype == torch.float32 else 53
+
+
+def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
+    """What an edge does to a value: quantize, requantize, dequantize, or nothing."""
+    if simq is None:
+        return value
+    if simq.via is not None:
+        first, second = simq.steps
+        return apply_simq(apply_simq(value, first, how), second, how)
+    if simq.source is None:
+        assert simq.target is not None
+        return quantize(value, simq.target, how.rounding)
+    if simq.target is None:
+        return dequantize(value, simq.source)
+    return requantize(value, simq.source, simq.target, how)
+
+
+def power_of_two_at_least(t: Tensor) -> Tensor:
+    """The smallest power of two >= t, and 1 where t is 0 (float64)."""
+    _, exponent = torch.frexp(t.to(torch.float64))
+    power = torch.ldexp(torch.ones_like(t, dtype=torch.float64), exponent)
+    power = torch.where(power / 2 >= t, power / 2, power)
+    return torch.where(t > 0, power, torch.ones_like(power))
+
+
+def is_power_of_two(scale: Tensor) -> bool:
+    """Whether every entry is an exact power of two."""
+    fraction, _ = torch.frexp(scale.to(torch.float64))
+    return bool((fraction == 0.5).all())
+
+
+def simulated_quantize(
+    x: Tensor,
+    in_scale: float = 1.0,
+    out_scale: float = 1.0,
+    clip_min: float = -math.inf,
+    clip_max: float = math.inf,
+    in_dtype: str = "float32",
+    out_dtype: str = "float32",
+    rounding: str = "half_even",
+) -> Tensor:
+    """The RFC's operator on real values: overflow of the producer, then rounding and saturation.
+
+    Where `in_dtype` is an integer, `x` is first read as integers at `in_scale` and wrapped into that
+    dtype. Where `out_dtype` is an integer, the value is rounded to a multiple of `out_scale` and
+    clipped to `[clip_min, clip_max]` quanta: round first, then clip, so that saturation holds.
+
+    Args:
+        x: float tensor of real values.
+
+    Returns:
+        float32 real values. A value at the threshold `2**(bits-1) * out_scale` comes out one
+        quantum below it.
+
+    References:
+        The HAGO RFC's `simulated_quantize` (TVM, 2019).
+    """
+    source, target = named_dtype(in_dtype), named_dtype(out_dtype)
+    real = x.to(torch.float64)
+    if source.is_int:
+        real = wrap(ROUNDINGS[rounding](real / in_scale), source) * in_scale
+    if target.is_int:
+        low, high = max(clip_min, target.min), min(clip_max, target.max)
+        real = ROUNDINGS[rounding](real / out_scale).clamp(low, high) * out_scale
+    return real.to(torch.float32)

@@ -1,0 +1,233 @@
+"""From a range of real values to quantization parameters: one pure function per scheme.
+
+A scheme says which integers stand for `[lo, hi]`. All return scales that are exact in float32, as
+engines store them. The numbered equations are in docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import power_of_two_at_least
+from hago.arithmetic.types import DTYPES, DType, QParams
+from hago.errors import HagoError, did_you_mean
+
+#: Scales below this would make float32 ratios of scales overflow or lose bits.
+SMALLEST_SCALE: Final = 2.0**-100
+
+Scheme = Callable[[Tensor, Tensor, int, DType], tuple[Tensor, Tensor, int, int]]
+
+
+def _offset(lo: Tensor, bits: int, dtype: DType) -> int:
+    """Zero point of a symmetric range: 0, or the middle where a signed tensor meets an unsigned slot."""
+    return 1 << (bits - 1) if not dtype.signed and bool((lo < 0).any()) else 0
+
+
+def _unsigned(lo: Tensor, dtype: DType) -> bool:
+    return not dtype.signed and not bool((lo < 0).any())
+
+
+def hago(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = max(|lo|, |hi|) / 2**(bits-1)`, q in +-(2**(bits-1) - 1)  (S1).
+
+    A tensor without negative values in an unsigned slot takes `hi / 2**bits` and q in
+    [0, 2**bits - 1]. A power-of-two threshold gives a power-of-two scale, and a value exactly at
+    the threshold saturates one quantum below it.
+
+    References:
+        The HAGO RFC (bits 8, threshold 4.0: scale 0.03125, clip +-127).
+    """
+    if _unsigned(lo, dtype):
+        return hi / (1 << bits), torch.zeros_like(hi), 0, (1 << bits) - 1
+    zero = _offset(lo, bits, dtype)
+    top = (1 << (bits - 1)) - 1
+    t = torch.maximum(lo.abs(), hi.abs())
+    return t / (1 << (bits - 1)), torch.full_like(t, zero), zero - top, zero + top
+
+
+def symmetric(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = max(|lo|, |hi|) / (2**(bits-1) - 1)`, q in +-(2**(bits-1) - 1)  (S2).
+
+    The threshold itself is represented.
+
+    References:
+        TFLite's quantization specification (int8 weights); ONNX Runtime's symmetric weights.
+    """
+    if _unsigned(lo, dtype):
+        top = (1 << bits) - 1
+        return hi / top, torch.zeros_like(hi), 0, top
+    zero = _offset(lo, bits, dtype)
+    top = (1 << (bits - 1)) - 1
+    t = torch.maximum(lo.abs(), hi.abs())
+    return t / top, torch.full_like(t, zero), zero - top, zero + top
+
+
+def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = (hi - lo) / (2**bits - 1)` over a range widened to hold 0; the zero point is rounded  (S3).
+
+    References:
+        Jacob et al., arXiv:1712.05877; ONNX Runtime's asymmetric activations.
+    """
+    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
+    qmin = -(1 << (bits - 1)) if dtype.signed else 0
+    qmax = qmin + (1 << bits) - 1
+    scale = (hi - lo) / ((1 << bits) - 1)
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
+
+
+def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """`scale = (hi - lo) / 2**bits` over a range widened to hold 0; the zero point is rounded  (S4).
+
+    What `hago` is to `symmetric`, this is to `affine`: power-of-two thresholds (-t, t) or (0, t) give
+    power-of-two scales, and a value exactly at `hi` saturates one quantum below it.
+    """
+    lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
+    qmin = -(1 << (bits - 1)) if dtype.signed else 0
+    qmax = qmin + (1 << bits) - 1
+    scale = (hi - lo) / 2.0**bits
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return scale, torch.round(qmin - lo / safe).clamp(qmin, qmax), qmin, qmax
+
+
+def symmetric_full(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
+    """As `symmetric`, with one integer more below: values past the lower threshold reach `-2**(bits-1)`  (S5).
+
+    References:
+        TPU-MLIR's symmetric activations; TensorRT's int8, which clips to [-128, 127].
+    """
+    scale, zero, qmin, qmax = symmetric(lo, hi, bits, dtype)
+    return (scale, zero, qmin, qmax) if _unsigned(lo, dtype) else (scale, zero, qmin - 1, qmax)
+
+
+SCHEMES: Final[Mapping[str, Scheme]] = {
+    "hago": hago,
+    "symmetric": symmetric,
+    "symmetric_full": symmetric_full,
+    "affine": affine,
+    "hago_affine": hago_affine,
+}
+#: Schemes that use both ends of a range; the others use its largest magnitude.
+TWO_SIDED: Final = frozenset({"affine", "hago_affine"})
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integers that will stand for a tensor.
+
+    Args:
+        bits: how many, sign included.
+        scheme: a name in `hago.arithmetic.schemes.SCHEMES`.
+        signed: False where no value is negative and the dtype is unsigned: then 2**bits levels
+            cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
+            (affine).
+        power_of_two: whether the threshold must be a power of two.
+
+    Raises:
+        HagoError: the scheme is unknown, or the bits are not 2 to 64 (63 where unsigned).
+    """
+
+    bits: int
+    scheme: str = "hago"
+    signed: bool = True
+    power_of_two: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise HagoError(
+                f"unknown scheme {self.scheme!r}; known: {', '.join(SCHEMES)}." + did_you_mean(self.scheme, SCHEMES)
+            )
+        most = 64 if self.signed else 63
+        if not 2 <= self.bits <= most:
+            raise HagoError(f"a grid of {self.bits} bits; expected 2 to {most}")
+
+
+def make_qparams(
+    scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, *, power_of_two: bool = False
+) -> QParams:
+    """Quantization parameters for real values in `[lo, hi]`.
+
+    Args:
+        scheme: a name in SCHEMES.
+        lo, hi: float64, same shape, broadcasting against the value.
+        bits: how many, sign included; at most `dtype.bits`.
+        power_of_two: round the threshold up so that the scale is a power of two (the `hago` scheme,
+            zero point 0 or the middle).
+
+    Raises:
+        HagoError: the range is not finite or upside down, or the bits do not fit the dtype.
+    """
+    if not (torch.isfinite(lo).all() and torch.isfinite(hi).all() and (lo <= hi).all()):
+        raise HagoError(f"thresholds must be finite with lo <= hi; got lo {lo.tolist()}, hi {hi.tolist()}")
+    if not 1 < bits <= dtype.bits:
+        raise HagoError(f"{bits} bits do not fit {dtype}; expected 2 to {dtype.bits}")
+    if power_of_two:
+        t = power_of_two_at_least(torch.maximum(lo.abs(), hi.abs()))
+        lo, hi, scheme = torch.where(lo < 0, -t, torch.zeros_like(t)), t, "hago"
+    scale, zero, qmin, qmax = SCHEMES[scheme](lo, hi, bits, dtype)
+    empty = (lo == 0) & (hi == 0)
+    scale = torch.where(empty, torch.ones_like(scale), scale.clamp_min(SMALLEST_SCALE))
+    scale = scale.to(torch.float32).to(torch.float64)
+    return QParams(scale, zero.to(torch.int64), qmin, qmax, dtype)
+
+
+# ---------------------------------------------------------------- represented
+# Represented: the range that the integers of a grid stand for, and the thresholds that make a grid stand for a range.
+# A threshold means something else in every scheme: in `hago` the largest integer stands for a value one quantum below
+# it, in `symmetric` for the threshold itself. What integers stand for is the same everywhere, so it is what tools
+# exchange. The two functions are each other's inverse.
+
+_SIGNED: Final = DTYPES["int64"]
+_UNSIGNED: Final = DTYPES["uint8"]
+
+Range = tuple[float, float]
+
+
+def represented(lo: float, hi: float, grid: Grid) -> Range:
+    """The smallest and the largest real value that the integers of a grid stand for.
+
+    Args:
+        lo, hi: thresholds, real units.
+    """
+    if not grid.signed and grid.scheme not in TWO_SIDED:
+        lo = 0.0
+    ends = [torch.tensor(v, dtype=torch.float64) for v in (lo, hi)]
+    if grid.power_of_two:
+        top = power_of_two_at_least(torch.maximum(ends[0].abs(), ends[1].abs()))
+        ends = [-top if grid.signed else torch.zeros_like(top), top]
+    elif grid.signed and grid.scheme not in TWO_SIDED:
+        top = torch.maximum(ends[0].abs(), ends[1].abs())
+        ends = [-top, top]
+    scheme = SCHEMES["hago" if grid.power_of_two else grid.scheme]
+    # nothing but the sign of a dtype matters to a scheme, and that of the grid is the one that counts
+    scale, zero, qmin, qmax = scheme(ends[0], ends[1], grid.bits, _SIGNED if grid.signed else _UNSIGNED)
+    return _end(qmin - zero, scale), _end(qmax - zero, scale)
+
+
+def _end(c: Tensor, scale: Tensor) -> float:
+    return float(c * scale) + 0.0  # no negative zero
+
+
+def thresholds_for(lo: float, hi: float, grid: Grid, slack: float = 0.0) -> Range:
+    """Thresholds that make the integers of a grid stand for `[lo, hi]`: `represented` gives it back.
+
+    Args:
+        lo, hi: the range, lo <= 0 <= hi.
+        slack: how far the range's ends may be off, real units. Where thresholds are powers of two, one
+            that lies that little above a power is taken for it, and not for the next.
+    """
+    if grid.scheme in TWO_SIDED and not grid.power_of_two:
+        seen = represented(lo, hi, grid)
+        width = seen[1] - seen[0]
+        return (lo, lo + (hi - lo) * ((hi - lo) / width)) if width > 0 else (lo, hi)
+    slack = slack if grid.power_of_two else 0.0
+    below, above = represented(-1.0 if grid.signed else 0.0, 1.0, grid)
+    top = max(hi - slack, 0.0) / above
+    if grid.signed:
+        top = max(top, max(-lo - slack, 0.0) / -below)
+    return (-top if grid.signed else 0.0), top

@@ -1,1 +1,0 @@
-"""Calibration: one streaming pass of statistics, and estimators that turn them into thresholds."""

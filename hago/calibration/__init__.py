@@ -1,0 +1,1 @@
+"""From data to thresholds: statistics of one streaming pass, and the estimators that read them."""

@@ -1,0 +1,72 @@
+"""collect: one pass of the float model over the data, keeping statistics and no intermediates.
+
+Memory: the widest cut of the graph for one batch, and for every observed node one histogram of BINS
+bins with its chunk of temporaries; nothing grows with the number of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from hago.arithmetic.numerics import extremes
+from hago.arithmetic.schemes import Grid
+from hago.calibration.given_ranges import Seed
+from hago.calibration.observer import Observer
+from hago.calibration.statistics import TensorStatistics
+from hago.data.batches import Batches
+from hago.errors import DataError
+from hago.graph.execute import run_real
+from hago.graph.graph import CONST, Graph, Node
+from hago.ops import OPS, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What one pass saw.
+
+    Args:
+        statistics: of every observed node.
+        ranges: (minimum, maximum) of every float-valued node.
+        given: ranges that stand instead of what was seen.
+        refined: thresholds that stand instead of estimated ones, by group and grid.
+    """
+
+    statistics: Mapping[str, TensorStatistics]
+    ranges: Mapping[str, tuple[float, float]]
+    given: Seed = field(default_factory=Seed)
+    refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """The largest |value| of every node."""
+        return {name: max(abs(lo), abs(hi)) for name, (lo, hi) in self.ranges.items()}
+
+
+def collect(graph: Graph, batches: Batches, observed: Collection[str], ops: Ops = OPS) -> Calibration:
+    """Statistics of the `observed` nodes and ranges of all, constants aside.
+
+    Raises:
+        DataError: a node's value is NaN or infinite; names the node.
+    """
+    observers = {n: Observer(name=n) for n in observed if graph[n].op != CONST}
+    ranges: dict[str, tuple[float, float]] = {}
+
+    def see(node: Node, value: Any) -> None:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+            return
+        low, high = extremes(value)
+        before = ranges.get(node.name, (low, high))
+        ranges[node.name] = (min(before[0], low), max(before[1], high))
+        if node.name in observers:
+            observers[node.name].update(value)
+
+    for batch in batches:
+        run_real(graph, batch.inputs, see, ops)
+    unseen = [n for n in observers if n not in ranges]
+    if unseen:
+        raise DataError(f"node {unseen[0]!r} gave no float values to calibrate on; keep its readers float")
+    return Calibration({n: o.finish() for n, o in observers.items()}, ranges)

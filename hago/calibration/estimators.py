@@ -1,0 +1,615 @@
+"""What the estimators share: which grid a range meets, and how a threshold becomes (lo, hi).
+
+Invariants: every range holds 0; it lies inside what was observed, unless a power of two was asked
+for or the estimator reaches for the headroom of the scheme; a range without negative values has lo = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Final, cast
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import power_of_two_at_least
+from hago.arithmetic.schemes import SCHEMES, Grid, Scheme
+from hago.arithmetic.types import DType
+from hago.calibration.statistics import Estimator, TensorStatistics
+from hago.emulation.dorefa import DOREFAS
+from hago.errors import HagoError, did_you_mean
+
+
+def levels(grid: Grid, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The quantum values that a scheme lays over candidate ranges.
+
+    Args:
+        lo, hi: float64, same shape.
+
+    Returns:
+        scale (1 where it would be 0), the lowest centered integer (float64), both of the shape of
+        `lo`, and how many steps there are from the lowest to the highest.
+    """
+    # A power-of-two threshold is always read by the hago scheme: see schemes.make_qparams.
+    scheme: Scheme = SCHEMES["hago" if grid.power_of_two else grid.scheme]
+    dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
+    scale, zero, qmin, qmax = scheme(lo, hi, grid.bits, dtype)
+    return torch.where(scale > 0, scale, torch.ones_like(scale)), qmin - zero, qmax - qmin
+
+
+def two_sided(grid: Grid) -> bool:
+    """Whether lo and hi matter each on its own, as in the affine scheme."""
+    if grid.power_of_two or not grid.signed:
+        return False
+    lo, hi = torch.tensor([-1.0, -3.0], dtype=torch.float64), torch.full((2,), 3.0, dtype=torch.float64)
+    scale, _, _ = levels(grid, lo, hi)
+    return bool(scale[0] != scale[1])
+
+
+def observed(statistics: TensorStatistics) -> tuple[Tensor, Tensor]:
+    """The smallest range that holds every value and 0."""
+    return statistics.minimum.clamp_max(0.0), statistics.maximum.clamp_min(0.0)
+
+
+def unless_empty(statistics: TensorStatistics, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+    """(lo, hi), and the observed range where lo = hi."""
+    low, high = observed(statistics)
+    return torch.where(lo == hi, low, lo), torch.where(lo == hi, high, hi)
+
+
+def peak(statistics: TensorStatistics, grid: Grid) -> Tensor:
+    """The largest magnitude that the grid has to represent: float64 (C,)."""
+    lo, hi = observed(statistics)
+    return torch.maximum(-lo, hi) if grid.signed else hi
+
+
+def headroom(grid: Grid) -> float:
+    """How far beyond a value its threshold must be for the value to be represented exactly, as a factor.
+
+    1 where the threshold itself is on the grid; 128 / 127 for 8 bits of the hago scheme.
+    """
+    lo = torch.full((1,), -1.0 if grid.signed else 0.0, dtype=torch.float64)
+    hi = torch.ones_like(lo)
+    scale, _, steps = levels(grid, lo, hi)
+    return max(1.0, float((hi - lo) / (scale * steps)))  # a lopsided grid may reach further on one side
+
+
+def around_zero(
+    statistics: TensorStatistics, grid: Grid, threshold: Tensor, most: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The range of a symmetric or unsigned grid: values within +-threshold, which is at most `most`
+    times the largest magnitude.
+
+    An end where less was observed stands at what was observed: the larger end is the threshold all
+    the same. A power-of-two grid has the threshold rounded up (0 gives 1) on both ends.
+    """
+    lo, hi = observed(statistics)
+    threshold = torch.minimum(threshold, peak(statistics, grid) * most)
+    if grid.power_of_two:
+        threshold = power_of_two_at_least(threshold)
+        negative = (lo < 0) & grid.signed
+        return torch.where(negative, -threshold, torch.zeros_like(threshold)), threshold
+    # `0 - t` instead of `-t`: a strategy should not say -0.0.
+    low = torch.maximum(lo * most, 0.0 - threshold) if grid.signed else torch.zeros_like(lo)
+    return low, torch.minimum(hi * most, threshold)
+
+
+def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:
+    """The histogram of |x| over [0, limit]: float64 (C, BINS / 2); of x > 0 where unsigned."""
+    negative, positive = statistics.histogram.tensor_split(2, dim=1)
+    return positive + negative.flip(1) if grid.signed else positive
+
+
+def without_zeros(histogram: Tensor, origin: int) -> Tensor:
+    """A histogram with the spike at zero cut down to its neighbours.
+
+    Zero is represented exactly by every grid, so the zeros that a ReLU or pruning made must not
+    weigh. They share the bin at `origin` with small values, of which there are about as many as in
+    the next bin.
+
+    References:
+        NVIDIA's pytorch-quantization replaces the first bin by the second before it looks for
+        thresholds, for the same reason.
+    """
+    level = histogram.clone()
+    level[:, origin] = torch.minimum(histogram[:, origin], histogram[:, origin + 1])
+    return level
+
+
+# ---------------------------------------------------------------- max range
+# max_range: the threshold is the largest magnitude observed, so that nothing is clipped.
+
+
+@dataclass(frozen=True, slots=True)
+class MaxRange:
+    """max(|min|, |max|); [min, max] for an affine grid."""
+
+    @property
+    def name(self) -> str:
+        return "max_range"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The observed range; see Estimator."""
+        if two_sided(grid):
+            return observed(statistics)
+        return around_zero(statistics, grid, peak(statistics, grid))
+
+
+# ---------------------------------------------------------------- avg range
+# avg_range: batch minima and maxima, averaged over the batches.
+
+
+@dataclass(frozen=True, slots=True)
+class AvgRange:
+    """max(|mean of batch minima|, |mean of batch maxima|); both means for an affine grid.
+
+    Depends on how the data is cut into batches. Where the means cancel to an empty range, it is the
+    observed one.
+
+    References:
+        The HAGO RFC's `avg_range` (TVM, 2019), its default.
+    """
+
+    @property
+    def name(self) -> str:
+        return "avg_range"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The averaged range, clipped to the observed one; see Estimator."""
+        lo, hi = observed(statistics)
+        mean_lo = torch.maximum(statistics.mean_minimum.clamp_max(0.0), lo)
+        mean_hi = torch.minimum(statistics.mean_maximum.clamp_min(0.0), hi)
+        if two_sided(grid):
+            return unless_empty(statistics, mean_lo, mean_hi)
+        low, high = statistics.mean_minimum.abs(), statistics.mean_maximum.abs()
+        threshold = torch.maximum(low, high) if grid.signed else mean_hi
+        largest = peak(statistics, grid)
+        threshold = torch.where(threshold > 0, threshold, largest)
+        return around_zero(statistics, grid, threshold)
+
+
+# ---------------------------------------------------------------- power2 range
+# power2_range: the largest magnitude observed, rounded up to a power of two.
+
+
+@dataclass(frozen=True, slots=True)
+class Power2Range:
+    """2**ceil(log2(max(|min|, |max|))), and 1 where all values are 0, whatever the grid asks.
+
+    References:
+        The HAGO RFC's `power2_range` (TVM, 2019).
+    """
+
+    @property
+    def name(self) -> str:
+        return "power2_range"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        """(-t, t), or (0, t) where no value is negative; see Estimator."""
+        return around_zero(statistics, replace(grid, power_of_two=True), peak(statistics, grid))
+
+
+# ---------------------------------------------------------------- percentile
+# percentile: the threshold that a given percentage of the values does not exceed.
+
+
+def quantile(histogram: Tensor, fraction: float) -> Tensor:
+    """Where `fraction` of a histogram's mass lies below, in bins from its left: float64 (C,).
+
+    Values are taken to be spread evenly inside their bin.
+    """
+    below = histogram.cumsum(1)
+    target = below[:, -1:] * fraction
+    index = torch.searchsorted(below, target).clamp_max(histogram.shape[1] - 1)
+    inside = histogram.gather(1, index)
+    before = below.gather(1, index) - inside
+    return (index + (target - before) / inside.clamp_min(1.0)).squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """The `percent` percentile of |x|; for an affine grid half of the rest is cut off at each end.
+
+    Args:
+        percent: above 0, at most 100 (then nothing is clipped).
+
+    Raises:
+        HagoError: percent is not in that range.
+    """
+
+    percent: float = 99.99
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percent <= 100:
+            raise HagoError(f"percentile {self.percent:g}; expected above 0 and at most 100, e.g. 99.99")
+
+    @property
+    def name(self) -> str:
+        return f"percentile:{self.percent!r}"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The range inside the percentile; see Estimator."""
+        width = statistics.bin_width
+        if not two_sided(grid):
+            threshold = quantile(magnitudes(statistics, grid), self.percent / 100) * width
+            return around_zero(statistics, grid, threshold)
+        lo, hi = observed(statistics)
+        kept = 1 - (100 - self.percent) / 200
+        high = quantile(statistics.histogram, kept) * width - statistics.limit
+        low = statistics.limit - quantile(statistics.histogram.flip(1), kept) * width
+        low, high = torch.maximum(low, lo).clamp_max(0.0), torch.minimum(high, hi).clamp_min(0.0)
+        return unless_empty(statistics, low, high)
+
+
+# ---------------------------------------------------------------- mse
+# mse: the threshold with the least expected squared error of quantization.
+# Where e_q are the midpoints between neighbouring quantum values and s is the scale,
+#     E[(x - Q(x))**2] = E[(x - hi)**2] - 2 s sum_q F(e_q),    F(e) = E[max(e - x, 0)],
+# whatever the distribution, clipping on both sides included: a value x with m midpoints above it contributes (x -
+# hi)**2 - 2 s (m (hi - x) - s m**2 / 2) = (x - (hi - s m))**2. F is tabulated once per histogram, values being spread
+# evenly inside their bin, and each candidate costs one look-up per midpoint. For many levels the sum is the midpoint
+# rule of an integral, whose error is known: s sum_q F(e_q) = (integral of F from lo to hi) - s**2 / 24 P(lo < x <
+# hi).
+
+#: Up to this many steps the sum over midpoints is taken, beyond it the integral.
+_MIDPOINTS: Final = 256
+#: Candidates are left out whose clipping alone errs more than the first, by so much of the sum of squares.
+_SLACK: Final = 1e-9
+#: Channels that are worked on at a time: their tables take a few megabytes.
+_BLOCK: Final = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """A histogram's moments and antiderivatives, in units of bins from the value 0.
+
+    Args:
+        origin: the bin whose left edge is the value 0.
+        mass, below, first, second: float64 (C, N + 1), at each bin's left edge: the mass of the bin, the mass
+            below, F, and the integral of F.
+        moments: float64 (C, 3): sums of 1, x and x**2.
+    """
+
+    origin: int
+    mass: Tensor
+    below: Tensor
+    first: Tensor
+    second: Tensor
+    moments: Tensor
+
+    @staticmethod
+    def of(histogram: Tensor, origin: int) -> Distribution:
+        """The distribution of a histogram (C, N) of counts."""
+        channels, bins = histogram.shape
+        mass, below, first, second = torch.zeros(4, channels, bins + 1, dtype=torch.float64)
+        mass[:, :-1] = histogram
+        torch.cumsum(histogram, 1, out=below[:, 1:])
+        torch.cumsum(below[:, :-1] + histogram / 2, 1, out=first[:, 1:])
+        torch.cumsum(first[:, :-1] + below[:, :-1] / 2 + histogram / 6, 1, out=second[:, 1:])
+        centre = torch.arange(bins, dtype=torch.float64) - origin + 0.5
+        powers = torch.stack([torch.ones_like(centre), centre, centre * centre + 1 / 12], 1)
+        return Distribution(origin, mass, below, first, second, histogram @ powers)
+
+    def _place(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Where points (C, M) are in the tables, and how far they lie beyond the edge there."""
+        points = points + self.origin
+        channels, edges = self.mass.shape
+        left = points.floor().clamp_(0, edges - 1)
+        beyond = points.sub_(left).clamp_min_(0.0)
+        return left.to(torch.int64).add_(torch.arange(channels).mul_(edges).unsqueeze(1)), beyond
+
+    def antiderivative(self, points: Tensor) -> Tensor:
+        """F at points (C, M)."""
+        at, f = self._place(points)
+        return self.first.take(at) + f * (self.below.take(at) + f / 2 * self.mass.take(at))
+
+    def between(self, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        """The integral of F from lo to hi (C, K), and the mass there."""
+
+        def up_to(points: Tensor) -> tuple[Tensor, Tensor]:
+            at, f = self._place(points)
+            mass, below, first = self.mass.take(at), self.below.take(at), self.first.take(at)
+            return self.second.take(at) + f * (first + f / 2 * (below + f / 3 * mass)), below + f * mass
+
+        (area, above), (area_lo, below) = up_to(hi), up_to(lo)
+        return area - area_lo, above - below
+
+    def clipped(self, lo: Tensor, hi: Tensor) -> Tensor:
+        """The sum of squared errors of clipping to [lo, hi] (C, K): what the finest grid there still errs."""
+        return self._beyond(hi) - 2 * self.between(lo, hi)[0]
+
+    def squared_error(self, scale: Tensor, lowest: Tensor, count: int) -> Tensor:
+        """The sum of squared errors on grids of `count` steps from `lowest`: (C, K).
+
+        Args:
+            scale: float64 (C, K), in bins per step.
+            lowest: float64 (C, K), the lowest centered integer.
+        """
+        lo, hi = lowest * scale, (lowest + count) * scale
+        if count > _MIDPOINTS:
+            area, mass = self.between(lo, hi)
+            return self._beyond(hi) - 2 * area + scale * scale / 12 * mass
+        steps = torch.arange(count, dtype=torch.float64) + 0.5
+        midpoints = (lowest.unsqueeze(2) + steps) * scale.unsqueeze(2)
+        sums = self.antiderivative(midpoints.flatten(1)).view(midpoints.shape).sum(2)
+        return self._beyond(hi) - 2 * scale * sums
+
+    def _beyond(self, hi: Tensor) -> Tensor:
+        """The sum of (x - hi)**2."""
+        m0, m1, m2 = self.moments.unsqueeze(2).unbind(1)
+        return m2 - 2 * hi * m1 + hi * hi * m0
+
+
+def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: bool) -> Tensor:
+    """Which candidate range (C, K) errs least, the first of equals: int64 (C, 1)."""
+    scale, lowest, count = levels(grid, lo, hi)
+    if folded and grid.signed:
+        lowest, count = torch.zeros_like(lowest), count // 2
+    first = values.squared_error(scale[:, :1], lowest[:, :1], count)
+    clipped = values.clipped(lowest * scale, (lowest + count) * scale)
+    hopeful = (clipped <= first + _SLACK * values.moments[:, 2:]).any(0)
+    rest = 1 + hopeful[1:].nonzero().squeeze(1)
+    errors = torch.cat([first, values.squared_error(scale[:, rest], lowest[:, rest], count)], 1)
+    return torch.cat([rest.new_zeros(1), rest])[errors.argmin(1, keepdim=True)]
+
+
+def _factors(low: int, high: int, per_octave: int) -> Tensor:
+    """1 first, then the powers of two with exponents low / per_octave ... high / per_octave, falling."""
+    exponents = [0, *(j for j in range(high, low - 1, -1) if j)]
+    return torch.tensor([2.0 ** (j / per_octave) for j in exponents], dtype=torch.float64)
+
+
+#: Shrinking factors: tried coarsely, then finely about the best; and for powers of two.
+_COARSE: Final = (-80, 0, 8)
+_FINE: Final = (-3, 3, 32)
+_COARSE_EACH: Final = (-40, 0, 4)
+_POWERS: Final = (-10, 0, 1)
+
+
+def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The best range of a symmetric or unsigned grid."""
+    values: Distribution = statistics.derive(
+        ("magnitudes", grid.signed), lambda: Distribution.of(without_zeros(magnitudes(statistics, grid), 0), 0)
+    )
+    most = headroom(grid)
+    width, largest = statistics.bin_width.unsqueeze(1), peak(statistics, grid).unsqueeze(1) * most
+    if grid.power_of_two:
+        largest = power_of_two_at_least(largest)
+    best = largest
+    for reach in (_POWERS,) if grid.power_of_two else (_COARSE, _FINE):
+        tried = torch.minimum(best * _factors(*reach), largest)
+        hi = tried / width
+        lo = -hi if grid.signed else torch.zeros_like(hi)
+        best = tried.gather(1, _least(values, grid, lo, hi, folded=True))
+    return around_zero(statistics, grid, best.squeeze(1), most)
+
+
+def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The best ends of an affine grid: first cut evenly around zero, then each on its own."""
+    origin = statistics.histogram.shape[1] // 2
+    values: Distribution = statistics.derive(
+        "values", lambda: Distribution.of(without_zeros(statistics.histogram, origin), origin)
+    )
+    width = statistics.bin_width.unsqueeze(1)
+    lowest, highest = (end.unsqueeze(1) for end in observed(statistics))
+    highest = highest + (highest - lowest) * (headroom(grid) - 1.0)
+    coarse, fine = _factors(*_COARSE_EACH), _factors(*_FINE)
+
+    def best(lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (lo + hi).shape
+        lo, hi = torch.maximum(lo, lowest).expand(shape), torch.minimum(hi, highest).expand(shape)
+        index = _least(values, grid, lo / width, hi / width, folded=False)
+        return lo.gather(1, index), hi.gather(1, index)
+
+    even = torch.maximum(-lowest, highest) * coarse
+    lo, hi = best(-even, even)
+    for factors in (coarse, fine):
+        lo, hi = best(lo, hi * factors)
+        lo, hi = best(lo * factors, hi)
+    return lo.squeeze(1), hi.squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mse:
+    """The threshold of least expected squared error, found among candidates on the histogram.
+
+    Thresholds from the largest magnitude down to a thousandth of it are compared, and again more
+    finely about the best; where the grid asks for powers of two, those in that reach. For an affine
+    grid the range is cut evenly around zero, then each end on its own. On the histogram the result
+    never errs more than that of max_range. Exact zeros do not count.
+    """
+
+    together: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return "mse"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The range of least error; see Estimator."""
+        search = _affine if two_sided(grid) else _symmetric
+        starts = range(0, statistics.channels, _BLOCK)
+        blocks = statistics.derive("blocks", lambda: [statistics.channel_slice(i, i + _BLOCK) for i in starts])
+        lo, hi = zip(*(search(block, grid) for block in blocks), strict=True)
+        return torch.cat(lo), torch.cat(hi)
+
+
+# ---------------------------------------------------------------- kl estimate
+# kl_estimate: the threshold whose quantized distribution diverges least from the observed one.
+# All candidate thresholds are scored at once: with cumulative sums over the histogram, the divergence of a candidate
+# is a sum over its quantum values instead of over its bins.
+
+#: Bins that the widest candidate must have per step; with fewer, all that a step merges is one bin.
+_BINS_PER_STEP: Final = 4
+#: Entries of the (candidate, quantum value) tables that are worked on at a time.
+_TABLE: Final = 1 << 17
+
+
+def _leading_zero(sums: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=sums.dtype), sums])
+
+
+def divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tensor:
+    """KL(P || Q) of each candidate threshold, in nats.
+
+    P is the histogram clipped at the threshold: what lies beyond counts in the last bin. Q is the
+    histogram without what lies beyond, each quantum value's mass spread evenly over those of its
+    bins where P is not zero; one whose whole mass lies beyond has the mass of a single value.
+
+    Args:
+        histogram: float64 (N,), counts of magnitudes.
+        ends: int64 (K,), the bins below each threshold; steps <= ends <= N.
+        steps: from 0 to the threshold, so that the scale is ends / steps bins.
+        top: the highest quantum value. A bin belongs to the value nearest to its centre.
+
+    Returns:
+        float64 (K,); infinite where nothing lies below the threshold.
+
+    References:
+        S. Migacz, "8-bit Inference with TensorRT", GTC 2017. There 128 equal cells stand for 8 bits;
+        here the cells are those of the grid.
+    """
+    mass = _leading_zero(histogram.cumsum(0))
+    filled = _leading_zero((histogram > 0).to(torch.float64).cumsum(0))
+    entropy = _leading_zero(torch.xlogy(histogram, histogram).cumsum(0))
+    total, inside, last = mass[-1], mass[ends], histogram[ends - 1]
+    beyond = total - inside
+
+    # Bin k reaches q where k + 1/2 >= (q - 1/2) ends / steps: in integers, so that ties are exact.
+    cuts = -((steps - torch.arange(1, 2 * top, 2) * ends[:, None]) // (2 * steps))
+    cuts = torch.cat([torch.zeros_like(ends)[:, None], cuts, ends[:, None]], dim=1)
+    cell, bins = mass[cuts].diff(dim=1), filled[cuts].diff(dim=1)
+    weight = cell.clone()
+    weight[:, -1] += beyond
+    gap = ((last == 0) & (beyond > 0)).to(torch.float64)
+    cell[:, -1] = torch.maximum(cell[:, -1], gap)
+    bins[:, -1] += gap
+    shared = torch.xlogy(weight, cell / bins.clamp_min(1.0)).sum(1)
+
+    own = entropy[ends - 1] + torch.xlogy(last + beyond, last + beyond)
+    found = (own - shared) / total - torch.log(total) + torch.log(inside)
+    return torch.where(inside > 0, found, torch.inf)
+
+
+def _steps(grid: Grid, one_sided: bool) -> tuple[int, int]:
+    """Steps from 0 to the threshold, and the highest quantum value."""
+    one = torch.ones(1, dtype=torch.float64)
+    scale, lowest, count = levels(grid, torch.zeros_like(one) if one_sided else -one, one)
+    return round(1 / float(scale)), round(float(lowest)) + count
+
+
+def _candidates(statistics: TensorStatistics, grid: Grid, steps: int) -> Tensor:
+    """The thresholds to compare, in bins, ascending: at least one bin per step."""
+    largest = peak(statistics, grid)
+    widest = power_of_two_at_least(largest) if grid.power_of_two else largest
+    end = int(torch.ceil(widest / statistics.bin_width)) if float(largest) > 0 else 0
+    if end < _BINS_PER_STEP * steps:
+        return torch.zeros(0, dtype=torch.int64)
+    if not grid.power_of_two:
+        return torch.arange(steps, end + 1)
+    return torch.tensor([end >> k for k in range((end // steps).bit_length() - 1, -1, -1)])
+
+
+@dataclass(frozen=True, slots=True)
+class KlEstimate:
+    """The threshold of least Kullback-Leibler divergence, for any number of bits.
+
+    Exact zeros do not count: every grid represents them. Where the grid is nearly as fine as the
+    histogram (10 bits and more) the divergence cannot tell them apart, and the result is that of
+    max_range. Per channel it is that of max_range as well: a channel of a weight has too few values
+    for a histogram to say how it is distributed, and Migacz found that clipping weights gains
+    nothing. An affine grid is cut at one threshold on both sides of zero, within what was observed.
+
+    References:
+        S. Migacz, "8-bit Inference with TensorRT", GTC 2017.
+    """
+
+    @property
+    def name(self) -> str:
+        return "kl_estimate"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The range inside the threshold; see Estimator. Of equally good ones the largest."""
+        if statistics.channels > 1:
+            return MaxRange()(statistics, grid)
+        one_sided = not grid.signed or (two_sided(grid) and float(statistics.minimum) >= 0)
+        steps, top = _steps(grid, one_sided)
+        ends = _candidates(statistics, grid, steps)
+        if not len(ends):
+            return MaxRange()(statistics, grid)
+        histogram = without_zeros(magnitudes(statistics, grid), 0)[0]
+        rows = max(1, _TABLE // top)
+        pieces = (ends[i : i + rows] for i in range(0, len(ends), rows))
+        found = torch.cat([divergence(histogram, piece, steps, top) for piece in pieces])
+        best = ends.flip(0)[found.flip(0).argmin()]
+        return around_zero(statistics, grid, best * statistics.bin_width)
+
+
+# ---------------------------------------------------------------- estimators
+# The threshold estimators by name, and the reading of "name:options".
+
+ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
+    "avg_range": AvgRange,
+    "kl_estimate": KlEstimate,
+    "max_range": MaxRange,
+    "mse": Mse,
+    "percentile": Percentile,
+    "power2_range": Power2Range,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DoReFaEstimator:
+    """DoReFa's weights, and activations by another estimator (or in [0, 1], where the scheme says so).
+
+    Args:
+        scheme: a name in DOREFAS.
+        inner: of all that is no weight.
+    """
+
+    scheme: str
+    inner: Estimator
+
+    @property
+    def name(self) -> str:
+        return f"{self.scheme}:{self.inner.name}"
+
+    def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
+        return self.inner(statistics, grid)
+
+
+def dorefa_of(estimator: Estimator) -> str | None:
+    """The name in DOREFAS of what an estimator does to weights."""
+    return estimator.scheme if isinstance(estimator, DoReFaEstimator) else None
+
+
+def estimator(spec: str | Estimator) -> Estimator:
+    """The estimator that `spec` names, e.g. "mse" or "percentile:99.9"; one that is given is returned.
+
+    The options after the colon are numbers, separated by commas, in the order of the class's fields. Behind
+    "dorefa" and "dorefa_relative" stands the estimator of all that is no weight, "mse" if nothing does.
+    `estimator(e.name) == e` for each of them.
+
+    Raises:
+        HagoError: no such estimator, or options that it does not take.
+    """
+    if not isinstance(spec, str):
+        if isinstance(spec, type) or not callable(spec) or not hasattr(spec, "name"):
+            raise HagoError(f"{spec!r} is no estimator; expected one of {', '.join(ESTIMATORS)}")
+        return spec
+    name, colon, rest = spec.strip().partition(":")
+    if name in DOREFAS:
+        return DoReFaEstimator(name, estimator(rest or "mse"))
+    if name not in ESTIMATORS:
+        raise HagoError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}.{did_you_mean(name, ESTIMATORS)}")
+    kind = ESTIMATORS[name]
+    options = rest.split(",") if colon else []
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    if len(options) > len(known):
+        raise HagoError(f"estimator {spec!r} has {len(options)} options; {name} takes {', '.join(known) or 'none'}")
+    try:
+        values = [float(option) for option in options]
+    except ValueError:
+        raise HagoError(f"the options of estimator {spec!r} must be numbers, e.g. 'percentile:99.9'") from None
+    return cast("Callable[..., Estimator]", kind)(*values)

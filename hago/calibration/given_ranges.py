@@ -1,0 +1,233 @@
+"""Table seed: ranges and modes by node, made by another tool, as what a search starts from.
+
+A range is what a node's integers should stand for; it becomes thresholds for whatever bits and scheme the
+search asks for. Weights keep their estimated thresholds. A mode keeps a node float, or fixes the bits of
+what it reads.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.schemes import TWO_SIDED, Grid, Range, thresholds_for
+from hago.emulation.tpu_mlir.tables import (
+    MODES,
+    CalibrationTable,
+    QuantizeTable,
+    Row,
+    parse_calibration_table,
+    parse_quantize_table,
+)
+from hago.errors import DataError, HagoError, did_you_mean, shortened
+from hago.graph.graph import CONST, Graph, Node
+from hago.hardware.hardware import Hardware
+from hago.serialization.json_text import read_file
+
+#: Grids of at most so many bits take a row of the int4 section where there is one.
+_FOUR: Final = 4
+#: Half a unit of the last digit that a table prints.
+PRINTED: Final = 5e-8
+#: What a mode is here: bits of the weight and of the data that the node reads, or None for float.
+_MODES: Final[Mapping[str, tuple[int, int] | None]] = {
+    "F32": None,
+    "F16": None,
+    "BF16": None,
+    "INT8": (8, 8),
+    "UINT8": (8, 8),
+    "INT4": (4, 4),
+    "W4INT8": (4, 8),
+}
+#: An operator of ONNX is named in TPU-MLIR by its output and its type.
+_TYPED: Final = re.compile(r"(.+)_[A-Z][A-Za-z0-9]*")
+
+ThresholdsLike = Mapping[str, Sequence[float]] | CalibrationTable | str | PathLike[str]
+ModesLike = Mapping[str, str] | QuantizeTable | str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What a search is given.
+
+    Args:
+        ranges: (low, high) of nodes, real units: what their integers should stand for.
+        narrow: the same where they have at most four bits; `ranges` holds where a node is not here.
+        modes: by node, how it should run: a mode of a quantize table.
+        slack: how far the ends of a range may be off, as they were printed.
+    """
+
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    narrow: Mapping[str, Range] = field(default_factory=dict)
+    modes: Mapping[str, str] = field(default_factory=dict)
+    slack: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of what decides thresholds; modes become patterns, which are kept elsewhere."""
+        ends = {k: {n: list(r) for n, r in getattr(self, k).items()} for k in ("ranges", "narrow")}
+        return {**ends, "slack": self.slack}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Seed:
+        """The seed of JSON values.
+
+        Raises:
+            DataError, LookupError, TypeError, ValueError, AttributeError: the values are of another form.
+        """
+        ranges, narrow = ({n: _checked(n, r) for n, r in value[k].items()} for k in ("ranges", "narrow"))
+        return Seed(ranges, narrow, slack=float(value["slack"]))
+
+    @property
+    def gives_ranges(self) -> bool:
+        """Whether any node has a range."""
+        return bool(self.ranges or self.narrow)
+
+    def names(self) -> Iterator[str]:
+        """Every node that is named."""
+        yield from self.ranges
+        yield from self.narrow
+        yield from self.modes
+
+    def at(self, graph: Graph) -> Seed:
+        """The seed with the names of the graph's nodes.
+
+        Raises:
+            HagoError: a name that is none of them, with the closest.
+        """
+        known = {n.name for n in graph if n.op != CONST}
+        found = {name: _node_called(name, known) for name in self.names()}
+        twice = {n for n in found.values() if sum(m == n for m in found.values()) > 1}
+        for name, node in found.items():
+            if node in twice and node != name:
+                raise HagoError(f"the tables name node {node!r} twice, once as {name!r}; expected one row each")
+        ranges, narrow = ({found[n]: v for n, v in part.items()} for part in (self.ranges, self.narrow))
+        return Seed(ranges, narrow, {found[n]: m for n, m in self.modes.items()}, self.slack)
+
+    # ------------------------------------------------------------ thresholds
+    def named(self, key: str, source: str) -> str | None:
+        """The node whose range a group takes: the one that is measured, or the one that is requantized."""
+        node = key.removesuffix(":out") if key.endswith(":out") else source
+        return next((n for n in (source, node) if n in self.ranges or n in self.narrow), None)
+
+    def signed(self, name: str) -> bool:
+        """Whether the range of a named node goes below 0."""
+        return self._range(name, 8)[0] < 0
+
+    def thresholds(self, name: str, grid: Grid) -> tuple[Tensor, Tensor]:
+        """(lo, hi) of a named node on a grid, float64 of shape (1,)."""
+        lo, hi = thresholds_for(*self._range(name, grid.bits), grid, self.slack)
+        return torch.tensor([lo], dtype=torch.float64), torch.tensor([hi], dtype=torch.float64)
+
+    def _range(self, name: str, bits: int) -> Range:
+        preferred = (self.narrow, self.ranges) if bits <= _FOUR else (self.ranges, self.narrow)
+        return next(part[name] for part in preferred if name in part)
+
+    # ------------------------------------------------------------ modes
+    def float_patterns(self) -> list[str]:
+        """Patterns of the nodes that stay float."""
+        return [glob.escape(n) for n, mode in self.modes.items() if _MODES[mode] is None]
+
+    def fixed_bits(self, graph: Graph, group_of: Mapping[str, str]) -> dict[str, int]:
+        """Bits by pattern, of the groups that nodes with an integer mode read and write; where nodes ask for
+        several, the most.
+
+        Args:
+            group_of: the key of the group of every quantized edge.
+        """
+        groups = set(group_of.values())
+        found: dict[str, int] = {}
+        for name, mode in self.modes.items():
+            asked = _MODES[mode]
+            if asked is not None:
+                for key, bits in _asked(graph, graph[name], asked, group_of):
+                    if key in groups:
+                        found[key] = max(bits, found.get(key, 0))
+        return {glob.escape(key): bits for key, bits in found.items()}
+
+
+def _asked(graph: Graph, node: Node, bits: tuple[int, int], group_of: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    weight, data = bits
+    for edge in node.edges:
+        yield group_of.get(str(edge), str(edge)), weight if graph[graph.source(edge)].op == CONST else data
+    if weight == data == 8:
+        yield f"{node.name}:out", data
+
+
+def _node_called(name: str, known: Iterable[str]) -> str:
+    typed = _TYPED.fullmatch(name)
+    for candidate in (name, typed[1] if typed else name):
+        if candidate in known:
+            return candidate
+    raise HagoError(f"the tables name {name!r}, which is no node of the model.{did_you_mean(name, known)}")
+
+
+# ---------------------------------------------------------------- from what users give
+def make_seed(thresholds: ThresholdsLike | Seed | None, modes: ModesLike | None, hardware: Hardware) -> Seed:
+    """What thresholds and modes mean on a piece of hardware.
+
+    Args:
+        thresholds: (low, high) by node, a calibration table, or the path of one. Of a table's row, affine
+            hardware takes the minimum and the maximum, others the threshold, with the minimum's sign.
+        modes: by node, a quantize table, or the path of one.
+
+    Raises:
+        HagoError: a file that cannot be read or is no table, a range that is not finite or leaves out 0, or a
+            mode without a counterpart.
+    """
+    named = dict(_modes(modes))
+    for name, mode in named.items():
+        if mode.upper() not in _MODES:
+            known = ", ".join(_MODES)
+            hint = "" if mode.upper() in MODES else did_you_mean(mode.upper(), _MODES)
+            raise HagoError(f"the quantize table runs {name!r} in {mode}; hago has counterparts of {known}.{hint}")
+    named = {name: mode.upper() for name, mode in named.items()}
+    if isinstance(thresholds, Seed):
+        return Seed(thresholds.ranges, thresholds.narrow, named, thresholds.slack)
+    if thresholds is None:
+        return Seed(modes=named)
+    if isinstance(thresholds, Mapping):
+        return Seed({n: _checked(n, ends) for n, ends in thresholds.items()}, modes=named)
+    table = thresholds if isinstance(thresholds, CalibrationTable) else _read(thresholds, parse_calibration_table)
+    two_sided = hardware.activation.scheme in TWO_SIDED
+    rows, four = ({n: _of_row(row, two_sided) for n, row in part.items()} for part in (table.rows, table.int4))
+    return Seed(rows, four, named, PRINTED)
+
+
+def _modes(modes: ModesLike | None) -> Mapping[str, str]:
+    if modes is None or isinstance(modes, Mapping):
+        return modes or {}
+    return (modes if isinstance(modes, QuantizeTable) else _read(modes, parse_quantize_table)).modes
+
+
+def _read(path: str | PathLike[str], parse: Any) -> Any:
+    try:
+        text = read_file(path).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise HagoError(f"cannot read table {str(path)!r}: {error}") from None
+    try:
+        return parse(text)
+    except HagoError as error:
+        raise HagoError(f"table {str(path)!r}: {error}") from None
+
+
+def _of_row(row: Row, two_sided: bool) -> Range:
+    if two_sided:
+        return min(row.minimum, 0.0), max(row.maximum, 0.0)
+    return (-row.threshold if row.minimum < 0 else 0.0), row.threshold
+
+
+def _checked(name: str, ends: Sequence[float]) -> Range:
+    try:
+        low, high = (float(v) for v in ends)
+    except (TypeError, ValueError):
+        raise DataError(f"the range of {name!r} is {shortened(ends)}; expected (low, high)") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low <= 0 <= high):
+        raise DataError(f"the range of {name!r} is ({low}, {high}); expected finite numbers with low <= 0 <= high")
+    return low, high

@@ -1,0 +1,242 @@
+"""Observer: one streaming pass over the batches of a tensor, kept in memory of a fixed size.
+
+Invariants: a bin's width is a power of two, and the bin of a value at twice the limit is half its
+bin at the limit. So the histogram, the minimum and the maximum are the same however the values are
+cut into batches, and in whichever order these arrive; the batch means alone depend on the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import power_of_two_at_least
+from hago.calibration.statistics import BINS, TensorStatistics
+from hago.errors import DataError
+
+#: The limit of a tensor that holds nothing larger. Reciprocals of its bins are finite in float32.
+SMALLEST_LIMIT: Final = 2.0**-100
+#: Elements that are binned at a time: the temporaries stay in the second-level cache.
+_CHUNK: Final = 1 << 17
+#: Values are shrunk by this, exact in float32.
+_INSIDE: Final = 1.0 - 2.0**-24
+
+
+def _cells(value: Tensor, channel_axis: int | None) -> Tensor:
+    """`value` as (outer, C, inner), in the order it lies in memory: a view where it is dense."""
+    order = sorted(range(value.ndim), key=value.stride, reverse=True)
+    dense = value.permute(order)
+    if channel_axis is None:
+        return dense.reshape(1, 1, -1)
+    position = order.index(channel_axis)
+    outer, channels = dense.shape[:position].numel(), dense.shape[position]
+    return dense.reshape(outer, channels, -1)
+
+
+def _extremes(cells: Tensor) -> tuple[Tensor, Tensor]:
+    """float64 (C,) minima and maxima; NaN where there is one; zero without a sign."""
+    if cells.shape[1] == 1:
+        low, high = (end.reshape(1) for end in torch.aminmax(cells))
+    else:
+        # One axis at a time: reducing both at once is ten times slower where `inner` is short.
+        low, high = cells.amin(0).amin(-1), cells.amax(0).amax(-1)
+    return low.to(torch.float64) + 0.0, high.to(torch.float64) + 0.0
+
+
+def _pieces(cells: Tensor, size: int) -> Iterator[Tensor]:
+    """`cells` cut along `outer`, and along `inner` where one slab is larger than `size`."""
+    outer, channels, inner = cells.shape
+    rows = max(1, size // (channels * inner))
+    for top in range(0, outer, rows):
+        slab = cells[top : top + rows]
+        columns = max(1, size // (channels * slab.shape[0]))
+        for left in range(0, inner, columns):
+            yield slab[:, :, left : left + columns]
+
+
+def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
+    """A new tensor: values in bins from zero, shrunk so that +-limit fall inside the outermost bins.
+
+    Which bin a value falls into must not depend on how wide the bins are, so the shrinking rounds in
+    the value's own precision, and the power of two that follows must be exact. Where it could
+    underflow, which would turn a small negative value into zero, it is taken in float64.
+    """
+    carrier = piece if piece.dtype == torch.float64 else piece.to(torch.float32)
+    if bool((per_value >= 1).all()):
+        factor = per_value.to(carrier.dtype) * _INSIDE
+        return carrier * (float(factor) if factor.numel() == 1 else factor.view(-1, 1))
+    return (carrier * _INSIDE).to(torch.float64).mul_(per_value.view(-1, 1))
+
+
+def _count(cells: Tensor, limit: Tensor) -> Tensor:
+    """How many values of each channel lie in each bin: int64 (C, BINS)."""
+    channels = cells.shape[1]
+    per_value = (BINS // 2) / limit
+    first: int | Tensor = BINS // 2
+    index, size = torch.int16, _CHUNK
+    if channels > 1:
+        index = torch.int32 if channels * BINS < 1 << 31 else torch.int64
+        first = torch.arange(channels, dtype=index).mul_(BINS).add_(BINS // 2).view(-1, 1)
+        # Each bincount makes a table of its own, so a piece is at least half as long as the table.
+        size = max(_CHUNK, channels * BINS // 2)
+    total = torch.zeros(0, dtype=torch.int64)
+    for piece in _pieces(cells, size):
+        bins = _scaled(piece, per_value).floor_().to(index).add_(first)
+        found = torch.bincount(bins.reshape(-1), minlength=channels * BINS)
+        total = total.add_(found) if len(total) else found
+    return total.view(channels, BINS)
+
+
+def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
+    """A histogram (C, BINS) over [-limit, limit] as one over [-wider, wider]: neighbours merge.
+
+    Args:
+        limit, wider: float64 (C,), powers of two, limit <= wider.
+    """
+    if bool((limit == wider).all()):
+        return histogram
+    halvings = torch.frexp(wider / limit)[1].to(torch.int64).sub_(1).clamp_max(62).view(-1, 1)
+    target = (torch.arange(BINS).sub_(BINS // 2) >> halvings).add_(BINS // 2)
+    return torch.zeros_like(histogram).scatter_add_(1, target, histogram)
+
+
+class Observer:
+    """Accumulates statistics: call `update` with every batch, then `finish` (as often as wanted).
+
+    Args:
+        channel_axis: keep statistics per index of this axis (negative counts from the end); None
+            for the whole tensor. With C channels the memory is 8 * C * BINS bytes.
+        name: of the node, for errors.
+    """
+
+    __slots__ = (
+        "_axis",
+        "_batches",
+        "_count",
+        "_histogram",
+        "_limit",
+        "_maximum",
+        "_minimum",
+        "_name",
+        "_sum_maximum",
+        "_sum_minimum",
+    )
+
+    def __init__(self, channel_axis: int | None = None, name: str = "tensor") -> None:
+        self._axis = channel_axis
+        self._name = name
+        self._batches = self._count = 0
+
+    def update(self, value: Tensor) -> None:
+        """Take in one batch.
+
+        Args:
+            value: a float tensor of any shape and memory format; it is neither kept nor changed.
+
+        Raises:
+            DataError: the batch is empty, not float, holds NaN or an infinity (also one that
+                exceeds float32), or has another number of channels than the batches before it.
+        """
+        cells = self._checked(value.detach())
+        low, high = _extremes(cells)
+        peak = torch.maximum(low.abs(), high.abs())
+        if not bool((peak <= torch.finfo(torch.float32).max).all()):  # False for NaN, too
+            raise DataError(
+                f"node {self._name!r} has NaN, infinite or out-of-float32 values in batch {self._batches}; "
+                "calibration data and weights must be finite"
+            )
+        limit = power_of_two_at_least(peak.clamp_min(SMALLEST_LIMIT))
+        if self._batches:
+            self._merge(cells, low, high, limit)
+        else:
+            self._minimum, self._maximum, self._limit = low, high, limit
+            self._sum_minimum, self._sum_maximum = low, high
+            self._histogram = _count(cells, limit).to(torch.float64)
+        self._batches += 1
+        self._count += cells.numel() // cells.shape[1]
+
+    def _checked(self, value: Tensor) -> Tensor:
+        got = f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        if not value.is_floating_point() or value.numel() == 0:
+            raise DataError(f"node {self._name!r}: expected float values to observe; got {got}")
+        axis = self._axis
+        if axis is not None:
+            if not -value.ndim <= axis < value.ndim:
+                raise DataError(f"node {self._name!r}: {got} has no axis {axis}")
+            self._axis = axis = axis % value.ndim
+        cells = _cells(value.cpu(), axis)
+        if self._batches and cells.shape[1] != self._minimum.numel():
+            raise DataError(
+                f"node {self._name!r}: {got} has {cells.shape[1]} channels on axis {axis}, "
+                f"the batches before it {self._minimum.numel()}"
+            )
+        return cells
+
+    def _merge(self, cells: Tensor, low: Tensor, high: Tensor, limit: Tensor) -> None:
+        wider = torch.maximum(self._limit, limit)
+        self._histogram = rebin(self._histogram, self._limit, wider).add_(_count(cells, wider))
+        self._limit = wider
+        self._minimum = torch.minimum(self._minimum, low)
+        self._maximum = torch.maximum(self._maximum, high)
+        self._sum_minimum = self._sum_minimum + low
+        self._sum_maximum = self._sum_maximum + high
+
+    def finish(self) -> TensorStatistics:
+        """The statistics so far; later updates leave them as they are.
+
+        Raises:
+            DataError: no batch has come.
+        """
+        if not self._batches:
+            raise DataError(f"node {self._name!r} saw no batch; calibrate with at least one")
+        return TensorStatistics(
+            count=self._count,
+            minimum=self._minimum,
+            maximum=self._maximum,
+            mean_minimum=self._sum_minimum / self._batches,
+            mean_maximum=self._sum_maximum / self._batches,
+            histogram=self._histogram.clone(),
+            limit=self._limit,
+            channel_axis=self._axis,
+        )
+
+
+def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: str = "constant") -> TensorStatistics:
+    """Exact statistics of a constant, such as a weight, taken as one batch.
+
+    Args:
+        tensor: float, any shape.
+        channel_axis: per index of this axis, all channels at once (8 * C * BINS bytes); None for
+            the whole tensor.
+        name: of the node, for errors.
+
+    Raises:
+        DataError: the tensor is empty, not float or not finite, or has no such axis.
+    """
+    observer = Observer(channel_axis, name)
+    observer.update(tensor)
+    return observer.finish()
+
+
+def merge_channels(statistics: TensorStatistics) -> TensorStatistics:
+    """Statistics of the whole tensor from those per channel.
+
+    All are as if observed without a channel axis, but for the batch means: those of the channel
+    that reaches farthest, which the means of the whole tensor's extremes may exceed.
+    """
+    if statistics.channels == 1:
+        return statistics
+    widest = statistics.limit.max(0, keepdim=True).values
+    histogram = rebin(statistics.histogram, statistics.limit, widest.expand_as(statistics.limit))
+    return TensorStatistics(
+        count=statistics.count * statistics.channels,
+        minimum=statistics.minimum.min(0, keepdim=True).values,
+        maximum=statistics.maximum.max(0, keepdim=True).values,
+        mean_minimum=statistics.mean_minimum.min(0, keepdim=True).values,
+        mean_maximum=statistics.mean_maximum.max(0, keepdim=True).values,
+        histogram=histogram.sum(0, keepdim=True),
+        limit=widest,
+    )

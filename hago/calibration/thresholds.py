@@ -1,0 +1,180 @@
+"""Thresholds: the range of every node on every grid that is asked for, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.schemes import Grid
+from hago.caching import LRU
+from hago.calibration.observer import constant_statistics, merge_channels
+from hago.calibration.statistics import Estimator, TensorStatistics, stack
+from hago.errors import DataError, HagoError, did_you_mean
+
+#: Channels of a constant that are estimated at a time: their histograms take 8 MiB.
+_BLOCK = 256
+#: Observed nodes that are estimated at a time.
+_TOGETHER = 64
+#: Bytes of statistics of constants' channels that are kept, since a constant is asked for on one grid after another.
+_BYTES = 1 << 28
+
+Range = tuple[Tensor, Tensor]
+#: Node, grid, channel axis, and which statistics.
+_Asked = tuple[str, Grid, int | None, int]
+
+
+class Thresholds:
+    """What an estimator says of each node, by (node, grid, channel axis).
+
+    A constant's statistics are taken when it is first asked for. Those of the whole tensor are kept;
+    those per channel (8 * BINS bytes a channel, far more than the weight itself) are made in blocks,
+    of which the latest are kept, and thresholds of all.
+
+    Args:
+        statistics: of the nodes that were observed, by name.
+        constants: float tensors by name; looked up before `statistics`.
+        estimator: turns statistics into thresholds, each channel on its own.
+    """
+
+    def __init__(
+        self,
+        statistics: Mapping[str, TensorStatistics],
+        constants: Mapping[str, Tensor],
+        estimator: Estimator,
+    ) -> None:
+        self.estimator = estimator
+        self._statistics = statistics
+        self._constants = constants
+        self._whole: dict[str, TensorStatistics] = {}
+        self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
+        self._blocks: LRU[tuple[str, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
+        self._ranges: dict[_Asked, tuple[Range, TensorStatistics | None]] = {}
+
+    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Thresholds:
+        """The same with others of the nodes. What either finds of constants, and of statistics that both have, is
+        found once."""
+        other = Thresholds(statistics, self._constants, self.estimator)
+        other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
+        other._ranges, other._blocks = self._ranges, self._blocks
+        return other
+
+    def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> Range:
+        """(lo, hi) of a node for a grid.
+
+        Args:
+            node: an observed node or a constant.
+            grid: the integers that will stand for it.
+            channel_axis: one threshold per index of this axis, or None for one in all.
+
+        Returns:
+            float64 tensors of shape (C,), (1,) where there is no channel axis; the caller may change
+            them.
+
+        Raises:
+            HagoError: no such node, or the estimator broke its contract.
+            DataError: the node was not observed along that axis, or its values are not finite.
+        """
+        if channel_axis is not None and node in self._constants:
+            ndim = self._constants[node].ndim
+            if not -ndim <= channel_axis < ndim:
+                raise DataError(f"constant {node!r} has {ndim} axes; there is no axis {channel_axis}")
+            channel_axis %= ndim
+        statistics = None if node in self._constants else self._statistics.get(node)
+        key = (node, grid, channel_axis, id(statistics))
+        if key not in self._ranges:
+            if channel_axis is None and statistics is not None and getattr(self.estimator, "together", False):
+                self._estimate_together(node, grid)
+            else:
+                # the statistics are kept, so that no others can have their id
+                self._ranges[key] = self._estimate(node, grid, channel_axis), statistics
+        lo, hi = self._ranges[key][0]
+        return lo.clone(), hi.clone()
+
+    def knows(self, node: str) -> bool:
+        """Whether a node was observed, or is constant."""
+        return node in self._statistics or node in self._constants
+
+    def range_of(self, node: str) -> tuple[float, float]:
+        """The smallest and the largest value of a node.
+
+        Raises:
+            HagoError: no such node.
+            DataError: a constant that is empty or not finite.
+        """
+        whole = self._whole_tensor(node)
+        return float(whole.minimum), float(whole.maximum)
+
+    def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> Range:
+        if channel_axis is None:
+            return self._checked(node, self._whole_tensor(node), grid)
+        if node not in self._constants:
+            observed = self._observed(node)
+            if observed.channel_axis != channel_axis:
+                raise DataError(
+                    f"node {node!r} was observed with channel axis {observed.channel_axis}; thresholds along "
+                    f"axis {channel_axis} need Observer(channel_axis={channel_axis})"
+                )
+            return self._checked(node, observed, grid)
+        channels = self._constants[node].shape[channel_axis]
+        ranges = [
+            self._checked(node, self._channels(node, channel_axis, start), grid)
+            for start in range(0, max(1, channels), _BLOCK)
+        ]
+        return torch.cat([lo for lo, _ in ranges]), torch.cat([hi for _, hi in ranges])
+
+    def _channels(self, node: str, axis: int, start: int) -> TensorStatistics:
+        """The statistics of a block of a constant's channels."""
+
+        def make() -> TensorStatistics:
+            return constant_statistics(self._constants[node].movedim(axis, 0)[start : start + _BLOCK], 0, node)
+
+        return self._blocks.made((node, axis, start), make)
+
+    def _estimate_together(self, node: str, grid: Grid) -> None:
+        """The ranges of a node and of its neighbours, which will be asked for on the same grid: as channels of one."""
+        names, whole = self._neighbours(node)
+        lo, hi = self._checked(node, whole, grid)
+        for index, name in enumerate(names):
+            own = slice(index, index + 1)
+            statistics = self._statistics[name]
+            self._ranges[name, grid, None, id(statistics)] = (lo[own], hi[own]), statistics
+
+    def _neighbours(self, node: str) -> tuple[tuple[str, ...], TensorStatistics]:
+        """The observed nodes that a node is estimated with, whose values have a sign as its own do, or have none."""
+        if not self._stacked:
+            signed: dict[bool, list[str]] = {}
+            for name in self._statistics:
+                signed.setdefault(self.range_of(name)[0] < 0.0, []).append(name)
+            for names in signed.values():
+                for start in range(0, len(names), _TOGETHER):
+                    block = tuple(names[start : start + _TOGETHER])
+                    whole = stack([self._whole_tensor(name) for name in block])
+                    self._stacked |= dict.fromkeys(block, (block, whole))
+        return self._stacked[node]
+
+    def _observed(self, node: str) -> TensorStatistics:
+        if node not in self._statistics:
+            known = [*self._statistics, *self._constants]
+            raise HagoError(f"no statistics of node {node!r}; calibrate it first.{did_you_mean(node, known)}")
+        return self._statistics[node]
+
+    def _whole_tensor(self, node: str) -> TensorStatistics:
+        if node not in self._whole:
+            if node in self._constants:
+                self._whole[node] = constant_statistics(self._constants[node], name=node)
+            else:
+                self._whole[node] = merge_channels(self._observed(node))
+        return self._whole[node]
+
+    def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> Range:
+        lo, hi = self.estimator(statistics, grid)
+        shape = (statistics.channels,)
+        right = all(t.dtype == torch.float64 and tuple(t.shape) == shape for t in (lo, hi))
+        if not (right and bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all())):
+            raise HagoError(
+                f"estimator {self.estimator.name} gave lo {lo.tolist()}, hi {hi.tolist()} for node {node!r}; "
+                f"expected finite float64 of shape {shape} with lo <= 0 <= hi"
+            )
+        return lo, hi

@@ -1,0 +1,1 @@
+"""What a Plan takes on its hardware: bytes, cycles, latency, energy."""

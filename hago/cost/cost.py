@@ -1,0 +1,397 @@
+"""Cost: what a Plan takes on its hardware, node by node and edge by edge; `costing` works it out.
+
+Invariants: totals are sums over the rows; a figure that the hardware file does not give is named in
+`missing` and its term left out, never guessed, so a latency or energy with something missing is a
+lower bound. What is counted and what is not: docs/cost.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from hago.arithmetic.types import DTYPES, FLOAT32, DType, Edge, QParams, SimQ
+from hago.errors import HagoError, did_you_mean
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import Ops, _opaque
+from hago.plan.plan import Plan
+
+#: What can be minimized or bounded, with its unit.
+METRICS: Final[Mapping[str, str]] = {
+    "weight_bytes": "B",
+    "activation_bytes": "B",
+    "bytes_moved": "B",
+    "macs": "",
+    "bops": "",
+    "effective_bits": "bits",
+    "requantized": "",
+    "cycles": "cycles",
+    "latency": "s",
+    "energy": "J",
+}
+
+EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight", "bias", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCost:
+    """What one edge takes.
+
+    Args:
+        kind: what happens on it; constants are made ready ahead of time.
+        elements: values that travel on it.
+        bits: that each of them has in use.
+        dtype: in which the reader takes them.
+        weight_bytes: of a constant, packed to its bits; 0 where another edge reads the same integers.
+        requantized: elements that are quantized, requantized or dequantized while the model runs.
+        cycles, picojoules: of that; None where the spec does not say.
+    """
+
+    edge: str
+    kind: EdgeKind
+    elements: int
+    bits: int
+    dtype: str
+    weight_bytes: int = 0
+    requantized: int = 0
+    cycles: float | None = None
+    picojoules: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What one node takes.
+
+    Args:
+        signature: of the hardware file.
+        macs: multiply-accumulates.
+        bops: each of them times the bits of both its operands.
+        read_bytes: of all operands, as they stand in memory.
+        write_bytes: of its value.
+        requantized: elements that it requantizes at its output.
+        compute_cycles: of the op and its output's requantization.
+        memory_cycles: of what it reads and writes.
+        cycles: the larger of the two: a roofline. None where the spec says nothing.
+        picojoules: None where the spec says nothing.
+    """
+
+    node: str
+    op: str
+    integer: bool
+    signature: str
+    macs: int
+    bops: int
+    read_bytes: int
+    write_bytes: int
+    requantized: int
+    compute_cycles: float | None
+    memory_cycles: float | None
+    cycles: float | None
+    picojoules: float | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a Plan takes for one run over `batch` samples.
+
+    Args:
+        nodes, edges: rows in the order of the graph.
+        effective_bits: mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights.
+        clock_hz: of the hardware, times nothing; None where the spec does not say.
+        missing: figures that the spec does not give and that something here would need.
+    """
+
+    hardware: str
+    batch: int
+    nodes: tuple[NodeCost, ...]
+    edges: tuple[EdgeCost, ...]
+    effective_bits: float
+    clock_hz: float | None
+    missing: tuple[str, ...]
+
+    @functools.cached_property
+    def figures(self) -> Mapping[str, float]:
+        """The totals by name, see METRICS; what the spec gives nothing for is absent."""
+        rows: tuple[NodeCost | EdgeCost, ...] = (*self.nodes, *self.edges)
+        found: dict[str, float] = {
+            "weight_bytes": sum(e.weight_bytes for e in self.edges),
+            "activation_bytes": sum(n.write_bytes for n in self.nodes),
+            "bytes_moved": sum(n.read_bytes + n.write_bytes for n in self.nodes),
+            "macs": sum(n.macs for n in self.nodes),
+            "bops": sum(n.bops for n in self.nodes),
+            "effective_bits": self.effective_bits,
+            "requantized": sum(r.requantized for r in rows),
+        }
+        cycles = [r.cycles for r in rows if r.cycles is not None]
+        energy = [r.picojoules for r in rows if r.picojoules is not None]
+        if cycles:
+            found["cycles"] = math.fsum(cycles)
+            if self.clock_hz is not None:
+                found["latency"] = found["cycles"] / self.clock_hz
+        if energy:
+            found["energy"] = math.fsum(energy) * 1e-12
+        return found
+
+    def __getitem__(self, metric: str) -> float:
+        """The total of one metric.
+
+        Raises:
+            HagoError: an unknown metric, or one that the hardware file gives no figures for.
+        """
+        if metric in self.figures:
+            return self.figures[metric]
+        if metric not in METRICS:
+            raise HagoError(f"unknown cost {metric!r}; known: {', '.join(METRICS)}.{did_you_mean(metric, METRICS)}")
+        in_cycles = metric == "latency" and "cycles" in self.figures
+        instead = ", so it is known in cycles only: use 'cycles'" if in_cycles else ""
+        raise HagoError(
+            f"hardware {self.hardware!r} does not give what {metric!r} needs{instead}. Not given: "
+            f"{'; '.join(self.missing)}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "hardware": self.hardware,
+            "batch": self.batch,
+            "totals": dict(self.figures),
+            "missing": list(self.missing),
+            "nodes": [asdict(n) for n in self.nodes],
+            "edges": [asdict(e) for e in self.edges],
+        }
+
+
+def rows_of(cost: Cost) -> Iterator[tuple[NodeCost, tuple[EdgeCost, ...]]]:
+    """Each node with its in-edges."""
+    of: dict[str, list[EdgeCost]] = {}
+    for edge in cost.edges:
+        of.setdefault(edge.edge.rpartition(":")[0], []).append(edge)
+    for node in cost.nodes:
+        yield node, tuple(of.get(node.node, ()))
+
+
+# ---------------------------------------------------------------- costing
+# Costing: adds up what a Plan takes, in the figures of its hardware.
+# A signature's `macs_per_cycle` and `elements_per_cycle`, and `requantize_per_cycle`, are those of one core;
+# `bytes_per_cycle` is that of the whole chip. What is counted and what is not: docs/cost.md.
+
+
+def plan_cost(plan: Plan, batch: int = 1) -> Cost:
+    """What a Plan takes.
+
+    A node reads every operand from memory as its producer stored it, and writes its value once.
+    Requantization happens where a value is read, or at the output where the signature says so; it
+    costs time and energy but no traffic of its own.
+
+    Args:
+        batch: samples in one run; weights are read once for all of them.
+
+    Returns:
+        Rows and totals; equal for equal Plans.
+
+    References:
+        S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009. Bit operations: as in
+        M. van Baalen et al., "Bayesian Bits", NeurIPS 2020.
+
+    Raises:
+        HagoError: a batch below 1.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise HagoError(f"cost of a batch of {batch!r}; expected an integer, 1 or more")
+    return _Account(plan, batch).cost()
+
+
+def bits_of(qparams: QParams) -> int:
+    """How many bits tell the integers of a range apart."""
+    return max(1, (qparams.qmax - qparams.qmin).bit_length())
+
+
+def _bytes(elements: int, bits: int) -> int:
+    return -(-elements * bits // 8)
+
+
+class _Account:
+    """Adds up one Plan; lives for one call."""
+
+    def __init__(self, plan: Plan, batch: int) -> None:
+        self.plan, self.batch = plan, batch
+        self.graph: Graph = plan.graph
+        self.hardware: Hardware = plan.hardware
+        self.ops: Ops = plan.ops
+        self.missing: dict[str, None] = {}
+        self.packed: set[tuple[object, ...]] = set()  # constants counted already
+        self.weight_bits, self.weights = 0, 0
+        self.cores = self.hardware.cost.get("cores", 1.0)
+
+    def cost(self) -> Cost:
+        computed = [n for n in self.graph if n.op not in (INPUT, CONST)]
+        edges = tuple(self._edge(e) for e in self.graph.edges)
+        nodes = tuple(self._node(n) for n in computed)
+        mean = self.weight_bits / self.weights if self.weights else 0.0
+        if "clock_hz" not in self.hardware.cost:
+            self.missing["clock_hz (latency in seconds)"] = None
+        clock = self.hardware.cost.get("clock_hz")
+        return Cost(self.hardware.name, self.batch, nodes, edges, mean, clock, tuple(self.missing))
+
+    # ------------------------------------------------------------ what stands in memory
+    def _elements(self, name: str) -> int:
+        """Of a node's value: constants as they are, others times the batch."""
+        node = self.graph[name]
+        count = math.prod(node.shape or (0,))
+        return count if node.op == CONST else count * self.batch
+
+    def _stored(self, name: str) -> DType:
+        """In which a node's value stands in memory, constants aside."""
+        node = self.graph[name]
+        if name in self.plan.nodes:
+            return self.plan.nodes[name].out.dtype
+        if node.op == INPUT:
+            return DTYPES.get(str(node.attrs.get("dtype")), FLOAT32)
+        return self._float_desc(node).out_dtype
+
+    def _float_desc(self, node: Node) -> OpDesc:
+        for edge in node.edges:
+            if edge in self.plan.weights:
+                return self.plan.weights[edge].desc
+        descs = self.hardware.float_descs(node.op)
+        return descs[0] if descs else OpDesc("float32", "float32", name="float32")
+
+    def _const_bits(self, edge: Edge) -> int:
+        """That each value of a constant takes in memory while the model runs."""
+        target = self.plan.target(edge)
+        if target is not None:
+            return target.dtype.bits
+        return self.graph.consts[self.graph.source(edge)].element_size() * 8
+
+    # ------------------------------------------------------------ edges
+    def _edge(self, edge: Edge) -> EdgeCost:
+        source = self.graph.source(edge)
+        elements = self._elements(source)
+        if self.graph[source].op == CONST:
+            return self._constant(edge, source, elements)
+        simq: SimQ | None = self.plan.edges.get(edge)
+        target = self.plan.target(edge)
+        dtype = self._stored(source) if target is None and simq is None else FLOAT32 if target is None else target.dtype
+        bits = dtype.bits if target is None else bits_of(target)
+        if simq is None:
+            return EdgeCost(str(edge), "as stored", elements, bits, dtype.name)
+        cycles = self._over(elements, self._chip("requantize_per_cycle", "latency"), self.cores)
+        energy = self._times(elements, self._chip("picojoules_per_requantize", "energy"))
+        kind: EdgeKind = simq.kind  # type: ignore[assignment]
+        return EdgeCost(str(edge), kind, elements, bits, dtype.name, 0, elements, cycles, energy)
+
+    def _constant(self, edge: Edge, source: str, elements: int) -> EdgeCost:
+        target = self.plan.target(edge)
+        bits = self._const_bits(edge) if target is None else bits_of(target)
+        rule = None if edge.dst == OUTPUT else self.ops.get(self.graph[edge.dst].op)
+        slot = "own" if rule is None or rule.integer is None else rule.integer.slot(edge.slot)
+        kind: EdgeKind = "bias" if slot == "bias" else "constant" if slot == "plain" else "weight"
+        key = (source, None if target is None else target.key)
+        new = key not in self.packed
+        self.packed.add(key)
+        if kind == "weight" and new:
+            self.weights += elements
+            self.weight_bits += elements * bits
+        name = str(self.graph.consts[source].dtype).removeprefix("torch.") if target is None else target.dtype.name
+        return EdgeCost(str(edge), kind, elements, bits, name, _bytes(elements, bits) if new else 0)
+
+    # ------------------------------------------------------------ nodes
+    def _node(self, node: Node) -> NodeCost:
+        plan = self.plan.nodes.get(node.name)
+        desc = self._float_desc(node) if plan is None else plan.desc
+        elements = self._elements(node.name)
+        macs = node_macs(self.graph, node, self.ops) * self.batch
+        read = sum(self._read(e) for e in node.edges)
+        write = _bytes(elements, self._stored(node.name).bits)
+        requantized = elements if plan is not None and plan.out_simq is not None else 0
+        compute = self._compute(node, desc, macs, elements, requantized)
+        memory = self._over(read + write, self._chip("bytes_per_cycle", "latency"))
+        known = [c for c in (compute, memory) if c is not None]
+        return NodeCost(
+            node=node.name,
+            op=str(node.attrs["target"]) if node.op == "opaque" else node.op,
+            integer=plan is not None,
+            signature=desc.name or str(desc),
+            macs=macs,
+            bops=macs * self._mac_bits(node, desc),
+            read_bytes=read,
+            write_bytes=write,
+            requantized=requantized,
+            compute_cycles=compute,
+            memory_cycles=memory,
+            cycles=max(known) if known else None,
+            picojoules=self._energy(desc, macs, read + write, requantized),
+        )
+
+    def _read(self, edge: Edge) -> int:
+        source = self.graph.source(edge)
+        is_const = self.graph[source].op == CONST
+        return _bytes(self._elements(source), self._const_bits(edge) if is_const else self._stored(source).bits)
+
+    def _compute(self, node: Node, desc: OpDesc, macs: int, elements: int, requantized: int) -> float | None:
+        if macs:
+            own = self._over(macs, self._figure(desc, "macs_per_cycle", "latency"), self.cores)
+        else:
+            # pooling and sums read more than they write
+            data = [self._elements(s) for s in node.inputs if self.graph[s].op != CONST]
+            own = self._over(max([elements, *data]), self._figure(desc, "elements_per_cycle", "latency"), self.cores)
+        if not requantized:
+            return own
+        again = self._over(requantized, self._chip("requantize_per_cycle", "latency"), self.cores)
+        return again if own is None else own + (again or 0.0)
+
+    def _energy(self, desc: OpDesc, macs: int, moved: int, requantized: int) -> float | None:
+        terms = [self._times(moved, self._chip("picojoules_per_byte", "energy"))]
+        if macs:
+            terms.append(self._times(macs, self._figure(desc, "picojoules_per_mac", "energy")))
+        if requantized:
+            terms.append(self._times(requantized, self._chip("picojoules_per_requantize", "energy")))
+        known = [t for t in terms if t is not None]
+        return math.fsum(known) if known else None
+
+    def _mac_bits(self, node: Node, desc: OpDesc) -> int:
+        """Bits of one operand times bits of the other."""
+        first, second = [*(self.plan.target(e) for e in node.edges[:2]), None, None][:2]
+        if node.name in self.plan.nodes:
+            return 0 if first is None or second is None else bits_of(first) * bits_of(second)
+        return math.prod(desc.out_dtype.bits if q is None else bits_of(q) for q in (first, second))
+
+    # ------------------------------------------------------------ figures of the spec
+    def _figure(self, desc: OpDesc, name: str, what: str) -> float | None:
+        if name not in desc.cost:
+            self.missing[f"{name} of signature {desc.name or str(desc)!r} ({what})"] = None
+        return desc.cost.get(name)
+
+    def _chip(self, name: str, what: str) -> float | None:
+        if name not in self.hardware.cost:
+            self.missing[f"{name} ({what})"] = None
+        return self.hardware.cost.get(name)
+
+    @staticmethod
+    def _over(amount: int, rate: float | None, cores: float = 1.0) -> float | None:
+        return None if rate is None else amount / (rate * cores)
+
+    @staticmethod
+    def _times(amount: int, each: float | None) -> float | None:
+        return None if each is None else amount * each
+
+
+def node_macs(graph: Graph, node: Node, ops: Ops) -> int:
+    """Multiply-accumulates of a node at batch 1; 0 where its op counts none."""
+    shapes = [s for name in node.inputs if (s := graph[name].shape) is not None]
+    rule = ops.get(node.op)
+    if len(shapes) < len(node.inputs):
+        return 0
+    if node.op == _opaque.NAME:
+        return _opaque.macs(node.attrs, shapes)
+    return 0 if rule is None or node.shape is None else rule.macs(node.attrs, shapes, node.shape)
+
+
+def float_cost(plan: Plan, batch: int = 1) -> Cost:
+    """What the same graph takes with nothing in integers, on the float signatures of the hardware."""
+    edges: dict[Edge, SimQ | None] = dict.fromkeys(plan.edges)
+    return plan_cost(Plan(plan.graph, plan.hardware, plan.ops, {}, edges), batch)

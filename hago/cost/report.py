@@ -1,0 +1,166 @@
+"""CostRange: what a model costs at its most bits, at its fewest, and in float, before any data is seen.
+
+Costs depend on bits, shapes and signatures. Of thresholds it only matters whether two scales are
+equal, which then need no requantization; here all differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.schemes import Grid
+from hago.cost.cost import METRICS, Cost, EdgeCost, NodeCost, float_cost, plan_cost, rows_of
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Hardware
+from hago.ops import OPS, Ops
+from hago.plan.feasibility import fitting, widest_fitting
+from hago.plan.resolve import Resolver
+from hago.plan.space import Space
+from hago.plan.topology import Topology
+from hago.serialization.text_table import count, head, number, table, tail, wrapped
+
+
+class MadeUpThresholds:
+    """Symmetric ranges, another power of two for every group."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._powers: dict[str, int] = {}
+
+    def signed(self, key: str, source: str) -> bool:
+        """Always."""
+        return True
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """The group's range, for every channel."""
+        channels = 1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]
+        power = self._powers.setdefault(key, len(self._powers) % 32)
+        end = torch.full((channels,), 2.0**power, dtype=torch.float64)
+        return (-end if grid.signed else 0.0 * end), end
+
+
+@dataclass(frozen=True, slots=True)
+class CostRange:
+    """Costs of three plans of one model.
+
+    Args:
+        widest, narrowest: of the space's points with the most and the fewest bits.
+        floating: of the model on the float signatures of the hardware.
+    """
+
+    widest: Cost
+    narrowest: Cost
+    floating: Cost
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values: totals only."""
+        parts = {"widest": self.widest, "narrowest": self.narrowest, "float": self.floating}
+        totals: dict[str, Mapping[str, float]] = {name: dict(cost.figures) for name, cost in parts.items()}
+        return {**totals, "missing": list(self.widest.missing)}
+
+
+def static_resolver(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Resolver:
+    """A Resolver whose plans have true costs and made-up scales."""
+    return Resolver(graph, hardware, topology, space, MadeUpThresholds(graph), ops)
+
+
+def cost_range(
+    graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS, batch: int = 1
+) -> CostRange:
+    """What the points at the ends of a space cost.
+
+    Args:
+        topology, space: of this graph on this hardware.
+        batch: samples in one run.
+    """
+    resolver = static_resolver(graph, hardware, topology, space, ops)
+
+    widest = widest_fitting(resolver)
+    narrowest = fitting(resolver, space.narrowest()) or widest
+    return CostRange(plan_cost(widest.plan, batch), plan_cost(narrowest.plan, batch), float_cost(widest.plan, batch))
+
+
+# ---------------------------------------------------------------- cost report
+# CostReport: costs as tables.
+
+_SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_JOULES: Final = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"), (1e-9, "nJ"))
+
+
+def amount(metric: str, value: float) -> str:
+    """A total with its unit, in three or four digits."""
+    unit = METRICS[metric]
+    if unit == "B":
+        return _scaled(value, (*_SIZES, (1, "B")))
+    if unit in ("s", "J"):
+        return _scaled(value, _TIMES if unit == "s" else _JOULES)
+    if unit == "bits":
+        return f"{value:.4g} bits"
+    return f"{count(round(value))}{' cycles' if unit else ''}"
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    for size, name in units:
+        if value >= size:
+            return f"{value / size:.4g} {name}"
+    return f"{value / units[-1][0]:.4g} {units[-1][1]}"
+
+
+def cost_text(cost: Cost) -> str:
+    """Every node with what happens on its edges, and the totals."""
+    titles = ("node", "op", "signature", "MACs", "BOPs", "bits of its edges", "weights", "moved", "cycles", "of edges")
+    rows = [_row(node, edges) for node, edges in rows_of(cost)]
+    right = ("MACs", "BOPs", "weights", "moved", "cycles", "of edges")
+    title = f"cost on {cost.hardware}, batch {cost.batch}"
+    return "\n".join([title, "", *table(titles, rows, right), "", *_totals({"": cost.figures}), *_missing(cost)])
+
+
+def _row(node: NodeCost, edges: Sequence[EdgeCost]) -> tuple[str, ...]:
+    crossing = [e.cycles for e in edges if e.cycles is not None]
+    return (
+        tail(node.node, 36),
+        head(node.op, 24),
+        head(node.signature, 24),
+        count(node.macs) if node.macs else "",
+        count(node.bops) if node.bops else "",
+        " ".join(_edge(e) for e in edges),
+        count(sum(e.weight_bytes for e in edges)) if any(e.weight_bytes for e in edges) else "",
+        count(node.read_bytes + node.write_bytes),
+        number(node.cycles, 4),
+        number(sum(crossing), 4) if crossing else "",
+    )
+
+
+def _edge(edge: EdgeCost) -> str:
+    """Bits, with a mark where they are made while the model runs: `>8`; `f` for real values."""
+    bits = "f" if edge.dtype.startswith(("float", "bfloat")) else str(edge.bits)
+    return f">{bits}" if edge.requantized else bits
+
+
+def range_text(found: CostRange) -> str:
+    """The totals side by side."""
+    columns = {"most bits": found.widest, "fewest bits": found.narrowest, "float": found.floating}
+    lines = _totals({name: cost.figures for name, cost in columns.items()})
+    return "\n".join([f"cost on {found.widest.hardware}, batch {found.widest.batch}", *lines, *_missing(found.widest)])
+
+
+def _totals(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    known = [m for m in METRICS if any(m in figures for figures in columns.values())]
+    rows = [(m, *(amount(m, f[m]) if m in f else "-" for f in columns.values())) for m in known]
+    return table(("total", *columns), rows, right=tuple(columns))
+
+
+def _missing(cost: Cost) -> list[str]:
+    if not cost.missing:
+        return []
+    said = "; ".join(cost.missing)
+    return [
+        "",
+        *wrapped(f"not in {cost.hardware}, and so not counted, which makes cycles and energy lower bounds: {said}"),
+    ]

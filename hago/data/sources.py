@@ -1,0 +1,279 @@
+"""Data source: batches named by text: an .npz file, a folder of images, or `package.module:callable`.
+
+Every source gives the same batches however often it is read. Fewer samples than there are means evenly
+spread ones where all are known, so that data sorted by class keeps every class.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hago.data.batches import native
+from hago.data.named_objects import call, import_object, said
+from hago.errors import DataError, HagoError
+
+#: Samples of one batch, where nothing else is said.
+BATCH_SIZE: Final = 64
+#: How image files end, and what they may hold. Pillow tells a format by its content, whatever a file is called, and has
+#: others that start programs (EPS) or read other files.
+_IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageShape:
+    """How image files become a model's input.
+
+    Args:
+        size: (height, width); an image is scaled until it covers that and cut about its centre. None
+            leaves it as it is.
+        mean, std: by channel or one for all, of values in [0, 1].
+        gray: one channel instead of three.
+    """
+
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    gray: bool = False
+
+    def __post_init__(self) -> None:
+        channels = 1 if self.gray else 3
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, channels):
+                raise DataError(f"{name} has {len(values)} values; images have {channels} channels")
+        if 0.0 in self.std:
+            raise DataError("std holds 0; it divides")
+
+
+def load_data(
+    spec: str, *, batch_size: int = BATCH_SIZE, samples: int | None = None, images: ImageShape | None = None
+) -> Iterable[Any]:
+    """The batches that `spec` names.
+
+    Args:
+        spec: an `.npz` file whose arrays are called as the model's inputs (or one array of inputs), and
+            maybe `y` or `labels`; a folder of images, one subfolder per class or none; or
+            `package.module:callable`, which returns an iterable of batches.
+        batch_size: of files and folders; a callable makes its own batches.
+        samples: at most so many.
+        images: how image files are read.
+
+    Raises:
+        DataError: there is no such data, or it cannot be read.
+        HagoError: no such callable, or Pillow is not installed.
+    """
+    for name, count in (("batch size", batch_size), ("number of samples", samples)):
+        if count is not None and count < 1:
+            raise DataError(f"{name} {count}; expected 1 or more")
+    path = Path(spec)
+    there = os.path.exists(path)
+    if os.path.isdir(path):
+        return _image_folder(path, images or ImageShape(), batch_size, samples)
+    if path.suffix == ".npz" and os.path.isfile(path):
+        return _arrays(path, batch_size, samples)
+    if ":" in spec and not there:
+        return CalledBatches(spec, samples)
+    raise DataError(
+        f"data {spec!r}: "
+        + ("neither an .npz file nor a folder" if there else "no such file or folder")
+        + "; expected an .npz file, a folder of images, or 'package.module:callable'"
+    )
+
+
+def spread(count: int, wanted: int | None) -> list[int]:
+    """Evenly spread indices: at most `wanted` of `count`."""
+    taken = count if wanted is None else min(count, wanted)
+    return [i * count // taken for i in range(taken)]
+
+
+# ---------------------------------------------------------------- .npz
+@dataclass(frozen=True, slots=True)
+class ArrayBatches:
+    """Arrays cut into batches along axis 0."""
+
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = len(next(iter(self.arrays.values())))
+        for start in range(0, samples, self.batch_size):
+            cut = {k: torch.from_numpy(a[start : start + self.batch_size]) for k, a in self.arrays.items()}
+            yield cut if len(cut) > 1 else next(iter(cut.values()))
+
+
+def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
+    try:
+        with open(path, "rb") as file:  # numpy leaves a file open that it cannot read
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise DataError(f"data {str(path)!r} is one array; write it with numpy.savez(path, x=array)")
+            _check_sizes(path)
+            arrays = {name: loaded[name] for name in loaded.files}
+    except DataError:
+        raise
+    except Exception as error:  # of a damaged file, whatever numpy's and zip's readers stumble over
+        raise DataError(f"data {str(path)!r} cannot be read: {said(error)}") from None
+    lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
+    if not arrays or min(lengths.values()) == 0:
+        raise DataError(f"data {str(path)!r} holds no samples: arrays of lengths {lengths}")
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"data {str(path)!r} holds arrays of different lengths: {lengths}")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"data {str(path)!r}: array {name!r} holds {array.dtype}; expected numbers")
+    rows = spread(next(iter(lengths.values())), samples)
+    return ArrayBatches({n: native(a[rows]) for n, a in arrays.items()}, batch_size)
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse arrays that have no values, or fewer bytes than their shape says, before memory is taken for them."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                header = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = header(file)
+                wanted, left = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            name = member.filename.removesuffix(".npy")
+            if wanted != left and not dtype.hasobject:  # numpy refuses objects
+                raise DataError(
+                    f"data {str(path)!r}: array {name!r} of shape {shape} takes {wanted} bytes; {left} are there"
+                )
+            if 0 in shape[1:]:
+                raise DataError(f"data {str(path)!r}: array {name!r} of shape {shape} holds no values")
+
+
+# ---------------------------------------------------------------- images
+@dataclass(frozen=True, slots=True)
+class ImageBatches:
+    """Image files read as (batch, channels, height, width) float32, with labels where there are classes."""
+
+    files: tuple[Path, ...]
+    labels: tuple[int, ...] | None
+    shape: ImageShape
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self.files), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            images = torch.stack(_same_shape([(f, read_image(f, self.shape)) for f in self.files[rows]]))
+            yield images if self.labels is None else (images, torch.tensor(self.labels[rows]))
+
+
+def _image_folder(folder: Path, shape: ImageShape, batch_size: int, samples: int | None) -> ImageBatches:
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise HagoError("reading images needs a package more: pip install 'hago[images]'") from None
+    classes = sorted(d for d in folder.iterdir() if d.is_dir() and _image_files(d, "**/*"))
+    flat = _image_files(folder, "*")
+    if classes and flat:
+        raise DataError(f"{folder} holds images and folders of images; expected a folder per class, or none")
+    files = [(f, label) for label, d in enumerate(classes) for f in _image_files(d, "**/*")] or [(f, 0) for f in flat]
+    if not files:
+        raise DataError(f"{folder} holds no images; expected files that end in {', '.join(_IMAGES)}")
+    chosen = [files[i] for i in spread(len(files), samples)]
+    labels = tuple(label for _, label in chosen) if classes else None
+    return ImageBatches(tuple(f for f, _ in chosen), labels, shape, batch_size)
+
+
+def _image_files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(f for f in folder.glob(pattern) if f.suffix.lower() in _IMAGES and f.is_file())
+
+
+def read_image(file: Path, shape: ImageShape) -> Tensor:
+    """(channels, height, width) float32.
+
+    Raises:
+        DataError: not an image.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file, formats=_FORMATS) as opened:
+            image = opened.convert("L" if shape.gray else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"image {file} cannot be read: {said(error)}") from None
+    if shape.size is not None:
+        height, width = shape.size
+        factor = max(width / image.width, height / image.height)
+        wide, high = max(width, round(image.width * factor)), max(height, round(image.height * factor))
+        left, top = (wide - width) // 2, (high - height) // 2
+        image = image.resize((wide, high), Image.Resampling.BILINEAR).crop((left, top, left + width, top + height))
+    pixels = torch.from_numpy(np.array(image, dtype=np.float32) / 255.0)
+    x = pixels.unsqueeze(0) if shape.gray else pixels.permute(2, 0, 1)
+    mean, std = (torch.tensor(v, dtype=torch.float32).reshape(-1, 1, 1) for v in (shape.mean, shape.std))
+    return (x - mean) / std
+
+
+def _same_shape(images: list[tuple[Path, Tensor]]) -> list[Tensor]:
+    (first, one), *_ = images
+    for file, image in images:
+        if image.shape != one.shape:
+            raise DataError(
+                f"images differ in size: {first} is {one.shape[2]}x{one.shape[1]}, {file} is "
+                f"{image.shape[2]}x{image.shape[1]}; give one size"
+            )
+    return [image for _, image in images]
+
+
+# ---------------------------------------------------------------- callables
+@dataclass(slots=True)
+class CalledBatches:
+    """What a named callable returns, the first `samples` of it.
+
+    An iterator can be read only once, so where the callable returns one it is called for every pass.
+    """
+
+    spec: str
+    samples: int | None
+    _kept: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = self._call()
+        self._kept = None if isinstance(made, Iterator) else made
+
+    def _call(self) -> Any:
+        made = call(import_object(self.spec, "data"), self.spec, "data")
+        if isinstance(made, Tensor):
+            return torch.split(made, BATCH_SIZE)
+        if not isinstance(made, Iterable):
+            raise DataError(f"data {self.spec!r} returned {type(made).__name__}; expected an iterable of batches")
+        return made
+
+    def __iter__(self) -> Iterator[Any]:
+        left = self.samples
+        try:
+            for batch in self._call() if self._kept is None else self._kept:
+                cut = batch if left is None else pytree.tree_map(lambda t, n=left: _first(t, n), batch)
+                if left is not None:
+                    left -= _size(cut)
+                yield cut
+                if left is not None and left <= 0:
+                    return
+        except HagoError:
+            raise
+        except Exception as error:
+            raise DataError(f"data {self.spec!r} raised {said(error)}") from error
+
+
+def _first(value: Any, count: int) -> Any:
+    return value[:count] if isinstance(value, (Tensor, np.ndarray)) and value.ndim else value
+
+
+def _size(batch: Any) -> int:
+    sizes = [len(t) for t in pytree.tree_leaves(batch) if isinstance(t, (Tensor, np.ndarray)) and t.ndim]
+    return sizes[0] if sizes else 1

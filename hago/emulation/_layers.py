@@ -1,0 +1,48 @@
+"""Layers that hold a weight (convolutions and linear layers), run with another weight and bias."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hago.arithmetic.convolution import without_stride
+from hago.emulation._checks import along
+from hago.errors import HagoError
+
+#: What can be run with a fake-quantized weight; the channels of its outputs are axis 0 of the weight.
+Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+LAYERS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+def check_layer(layer: nn.Module) -> None:
+    """Refuse a module that is no such layer.
+
+    Raises:
+        HagoError: e.g. a transposed convolution, whose output channels are not axis 0 of its weight.
+    """
+    if not isinstance(layer, LAYERS):
+        raise HagoError(f"got a {type(layer).__name__}; expected Conv1d, Conv2d, Conv3d or Linear")
+
+
+def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What the layer computes with `weight` and `bias` in the place of its own."""
+    if isinstance(layer, nn.Linear):
+        return functional.linear(x, weight, bias)
+    read, stride = without_stride(x, weight, layer.stride, layer.padding)
+    if read is not x:
+        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.ndim - 3]
+        return convolve(read, weight, bias, stride, groups=layer.groups)
+    y: Tensor = layer._conv_forward(x, weight, bias)
+    return y
+
+
+def per_channel(values: Tensor, layer: Layer) -> Tensor:
+    """A vector over output channels, shaped to scale the layer's weight."""
+    return along(values, 0, layer.weight.ndim)
+
+
+def output_axis(layer: Layer, y: Tensor) -> int:
+    """Which axis of the layer's output the channels are."""
+    return y.ndim - 1 if isinstance(layer, nn.Linear) else y.ndim - layer.weight.ndim + 1

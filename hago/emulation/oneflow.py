@@ -1,0 +1,495 @@
+"""OneFlow's quantizers: MinMaxObserver, MovingAverageMinMaxObserver, FakeQuantization, Quantization.
+
+Facts of OneFlow 0.9.0 that differ from most others and are kept: the affine range is not widened to
+hold 0; the two observers round the affine zero point differently at ties; the gradient of fake
+quantization is never masked; the lowest symmetric integer is -2**(bits-1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hago.arithmetic.rounding import round_half_away
+from hago.arithmetic.straight_through import straight_through
+from hago.emulation._checks import along, but, check_axis, check_bits, check_choice, check_float
+from hago.emulation._layers import Layer, check_layer, output_axis, per_channel, run_layer
+from hago.errors import HagoError
+
+Formula = Literal["google", "cambricon"]
+Scheme = Literal["symmetric", "affine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """What OneFlow's observers and quantizers share: the formula of scale, zero point and integers.
+
+    Args:
+        formula: `google`, or `cambricon`, whose "scale" is the exponent of a power of two and which
+            is symmetric and per layer whatever the other options say.
+        bits: 1 to 32 (OneFlow's static graphs allow 2 to 8, its eager mode does not check).
+        scheme: `symmetric` (signed) or `affine` (unsigned).
+        per_layer: one scale for the tensor, or one per index of axis 0.
+        wraps: read an affine zero point as uint8, as OneFlow's kernel on the CPU does: modulo 256, so
+            that -10 is 246 and 300 is 44. It shows where a range does not hold 0.
+
+    Raises:
+        HagoError: an option is out of range.
+
+    References:
+        Oneflow-Inc/oneflow, oneflow/user/kernels/{min_max_observer,fake_quantization,quantization}_kernel.
+    """
+
+    formula: Formula = "google"
+    bits: int = 8
+    scheme: Scheme = "symmetric"
+    per_layer: bool = True
+    wraps: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("formula", self.formula, ("google", "cambricon"))
+        check_choice("scheme", self.scheme, ("symmetric", "affine"))
+        check_bits(self.bits, 1, 32, "a OneFlow quantizer")
+        if self.formula == "cambricon" and not self.per_layer:
+            raise HagoError("formula 'cambricon' has no per-channel form; set per_layer=True")
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the integers are signed and the zero point 0."""
+        return self.formula == "cambricon" or self.scheme == "symmetric"
+
+    def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """MinMaxObserver: (scale, zero point) of the values of `x`.
+
+        A NaN counts only as the first element (of the tensor, or of a channel); later ones are
+        passed over. All zeros give scale 0, and with `affine` a zero point of NaN.
+
+        Args:
+            x: float tensor, not empty.
+
+        Returns:
+            Two tensors of `x`'s dtype, of shape (1,), or (channels,) where not per layer.
+        """
+        low, high = _extrema(x.detach(), self.per_layer)
+        return self.qparams(low, high)
+
+    def qparams(self, low: Tensor, high: Tensor, rounding: str = "half_even") -> tuple[Tensor, Tensor]:
+        """(scale, zero point) of a range.
+
+            symmetric: scale = max(|low|, |high|) / (2**(bits-1) - 1), zero point 0
+            affine:    scale = (high - low) / (2**bits - 1), zero point = -round(low / scale)
+            cambricon: scale = floor(log2(max(|low|, |high|))) - (bits - 2), zero point 0
+
+        Args:
+            low, high: float, of one shape.
+            rounding: of the affine zero point: `half_even` (MinMaxObserver) or `half_away`
+                (MovingAverageMinMaxObserver).
+        """
+        check_choice("rounding", rounding, ("half_even", "half_away"))
+        if self.symmetric:
+            top = torch.maximum(low.abs(), high.abs())
+            if self.formula == "cambricon":
+                # the float's own log2: float32's rounds to a whole number just below large powers of two
+                scale = torch.log2(top.to(torch.float64)).to(top.dtype).floor() - (self.bits - 2)
+            else:
+                scale = top / _count(self.bits - 1, top)
+            return scale, torch.zeros_like(scale)
+        scale = (high - low) / _count(self.bits, low)
+        nearest = torch.round if rounding == "half_even" else round_half_away
+        return scale, -nearest(low / scale)
+
+    def quantize(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """Quantization: the integers of `x`, held in its float dtype; it has no gradient.
+
+            symmetric: clamp(round(x / scale), -2**(bits-1), 2**(bits-1) - 1)
+            affine:    clamp(round(x / scale + zero_point), 0, 2**bits - 1)
+
+        Ties go to even, with the zero point inside the rounding. Where scale is 0, x / 0 saturates,
+        and 0 / 0 is NaN.
+
+        Args:
+            x: float tensor.
+            scale, zero_point: of `observe`: one entry, or one per index of axis 0.
+        """
+        return self._integers(x.detach(), scale.detach(), zero_point.detach())[0]
+
+    def fake_quantize(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """FakeQuantization: `(quantize(x) - zero_point) * scale`; `dx = dy` everywhere, also where clipped.
+
+        Args:
+            x: float tensor.
+            scale, zero_point: of `observe`; they take no gradient.
+        """
+        q, step, zero = self._integers(x.detach(), scale.detach(), zero_point.detach())
+        return straight_through(x, (q - zero) * step)
+
+    def zero_point_used(self, zero_point: Tensor) -> Tensor:
+        """The zero point that the integers have: 0, or the given one, wrapped where asked."""
+        if self.symmetric:
+            return torch.zeros_like(zero_point)
+        return _as_uint8(zero_point) if self.wraps else zero_point
+
+    def _integers(self, x: Tensor, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(q, real step, zero point), the last two shaped to broadcast against `x`."""
+        check_float(x, "a OneFlow quantizer")
+        if scale.numel() != 1:
+            if self.formula == "cambricon":
+                raise HagoError(f"formula 'cambricon' got {scale.numel()} scales; expected one")
+            check_axis(x, 0, scale.numel(), "scale")
+        step = _power_of_two(scale) if self.formula == "cambricon" else scale
+        zero = self.zero_point_used(zero_point)
+        step, zero = (t.to(x.dtype) if t.numel() == 1 else along(t.to(x.dtype), 0, x.ndim) for t in (step, zero))
+        top = _count(self.bits - 1 if self.symmetric else self.bits, x)
+        bottom = -top - 1 if self.symmetric else torch.zeros_like(top)
+        ratio = x / step if self.symmetric else x / step + zero
+        return torch.round(ratio).clamp(bottom, top), step, zero
+
+
+class MovingAverageMinMaxObserver(nn.Module):
+    """The range of the batches seen in training, averaged; per layer.
+
+    In training, while `current_train_step <= stop_update_after_iters`,
+    `m = v if m == 0 else m * momentum + v * (1 - momentum)` with momentum in float32; v is the
+    batch's extremum (`affine`) or its largest magnitude, for both buffers (symmetric). So a buffer
+    that is exactly 0, such as the minimum of a relu's output, starts anew at every step. In eval the
+    buffers stay; before any update they are 0, and so is the scale.
+
+    Args:
+        quantizer: makes scale and zero point of the averaged range; must be per layer.
+        stop_update_after_iters: the last step that still updates.
+        momentum: weight of the past.
+
+    References:
+        Oneflow-Inc/oneflow, oneflow/user/kernels/moving_average_min_max_observer_kernel.
+    """
+
+    moving_max: Tensor
+    moving_min: Tensor
+
+    def __init__(
+        self, quantizer: Quantizer | None = None, stop_update_after_iters: int = 1, momentum: float = 0.95
+    ) -> None:
+        super().__init__()
+        self.quantizer = quantizer or Quantizer()
+        if not self.quantizer.per_layer:
+            raise HagoError("the moving average has no per-channel form; set per_layer=True")
+        self.stop_update_after_iters, self.momentum = stop_update_after_iters, momentum
+        self.register_buffer("moving_max", torch.zeros(1))
+        self.register_buffer("moving_min", torch.zeros(1))
+
+    def forward(self, x: Tensor, current_train_step: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+        """(scale, zero point) of shape (1,) in `x`'s dtype, after this batch was taken in.
+
+        Args:
+            x: float tensor, not empty.
+            current_train_step: compared with `stop_update_after_iters`; nothing here counts it.
+        """
+        if self.training and int(current_train_step) <= self.stop_update_after_iters:
+            low, high = (t.to(self.moving_max.dtype) for t in _extrema(x.detach(), per_layer=True))
+            if self.quantizer.symmetric:
+                low = high = torch.maximum(low.abs(), high.abs())
+            self.moving_max.copy_(self.average(self.moving_max, high))
+            self.moving_min.copy_(self.average(self.moving_min, low))
+        rounding = "half_away"
+        return self.quantizer.qparams(self.moving_min.to(x.dtype), self.moving_max.to(x.dtype), rounding)
+
+    def average(self, past: Tensor, value: Tensor) -> Tensor:
+        """The average after a batch whose extremum is `value`."""
+        momentum = torch.tensor(self.momentum, dtype=torch.float32, device=past.device)
+        return torch.where(past == 0, value, past * momentum + value * (1 - momentum))
+
+
+def _extrema(x: Tensor, per_layer: bool) -> tuple[Tensor, Tensor]:
+    """(min, max) as a sequential `<` finds them: NaN counts only where it comes first."""
+    check_float(x, "an observer")
+    if x.numel() == 0:
+        raise HagoError(f"an observer got an empty tensor of shape {tuple(x.shape)}; expected values")
+    if not per_layer and x.ndim == 0:
+        raise HagoError("an observer per channel got a scalar; expected channels on axis 0")
+    rows = x.reshape(1, -1) if per_layer else x.reshape(x.shape[0], -1)
+    rows = torch.where(torch.isnan(rows), rows[:, :1], rows)
+    return rows.amin(1), rows.amax(1)
+
+
+def _count(bits: int, like: Tensor) -> Tensor:
+    """`2**bits - 1`, the subtraction done in the dtype of `like`, as the kernels do."""
+    return torch.tensor(2.0**bits, dtype=like.dtype, device=like.device) - 1
+
+
+def _fits_int32(t: Tensor) -> Tensor:
+    return t.isfinite() & (t.abs() < 2.0**31)
+
+
+def _as_uint8(zero_point: Tensor) -> Tensor:
+    """`uint8(round(zero_point))` as x86 computes it: half away, modulo 256; 0 where int32 overflows."""
+    nearest = round_half_away(zero_point)
+    fits = _fits_int32(nearest)
+    wrapped = torch.where(fits, nearest, torch.zeros_like(nearest)).to(torch.int64) & 255
+    return wrapped.to(zero_point.dtype)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """`2**int(exponent)`, cut toward zero; 0 where the exponent is no int32 (of an all-zero tensor)."""
+    whole = torch.where(_fits_int32(exponent), exponent.trunc(), torch.full_like(exponent, -(2.0**31)))
+    return torch.pow(2.0, whole.to(torch.float64)).to(exponent.dtype)
+
+
+# ---------------------------------------------------------------- oneflow layers
+# OneFlow's layers for training: QatConv, and the demo's QLayer (QConv2d, QLinear) and QConvBN with freeze.
+# A layer's forward is fake-quantized float; `freeze` gives its integers. The demo's freeze has defects that its
+# results show; ours does not have them unless `upstream=True` asks for the same figures.
+
+#: The demo quantizes biases with this, upstream: unsigned, so negative biases become 0.
+_UPSTREAM_BIAS = Quantizer(bits=32, scheme="affine")
+
+
+class _Qat(nn.Module):
+    """The part of QatConv1d, 2d and 3d that does not depend on the dimension."""
+
+    current_train_step: Tensor
+
+    def __init__(self, *args: Any, quantizer: Quantizer | None = None, momentum: float = 0.95, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        chosen = quantizer or Quantizer()
+        self.input_observer = MovingAverageMinMaxObserver(
+            Quantizer(chosen.formula, chosen.bits, chosen.scheme, wraps=chosen.wraps), 1, momentum
+        )
+        self.quantizer = chosen
+        self.register_buffer("current_train_step", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.quantizer.fake_quantize(x, *self.input_observer(x, self.current_train_step))
+        assert isinstance(self, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        weight = self.quantizer.fake_quantize(self.weight, *self.quantizer.observe(self.weight))
+        return run_layer(self, seen, weight, self.bias)
+
+
+class QatConv1d(_Qat, nn.Conv1d):
+    """`nn.Conv1d` on a fake-quantized input and weight; see QatConv2d."""
+
+
+class QatConv2d(_Qat, nn.Conv2d):
+    """`nn.Conv2d` on a fake-quantized input and weight; the bias stays float.
+
+    The input's range is a moving average that updates while the buffer `current_train_step` is at
+    most 1. Nothing here counts that buffer, as in OneFlow: set it past 1 to freeze the range.
+
+    Args:
+        *args, **kwargs: of `nn.Conv2d`.
+        quantizer: of the weight; the input takes the same, per layer.
+        momentum: of the input's range.
+
+    References:
+        Oneflow-Inc/oneflow, python/oneflow/nn/qat/conv.py.
+    """
+
+
+class QatConv3d(_Qat, nn.Conv3d):
+    """`nn.Conv3d` on a fake-quantized input and weight; see QatConv2d."""
+
+
+class Range(nn.Module):
+    """The last (scale, zero point) that was observed; the demo's QParam. It does not average."""
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, quantizer: Quantizer, channels: int = 1) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+        size = 1 if quantizer.per_layer else channels
+        self.register_buffer("scale", torch.zeros(size))
+        self.register_buffer("zero_point", torch.zeros(size))
+
+    def update(self, x: Tensor) -> None:
+        """Observe `x`, whatever was there before."""
+        scale, zero_point = self.quantizer.observe(x)
+        self.scale.copy_(scale)
+        self.zero_point.copy_(zero_point)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` observed and fake-quantized."""
+        self.update(x)
+        return self.quantizer.fake_quantize(x, self.scale, self.zero_point)
+
+    @property
+    def step(self) -> Tensor:
+        """The real size of one quantum, also where "scale" is an exponent."""
+        return torch.exp2(self.scale) if self.quantizer.formula == "cambricon" else self.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """A layer in integers: `q_out = clip(round(multiplier * (layer(q_in - zero_in) + bias)) + zero_out)`.
+
+    Args:
+        multiplier: `s_weight * s_in / s_out`, of shape (1,), or (channels,).
+        weight: integers with their zero point taken off, as floats.
+        bias: integers at scale `s_in * s_weight`, as floats; None where the layer has none.
+    """
+
+    multiplier: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class QLayer(nn.Module):
+    """A layer with fake-quantized input, weight and output; the demo's QConv2d and QLinear.
+
+    Args:
+        layer: Conv1d, Conv2d, Conv3d or Linear; its parameters are trained.
+        quantizer: of the weight; input and output take the same, per layer. (The demo's QLinear is
+            always google, symmetric, per layer.)
+        quantize_input, quantize_output: whether this layer observes them. Where not, the neighbour's
+            Range is given to `freeze`.
+
+    References:
+        Oneflow-Inc/models, Quantization/quantization_ops/{conv,linear,q_module}.py.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        quantizer: Quantizer | None = None,
+        *,
+        quantize_input: bool = True,
+        quantize_output: bool = True,
+    ) -> None:
+        super().__init__()
+        check_layer(layer)
+        chosen = quantizer or Quantizer()
+        values = Quantizer(chosen.formula, chosen.bits, chosen.scheme, wraps=chosen.wraps)
+        self.layer, self.quantizer = layer, chosen
+        self.qi = Range(values) if quantize_input else None
+        self.qw = Range(chosen, layer.weight.shape[0])
+        self.qo = Range(values) if quantize_output else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.qi is not None:
+            x = self.qi(x)
+        weight, bias = self._weight_and_bias(x)
+        y = run_layer(self.layer, x, self.qw(weight), bias)
+        return y if self.qo is None else self.qo(y)
+
+    def _weight_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is quantized and run on the (fake-quantized) input `x`."""
+        return self.layer.weight, self.layer.bias
+
+    def _final(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
+        """What is frozen."""
+        return self.layer.weight, self.layer.bias
+
+    @torch.no_grad()
+    def freeze(self, qi: Range | None = None, qo: Range | None = None, *, upstream: bool = False) -> Frozen:
+        """The layer in integers.
+
+        Args:
+            qi, qo: the ranges of input and output, where this layer does not observe them.
+            upstream: with the demo's defects: biases are unsigned (negative ones become 0); with
+                `cambricon`, exponents are multiplied as if they were scales; QConvBN folds with the
+                variance in the place of its root; the weight's range is the last one seen.
+
+        Raises:
+            HagoError: a range is missing, or given twice; or `upstream` and the demo's code raises:
+                per channel, or a linear layer.
+        """
+        seen, out = _one_of("qi", self.qi, qi), _one_of("qo", self.qo, qo)
+        weight, bias = self._final(upstream=upstream)
+        if upstream:
+            return self._freeze_upstream(weight, bias, seen, out)
+        self.qw.update(weight)
+        product = seen.step * self.qw.step
+        whole = None if bias is None else torch.round(bias / product).clamp(-(2.0**31), 2.0**31 - 1)
+        zero = self.quantizer.zero_point_used(self.qw.zero_point)
+        return Frozen(product / out.step, self._integers(weight, zero), whole)
+
+    def _freeze_upstream(self, weight: Tensor, bias: Tensor | None, seen: Range, out: Range) -> Frozen:
+        if not self.quantizer.per_layer or isinstance(self.layer, nn.Linear) or bias is None:
+            raise HagoError("freeze(upstream=True): the demo cannot freeze per channel, a linear layer, or no bias")
+        product = seen.scale * self.qw.scale
+        whole = _UPSTREAM_BIAS.quantize(bias, product, torch.zeros_like(product))
+        return Frozen(product / out.scale, self._integers(weight, self.qw.zero_point), whole)
+
+    def _integers(self, weight: Tensor, zero: Tensor) -> Tensor:
+        q = self.quantizer.quantize(weight, self.qw.scale, self.qw.zero_point)
+        return q - (zero if zero.numel() == 1 else per_channel(zero, self.layer))
+
+
+class QConvBN(QLayer):
+    """A convolution and its batch norm as one: the norm is folded into the weight, which is quantized.
+
+    In training the fold uses the batch's mean and unbiased variance of the unquantized convolution,
+    both without gradient, and updates the running statistics with the same; in eval it uses the
+    running statistics.
+
+    Args:
+        layer, quantizer, quantize_input, quantize_output: of QLayer.
+        bn: its statistics, gamma and beta (if affine) are used and updated.
+        inverted_momentum: read `bn.momentum` as the weight of the past, as the demo does; else as
+            torch does, the weight of the new batch.
+
+    References:
+        Oneflow-Inc/models, Quantization/quantization_ops/conv_bn.py.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        bn: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d,
+        quantizer: Quantizer | None = None,
+        *,
+        quantize_input: bool = True,
+        quantize_output: bool = True,
+        inverted_momentum: bool = False,
+    ) -> None:
+        super().__init__(layer, quantizer, quantize_input=quantize_input, quantize_output=quantize_output)
+        if bn.running_mean is None or bn.momentum is None:
+            raise HagoError("the batch norm keeps no running average; expected running statistics and a momentum")
+        self.bn, self.inverted_momentum = bn, inverted_momentum
+
+    def _weight_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        mean, variance = self._statistics()
+        if self.training:
+            with torch.no_grad():
+                y = run_layer(self.layer, x, self.layer.weight, self.layer.bias)
+                rest = but(output_axis(self.layer, y), y.ndim)
+                if y.numel() == y.shape[output_axis(self.layer, y)]:
+                    raise HagoError("a batch norm in training got one value per channel; expected more")
+                batch = y.mean(rest), y.var(rest)
+                for kept, new in zip((mean, variance), batch, strict=True):
+                    kept.copy_(self._average(kept, new))
+            mean, variance = batch
+        return self._fold(mean, torch.sqrt(variance + self.bn.eps))
+
+    def _final(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
+        mean, variance = self._statistics()
+        return self._fold(mean, variance if upstream else torch.sqrt(variance + self.bn.eps))
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        mean, variance = self.bn.running_mean, self.bn.running_var
+        assert mean is not None and variance is not None
+        return mean, variance
+
+    def _average(self, past: Tensor, new: Tensor) -> Tensor:
+        momentum = self.bn.momentum
+        assert momentum is not None
+        keep = momentum if self.inverted_momentum else 1 - momentum
+        return keep * past + (1 - keep) * new
+
+    def _fold(self, mean: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """`W * gamma / sigma`, `(b - mean) * gamma / sigma + beta`."""
+        gamma = 1 / sigma if not self.bn.affine else self.bn.weight / sigma
+        bias = -gamma * mean if self.layer.bias is None else gamma * self.layer.bias - gamma * mean
+        return self.layer.weight * per_channel(gamma, self.layer), bias + self.bn.bias if self.bn.affine else bias
+
+
+def _one_of(name: str, own: Range | None, given: Range | None) -> Range:
+    if (own is None) == (given is None):
+        what = "is missing; pass the neighbour's Range" if own is None else "is given, but this layer observes its own"
+        raise HagoError(f"freeze: {name} {what}")
+    found = given if own is None else own
+    assert found is not None
+    return found

@@ -1,0 +1,394 @@
+"""TPU-MLIR: the histogram that its calibration gathers, batch by batch, and the kl threshold of one.
+
+Bin k counts the magnitudes nearest to k * width; zeros are not counted. Widths and positions are
+float32, as the engine's are.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.emulation._checks import require_finite, require_range
+from hago.errors import DataError, HagoError, did_you_mean
+
+BINS: Final = 2048
+#: Past this many bins a batch whose range leaps starts the histogram over.
+MOST_BINS: Final = 8_000_000
+#: The floor under logarithms.
+EPSILON: Final = 1e-30
+
+_SINGLE: Final = struct.Struct("f")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """Counts of magnitudes: `counts[k]` of those nearest to `k * width`.
+
+    Args:
+        counts: int64, (bins,).
+        width: real units per bin.
+        top: the magnitude that the last bin stands for.
+    """
+
+    counts: Tensor
+    width: float
+    top: float
+
+
+def _count(x: Tensor, top: float, bins: int) -> tuple[Tensor, float]:
+    width = top / (bins - 1)
+    if width == 0:
+        return torch.zeros(bins, dtype=torch.int64), 0.0
+    magnitudes = x.to(torch.float32).abs().reshape(-1)
+    # A tensor divided by a float32 scalar and rounded in float32, as numpy does it upstream.
+    position = magnitudes[magnitudes != 0] / torch.tensor(width, dtype=torch.float32)
+    index = (position + 0.5).floor()
+    kept = index[index <= bins - 1].to(torch.int64)
+    return torch.bincount(kept, minlength=bins), width
+
+
+def histogram(x: Tensor, bins: int = BINS) -> Histogram:
+    """The histogram of one batch: `width = absmax / (bins - 1)`, index `floor(|x| / width + 0.5)`.
+
+    Raises:
+        DataError: `x` is empty or not finite.
+        HagoError: fewer than 2 bins.
+
+    References:
+        TPU-MLIR `histogram` (python/calibration/cali_math.py).
+    """
+    _check(x)
+    if bins < 2:
+        raise HagoError(f"a histogram of {bins} bins; expected 2 or more")
+    top = float(x.to(torch.float32).abs().max())
+    counts, width = _count(x, top, bins)
+    return Histogram(counts, width, top)
+
+
+def extend_histogram(before: Histogram, x: Tensor, bins: int = BINS) -> Histogram:
+    """The histogram of all batches so far and one more.
+
+    A batch within the range is counted with the same bins. Else bins are appended: with
+    `step = top / n` the histogram grows by `(absmax - top) // step + 1` of them, the new top is a
+    whole number of steps, and old counts keep their bins. The width is then `top' / (n' - 1)`, which
+    differs from the old one by less than one part in n. Past MOST_BINS the old counts are dropped.
+
+    Args:
+        bins: of a histogram that starts over.
+
+    Raises:
+        DataError: `x` is empty or not finite.
+
+    References:
+        TPU-MLIR `combine_histogram` (python/calibration/cali_math.py).
+    """
+    _check(x)
+    top = float(x.to(torch.float32).abs().max())
+    n = before.counts.numel()
+    if top <= before.top:
+        counts, _ = _count(x, before.top, n)
+        return replace(before, counts=before.counts + counts)
+    if before.top == 0:
+        return histogram(x, n)
+    step = before.top / n
+    more = int((top - before.top) // step + 1)
+    if n + more > MOST_BINS:
+        return histogram(x, bins)
+    new_top = more * step + before.top
+    counts, width = _count(x, new_top, n + more)
+    counts[:n] += before.counts
+    return Histogram(counts, width, new_top)
+
+
+def _check(x: Tensor) -> None:
+    if x.numel() == 0:
+        raise DataError("a batch for calibration is empty; expected values")
+    require_finite("values for calibration", x)
+
+
+# ---------------------------------------------------------------- kl
+def _candidate(counts: Tensor, end: int, groups: int) -> tuple[Tensor, Tensor]:
+    """float32 distributions of the first `end` bins: P with the tail folded in, Q from `groups` groups."""
+    total = counts.sum().to(torch.float32)
+    kept = counts[:end].clone()
+    kept[-1] += counts[end:].sum()
+    p = kept.to(torch.float32) / total
+    cells = counts[:end].view(groups, end // groups)
+    mass = cells.sum(1).to(torch.float32)
+    filled = (cells > 0).sum(1).clamp_min(1).to(torch.float32)
+    level = mass / filled / counts[:end].sum().to(torch.float32)
+    q = torch.where(cells > 0, level.unsqueeze(1), torch.zeros(())).reshape(-1)
+    return p, q
+
+
+def divergences(counts: Tensor, groups: int = 128) -> Tensor:
+    """KL(P || Q) in decades for the first groups, 2 * groups, ... bins: float32, (bins // groups,).
+
+    P is the first i bins with the tail's mass in the last, over the total; Q spreads each of
+    `groups` equal runs of them over its non-empty bins, over the mass inside. The sum is `sum of
+    P * (log10(P + 1e-30) - log10(Q + 1e-30))`, each term in float64, added up bin by bin in float32.
+
+    Raises:
+        HagoError: counts are negative, all 0 or fewer than `groups`.
+
+    References:
+        TPU-MLIR `kl_diversity_hist` (calibration_math.cpp).
+    """
+    if groups < 1 or counts.dim() != 1 or counts.numel() < groups:
+        raise HagoError(f"counts of {tuple(counts.shape)} for {groups} groups; expected at least {groups} bins")
+    require_range("a histogram's counts", counts, 0, 1 << 62)
+    if int(counts.sum()) == 0:
+        raise HagoError("a histogram's counts are all 0; expected at least one value that is not 0")
+    found = []
+    for end in range(groups, counts.numel() + 1, groups):
+        p, q = _candidate(counts, end, groups)
+        some = p > 0  # an empty bin's term is exactly 0
+        a, b = p[some].to(torch.float64), q[some].to(torch.float64)
+        found.append(_sum_in_float32(a * ((a + EPSILON).log10() - (b + EPSILON).log10())))
+    return torch.stack(found)
+
+
+def _sum_in_float32(terms: Tensor) -> Tensor:
+    """float64 terms added one after the other to a float32 total, which is rounded each time."""
+    total = 0.0
+    for term in terms.tolist():
+        (total,) = _SINGLE.unpack(_SINGLE.pack(total + term))
+    return torch.tensor(total, dtype=torch.float32)
+
+
+def kl_threshold_of_counts(counts: Tensor, width: float, groups: int = 128) -> float:
+    """`width * (m + 1) * groups` in float32, m the first of the least `divergences`.
+
+    Args:
+        counts: int64, (bins,).
+        width: real units per bin, rounded to float32.
+        groups: 128 for 8 bits, 8 for 4 bits upstream.
+
+    Raises:
+        HagoError: as in `divergences`, or the width is not positive.
+
+    References:
+        TPU-MLIR `kl_diversity_hist` (calibration_math.cpp).
+    """
+    if not width > 0:
+        raise HagoError(f"a histogram's width is {width}; expected one above 0")
+    values = divergences(counts, groups).tolist()
+    m = values.index(min(values))
+    step = torch.tensor(width, dtype=torch.float64).to(torch.float32)
+    return float(step * float(m + 1) * float(groups))
+
+
+# ---------------------------------------------------------------- tpu mlir calibration
+# TPU-MLIR: its threshold methods on tensors, each a function from values to one positive number.
+# A method's own answer may pass the largest magnitude; `table_threshold` is what the engine then writes into a table.
+# Where the engine works in float32 and the order of a sum is numpy's, these sum in float64: the difference is some
+# parts in 10**6.
+
+#: Thresholds at or below this, and NaN, are written as this.
+SMALLEST_THRESHOLD: Final = 1e-5
+
+_GAUSS: Final = MappingProxyType({4: 2.55913642, 8: 3.92403337})
+_LAPLACE: Final = MappingProxyType({4: 5.02864014, 8: 9.89675982})
+
+
+def _values(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        raise DataError("values for calibration are empty; expected some")
+    require_finite("values for calibration", x)
+    return x.to(torch.float32).to(torch.float64).reshape(-1)
+
+
+def _factor(table: Mapping[int, float], bits: int) -> float:
+    if bits not in table:
+        raise HagoError(f"a threshold for {bits} bits; expected 4 or 8")
+    return table[bits]
+
+
+def max_threshold(x: Tensor) -> float:
+    """The largest magnitude."""
+    return float(_values(x).abs().max())
+
+
+def kl_threshold(x: Tensor, bits: int = 8, bins: int = BINS) -> float:
+    """The kl threshold of one batch's histogram: 128 groups for 8 bits, 8 for 4. All zero gives 0.
+
+    References:
+        TPU-MLIR python/calibration/kld_calibrator.py, the default method.
+    """
+    return kl_threshold_of_histogram(histogram(x, bins), bits)
+
+
+def kl_threshold_of_histogram(gathered: Histogram, bits: int = 8) -> float:
+    """The kl threshold of what `histogram` and `extend_histogram` gathered; 0 where all was zero."""
+    if bits not in (4, 8):
+        raise HagoError(f"a threshold for {bits} bits; expected 4 or 8")
+    if gathered.width == 0:
+        return 0.0
+    return kl_threshold_of_counts(gathered.counts, gathered.width, 128 if bits == 8 else 8)
+
+
+def mse_threshold(x: Tensor, bits: int = 8) -> float:
+    """OCTAV: the fixed point of the threshold that balances clipping and rounding error.
+
+    Starts at `sum|x| / #(x != 0)`; then at most 20 times `s' = sum(|x|; |x| > s) / (4**-bits / 3 / u
+    * #(|x| <= s) + #(|x| > s))`, u = 4 where the least value is within 1e-6 of 0, else 1. It stops at a
+    step below 1e-6 and returns the value before that step. All zero gives 1.0.
+
+    References:
+        Sakr et al., Optimal Clipping and Magnitude-aware Differentiation, ICML 2022;
+        TPU-MLIR `threshold_mse` (python/calibration/cali_math.py).
+    """
+    if not 1 <= bits <= 16:
+        raise HagoError(f"a threshold for {bits} bits; expected 1 to 16")
+    values = _values(x)
+    unsigned = 4 if abs(float(values.min())) < 1e-6 else 1
+    magnitudes = values.abs()
+    if not bool((magnitudes > 0).any()):
+        return 1.0
+    s = float(magnitudes.sum()) / int((magnitudes > 0).sum())
+    for _ in range(20):
+        above = magnitudes > s
+        clipped = int(above.sum())
+        rounding = 1 / 4**bits / 3 / unsigned * (magnitudes.numel() - clipped)
+        following = float(magnitudes[above].sum()) / (rounding + clipped)
+        if abs(following - s) < 1e-6:
+            break
+        s = following
+    return s
+
+
+def aciq_gauss_threshold(x: Tensor, bits: int = 8) -> float:
+    """`alpha * std` with `std = (max - min) * 0.175 * (1 + sqrt(pi * ln 4)) / sqrt(2 ln N)`.
+
+    alpha is 3.92403337 for 8 bits, 2.55913642 for 4. Not cut to the largest magnitude.
+
+    Raises:
+        DataError: fewer than 2 values.
+
+    References:
+        Banner et al., arXiv:1810.05723; TPU-MLIR `threshold_aciq_gauss`.
+    """
+    values = _values(x)
+    if values.numel() < 2:
+        raise DataError("aciq_gauss got one value; expected two or more")
+    constant = 0.5 * 0.35 * (1 + math.sqrt(math.pi * math.log(4)))
+    spread = float(values.max() - values.min())
+    return _factor(_GAUSS, bits) * spread * constant / math.sqrt(2 * math.log(values.numel()))
+
+
+def aciq_laplace_threshold(x: Tensor, bits: int = 8) -> float:
+    """`beta * mean|x - mean(x)|`, beta 9.89675982 for 8 bits, 5.02864014 for 4.
+
+    Not cut to the largest magnitude.
+
+    References:
+        Banner et al., arXiv:1810.05723; TPU-MLIR `threshold_aciq_laplace`.
+    """
+    values = _values(x)
+    return _factor(_LAPLACE, bits) * float((values - values.mean()).abs().mean())
+
+
+def percentile_range(x: Tensor, percent: float = 99.99) -> tuple[float, float]:
+    """The values at `percent` from below and from above, between the two nearest order statistics.
+
+    With N values, `t = percent / 100 * (N - 1)` and `k = int(N * (1 - percent / 100)) + 1`: the k-th
+    largest value, moved towards the next by the fraction of t; the same from below. k = 1 gives the ends.
+
+    Args:
+        percent: in (0, 100); the engine gives operator i of n `99.99 + i * (99.999999 - 99.99) / n`.
+
+    Returns:
+        (minimum, maximum); the threshold is the larger magnitude.
+
+    Raises:
+        HagoError: `percent` is not between 0 and 100.
+
+    References:
+        TPU-MLIR `process_compute_threshold`, method percentile9999.
+    """
+    if not 0 < percent < 100:
+        raise HagoError(f"a percentile of {percent}; expected one between 0 and 100")
+    values = _values(x).sort().values
+    n = values.numel()
+    kept = min(int(n * (1 - percent / 100)) + 1, n)
+    position = percent / 100 * (n - 1)
+    fraction = position - int(position)
+    if kept == 1:
+        return float(values[0]), float(values[-1])
+    high, low = values[n - kept :], values[:kept].flip(0)
+    return (
+        float(low[0] + fraction * (low[1] - low[0])),
+        float(high[0] + fraction * (high[1] - high[0])),
+    )
+
+
+def percentile_of_operator(index: int, operators: int) -> float:
+    """The percentile of operator `index` of `operators`: from 99.99 up, never reaching 99.999999.
+
+    Raises:
+        HagoError: the index is not one of the operators'.
+
+    References:
+        TPU-MLIR `process_statistic`.
+    """
+    if not 0 <= index < operators:
+        raise HagoError(f"operator {index} of {operators}; expected an index from 0")
+    return 99.99 + index * ((99.999999 - 99.99) / operators)
+
+
+def percentile_threshold(x: Tensor, percent: float = 99.99) -> float:
+    """The larger magnitude of `percentile_range`."""
+    low, high = percentile_range(x, percent)
+    return max(abs(low), abs(high))
+
+
+#: The engine's names for its methods, each from values and bits to a threshold.
+METHODS: Final[Mapping[str, Callable[[Tensor, int], float]]] = MappingProxyType(
+    {
+        "kl": kl_threshold,
+        "mse": mse_threshold,
+        "aciq_gauss": aciq_gauss_threshold,
+        "aciq_laplace": aciq_laplace_threshold,
+        "percentile9999": lambda x, bits: percentile_threshold(x),
+        "max": lambda x, bits: max_threshold(x),
+    }
+)
+
+
+def threshold(x: Tensor, method: str, bits: int = 8) -> float:
+    """The threshold of one batch by a method of METHODS.
+
+    Raises:
+        HagoError: the method is unknown, or does not know the bits.
+        DataError: `x` is empty or too small.
+    """
+    if method not in METHODS:
+        raise HagoError(f"unknown method {method!r}; known: {', '.join(METHODS)}." + did_you_mean(method, METHODS))
+    return METHODS[method](x, bits)
+
+
+def table_threshold(of_batches: Sequence[float], absmax: float) -> float:
+    """What the engine writes: the mean over batches, at most `absmax`, and 1e-5 where that is not above it.
+
+    Args:
+        of_batches: one threshold per batch (kl and max have one for all).
+        absmax: the largest magnitude over all batches.
+
+    Raises:
+        DataError: there is no batch.
+
+    References:
+        TPU-MLIR `calibration_result.canonicalize` and `dump_cali_table`.
+    """
+    if not of_batches:
+        raise DataError("no batch has a threshold; expected at least one")
+    mean = min(sum(of_batches) / len(of_batches), absmax)
+    return mean if mean > SMALLEST_THRESHOLD else SMALLEST_THRESHOLD

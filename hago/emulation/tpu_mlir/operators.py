@@ -1,0 +1,1042 @@
+"""TPU-MLIR: int8 Add and Mul, with the multipliers of each family of chips.
+
+bm1684x and its kin scale every operand of an Add on its own, rounding half up each time, and sum
+after; cv18xx sums first, with one common right shift. Multipliers have 8 bits in both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.arithmetic.numerics import saturate, wrap
+from hago.arithmetic.rounding import round_half_away
+from hago.arithmetic.types import INT8, INT16, INT32, UINT8, DType
+from hago.emulation import tflite
+from hago.emulation._checks import require_finite, require_range
+from hago.emulation.tpu_mlir.numerics import (
+    UniformType,
+    apply_multiplier_and_rshift,
+    apply_multiplier_and_rshift_float,
+    as_float32,
+    multiplier_and_rshift_truncated,
+    qdm_multiplier_and_rshift,
+    requantize,
+    require_integers,
+    scale_and_shift,
+    scale_and_shift_positive,
+    to_int_saturated,
+)
+from hago.errors import HagoError, UnsupportedOp
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """One multiplier and one right shift per operand."""
+
+    multipliers: tuple[int, ...]
+    rshifts: tuple[int, ...]
+
+
+def _ratios(scales: Sequence[float], target_scale: float, coefficients: Sequence[float] | None) -> list[float]:
+    factors = [1.0] * len(scales) if coefficients is None else list(coefficients)
+    if len(factors) != len(scales) or not scales:
+        raise HagoError(f"{len(scales)} operands and {len(factors)} coefficients; expected as many, at least one")
+    if not (math.isfinite(target_scale) and target_scale > 0):
+        raise HagoError(f"a scale is {target_scale}; expected a finite one above 0")
+    return [c * (s / target_scale) for c, s in zip(factors, scales, strict=True)]
+
+
+# ---------------------------------------------------------------- multipliers of an Add
+def add_multipliers(
+    scales: Sequence[float], target_scale: float, coefficients: Sequence[float] | None = None
+) -> Multipliers:
+    """bm1684x: each operand's `c * s / sy` by `scale_and_shift_positive` with 8 bits.
+
+    Raises:
+        HagoError: the numbers of scales and coefficients differ.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/Add.cpp.
+    """
+    m, r = scale_and_shift_positive(torch.tensor(_ratios(scales, target_scale, coefficients)), 8)
+    return Multipliers(tuple(m.tolist()), tuple(r.tolist()))
+
+
+def add_multipliers_bm1684(
+    scales: Sequence[float], target_scale: float, coefficients: Sequence[float] | None = None
+) -> Multipliers:
+    """bm1684: `r = floor(log2(127 / (|c| * s / sy)))`, 0 to 31; `m = round(c * float32(2**r * s / sy))`.
+
+    The multiplier rounds half away from zero into int8.
+
+    Raises:
+        UnsupportedOp: a multiplier would be negative: the engine adds in float.
+        HagoError: a coefficient is 0, or the numbers of scales and coefficients differ.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684/Add.cpp, `calRightShiftNumUseCblas`.
+    """
+    ratios = _ratios(scales, target_scale, None)
+    factors = [1.0] * len(ratios) if coefficients is None else [as_float32(c) for c in coefficients]
+    _ratios(scales, target_scale, factors)
+    multipliers, rshifts = [], []
+    for ratio, factor in zip(ratios, factors, strict=True):
+        if factor == 0 or ratio <= 0:
+            raise HagoError("an operand of an addition has scale or coefficient 0; expected another")
+        rshift = min(max(math.floor(math.log(127 / (abs(factor) * ratio)) / math.log(2.0)), 0), 31)
+        real = torch.tensor(factor) * torch.tensor(as_float32(math.ldexp(ratio, rshift)))
+        m = int(to_int_saturated(real, INT8))
+        if m < 0:
+            raise UnsupportedOp("bm1684 addition with a negative coefficient: the engine adds in float")
+        multipliers.append(m)
+        rshifts.append(rshift)
+    return Multipliers(tuple(multipliers), tuple(rshifts))
+
+
+def add_multipliers_cv18xx(
+    scales: Sequence[float], target_scale: float, coefficients: Sequence[float] | None = None
+) -> Multipliers:
+    """cv18xx: one right shift, from the largest `|float32(c * s / sy)|`; `m = trunc(q * 2**r)` for each.
+
+    Args:
+        scales, target_scale: thresholds do as well; only their ratios count.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/CV18xx/Add.cpp.
+    """
+    qscales = [as_float32(q) for q in _ratios(scales, target_scale, coefficients)]
+    _, rshift = multiplier_and_rshift_truncated(max(abs(q) for q in qscales))
+    return Multipliers(tuple(truncated_multiplier(q, rshift) for q in qscales), (rshift,) * len(qscales))
+
+
+def truncated_multiplier(qscale: float, rshift: int) -> int:
+    """`trunc(qscale * 2**rshift)` as an int8; what does not fit wraps.
+
+    References:
+        TPU-MLIR `getMultiplierI8FromQScaleAndRShift` (lib/Support/MathUtils.cpp).
+    """
+    return int(wrap(torch.tensor(math.trunc(math.ldexp(qscale, rshift))), INT8))
+
+
+# ---------------------------------------------------------------- Add
+def _check(operands: Sequence[Tensor], sources: Sequence[UniformType], what: str, how: Multipliers | None) -> None:
+    multipliers = len(operands) if how is None else len(how.multipliers)
+    if not operands or not len(operands) == len(sources) == multipliers:
+        raise HagoError(
+            f"{what} of {len(operands)} operands, {len(sources)} types and {multipliers} multipliers; "
+            "expected as many of each, at least one"
+        )
+    for q, source in zip(operands, sources, strict=True):
+        require_integers(q, source, f"an operand of {what}")
+    for sizes in itertools.zip_longest(*(reversed(q.shape) for q in operands), fillvalue=1):
+        if len(set(sizes) - {1}) > 1:
+            raise HagoError(f"{what} of {[tuple(q.shape) for q in operands]}: the shapes do not broadcast")
+
+
+def add(
+    operands: Sequence[Tensor],
+    sources: Sequence[UniformType],
+    target: UniformType,
+    how: Multipliers,
+    *,
+    do_relu: bool = False,
+) -> Tensor:
+    """`sat(sum(half_up((q - z) * m >> r)) + zy)`, rounded per operand; a Relu acts before the zero point.
+
+    Args:
+        operands: int64 stored integers that broadcast.
+        how: from `add_multipliers` or `add_multipliers_bm1684`.
+
+    Raises:
+        HagoError: operands, types and multipliers are not as many, or a value is out of range.
+
+    References:
+        TPU-MLIR tpu.Add in the interpreter, all chips but cv18xx.
+    """
+    _check(operands, sources, "an addition", how)
+    total = torch.zeros((), dtype=torch.int64)
+    for q, source, m, r in zip(operands, sources, how.multipliers, how.rshifts, strict=True):
+        total = total + apply_multiplier_and_rshift(q - source.zero_point, m, r)
+    return saturate((total.clamp_min(0) if do_relu else total) + target.zero_point, target.dtype)
+
+
+def add_cv18xx(
+    operands: Sequence[Tensor],
+    sources: Sequence[UniformType],
+    target: UniformType,
+    how: Multipliers,
+    *,
+    do_relu: bool = False,
+) -> Tensor:
+    """`sat(half_up(sum(q * m) / 2**r))` in float32, symmetric: one rounding for all operands.
+
+    Args:
+        how: from `add_multipliers_cv18xx`.
+
+    References:
+        TPU-MLIR tpu.Add in the interpreter, on cv18xx.
+    """
+    _check(operands, sources, "an addition", how)
+    total = torch.zeros((), dtype=torch.int64)
+    for q, m in zip(operands, how.multipliers, strict=True):
+        total = total + q * m
+    out = apply_multiplier_and_rshift_float(total.clamp_min(0) if do_relu else total, 1, how.rshifts[0])
+    return saturate(out, target.dtype)
+
+
+# ---------------------------------------------------------------- Mul
+def mul_multiplier(scales: Sequence[float], target_scale: float) -> tuple[int, int]:
+    """bm1684x: the product of the scales over `target_scale`, by `scale_and_shift` with 8 bits.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/Mul.cpp.
+    """
+    if not scales or not (math.isfinite(target_scale) and target_scale > 0):
+        raise HagoError(f"a product of {len(scales)} operands at scale {target_scale}; expected some, and above 0")
+    m, r = scale_and_shift(math.prod(scales) / target_scale, 8)
+    return int(m), int(r)
+
+
+def mul(
+    operands: Sequence[Tensor],
+    sources: Sequence[UniformType],
+    target: UniformType,
+    *,
+    do_relu: bool = False,
+) -> Tensor:
+    """`sat(half_up(prod(q - z) * m >> r) + zy)`, m and r from `mul_multiplier`.
+
+    Args:
+        operands: int64 stored integers that broadcast; one or two.
+
+    Raises:
+        HagoError: operands and types are not as many, or a value is out of range.
+
+    References:
+        TPU-MLIR tpu.Mul in the interpreter.
+    """
+    _check(operands, sources, "a multiplication", None)
+    m, r = mul_multiplier([s.scale for s in sources], target.scale)
+    product = operands[0] - sources[0].zero_point
+    for q, source in zip(operands[1:], sources[1:], strict=True):
+        product = product * (q - source.zero_point)
+    out = apply_multiplier_and_rshift(product.clamp_min(0) if do_relu else product, m, r)
+    return saturate(out + target.zero_point, target.dtype)
+
+
+# ---------------------------------------------------------------- tpu mlir activation
+# TPU-MLIR: int8 LeakyRelu, PRelu and Pad. The rectifiers are symmetric only; upstream floats the rest.
+
+
+def leaky_relu_multiplier(alpha: float) -> tuple[int, int]:
+    """The slope of the negative side by `scale_and_shift` with 8 bits: 0.1 is 51 / 2**9.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/LeakyRelu.cpp.
+    """
+    m, r = scale_and_shift(alpha, 8)
+    return int(m), int(r)
+
+
+def leaky_relu(q: Tensor, alpha: float, dtype: DType = INT8) -> Tensor:
+    """`q` where it is not negative, else `half_up(q * m >> r)`; saturated into the output's `dtype`.
+
+    Args:
+        q: int64, symmetric; input and output share one scale.
+
+    Raises:
+        HagoError: q is out of range, or alpha is not finite.
+
+    References:
+        TPU-MLIR tpu.LeakyRelu in the interpreter.
+    """
+    require_range("a LeakyRelu's input", q, INT16.min, INT16.max)
+    m, r = leaky_relu_multiplier(alpha)
+    return saturate(torch.where(q >= 0, q, apply_multiplier_and_rshift(q, m, r)), dtype)
+
+
+def prelu_slopes(slopes: Tensor) -> tuple[Tensor, int]:
+    """Integer slopes with one right shift, from the largest magnitude; each is `trunc(slope * 2**r)`.
+
+    [0.1, -0.3] is [25, -76] / 2**8.
+
+    Args:
+        slopes: float32, one per channel.
+
+    Returns:
+        int64 that holds int8 values, and the right shift.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/PRelu.cpp.
+    """
+    require_finite("the slopes of a PRelu", slopes)
+    values = slopes.to(torch.float32).reshape(-1)
+    if values.numel() == 0:
+        raise HagoError("a PRelu has no slope; expected one per channel")
+    _, rshift = multiplier_and_rshift_truncated(float(values.abs().max()))
+    return torch.tensor([truncated_multiplier(float(v), rshift) for v in values]), rshift
+
+
+def prelu(q: Tensor, slopes: Tensor, dtype: DType = INT8) -> Tensor:
+    """`q` where it is not negative, else `half_up(q * slope >> r)` with its channel's slope.
+
+    A single slope is a LeakyRelu upstream, and here.
+
+    Args:
+        q: int64, (N, C, ...), symmetric; input and output share one scale.
+        slopes: float32, C values, or one.
+
+    Raises:
+        HagoError: the slopes are neither one nor one per channel, or q is out of range.
+
+    References:
+        TPU-MLIR tpu.PRelu in the interpreter.
+    """
+    if slopes.numel() == 1:
+        return leaky_relu(q, float(slopes.reshape(())), dtype)
+    require_range("a PRelu's input", q, INT16.min, INT16.max)
+    if q.dim() < 2 or q.shape[1] != slopes.numel():
+        raise HagoError(f"a PRelu of {tuple(q.shape)} with {slopes.numel()} slopes; expected one, or one per channel")
+    integers, rshift = prelu_slopes(slopes)
+    scaled = apply_multiplier_and_rshift(q, integers.view((-1,) + (1,) * (q.dim() - 2)), rshift)
+    return saturate(torch.where(q >= 0, q, scaled), dtype)
+
+
+def pad_value(value: float, source: UniformType) -> int:
+    """The integer that pads: `round(value / scale + zero_point)` in float64, half away from zero.
+
+    Not saturated here: 0.7 at scale 2/127 is 44, at scale 3.5/255 with zero point 18 it is 69.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/Pad.cpp.
+    """
+    if not math.isfinite(value):
+        raise HagoError(f"a padding value is {value}; expected a finite number")
+    return int(round_half_away(torch.tensor(value / source.scale + source.zero_point, dtype=torch.float64)))
+
+
+def pad(q: Tensor, pads: Sequence[int], value: float, source: UniformType) -> Tensor:
+    """Constant padding of stored integers with `pad_value`, saturated into the type.
+
+    Args:
+        q: int64 of any shape, integers of `source`, which the output keeps.
+        pads: befores, then afters, one per axis (ONNX's order).
+
+    Raises:
+        HagoError: pads are not two per axis or are negative, or q is out of range.
+    """
+    require_integers(q, source, "a padding's input")
+    if len(pads) != 2 * q.dim() or min(pads, default=0) < 0:
+        raise HagoError(f"pads {list(pads)} for {q.dim()} axes; expected {2 * q.dim()} of them, 0 or more")
+    around = [p for axis in reversed(range(q.dim())) for p in (pads[axis], pads[axis + q.dim()])]
+    fill = min(max(pad_value(value, source), source.dtype.min), source.dtype.max)
+    return F.pad(q, around, value=fill)
+
+
+# ---------------------------------------------------------------- tpu mlir conv
+# TPU-MLIR: int8 convolutions per output channel, as bm1684x and its kin run them.
+# The zero point of the input is folded into the bias, so padding takes the zero point's value. Accumulators are exact
+# here; the interpreter sums them in float32, which is the same below 2**24.
+
+#: An input scale this small comes from a tensor that is all zero; the bias would overflow.
+SMALLEST_INPUT_SCALE: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerConv:
+    """What a convolution becomes: integers only.
+
+    Args:
+        weight: int64 that holds `dtype` values, (out, in / groups, *kernel).
+        bias: int64 that holds int32 values, (out,), or None.
+        multiplier, rshift: int64, (out,).
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    multiplier: Tensor
+    rshift: Tensor
+    dtype: DType
+
+
+def _power_of_two_step(weight: Tensor, dtype: DType) -> float | None:
+    """1 / 2**i for the first i in 0..6 where every `weight * 2**i` is an integer of `dtype`."""
+    for i in range(7):
+        scaled = weight * float(1 << i)
+        if bool(((scaled == scaled.round()) & (scaled >= dtype.min) & (scaled <= dtype.max)).all()):
+            return 1.0 / (1 << i)
+    return None
+
+
+def weight_scales(weight: Tensor, dtype: DType) -> Tensor:
+    """One scale per output channel: `max(float32(absmax / 127 or 255), float32(1e-5))`, in float64.
+
+    Where the whole weight consists of integers of `dtype` times one of 1, 1/2, ... 1/64, that is
+    every channel's scale.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/Conv.cpp and `to_all_int8`.
+    """
+    step = _power_of_two_step(weight, dtype)
+    if step is not None:
+        return torch.full((weight.shape[0],), step, dtype=torch.float64)
+    scale = weight.flatten(1).abs().amax(1) / float(dtype.max)
+    return torch.maximum(scale, torch.tensor(1e-5, dtype=torch.float32)).to(torch.float64)
+
+
+def _input_scale(source: UniformType, weight: Tensor, bias: Tensor | None) -> float:
+    if source.scale > SMALLEST_INPUT_SCALE:
+        return source.scale
+    largest = float(bias.abs().max()) if bias is not None else 1e-6
+    return largest / 127 if largest > 1e-5 else float(weight.abs().max()) / 127
+
+
+def lower_conv(weight: Tensor, bias: Tensor | None, source: UniformType, target: UniformType) -> IntegerConv:
+    """Quantize a convolution: weights per output channel, bias to int32, a 32-bit multiplier each.
+
+    `W = round(w / sw)` half away from zero; `b = round(bias / (sw * sx) - sum(W) * zx)`;
+    `multiplier / 2**rshift ~ float32(sw * sx / sy)`. Weights without negative values and without a
+    bias are uint8, and then `sum(W) * zx` is left out, as upstream does. A bias past int32 saturates.
+
+    Args:
+        weight: float32, (out, in / groups, *kernel).
+        bias: float32, (out,), or None.
+
+    Raises:
+        HagoError: shapes do not match, or a value is not finite.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/Conv.cpp.
+    """
+    w, b = check_weights(weight, bias)
+    dtype = INT8 if bool((w < 0).any()) or b is not None else UINT8
+    sw, sx = weight_scales(w, dtype), _input_scale(source, w, b)
+    broadcast = (-1,) + (1,) * (w.dim() - 1)
+    integers = to_int_saturated(w.to(torch.float64) / sw.view(broadcast), dtype)
+    multiplier, rshift = scale_and_shift(sw * sx / target.scale)
+    # The engine folds the zero point in from its int8 weights, which stay 0 where it chose uint8:
+    # those layers run without the correction there, so they do here.
+    folded = integers.flatten(1).sum(1) * source.zero_point if dtype is INT8 else torch.zeros_like(multiplier)
+    if b is None and source.zero_point == 0:
+        return IntegerConv(integers, None, multiplier, rshift, dtype)
+    real = torch.zeros_like(sw) if b is None else b.to(torch.float64) / (sw * sx)
+    rounded = round_half_away(real - folded.to(torch.float64)).clamp(-(2.0**40), 2.0**40)
+    return IntegerConv(integers, saturate(rounded.to(torch.int64), INT32), multiplier, rshift, dtype)
+
+
+def check_weights(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias as float32.
+
+    Raises:
+        HagoError: they are not a convolution's, or hold NaN or infinity.
+    """
+    if weight.dim() not in (3, 4, 5) or weight.numel() == 0:
+        raise HagoError(f"a convolution's weight is {tuple(weight.shape)}; expected (out, in, *kernel), 3 to 5 axes")
+    require_finite("a convolution's weights", weight)
+    if bias is None:
+        return weight.to(torch.float32), None
+    if bias.shape != weight.shape[:1]:
+        raise HagoError(f"a bias of {tuple(bias.shape)} for {weight.shape[0]} output channels; expected one each")
+    require_finite("a convolution's bias", bias)
+    return weight.to(torch.float32), bias.to(torch.float32)
+
+
+def accumulate(
+    q: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    source: UniformType,
+    *,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The exact accumulators of a convolution over stored integers: int64, (N, out, *spatial).
+
+    Args:
+        q: int64, (N, in, *spatial), stored values (zero point not subtracted).
+        pads: befores, then afters, one per spatial axis: ONNX's order.
+
+    Raises:
+        HagoError: shapes do not match, or q is out of range.
+    """
+    axes = weight.dim() - 2
+    require_integers(q, source, "a convolution's input")
+    if q.dim() != axes + 2 or q.shape[1] != weight.shape[1] * groups or len(pads) != 2 * axes:
+        raise HagoError(
+            f"a convolution of {tuple(q.shape)} by {tuple(weight.shape)}, groups {groups}, pads {list(pads)}: "
+            f"expected {axes + 2} axes, {weight.shape[1] * groups} channels and {2 * axes} pads"
+        )
+    require_windows(q.shape[2:], weight.shape[2:], strides, pads, dilations)
+    around = [p for axis in reversed(range(axes)) for p in (pads[axis], pads[axis + axes])]
+    padded = F.pad(q, around, value=source.zero_point).to(torch.float64)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+    # float64 sums int8 products exactly.
+    sums = convolve(padded, weight.to(torch.float64), None, tuple(strides), 0, tuple(dilations), groups).to(torch.int64)
+    return sums if bias is None else sums + bias.view((-1,) + (1,) * axes)
+
+
+def require_windows(
+    sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> None:
+    """Refuse windows that do not fit the padded input once, and steps and pads that are none.
+
+    Raises:
+        HagoError: as said; the message names the spatial axis.
+    """
+    if not len(sizes) == len(strides) == len(dilations) or min(*strides, *dilations) < 1 or min(pads) < 0:
+        raise HagoError(
+            f"strides {list(strides)}, dilations {list(dilations)}, pads {list(pads)} for {len(sizes)} spatial axes; "
+            "expected one of the first two each, 1 or more, and pads of 0 or more"
+        )
+    for axis, (size, side, step) in enumerate(zip(sizes, kernel, dilations, strict=True)):
+        padded = size + pads[axis] + pads[axis + len(sizes)]
+        if padded < (side - 1) * step + 1:
+            raise HagoError(f"a window of {side} (dilation {step}) on spatial axis {axis}, which has {padded} values")
+
+
+def run_conv(
+    q: Tensor,
+    conv: IntegerConv,
+    source: UniformType,
+    target: UniformType,
+    *,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    groups: int = 1,
+    do_relu: bool = False,
+) -> Tensor:
+    """`sat(half_up(acc * multiplier >> rshift) + zy)`; a fused Relu clamps at zy.
+
+    Args:
+        q: int64, (N, in, *spatial), integers of `source`.
+        strides, dilations: one per spatial axis; 1 each by default.
+        pads: befores, then afters (ONNX's order); 0 each by default. Padding takes the zero point.
+
+    Returns:
+        int64, (N, out, *spatial), integers of `target`.
+
+    Raises:
+        HagoError: shapes do not match, or q is out of range.
+
+    References:
+        TPU-MLIR tpu.Conv2D in the interpreter.
+    """
+    axes = conv.weight.dim() - 2
+    acc = accumulate(
+        q,
+        conv.weight,
+        conv.bias,
+        source,
+        strides=strides or (1,) * axes,
+        pads=pads or (0,) * (2 * axes),
+        dilations=dilations or (1,) * axes,
+        groups=groups,
+    )
+    broadcast = (-1,) + (1,) * axes
+    return requantize(acc, conv.multiplier.view(broadcast), conv.rshift.view(broadcast), target, do_relu=do_relu)
+
+
+# ---------------------------------------------------------------- tpu mlir conv chips
+# TPU-MLIR: int8 convolutions of the older chips, both symmetric.
+# bm1684 has one right shift for the whole layer, no multiplier, and an int16 bias. cv18xx (QDM) has a 32-bit
+# multiplier and a right shift per output channel, and rounds twice, as TFLite does.
+
+
+# ---------------------------------------------------------------- bm1684
+@dataclass(frozen=True, slots=True, eq=False)
+class ShiftConv:
+    """A convolution that is requantized by one right shift; bias holds int16 values, or is None."""
+
+    weight: Tensor
+    bias: Tensor | None
+    rshift: int
+
+
+def bm1684_rshift(absmax: float, source_scale: float, target_scale: float, bits: int = 8) -> int:
+    """The largest r with `float32(absmax) * sx / sy * 2**r < 2**(bits-1) - 1`, at most 31; -1 where there is none.
+
+    Raises:
+        HagoError: `absmax` is 0: every shift fits.
+
+    References:
+        TPU-MLIR `calRightShiftNum` (lib/Support/MathUtils.cpp).
+    """
+    value = as_float32(absmax) * source_scale / target_scale
+    if not value > 0 or not math.isfinite(value):
+        raise HagoError(f"weights times scales are {value}; expected a finite value above 0")
+    steps = 0
+    while value < (1 << (bits - 1)) - 1:
+        value, steps = value * 2, steps + 1
+    return 31 if steps > 32 else steps - 1
+
+
+def _bm1684_bias(bias: Tensor, rshift: int, target_scale: float) -> tuple[Tensor, float]:
+    real = bias * as_float32(float(1 << rshift) / target_scale)
+    integers = to_int_saturated(real, INT32)
+    return saturate(integers, INT16), float(((integers > INT16.max) | (integers < INT16.min)).float().mean())
+
+
+def lower_conv_bm1684(weight: Tensor, bias: Tensor | None, source: UniformType, target: UniformType) -> ShiftConv:
+    """Quantize a convolution for bm1684: one shift r for all channels, `W = round(w * 2**r * sx / sy)`.
+
+    `b = round(bias * 2**r / sy)` saturates at int16; while more than 3 % of it does, r is one less.
+    Winograd kernels, a choice of the compiler, are not modelled.
+
+    Raises:
+        UnsupportedOp: the shift would be negative: the engine computes the layer in float.
+        HagoError: shapes do not match, or a value is not finite.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684/Conv.cpp.
+    """
+    w, b = check_weights(weight, bias)
+    rshift = bm1684_rshift(float(w.abs().max()), source.scale, target.scale)
+    if rshift < 0:
+        raise UnsupportedOp("bm1684 convolution: the right shift would be negative, so the engine computes it in float")
+    integers = None
+    if b is not None:
+        integers, overflowing = _bm1684_bias(b, rshift, target.scale)
+        while as_float32(overflowing) > 0.03 and rshift > 0:
+            rshift -= 1
+            integers, overflowing = _bm1684_bias(b, rshift, target.scale)
+    scale = as_float32(float(1 << rshift) * source.scale / target.scale)
+    return ShiftConv(to_int_saturated(w * scale, INT8), integers, rshift)
+
+
+def run_conv_bm1684(
+    q: Tensor,
+    conv: ShiftConv,
+    source: UniformType,
+    target: UniformType,
+    *,
+    strides: Sequence[int] = (1, 1),
+    pads: Sequence[int] = (0, 0, 0, 0),
+    dilations: Sequence[int] = (1, 1),
+    groups: int = 1,
+    do_relu: bool = False,
+) -> Tensor:
+    """`sat(half_up(acc >> rshift))`; a fused Relu clamps at 0. Arguments as in `tpu_mlir_conv.run_conv`."""
+    acc = accumulate(q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups)
+    out = apply_multiplier_and_rshift(acc, 1, conv.rshift)
+    return saturate(out.clamp_min(0) if do_relu else out, target.dtype)
+
+
+# ---------------------------------------------------------------- cv18xx
+def cv18xx_qscale(absmax: float, source_threshold: float, target_threshold: float) -> float:
+    """`float32(absmax * tx) / float32(127 * ty)` in float32: the ratio that one output channel needs.
+
+    References:
+        TPU-MLIR `getQscaleForFilter` (lib/Support/MathUtils.cpp).
+    """
+    if not target_threshold > 0:
+        target_threshold = 1e-5
+    a, x, y = (torch.tensor(v, dtype=torch.float32) for v in (absmax, source_threshold, target_threshold))
+    return float((a * x) / (torch.tensor(127.0, dtype=torch.float32) * y))
+
+
+def cv18xx_qscale_of_bias(absmax: float, target_threshold: float) -> float:
+    """`absmax * 127 / (0.998 * (2**31 - 1) * ty)`: the smallest ratio at which the bias fits int32.
+
+    References:
+        TPU-MLIR `getQscaleForBias` (lib/Support/MathUtils.cpp).
+    """
+    if not target_threshold > 0:
+        target_threshold = 1e-5
+    product = float(torch.tensor(absmax, dtype=torch.float32) * torch.tensor(127.0, dtype=torch.float32))
+    return product / (0x7FFFFFFF * 0.998 * as_float32(target_threshold))
+
+
+def lower_conv_cv18xx(
+    weight: Tensor, bias: Tensor | None, source_threshold: float, target_threshold: float
+) -> IntegerConv:
+    """Quantize a convolution for cv18xx: per output channel a qscale, split as `qdm_multiplier_and_rshift`.
+
+    The qscale is that of the weights, or the bias's where larger (and below 1), at most 0.999999.
+    `W = half_even(w * float32(tx / ty * 2**(31+r) / m))`, `b = half_even(bias * float32(127 / ty *
+    2**(31+r) / m))`, both products in float32, saturated to int8 and int32.
+
+    Args:
+        weight, bias: as in `tpu_mlir_conv.lower_conv`.
+        source_threshold, target_threshold: calibrated, real units.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/CV18xx/Conv.cpp.
+    """
+    w, b = check_weights(weight, bias)
+    tx, ty = as_float32(source_threshold), as_float32(target_threshold)
+    rows, biases, multipliers, rshifts = [], [], [], []
+    for channel, row in enumerate(w):
+        qscale = cv18xx_qscale(float(row.abs().max()), tx, ty)
+        qscale = 0.999999 if qscale >= 1 else qscale
+        if b is not None:
+            of_bias = cv18xx_qscale_of_bias(abs(float(b[channel])), ty)
+            qscale = of_bias if qscale < of_bias < 1 else qscale
+        m, rshift = qdm_multiplier_and_rshift(qscale)
+        step = math.ldexp(1.0, rshift + 31) / m if m else 0.0
+        rows.append(to_int_saturated(row * as_float32(as_float32(tx / ty) * step), INT8, "HalfToEven"))
+        if b is not None:
+            biases.append(to_int_saturated(b[channel] * as_float32(as_float32(127.0 / ty) * step), INT32, "HalfToEven"))
+        multipliers.append(m)
+        rshifts.append(rshift)
+    integers = torch.stack(biases) if b is not None else None
+    return IntegerConv(torch.stack(rows), integers, torch.tensor(multipliers), torch.tensor(rshifts), INT8)
+
+
+def run_conv_cv18xx(
+    q: Tensor,
+    conv: IntegerConv,
+    source: UniformType,
+    target: UniformType,
+    *,
+    strides: Sequence[int] = (1, 1),
+    pads: Sequence[int] = (0, 0, 0, 0),
+    dilations: Sequence[int] = (1, 1),
+    groups: int = 1,
+    do_relu: bool = False,
+) -> Tensor:
+    """TFLite's double rounding of each channel, saturated. Arguments as in `tpu_mlir_conv.run_conv`."""
+    acc = accumulate(q, conv.weight, conv.bias, source, strides=strides, pads=pads, dilations=dilations, groups=groups)
+    broadcast = (-1,) + (1,) * (conv.weight.dim() - 2)
+    out = tflite.multiply_by_quantized_multiplier(
+        acc, conv.multiplier.view(broadcast), -conv.rshift.view(broadcast), "double"
+    )
+    return saturate(out.clamp_min(0) if do_relu else out, target.dtype)
+
+
+# ---------------------------------------------------------------- tpu mlir matmul
+# TPU-MLIR: int8 matrix products of bm1684x and its kin, per tensor and per output channel.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerMatMul:
+    """What a matrix product with a constant becomes.
+
+    Args:
+        weight: int64 that holds int8 values, (..., K, N).
+        bias: int64 that holds int32 values, (N,), or None.
+        multiplier, rshift: int64, (1,) per tensor or (N,) per channel; one rshift value throughout.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    multiplier: Tensor
+    rshift: Tensor
+
+
+def common_shift(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Multipliers with one common right shift: the per-channel form of a matrix product.
+
+    Each scale gets its own 32-bit multiplier and shift; the largest shift (at least 0) wins, the
+    other multipliers move left to meet it. Where one then passes 2**31, all start again from 8-bit
+    multipliers.
+
+    Args:
+        scale: real ratios, (N,).
+
+    Returns:
+        Multipliers and the shift, both (N,).
+
+    Raises:
+        HagoError: the scales are too far apart even so.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/MatMul.cpp, `matmul_perchannel`.
+    """
+    for bits in (32, 8):
+        m, n = scale_and_shift(scale, bits)
+        shift = n.max().clamp_min(0)
+        moved = torch.where(shift - n < 32, m << (shift - n).clamp_max(31), 1 << 62)
+        # Upstream lets 2**31 itself pass, which its int32 multiplier then holds as -2**31.
+        if not bool((moved > INT32.max).any()):
+            return moved, shift.expand_as(moved)
+    raise HagoError(
+        f"scales per channel from {float(scale.min())} to {float(scale.max())} share no right shift; "
+        "quantize this matrix product per tensor"
+    )
+
+
+def lower_matmul(
+    weight: Tensor, bias: Tensor | None, source: UniformType, target: UniformType, *, per_channel: bool = False
+) -> IntegerMatMul:
+    """Quantize a matrix product with a constant: one weight scale, `absmax / 127`, or one per column.
+
+    `W = round(w / sw)` half away from zero; `b = round(bias / (sw * sx) - sum(W) * zx)` in float64;
+    `multiplier / 2**rshift ~ float32(sx * sw / sy)`. A bias past int32 saturates.
+
+    Args:
+        weight: float32, (K, N), or (batch..., K, N) where the input's zero point is 0.
+        bias: float32, (N,), or None.
+        per_channel: one weight scale per column, multipliers with a common shift.
+
+    Raises:
+        UnsupportedOp: a batched weight with an input zero point: the engine computes it in float.
+        HagoError: shapes do not match, a value is not finite, or the weights (of a column) are all 0.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/MatMul.cpp.
+    """
+    w, b = _checked(weight, bias, source)
+    axes = tuple(range(w.dim() - 1)) if per_channel else tuple(range(w.dim()))
+    absmax = w.abs().amax(axes).reshape(-1).to(torch.float64)
+    if bool((absmax == 0).any()):
+        raise HagoError("the weights of a matrix product, or of one of its columns, are all 0; they have no scale")
+    sw = absmax / 127.0
+    integers = to_int_saturated(w.to(torch.float64) / sw, INT8)
+    ratio = source.scale * sw / target.scale
+    multiplier, rshift = common_shift(ratio.to(torch.float32)) if per_channel else scale_and_shift(ratio)
+    if b is None and source.zero_point == 0:
+        return IntegerMatMul(integers, None, multiplier, rshift)
+    folded = integers.reshape(-1, w.shape[-1]).sum(0) * source.zero_point
+    real = torch.zeros(()) if b is None else b.to(torch.float64) / (sw * source.scale)
+    rounded = round_half_away(real.to(torch.float64) - folded.to(torch.float64)).clamp(-(2.0**40), 2.0**40)
+    return IntegerMatMul(integers, saturate(rounded.to(torch.int64), INT32), multiplier, rshift)
+
+
+def _checked(weight: Tensor, bias: Tensor | None, source: UniformType) -> tuple[Tensor, Tensor | None]:
+    if weight.dim() < 2 or weight.numel() == 0:
+        raise HagoError(f"a matrix product's weight is {tuple(weight.shape)}; expected (K, N), batches before it")
+    if weight.dim() > 2 and source.zero_point != 0:
+        raise UnsupportedOp("a batched matrix product of an input with a zero point: the engine computes it in float")
+    require_finite("a matrix product's weights", weight)
+    if bias is None:
+        return weight.to(torch.float32), None
+    if bias.numel() != weight.shape[-1]:
+        raise HagoError(f"a bias of {tuple(bias.shape)} for {weight.shape[-1]} columns; expected one each")
+    require_finite("a matrix product's bias", bias)
+    return weight.to(torch.float32), bias.to(torch.float32).reshape(-1)
+
+
+def run_matmul(
+    q: Tensor, matmul: IntegerMatMul, source: UniformType, target: UniformType, *, do_relu: bool = False
+) -> Tensor:
+    """`sat(half_up((q @ W + b) * multiplier >> rshift) + zy)`; a fused Relu clamps at zy.
+
+    Args:
+        q: int64, (..., K), stored integers of `source`.
+
+    Returns:
+        int64, (..., N), integers of `target`.
+
+    Raises:
+        HagoError: shapes do not multiply, or q is out of range.
+
+    References:
+        TPU-MLIR tpu.MatMul in the interpreter.
+    """
+    require_integers(q, source, "a matrix product's input")
+    if q.dim() < 1 or q.shape[-1] != matmul.weight.shape[-2]:
+        raise HagoError(f"matrices of {tuple(q.shape)} and {tuple(matmul.weight.shape)} do not multiply")
+    acc = q @ matmul.weight
+    if matmul.bias is not None:
+        acc = acc + matmul.bias
+    return requantize(acc, matmul.multiplier, matmul.rshift, target, do_relu=do_relu)
+
+
+def matmul_of_activations(
+    left: Tensor, right: Tensor, left_type: UniformType, right_type: UniformType, target: UniformType
+) -> Tensor:
+    """A symmetric product of two activations: `sat(half_up((left @ right) * m >> r))`.
+
+    Raises:
+        UnsupportedOp: a zero point is not 0: the engine computes the product in float.
+        HagoError: the shapes do not multiply, or an operand is out of range.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/MatMul.cpp, both operands mutable.
+    """
+    if left_type.zero_point or right_type.zero_point or target.zero_point:
+        raise UnsupportedOp("an asymmetric product of two activations: the engine computes it in float")
+    require_integers(left, left_type, "a matrix product's left operand")
+    require_integers(right, right_type, "a matrix product's right operand")
+    if min(left.dim(), right.dim()) < 2 or left.shape[-1] != right.shape[-2]:
+        raise HagoError(f"matrices of {tuple(left.shape)} and {tuple(right.shape)} do not multiply")
+    multiplier, rshift = scale_and_shift(left_type.scale * right_type.scale / target.scale)
+    return requantize(left @ right, multiplier, rshift, target)
+
+
+# ---------------------------------------------------------------- tpu mlir pool
+# TPU-MLIR: int8 average pooling, with the multipliers of each family of chips.
+# Symmetric pooling multiplies the exact integer sum of a window; asymmetric pooling is done in float32.
+
+
+# ---------------------------------------------------------------- multipliers
+def avg_pool_multiplier(source_scale: float, target_scale: float, window: int) -> tuple[int, int]:
+    """bm1684x, symmetric: `sx / (sy * window)` by `scale_and_shift` with 8 bits.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/AvgPool.cpp.
+    """
+    m, r = scale_and_shift(_ratio(source_scale, target_scale, window), 8)
+    return int(m), int(r)
+
+
+def avg_pool_multiplier_cv18xx(source_scale: float, target_scale: float, window: int) -> tuple[int, int]:
+    """cv18xx: the same ratio by `multiplier_and_rshift_truncated`.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/CV18xx/AvgPool.cpp.
+    """
+    return multiplier_and_rshift_truncated(_ratio(source_scale, target_scale, window))
+
+
+def avg_pool_multiplier_bm1684(window: int) -> tuple[int, int]:
+    """bm1684: `1 / window` alone, as input and output share one scale: the odd part of `round(2**e / window)`.
+
+    e is the largest for which that fits 8 bits: 9 is 57 / 2**9.
+
+    Raises:
+        UnsupportedOp: a window past 225, which the engine averages in float.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684/AvgPool.cpp, whose table this formula reproduces.
+    """
+    if window < 1:
+        raise HagoError(f"a window of {window} values; expected 1 or more")
+    if window > 225:
+        raise UnsupportedOp(f"bm1684 average pooling over {window} values: past 225 the engine averages in float")
+    e = max(e for e in range(17) if (2 * (1 << e) + window) // (2 * window) <= 255)
+    m = (2 * (1 << e) + window) // (2 * window)
+    while m % 2 == 0:
+        m, e = m // 2, e - 1
+    return m, e
+
+
+def avg_pool_scale_and_offset(source: UniformType, target: UniformType, window: int) -> tuple[float, float]:
+    """Asymmetric: `sx / (window * sy)`, and `zy - sx / sy * zx`.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/AvgPool.cpp.
+    """
+    if window < 1:
+        raise HagoError(f"a window of {window} values; expected 1 or more")
+    offset = target.zero_point - source.scale / target.scale * source.zero_point
+    return source.scale / (window * target.scale), offset
+
+
+def _ratio(source_scale: float, target_scale: float, window: int) -> float:
+    if window < 1 or not (math.isfinite(target_scale) and target_scale > 0):
+        raise HagoError(f"average pooling of {window} values at scale {target_scale}; expected 1 or more, and above 0")
+    return source_scale / (target_scale * window)
+
+
+# ---------------------------------------------------------------- pooling
+def _windows(q: Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], value: int) -> Tensor:
+    """The sum of every window, padding included: int64, (N, C, *out)."""
+    axes = len(kernel)
+    if axes not in (1, 2) or q.dim() != axes + 2 or len(strides) != axes or len(pads) != 2 * axes:
+        raise HagoError(
+            f"average pooling of {tuple(q.shape)}, kernel {list(kernel)}, strides {list(strides)}, pads {list(pads)}: "
+            "expected 1 or 2 spatial axes after batch and channel, a stride each and two pads each"
+        )
+    require_windows(q.shape[2:], kernel, strides, pads, (1,) * axes)
+    around = [p for axis in reversed(range(axes)) for p in (pads[axis], pads[axis + axes])]
+    channels = q.shape[1]
+    # float64 sums int8 values exactly; a depthwise convolution of ones is the sum of a window.
+    padded = F.pad(q, around, value=value).to(torch.float64)
+    ones = torch.ones((channels, 1, *kernel), dtype=torch.float64)
+    convolve = F.conv1d if axes == 1 else F.conv2d
+    return convolve(padded, ones, stride=tuple(strides), groups=channels).to(torch.int64)
+
+
+def _average_by_window(
+    q: Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], value: int, count_include_pad: bool
+) -> Tensor:
+    """What the float pooling gives, times the window again: float32, as the engine's two steps do."""
+    sums = _windows(q, kernel, strides, pads, value if count_include_pad else 0).to(torch.float32)
+    size = float(math.prod(kernel))
+    count = torch.tensor(size)
+    if not count_include_pad:
+        count = _windows(torch.ones_like(q), kernel, strides, pads, 0).to(torch.float32)
+    average = sums / count
+    for side in kernel:
+        average = average * float(side)
+    return average
+
+
+def avg_pool(
+    q: Tensor,
+    kernel: Sequence[int],
+    source: UniformType,
+    target: UniformType,
+    *,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    count_include_pad: bool = True,
+    how: tuple[int, int] | None = None,
+    cv18xx: bool = False,
+) -> Tensor:
+    """Symmetric: `sat(half_up(sum * m >> r))`, on the window's integer sum.
+
+    Where padding is not counted, the sum is the average over what was counted, times the whole
+    window, rounded half away from zero (half up on cv18xx).
+
+    Args:
+        q: int64, (N, C, *spatial), integers of `source`.
+        kernel, strides: one per spatial axis; strides are the kernel by default.
+        pads: befores, then afters; 0 by default.
+        how: multiplier and right shift; `avg_pool_multiplier` by default.
+        cv18xx: multiply in float32 as that family does.
+
+    Raises:
+        HagoError: shapes do not match, a zero point is not 0, or q is out of range.
+
+    References:
+        TPU-MLIR tpu.Pool1D, tpu.Pool2D in the interpreter.
+    """
+    if source.zero_point or target.zero_point:
+        raise HagoError("symmetric average pooling got a zero point; use avg_pool_asymmetric")
+    require_integers(q, source, "average pooling's input")
+    spread = _average_by_window(q, kernel, strides or kernel, pads or (0,) * (2 * len(kernel)), 0, count_include_pad)
+    m, r = how or avg_pool_multiplier(source.scale, target.scale, math.prod(kernel))
+    if cv18xx:
+        sums = (spread.to(torch.float64) + 0.5).floor().to(torch.int64)
+        return saturate(apply_multiplier_and_rshift_float(sums, m, r), target.dtype)
+    return saturate(apply_multiplier_and_rshift(round_half_away(spread).to(torch.int64), m, r), target.dtype)
+
+
+def avg_pool_asymmetric(
+    q: Tensor,
+    kernel: Sequence[int],
+    source: UniformType,
+    target: UniformType,
+    *,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """`sat(half_away(float32(sum * scale + offset)))`; padding takes the zero point.
+
+    Args:
+        As in `avg_pool`.
+
+    Raises:
+        UnsupportedOp: windows do not cover the padded input exactly: the engine pools in float.
+        HagoError: shapes do not match, or q is out of range.
+
+    References:
+        TPU-MLIR lib/Conversion/TopToTpu/BM1684X/AvgPool.cpp and tpu.Pool2D.
+    """
+    require_integers(q, source, "average pooling's input")
+    steps, around = strides or kernel, pads or (0,) * (2 * len(kernel))
+    spread = _average_by_window(q, kernel, steps, around, source.zero_point, count_include_pad)
+    for axis, (side, step) in enumerate(zip(kernel, steps, strict=True)):
+        padded = q.shape[axis + 2] + around[axis] + around[axis + len(kernel)]
+        if (spread.shape[axis + 2] - 1) * step + side < padded:
+            raise UnsupportedOp(
+                f"asymmetric average pooling leaves part of {padded} values on spatial axis {axis} out "
+                f"(kernel {side}, stride {step}): the engine pools in float"
+            )
+    scale, offset = avg_pool_scale_and_offset(source, target, math.prod(kernel))
+    real = (spread.to(torch.float64) * scale + offset).to(torch.float32)
+    return to_int_saturated(real, target.dtype)

@@ -1,0 +1,289 @@
+"""TPU-MLIR: its calibration tables and quantize tables, written and read.
+
+Both are text, a row per tensor, `#` before comments. In a calibration table some comments open a
+section, and what follows belongs to it: int4 or fp8 thresholds, weight scales, or names of operators.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from hago.emulation.tpu_mlir.calibration import SMALLEST_THRESHOLD
+from hago.errors import HagoError, did_you_mean
+
+_T = TypeVar("_T")
+
+_NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+#: What opens a section, in the order in which a comment is looked at.
+_SECTIONS: Final = (
+    ("#weight_scale", "weight_scales"),
+    ("#int4_th", "int4"),
+    ("#tpu-mlir-fp8", "fp8"),
+    ("mqbench-fp8", "fp8"),
+    ("asym_op", "asymmetric_ops"),
+    ("int4_op", "int4_ops"),
+)
+
+#: The quantize modes that a quantize table may name.
+MODES: Final = (
+    "INT8", "UINT8", "INT4", "W4INT8", "F32", "F16", "BF16", "W8F16", "W8BF16", "W4F16", "W4BF16",
+    "F8", "F8E4M3", "F8E5M2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor's calibration, real units.
+
+    Raises:
+        HagoError: a number is not finite, the threshold is negative, or minimum is past maximum.
+    """
+
+    threshold: float
+    minimum: float
+    maximum: float
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(v) for v in (self.threshold, self.minimum, self.maximum)):
+            raise HagoError(f"a calibration row holds {self}; expected finite numbers")
+        if self.threshold < 0 or self.minimum > self.maximum:
+            raise HagoError(f"a calibration row holds {self}; expected a threshold of 0 or more and min <= max")
+
+    def __str__(self) -> str:
+        return f"threshold {self.threshold:.7f}, min {self.minimum:.7f}, max {self.maximum:.7f}"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationTable:
+    """A calibration table: rows by tensor, and the sections that few tables have.
+
+    Args:
+        rows: what int8 quantization reads.
+        int4, fp8: the rows of those sections.
+        weight_scales: per weight, a scale per channel.
+        asymmetric_ops, int4_ops: operators that the sections name.
+        comments: of the head of the file, without the `#` and the space after it.
+    """
+
+    rows: Mapping[str, Row]
+    int4: Mapping[str, Row] = field(default_factory=dict)
+    fp8: Mapping[str, Row] = field(default_factory=dict)
+    weight_scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    asymmetric_ops: tuple[str, ...] = ()
+    int4_ops: tuple[str, ...] = ()
+    comments: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- rows
+def symmetric_row(threshold: float) -> Row:
+    """The row of an operator forced symmetric: `min = -threshold * 128 / 127`, `max = threshold`."""
+    return Row(threshold, -threshold * 128.0 / 127.0, threshold)
+
+
+def int4_row(threshold: float) -> Row:
+    """The row of an `#int4_th` section: `min = -threshold * 8 / 7`, `max = threshold`."""
+    return Row(threshold, -threshold * 8.0 / 7.0, threshold)
+
+
+def head(method: str, samples: int, bins: int = 2048, tuned: int = 0, version: str = "") -> tuple[str, ...]:
+    """The comments that the engine writes at the head of a calibration table, times left out."""
+    return (
+        *([f"mlir version: {version} cali version 1.0"] if version else []),
+        f"quantization threshold calculation method: {method}",
+        f"histogram number: {bins}",
+        f"sample number: {samples}",
+        "##",
+        f"tune number: {tuned}",
+        "##",
+        "op_name    threshold    min    max",
+    )
+
+
+# ---------------------------------------------------------------- calibration tables, written
+def format_calibration_table(table: CalibrationTable) -> str:
+    """The text of a table: comments, rows `name %.7f %.7f %.7f`, then the sections that hold something.
+
+    Thresholds at or below 1e-5 are written as 1e-5.
+
+    Raises:
+        HagoError: a name is empty, starts with `#` or holds white space.
+    """
+    lines = [_comment(c) for c in table.comments]
+    lines += _rows(table.rows)
+    for heading, rows in (("#int4_th", table.int4), ("#tpu-mlir-fp8", table.fp8)):
+        lines += ["", heading, *_rows(rows)] if rows else []
+    if table.weight_scales:
+        lines += ["", "#weight_scale"]
+        for name, scales in table.weight_scales.items():
+            lines.append(" ".join([_name(name), str(len(scales)), *(repr(float(s)) for s in scales)]))
+    for heading, names in (("#asym_op", table.asymmetric_ops), ("#int4_op", table.int4_ops)):
+        lines += ["", heading, *(_name(n) for n in names)] if names else []
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    line = f"#{text}" if text.startswith("#") else f"# {text}"
+    if "\n" in text or "\r" in text or _section(line) is not None:
+        raise HagoError(f"the comment {text!r} would break the table; expected one line that opens no section")
+    return line
+
+
+def _name(name: str) -> str:
+    if not name or name.startswith("#") or any(c.isspace() for c in name):
+        raise HagoError(f"a table cannot name {name!r}; expected no white space, no # in front, and not nothing")
+    return name
+
+
+def _rows(rows: Mapping[str, Row]) -> Iterator[str]:
+    for name, row in rows.items():
+        threshold = max(row.threshold, SMALLEST_THRESHOLD)
+        yield f"{_name(name)} {threshold:.7f} {row.minimum:.7f} {row.maximum:.7f}"
+
+
+# ---------------------------------------------------------------- calibration tables, read
+def parse_calibration_table(text: str) -> CalibrationTable:
+    """The table that `text` holds; what TPU-MLIR writes, and its own reader takes.
+
+    Raises:
+        HagoError: a row does not fit its section, or a name stands for two different rows; the
+            message has the line's number.
+
+    References:
+        TPU-MLIR lib/Dialect/Top/Transforms/ImportCalibration.cpp.
+    """
+    section = "rows"
+    rows: dict[str, dict[str, Row]] = {"rows": {}, "int4": {}, "fp8": {}}
+    scales: dict[str, tuple[float, ...]] = {}
+    names: dict[str, list[str]] = {"asymmetric_ops": [], "int4_ops": []}
+    comments: list[str] = []
+    for number, line in _lines(text):
+        if line.startswith("#"):
+            opened = _section(line)
+            section = opened or section
+            if opened is None and not any(rows.values()):
+                comments.append(line[1:].strip() if not line.startswith("##") else line[1:])
+        elif section in rows:
+            name, row = _parse_row(line, number)
+            _put(rows[section], name, row, number)
+        elif section in names:
+            names[section].append(_parse_single(line, number))
+        else:
+            name, values = _parse_scales(line, number)
+            _put(scales, name, values, number)
+    return CalibrationTable(
+        rows["rows"],
+        rows["int4"],
+        rows["fp8"],
+        scales,
+        tuple(names["asymmetric_ops"]),
+        tuple(names["int4_ops"]),
+        tuple(comments),
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that hold something, from 1, without white space at either end."""
+    return ((i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip())
+
+
+def _section(line: str) -> str | None:
+    return next((name for mark, name in _SECTIONS if mark in line), None)
+
+
+def _numbers(words: Iterable[str], number: int, line: str) -> list[float]:
+    found = []
+    for word in words:
+        if not _NUMBER.fullmatch(word) or not math.isfinite(float(word)):
+            raise HagoError(f"line {number} of a table: {word!r} in {line!r} is not a finite number")
+        found.append(float(word))
+    return found
+
+
+def _parse_row(line: str, number: int) -> tuple[str, Row]:
+    words = line.split()
+    if len(words) != 4:
+        raise HagoError(f"line {number} of a calibration table is {line!r}; expected 'name threshold min max'")
+    try:
+        return words[0], Row(*_numbers(words[1:], number, line))
+    except HagoError as error:
+        where = "" if str(error).startswith("line") else f"line {number} of a calibration table: "
+        raise HagoError(f"{where}{error}") from None
+
+
+def _parse_single(line: str, number: int) -> str:
+    words = line.split()
+    if len(words) != 1:
+        raise HagoError(f"line {number} of a calibration table is {line!r}; this section expects one name per line")
+    return words[0]
+
+
+def _parse_scales(line: str, number: int) -> tuple[str, tuple[float, ...]]:
+    words = line.split()
+    if len(words) < 2 or not words[1].isdecimal() or len(words) != 2 + int(words[1]):
+        raise HagoError(f"line {number} of a calibration table is {line!r}; expected 'name count scale ... scale'")
+    return words[0], tuple(_numbers(words[2:], number, line))
+
+
+def _put(into: dict[str, _T], name: str, value: _T, number: int) -> None:
+    if name in into and into[name] != value:
+        raise HagoError(f"line {number} of a table: {name!r} stood before with other values; expected one row each")
+    into[name] = value
+
+
+# ---------------------------------------------------------------- quantize tables
+@dataclass(frozen=True, slots=True)
+class QuantizeTable:
+    """A quantize table: the mode of every operator that does not take the model's own.
+
+    Args:
+        modes: operator to a mode of MODES.
+        comments: every comment, in order, without the `#` and the space after it.
+    """
+
+    modes: Mapping[str, str]
+    comments: tuple[str, ...] = ()
+
+
+def format_quantize_table(table: QuantizeTable) -> str:
+    """The text of a quantize table: comments, then rows `name MODE`.
+
+    Raises:
+        HagoError: a mode is unknown, or a name is empty, starts with `#` or holds white space.
+    """
+    lines = [f"# {c}" if not c.startswith("#") else f"#{c}" for c in table.comments]
+    if any("\n" in c or "\r" in c for c in table.comments):
+        raise HagoError("a comment of a quantize table holds a line break; expected single lines")
+    lines += [f"{_name(name)} {_mode(mode, 'a quantize table')}" for name, mode in table.modes.items()]
+    return "\n".join(lines) + "\n"
+
+
+def parse_quantize_table(text: str) -> QuantizeTable:
+    """The quantize table that `text` holds; modes may be written in either case.
+
+    Raises:
+        HagoError: a row is not `name MODE`, a mode is unknown, or a name stands with two modes; the
+            message has the line's number.
+    """
+    modes: dict[str, str] = {}
+    comments: list[str] = []
+    for number, line in _lines(text):
+        if line.startswith("#"):
+            comments.append(line[1:].strip() if not line.startswith("##") else line[1:])
+            continue
+        words = line.split()
+        if len(words) != 2:
+            raise HagoError(f"line {number} of a quantize table is {line!r}; expected 'name MODE'")
+        _put(modes, words[0], _mode(words[1], f"line {number} of a quantize table"), number)
+    return QuantizeTable(modes, tuple(comments))
+
+
+def _mode(mode: str, where: str) -> str:
+    upper = mode.upper()
+    if upper not in MODES:
+        raise HagoError(f"{where}: unknown mode {mode!r}; known: {', '.join(MODES)}." + did_you_mean(upper, MODES))
+    return upper

@@ -1,0 +1,1 @@
+"""ONNX files, in QDQ and in QOperator form, and their check in the engines that run them."""

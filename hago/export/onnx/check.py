@@ -1,0 +1,323 @@
+"""Parts of an ONNX model: the nodes between tensors whose values are known and a tensor that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.arithmetic.types import Edge
+from hago.export.onnx.engines import SATURATES, Run, onnxruntime, saturates_pairs
+from hago.export.onnx.file import OnnxFile, inside
+from hago.export.onnx.values import Value, kind_of_value, numpy_dtype
+from hago.export.onnx.writer import Writer, load_onnx
+from hago.graph.graph import Node
+from hago.plan.plan import Plan
+from hago.runtime.reference import IntegerModel
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model of its own, cut out of another.
+
+    Args:
+        model: an onnx.ModelProto with one output.
+        inputs: the tensors it is fed.
+    """
+
+    model: Any
+    inputs: tuple[str, ...]
+
+
+class Parts:
+    """Cuts parts out of one model.
+
+    Args:
+        kinds: ONNX element types of the tensors that parts may start from or end with.
+    """
+
+    def __init__(self, model: Any, kinds: Mapping[str, int]) -> None:
+        self._onnx = load_onnx()
+        self._model, self._kinds = model, kinds
+        self._makers = {out: node for node in model.graph.node for out in node.output}
+        self._constants = {c.name: c for c in model.graph.initializer}
+
+    def ending_in(self, tensor: str, known: Mapping[str, Sequence[int]]) -> Part:
+        """The part that computes `tensor` from tensors that are known.
+
+        Args:
+            known: where to start, with shapes; whatever feeds them is left out. Their first axis may have any size,
+                as in the whole; the others stay as they are, since OpenVINO 2026.4 takes a constant of a value for
+                each channel for one of a single value where it does not know how many channels there are.
+        """
+        helper = self._onnx.helper
+        nodes: dict[str, Any] = {}
+        starts: dict[str, None] = {}
+        constants: dict[str, Any] = {}
+        left = [tensor]
+        while left:
+            name = left.pop()
+            if not name or name in nodes or name in starts:
+                continue
+            if name in self._constants:
+                constants[name] = self._constants[name]
+            elif name in known and name != tensor:
+                starts[name] = None
+            else:
+                nodes[name] = self._makers[name]
+                left.extend(self._makers[name].input)
+        ordered = [n for n in self._model.graph.node if any(out in nodes for out in n.output)]
+
+        def described(name: str) -> Any:
+            sizes = [f"{name}.0", *known[name][1:]]
+            return helper.make_tensor_value_info(name, self._kinds[name], sizes[: len(known[name])])
+
+        graph = helper.make_graph(
+            ordered, "part", [described(n) for n in starts], [described(tensor)], list(constants.values())
+        )
+        imports = list(self._model.opset_import)
+        made = helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version)
+        return Part(made, tuple(starts))
+
+
+# ---------------------------------------------------------------- onnx check
+# The exported file against the integer model: node by node, each fed the integers of ours, and as a whole.
+# A part of the file is cut out for every tensor of integers and run by itself, so a difference is that node's own and
+# none that was handed on.
+
+Array = np.ndarray[Any, Any]
+#: What an engine may differ in where scales are arbitrary floats: one quantum, of so many values.
+TOLERATED: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceCheck:
+    """One tensor of integers, or of reals.
+
+    Args:
+        place: the node, or the edge where a value is requantized.
+        op: of the node.
+        compared, differing: how many values.
+        largest: the largest difference, in quanta; of reals, as it is.
+        integer: whether the values are integers.
+    """
+
+    place: str
+    op: str
+    compared: int
+    differing: int
+    largest: float
+    integer: bool
+
+    @property
+    def tolerable(self) -> bool:
+        """Whether the difference is at most one quantum, seldom."""
+        return not self.integer or (self.largest <= 1 and self.differing <= max(1.0, TOLERATED * self.compared))
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def __add__(self, other: PlaceCheck) -> PlaceCheck:
+        compared, differing = self.compared + other.compared, self.differing + other.differing
+        return PlaceCheck(self.place, self.op, compared, differing, max(self.largest, other.largest), self.integer)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxCheck:
+    """What a comparison found.
+
+    Args:
+        places: in the order of the graph.
+        outputs: of the whole file, run from its inputs.
+        by_default: the same by ONNX Runtime as it is by default, where that saturates pairs of products on this CPU;
+            None elsewhere.
+    """
+
+    engine: str
+    places: tuple[PlaceCheck, ...]
+    outputs: tuple[PlaceCheck, ...]
+    by_default: tuple[PlaceCheck, ...] | None = None
+
+    @property
+    def differing(self) -> int:
+        """Differing integers, over all places."""
+        return sum(p.differing for p in self.places if p.integer)
+
+    @property
+    def compared(self) -> int:
+        return sum(p.compared for p in self.places if p.integer)
+
+    @property
+    def same(self) -> bool:
+        return self.differing == 0
+
+    @property
+    def tolerable(self) -> bool:
+        return all(p.tolerable for p in self.places)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "engine": self.engine,
+            "same": self.same,
+            "tolerable": self.tolerable,
+            "compared": self.compared,
+            "differing": self.differing,
+            "places": [p.to_json() for p in self.places],
+            "outputs": [p.to_json() for p in self.outputs],
+            "by_default": None if self.by_default is None else [p.to_json() for p in self.by_default],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.engine}: {self.differing} of {self.compared} integers differ, each node fed ours"]
+        for p in (p for p in self.places if p.integer and p.differing):
+            lines.append(f"  {p.place} ({p.op}): {p.differing} of {p.compared}, by at most {p.largest:.0f} quanta")
+        real = [p for p in self.places if not p.integer]
+        if real:
+            worst = max(real, key=lambda p: p.largest)
+            lines.append(f"  {len(real)} float nodes: the largest difference is {worst.largest:.3g}, at {worst.place}")
+        for p in self.outputs:
+            unit = "quanta" if p.integer else "in real units"
+            lines.append(f"  output {p.place} of the whole file: {p.differing} of {p.compared}, {p.largest:.3g} {unit}")
+        if self.by_default is not None:
+            differ, all_of = (sum(n) for n in zip(*((p.differing, p.compared) for p in self.by_default), strict=True))
+            lines.append(f"  by default {differ} of {all_of} outputs of the whole file differ: {SATURATES}")
+        return "\n".join(lines)
+
+
+def check_onnx(
+    made: OnnxFile, plan: Plan, batches: Iterable[Sequence[Tensor]], run: Any = onnxruntime, engine: str = "onnxruntime"
+) -> OnnxCheck:
+    """Compare a file with the integer model of its plan.
+
+    Args:
+        batches: inputs of the model; one batch's values are held at a time.
+        run: makes a function of named arrays from a model (see `onnx_engines`).
+
+    Raises:
+        HagoError: the engine is not installed or refuses the file.
+    """
+    checker = _Checker(made, plan, run)
+    for inputs in batches:
+        checker.add(inputs)
+    by_default = None if checker.plain is None else tuple(checker.plain_outputs.values())
+    return OnnxCheck(engine, tuple(checker.places.values()), tuple(checker.outputs.values()), by_default)
+
+
+class _Checker:
+    """Keeps the sessions of all parts over batches."""
+
+    def __init__(self, made: OnnxFile, plan: Plan, run: Any) -> None:
+        self.made, self.plan, self.run = made, plan, run
+        self.model = IntegerModel(plan)
+        self.whole: Run = run(made.model)
+        self.places: dict[str, PlaceCheck] = {}
+        self.outputs: dict[str, PlaceCheck] = {}
+        self.plain: Run | None = None
+        if run is onnxruntime and saturates_pairs():
+            self.plain = onnxruntime(made.model, precise=False)
+        self.plain_outputs: dict[str, PlaceCheck] = {}
+        self.named = self._tensors()
+        writer = Writer(plan.graph)
+        kinds = {name: kind_of_value(writer, place, value) for name, (place, value) in self.named.items()}
+        kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
+        self.parts = Parts(made.model, kinds)
+        self.sessions: dict[tuple[Any, ...], tuple[Part, Run]] = {}
+
+    def _tensors(self) -> dict[str, tuple[str, Value]]:
+        """The place and the value of every tensor whose values the integer model knows, by tensor name."""
+        found: dict[str, tuple[str, Value]] = {}
+        for node in self.plan.graph:
+            value = self.made.values.get(node.name)
+            if value is not None and not (value.held == "real" and node.name in self.plan.nodes):
+                found.setdefault(value.name, (node.name, value))
+        for edge, value in self.made.operands.items():
+            if value.held != "real":
+                found.setdefault(value.name, (str(edge), value))
+        return found
+
+    def add(self, inputs: Sequence[Tensor]) -> None:
+        """One batch."""
+        known: dict[str, Array] = {}
+
+        def keep(value: Value | None, array: Tensor) -> None:
+            if value is not None and value.name in self.named:
+                known.setdefault(value.name, array.numpy())
+
+        def on_value(node: Node, value: Any) -> None:
+            if not isinstance(value, Tensor):
+                return
+            made = self.plan.nodes.get(node.name)
+            stored = self.made.values.get(node.name)
+            if made is None:
+                keep(stored, value)
+            elif stored is not None and stored.held != "real":
+                keep(stored, _as_held(value.to(torch.int64) - made.out.zero_point, stored))
+
+        def on_edge(edge: Edge, value: Any) -> None:
+            operand = self.made.operands.get(edge)
+            if operand is not None and operand.held != "real":
+                keep(operand, _as_held(self._as_read(edge, value), operand))
+
+        results = self.model.run(inputs, on_value, on_edge)
+        feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
+        for name in known:
+            if name not in feed:
+                self._compare(name, {**known, **feed})
+        self._outputs(self.outputs, results, self.whole(feed))
+        if self.plain is not None:
+            self._outputs(self.plain_outputs, results, self.plain(feed))
+
+    def _as_read(self, edge: Edge, value: Tensor) -> Tensor:
+        """What the file's node reads on an edge."""
+        source = self.plan.graph[self.plan.graph.source(edge)]
+        return inside(value, source) if source.name in self.made.unpadded else value
+
+    def _compare(self, tensor: str, known: Mapping[str, Array]) -> None:
+        place, value = self.named[tensor]
+        # where a batch lies on another axis, a batch of another size needs sessions of its own
+        key = tensor, tuple(array.shape[1:] for array in known.values())
+        if key not in self.sessions:
+            part = self.parts.ending_in(tensor, {name: array.shape for name, array in known.items()})
+            self.sessions[key] = (part, self.run(part.model))
+        part, run = self.sessions[key]
+        theirs = run({name: known[name] for name in part.inputs})[tensor]
+        node = self.plan.graph[place.partition(":")[0]]
+        count_differences(self.places, place, node.op, known[tensor], theirs, value.held != "real")
+
+    def _outputs(self, places: dict[str, PlaceCheck], ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
+        for name, mine, other in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
+            made = self.plan.nodes.get(name)
+            scale = 1.0 if made is None else made.out.scale.to(torch.float32).numpy()
+            op = self.plan.graph[name].op
+            count_differences(places, name, op, mine.numpy() / scale, other / scale, made is not None)
+
+
+def _as_held(centered: Tensor, value: Value) -> Tensor:
+    """Centered integers as the file holds them."""
+    assert value.qparams is not None
+    if value.held == "carried":
+        return centered.to(torch.float32)
+    stored = centered.to(torch.int64) + value.qparams.zero_point
+    return torch.from_numpy(stored.numpy().astype(numpy_dtype(value.qparams.dtype)))
+
+
+def count_differences(
+    into: dict[str, PlaceCheck], place: str, op: str, ours: Array, theirs: Array, integer: bool
+) -> None:
+    """Add a comparison of two arrays to what was counted at a place.
+
+    Args:
+        integer: whether both hold quanta, of which less than one half is no difference.
+    """
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+    difference = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, difference)
+    off = difference > (0.5 if integer else 0.0)
+    found = PlaceCheck(place, op, ours.size, int(off.sum()), float(difference.max(initial=0.0)), integer)
+    into[place] = into[place] + found if place in into else found

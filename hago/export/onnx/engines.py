@@ -1,0 +1,206 @@
+"""Engines that run ONNX models: ONNX Runtime and OpenVINO, as functions from named arrays to named arrays."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.errors import HagoError, did_you_mean
+from hago.export.onnx.file import OnnxFile
+from hago.export.onnx.values import Value, kind_of_value
+from hago.export.onnx.writer import Writer, load_onnx
+from hago.plan.plan import Plan
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+#: From inputs by name to outputs by name.
+Run = Callable[[Arrays], Arrays]
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise HagoError(f"this needs the package {name}: pip install 'hago[{extra}]'") from None
+
+
+#: What keeps ONNX Runtime from adding products of bytes in pairs that saturate at 16 bits, on CPUs with AVX2 or AVX512
+#: and without VNNI: signed weights become unsigned ones, of other kernels. It does nothing on other CPUs.
+PRECISE: Final = ("session.x64quantprecision", "1")
+
+
+def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) -> Run:
+    """A session of ONNX Runtime's CPU provider.
+
+    Args:
+        model: an onnx.ModelProto.
+        threads: of one operator; as many as the machine has cores where None.
+        precise: keep sums of products exact on CPUs without VNNI (`PRECISE`), where the file can be run so: some files
+            with signed activations cannot.
+
+    Raises:
+        HagoError: onnxruntime is not installed, or refuses the model.
+
+    References:
+        ONNX Runtime, qdq_selector_action_transformer.cc: DequantizeLinear and MatMul become MatMulNBits, at
+        accuracy level 4 (int8 data) unless the session says otherwise.
+    """
+    ort = _package("onnxruntime", "onnx")
+
+    def opened(precise: bool) -> Any:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4 if precise else 3
+        # products with narrow weights in float32, as the file says: by default it rounds the data to 8 bits there
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        if precise:
+            options.add_session_config_entry(*PRECISE)
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    precise = precise and saturates_pairs()
+    try:
+        try:
+            session = opened(precise)
+        except Exception:
+            if not precise:
+                raise
+            session = opened(False)
+    except Exception as error:  # its exceptions share no base of their own
+        raise HagoError(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from None
+    names = [o.name for o in session.get_outputs()]
+    return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+#: Said where ONNX Runtime, as it is by default, computes other integers than files say.
+SATURATES: Final = (
+    "this CPU has no VNNI, and ONNX Runtime by default adds products of bytes in pairs that saturate at 16 bits here. "
+    f"hago runs it with {'='.join(PRECISE)}, which keeps sums exact: set that where the file is used, too "
+    "(SessionOptions.add_session_config_entry), or give weights 7 bits (fix_bits={'*:1': 7}), with which no pair "
+    "saturates"
+)
+
+
+@functools.cache
+def saturates_pairs() -> bool:
+    """Whether ONNX Runtime on this CPU saturates sums of two products of unsigned and signed bytes; tried once."""
+    onnx = _package("onnx", "onnx")
+    depth = 64
+    make, types = onnx.helper, onnx.TensorProto
+    graph = make.make_graph(
+        [make.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "pairs",
+        [make.make_tensor_value_info("x", types.UINT8, [4, depth])],
+        [make.make_tensor_value_info("y", types.INT32, [4, 4])],
+        [onnx.numpy_helper.from_array(np.full((depth, 4), 127, np.int8), "w")],
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 13)], ir_version=8)
+    sums = onnxruntime(model, precise=False)({"x": np.full((4, depth), 255, np.uint8)})["y"]
+    return bool((sums != 255 * 127 * depth).any())
+
+
+_OPENVINO: Final = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def openvino(model: Any, threads: int | None = None) -> Run:
+    """The model compiled by OpenVINO for the CPU; arguments as for `onnxruntime`."""
+    ov = _package("openvino", "openvino")
+    options = _OPENVINO | ({} if threads is None else {"INFERENCE_NUM_THREADS": threads})
+    try:
+        core = ov.Core()
+        compiled = core.compile_model(core.read_model(model.SerializeToString(), b""), "CPU", options)
+    except Exception as error:
+        raise HagoError(f"OpenVINO {ov.__version__} refuses the model: {error}") from None
+    names = [o.name for o in model.graph.output]
+
+    def run(feed: Arrays) -> Arrays:
+        found = compiled(dict(feed))
+        return {name: np.asarray(found[i]) for i, name in enumerate(names)}
+
+    return run
+
+
+_TRY: Final = f"""
+import sys, openvino
+core = openvino.Core()
+core.compile_model(core.read_model(sys.stdin.buffer.read(), b""), "CPU", {_OPENVINO})
+"""
+
+
+def openvino_that_lasts(model: Any, threads: int | None = None) -> Run:
+    """`openvino`, tried in another process first: OpenVINO 2026.4 ends its own on some models (SIGSEGV in
+    `compile_model`, e.g. of a transposed convolution that is concatenated and quantized twice)."""
+    _package("openvino", "openvino")
+    tried = subprocess.run([sys.executable, "-c", _TRY], input=model.SerializeToString(), capture_output=True)
+    if tried.returncode < 0:
+        raise HagoError(f"OpenVINO ends its process on the model, with {signal.Signals(-tried.returncode).name}")
+    return openvino(model, threads)
+
+
+ENGINES: Final[Mapping[str, Callable[..., Run]]] = {"onnxruntime": onnxruntime, "openvino": openvino}
+
+
+def engine(name: str) -> Callable[..., Run]:
+    """The engine called `name`.
+
+    Raises:
+        HagoError: there is none.
+    """
+    if name not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise HagoError(f"unknown engine {name!r}; expected one of {known}.{did_you_mean(name, ENGINES)}")
+    return ENGINES[name]
+
+
+# ---------------------------------------------------------------- onnx seen
+# An exported file run with its inner values to be seen: a copy whose tensors are outputs too.
+
+
+class Seen:
+    """Runs an OnnxFile and gives the values of its nodes on the plan's grid, and the outputs.
+
+    Args:
+        run: makes a function of named arrays from a model (see `onnx_engines`).
+    """
+
+    def __init__(self, made: OnnxFile, plan: Plan, run: Callable[[Any], Run]) -> None:
+        helper = load_onnx().helper
+        self.plan, self.made = plan, made
+        model = type(made.model)()
+        model.CopyFrom(made.model)
+        self.outputs = [o.name for o in model.graph.output]
+        known = {*self.outputs, *plan.graph.inputs}
+        writer = Writer(plan.graph)
+        for node, value in made.values.items():
+            if value.name not in known:
+                known.add(value.name)
+                kind = kind_of_value(writer, node, value)
+                model.graph.output.append(helper.make_tensor_value_info(value.name, kind, None))
+        self._run = run(model)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """The values of every node by name, and the outputs."""
+        feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
+        found = self._run(feed)
+        values = {
+            name: self._on_grid(name, value, torch.from_numpy(found[value.name].copy()))
+            for name, value in self.made.values.items()
+            if value.name in found
+        }
+        return values, [torch.from_numpy(found[name].copy()) for name in self.outputs]
+
+    def _on_grid(self, name: str, value: Value, held: Tensor) -> Tensor:
+        made = self.plan.nodes.get(name)
+        if made is None:
+            return held
+        if value.held == "real":
+            return held / made.out.scale
+        return held.to(torch.int64) - made.out.zero_point if value.held == "stored" else held

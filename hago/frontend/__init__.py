@@ -1,1 +1,0 @@
-"""Frontend: from PyTorch models and data sets to Graphs and batches."""

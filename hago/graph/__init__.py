@@ -1,0 +1,1 @@
+"""The network: nodes and edges, import from torch.export, passes over it, running it in float."""

@@ -1,0 +1,228 @@
+"""The one loop that runs a Graph, on any carrier; calibrate, simulator, realization and qat use it.
+
+Invariant: a value is dropped after its last reader, so memory is that of the widest cut of the
+graph, not of all its intermediates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hago.arithmetic.types import torch_dtype
+from hago.data.batches import Batches, as_tensor
+from hago.errors import DataError, GraphError, HagoError
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.graph.nesting import Nesting, read_tree
+from hago.ops import OPS, Ops, _opaque
+
+#: Computes a node from the values of its inputs.
+Step = Callable[[Node, Sequence[Any]], Any]
+
+
+def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """Which values each node is the last to read."""
+    last: dict[str, str] = {}
+    for node in graph:
+        last[node.name] = node.name
+        for source in node.inputs:
+            last[source] = node.name
+    for name in graph.outputs:
+        last[name] = OUTPUT
+    found: dict[str, list[str]] = {}
+    for name, reader in last.items():
+        found.setdefault(reader, []).append(name)
+    return {reader: tuple(names) for reader, names in found.items()}
+
+
+def run(
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    step: Step,
+    *,
+    consts: Mapping[str, Any] | None = None,
+    on_value: Callable[[Node, Any], None] | None = None,
+    done: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[Any]:
+    """Run every node once, in order.
+
+    Args:
+        inputs: one per graph input.
+        step: computes a node; inputs and constants are not passed to it.
+        consts: values of the const nodes; the graph's own where not given.
+        on_value: sees every computed value, and the inputs, as soon as they exist.
+        done: `last_readers(graph)`, if the caller keeps it.
+
+    Returns:
+        The values of the graph's outputs.
+    """
+    consts = graph.consts if consts is None else consts
+    done = last_readers(graph) if done is None else done
+    values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for node in graph:
+        if node.op == CONST:
+            values[node.name] = consts[node.name]
+        else:
+            if node.op != INPUT:
+                values[node.name] = step(node, [values[s] for s in node.inputs])
+            if on_value is not None:
+                on_value(node, values[node.name])
+        for name in done.get(node.name, ()):
+            del values[name]
+    return [values[name] for name in graph.outputs]
+
+
+def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
+    """A node on real values, as torch computes it.
+
+    Raises:
+        GraphError: torch refuses the values; the node and its attributes are named.
+    """
+    rule = ops.get(node.op)
+    try:
+        return (_opaque.compute if rule is None else rule.compute)(node.attrs, *values)
+    except HagoError:
+        raise
+    except Exception as error:
+        shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in values]
+        # torch says where each of its backends was registered, over many lines
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {first}") from error
+
+
+def laid_out(value: Any) -> Any:
+    """A tensor in the one layout in which all engines have one result; other values as they are."""
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def compute_laid_out(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
+    """`compute_real` with the same bits whatever the values' layouts, as every engine computes float nodes."""
+    rule = ops.get(node.op)
+    return compute_real(node, values if rule is not None and rule.any_layout else [laid_out(v) for v in values], ops)
+
+
+def run_real(
+    graph: Graph, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None, ops: Ops = OPS
+) -> list[Any]:
+    """The float model."""
+    with torch.no_grad():
+        return run(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The layout that convolutions are fastest in; only 4-dimensional tensors have it."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -> tuple[int, ...]:
+    """The shape of a node's value from those of its inputs, by running it on meta tensors.
+
+    Raises:
+        GraphError: attributes and shapes do not go together.
+    """
+    values = [torch.empty(s, device="meta") for s in shapes]
+    return tuple(compute_real(node, values, ops).shape)
+
+
+def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Call arguments as the tensors of the graph's inputs, checked.
+
+    Raises:
+        GraphError: the wrong number, nesting, shape, name or kind of arguments.
+    """
+    return check_inputs(graph, nesting_of(graph).leaves(args, kwargs))
+
+
+def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors among flat arguments, if they are what the graph's inputs take. Arrays and real numbers of other
+    widths are converted as calibration converts them.
+
+    Raises:
+        GraphError: the wrong number, shape or kind of tensors, or NaN.
+    """
+    tensors = [as_tensor(x, "an input") for x in leaves if isinstance(x, (Tensor, np.ndarray))]
+    if len(tensors) != len(graph.inputs):
+        raise GraphError(f"the model takes {len(graph.inputs)} tensors ({', '.join(graph.inputs)}), got {len(tensors)}")
+    check_kinds(graph, tensors)
+    if torch.compiler.is_exporting():
+        return tensors  # a program of torch.export takes any batch, and has no branch on values
+    for name, tensor in zip(graph.inputs, tensors, strict=True):
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise GraphError(f"input {name!r} holds NaN, which no integer stands for")
+    sizes = {len(t) for n, t in zip(graph.inputs, tensors, strict=True) if (graph[n].shape or (0,))[0] == 1}
+    if len(sizes - {1}) > 1:
+        raise GraphError(f"inputs have batch sizes {sorted(sizes)}; expected one, or 1")
+    return tensors
+
+
+def check_kinds(graph: Graph, tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors of which a graph's inputs would make something else.
+
+    Args:
+        tensors: one per input.
+
+    Raises:
+        GraphError: a shape, or integers where real numbers are taken, or the other way round.
+    """
+    for name, tensor in zip(graph.inputs, tensors, strict=True):
+        _check_input(graph[name], tensor)
+
+
+def check_batches(graph: Graph, batches: Batches) -> None:
+    """Refuse data that a graph's inputs do not take; all batches are of one kind, so that the first tells.
+
+    Raises:
+        DataError: its shape or dtype, and what is expected.
+    """
+    try:
+        check_kinds(graph, next(iter(batches)).inputs)
+    except GraphError as error:
+        raise DataError(f"the data is not what the model takes: {error}") from None
+
+
+def _check_input(node: Node, tensor: Tensor) -> None:
+    if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
+        sizes = ", ".join(map(str, node.shape[1:]))
+        raise GraphError(f"input {node.name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
+    wanted = torch_dtype(node.attrs.get("dtype", "float32"))
+    if tensor.dtype != wanted and (tensor.is_floating_point() or wanted.is_floating_point):
+        raise GraphError(
+            f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it as the calibration data was, "
+            f"e.g. {'images.float() / 255' if wanted.is_floating_point else f'.to({wanted})'}"
+        )
+
+
+def nesting_of(graph: Graph) -> Nesting:
+    """How a graph's arguments and results are nested."""
+    return Nesting.read(graph.inputs, graph.in_spec, graph.out_spec)
+
+
+def nest_outputs(graph: Graph, values: Sequence[Any]) -> Any:
+    """The outputs as the model returns them: one tensor, a tuple, or a nested structure."""
+    return nesting_of(graph).nested(values)
+
+
+def example_inputs(graph: Graph, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Zeros in the shapes, dtypes and nesting of a graph's inputs: (args, kwargs).
+
+    Raises:
+        GraphError: the model also takes arguments that are not tensors.
+    """
+    leaves = [_zeros(graph[name], batch) for name in graph.inputs]
+    if graph.in_spec is None:
+        return tuple(leaves), {}
+    spec = read_tree(graph.in_spec)
+    if spec.num_leaves != len(leaves):
+        raise GraphError("the model takes arguments that are not tensors; pass example_inputs")
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return tuple(args), dict(kwargs)
+
+
+def _zeros(node: Node, batch: int) -> Tensor:
+    shape = node.shape or ()
+    return torch.zeros((batch, *shape[1:]), dtype=torch_dtype(node.attrs.get("dtype", "float32")))

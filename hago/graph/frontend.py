@@ -1,0 +1,591 @@
+"""Exported: what the nodes and the signature of an ExportedProgram say, read off one by one."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import Node as FxNode
+from torch.utils import _pytree as pytree
+
+from hago.data.batches import as_tensor
+from hago.errors import GraphError, as_strings
+from hago.graph.graph import CONST, INPUT, Graph, Node
+from hago.graph.passes.fold_batch_norms import fold_batch_norms
+from hago.graph.passes.open_attention import open_attention
+from hago.ops import OPS, Ops, _opaque, parsers
+from hago.ops._rule import Call, OpRule, Parsed, Ref
+from hago.ops._shared import has_ref
+
+#: Calls that check something and compute nothing.
+_CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
+#: Calls that tracing again leaves as they are, among those of which most networks of convolutions are made.
+_AS_THEY_ARE: Final = frozenset(
+    f"aten.{name}"
+    for name in (
+        "conv1d.default", "conv2d.default", "conv2d.padding", "linear.default", "add.Tensor", "mul.Tensor",
+        "relu.default", "relu6.default", "hardtanh.default", "leaky_relu.default", "sigmoid.default", "tanh.default",
+        "hardswish.default", "hardsigmoid.default", "silu.default", "gelu.default", "max_pool2d.default",
+        "avg_pool2d.default", "adaptive_avg_pool2d.default", "mean.dim", "cat.default", "pad.default",
+        "slice.Tensor", "dropout.default",
+    )
+)  # fmt: skip
+
+
+def nesting(spec: pytree.TreeSpec | None, verb: str) -> str | None:
+    """How arguments or results are nested, as text; named tuples (torch.topk's result, say) as plain ones."""
+    if spec is None:
+        return None
+    plain = pytree.tree_structure(_plain_tuples(pytree.tree_unflatten(range(spec.num_leaves), spec)))
+    try:
+        return pytree.treespec_dumps(plain)
+    except NotImplementedError:
+        kind = " ".join(str(plain).split())
+        raise GraphError(
+            f"the model {verb} {kind}, which hago cannot write down; use tuples, lists and dicts"
+        ) from None
+
+
+def _plain_tuples(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain_tuples, value))
+    if type(value) is list:
+        return [_plain_tuples(v) for v in value]
+    return {k: _plain_tuples(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def reads_as_it_is(program: ExportedProgram, known: Collection[str]) -> bool:
+    """Whether no call need be traced again before it is read, which takes longer than the export itself.
+
+    Args:
+        known: the calls that can be read.
+    """
+    calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
+    return all(str(n.target) in known and _reads_as_it_is(n) for n in calls)
+
+
+def _reads_as_it_is(fx: FxNode) -> bool:
+    if str(fx.target) == "aten.batch_norm.default":
+        return not dict(named_arguments(fx))["training"]
+    if str(fx.target) == "aten.flatten.using_ints":
+        value, whole = fx.meta["val"], dict(named_arguments(fx))["self"].meta["val"]
+        return value.ndim < whole.ndim and len(open_axes_of(value)) <= 1
+    return str(fx.target) in _AS_THEY_ARE
+
+
+def is_check(fx: FxNode) -> bool:
+    """Whether a call checks something and computes nothing."""
+    return any(c in str(fx.target) for c in _CHECKS)
+
+
+def is_reading(fx: FxNode) -> bool:
+    """Whether a call reads off a size, or one of several results."""
+    return fx.target is operator.getitem or str(fx.target) == "aten.sym_size.int"
+
+
+def counts(fx: FxNode) -> bool:
+    """Whether a call gives indices, sizes or conditions, whose arithmetic is torch's own."""
+    value = first_of(fx.meta.get("val"))
+    return isinstance(value, Tensor) and not value.is_floating_point()
+
+
+def module_path(fx: FxNode) -> str:
+    """The path of the module that the call stands in; empty at the top of the model."""
+    stack = list((fx.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return "" if path.startswith("_empty") else path
+
+
+def identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory read in the same way."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def named_arguments(fx: FxNode) -> list[tuple[str, Any]]:
+    """The arguments of a call by the names of its schema, defaults filled in."""
+    schema = getattr(fx.target, "_schema", None)
+    if schema is None:
+        return [(str(i), a) for i, a in enumerate(fx.args)]
+    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    named |= {a.name: v for a, v in zip(schema.arguments, fx.args, strict=False)}
+    return list((named | dict(fx.kwargs)).items())
+
+
+def first_of(value: Any) -> Any:
+    """The first of several results; one result as it is."""
+    return value[0] if isinstance(value, (tuple, list)) and value else value
+
+
+def dtype_of(value: Any) -> torch.dtype | None:
+    """The dtype of a value, or of the first of several; None where that is no tensor."""
+    first = first_of(value)
+    return first.dtype if isinstance(first, Tensor) else None
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape at batch 1: every size that export left open is read with its symbols at 1."""
+    return tuple(_size(s) for s in value.shape) if isinstance(value, Tensor) else None
+
+
+def open_axes_of(value: Any) -> tuple[int, ...]:
+    """The axes whose size depends on the batch."""
+    if not isinstance(value, Tensor):
+        return ()
+    return tuple(axis for axis, size in enumerate(value.shape) if not isinstance(size, int))
+
+
+def _size(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, 1)))
+
+
+def first_line(error: Exception) -> str:
+    """What a long message of torch says first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        GraphError: naming the parameter, and how many.
+    """
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise GraphError(f"{name!r} holds {bad} NaN or infinite values of {tensor.numel()}; check the weights")
+
+
+# ---------------------------------------------------------------- importer
+# Importer: reads the calls of one ExportedProgram into a Graph.
+# Names come from module paths: a module that is one call gives its path, else path and op. Every call is read once,
+# by the rule of its op; calls that no rule reads become opaque nodes. Whole numbers and conditions that take part in
+# real arithmetic are converted first, as torch promotes them, so that a rule computes on real values alone.
+
+#: Calls that give their first argument back, in eval mode.
+_IDENTITIES: Final = frozenset(
+    f"aten.{n}.default"
+    for n in ("alias", "clone", "contiguous", "detach", "detach_", "dropout", "feature_dropout", "alpha_dropout",
+              "lift_fresh_copy", "_assert_tensor_metadata")
+)  # fmt: skip
+#: Calls that give new sizes, and the argument that is to say them: the one that depends on the batch as -1.
+_SIZES: Final = {
+    "aten.view.default": "size",
+    "aten._unsafe_view.default": "size",
+    "aten.reshape.default": "shape",
+    "aten.flatten.using_ints": "size",
+}
+
+#: Calls that make a tensor of nothing but numbers; random ones are none of them.
+_FILLED: Final = frozenset(
+    f"aten.{n}"
+    for n in ("arange.default", "arange.start", "arange.start_step", "eye.default", "eye.m", "full.default",
+              "linspace.default", "ones.default", "scalar_tensor.default", "zeros.default")
+)  # fmt: skip
+#: Calls that do so in the dtype of a tensor that they do not read, and the number that they fill with.
+_FILLED_LIKE: Final = {"aten.new_zeros.default": 0, "aten.new_ones.default": 1, "aten.new_full.default": None}
+#: Ops that only move values: they are read on indices and conditions too.
+_OF_ANY_DTYPE: Final = frozenset(
+    {"concat", "expand", "index", "permute", "reshape", "select", "slice", "squeeze", "stack", "to", "unsqueeze"}
+)
+
+
+class Importer:
+    """Reads one ExportedProgram. Lives for one import; `run` gives the Graph.
+
+    Args:
+        converts: whether operands are converted to real numbers where torch promotes them, and left out of a
+            concatenation where they are empty. The first version of hago did neither.
+
+    Attributes:
+        converted: whether any was.
+    """
+
+    def __init__(self, program: ExportedProgram, ops: Ops = OPS, *, converts: bool = True) -> None:
+        self.ops = ops
+        self.converts, self.converted = converts, False
+        self.parsers = parsers(ops)
+        known = self.parsers.keys() | _IDENTITIES
+        self.program = program if reads_as_it_is(program, known) else _traced_again(program)
+        self.nodes: list[Node] = []
+        self.consts: dict[str, Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.dtypes: dict[str, torch.dtype | None] = {}
+        self.open_axes: dict[str, tuple[int, ...]] = {}
+        self.values: dict[FxNode, Any] = {}  # fx node -> Ref, number, or None
+        self.parts: dict[FxNode, tuple[str, dict[Any, Parsed]]] = {}  # calls with several results
+        self.paths = self._count_paths()
+        self.taken: set[str] = {"output"}
+
+    def run(self) -> Graph:
+        inputs = self._placeholders()
+        outputs: tuple[str, ...] = ()
+        for fx in self.program.graph.nodes:
+            if fx.op == "call_function":
+                self.values[fx] = self._call(fx)
+            elif fx.op == "output":
+                outputs = self._outputs(fx)
+            elif fx.op == "get_attr":
+                raise GraphError(f"the model branches or loops on values ({fx.target}); hago imports no control flow")
+            elif fx.op != "placeholder":
+                raise GraphError(f"{fx.name} ({fx.op} {fx.target}) cannot be imported; only ATen calls can")
+        kept = _reachable(self.nodes, outputs, inputs)
+        spec = self.program.call_spec
+        return Graph(
+            tuple(n for n in self.nodes if n.name in kept),
+            tuple(inputs),
+            outputs,
+            {k: v for k, v in self.consts.items() if k in kept},
+            nesting(spec.in_spec, "takes"),
+            nesting(spec.out_spec, "returns"),
+        )
+
+    # ------------------------------------------------------------ inputs, constants, outputs
+    def _placeholders(self) -> list[str]:
+        tensors = {**self.program.state_dict, **self.program.constants}
+        inputs: list[str] = []
+        shared: dict[tuple[Any, ...], str] = {}
+        placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        for fx, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                if isinstance(spec.arg, ConstantArgument):
+                    self.values[fx] = spec.arg.value
+                    continue
+                self.values[fx] = self._input(fx)
+                inputs.append(self.values[fx].name)
+                continue
+            if spec.target not in tensors or not isinstance(tensors[spec.target], Tensor):
+                raise GraphError(f"{spec.target!r} ({spec.kind.name.lower()}) is not a tensor and cannot be imported")
+            tensor = tensors[spec.target].detach()
+            if spec.kind == InputKind.PARAMETER:
+                check_finite(spec.target, tensor)
+            # parameters that share storage are one constant: shared weights stay shared
+            same = shared.setdefault(identity(tensor), spec.target)
+            self.values[fx] = Ref(same) if same != spec.target else self._const(spec.target, tensor)
+        return inputs
+
+    def _input(self, fx: FxNode) -> Ref:
+        value = fx.meta["val"]
+        if not isinstance(value, Tensor):
+            raise GraphError(f"input {fx.name!r} is a {type(value).__name__}; hago takes tensors and constants")
+        attrs = {"dtype": str(value.dtype).removeprefix("torch.")}
+        return self._add(self._unique(fx.name), INPUT, (), attrs, value)
+
+    def _const(self, name: str, tensor: Tensor) -> Ref:
+        name = self._unique(name)
+        self.consts[name] = tensor
+        return self._add(name, CONST, (), {}, tensor)
+
+    def _outputs(self, fx: FxNode) -> tuple[str, ...]:
+        found = []
+        for value, spec in zip(fx.args[0], self.program.graph_signature.output_specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind != OutputKind.USER_OUTPUT:
+                raise GraphError(f"the model writes to {spec.target!r} when run; call model.eval() and export again")
+            made = self.values.get(value) if isinstance(value, FxNode) else value
+            if not isinstance(made, Ref):
+                raise GraphError(f"the model returns {value!r}, which is not a tensor")
+            found.append(made.name)
+        return tuple(found)
+
+    # ------------------------------------------------------------ calls
+    def _call(self, fx: FxNode) -> Any:
+        target = _opaque.target_name(fx.target) if not is_check(fx) else ""
+        if not target:
+            return None
+        if target in _IDENTITIES:
+            return self._value(fx.args[0])
+        whole: Any = fx.args[0] if fx.args else None
+        if target == "operator.getitem" and whole in self.parts:
+            op, parts = self.parts[whole]
+            return self._fold_constant(self._node(fx, op, parts[fx.args[1]]))
+        rule = self.parsers.get(target)
+        if rule is not None and counts(fx) and rule.name not in _OF_ANY_DTYPE:
+            rule = None
+        if isinstance(fx.meta.get("val"), (tuple, list)):
+            read = self._parse_parts(fx, target, rule)
+            if rule is not None and read is not None:
+                self.parts[fx] = (rule.name, read)
+                return None
+            return self._opaque(fx, target)
+        parsed = rule.parse(self._read(fx, target)) if rule else None
+        made = self._opaque(fx, target) if rule is None or parsed is None else self._node(fx, rule.name, parsed)
+        return self._fold_constant(made)
+
+    def _parse_parts(self, fx: FxNode, target: str, rule: OpRule | None) -> dict[Any, Parsed] | None:
+        """What each used result of a call means (a split's parts, batch norm's first), or None."""
+        if rule is None or any(u.target is not operator.getitem for u in fx.users):
+            return None
+        items: set[Any] = {u.args[1] for u in fx.users}
+        parsed = {i: rule.parse(replace(self._read(fx, target), item=i)) for i in items}
+        return {i: p for i, p in parsed.items() if p is not None} if all(parsed.values()) else None
+
+    def _read(self, fx: FxNode, target: str) -> Call:
+        arguments = dict(named_arguments(fx))
+        read = {k: self._value(v) for k, v in arguments.items()}
+        result = first_of(fx.meta.get("val"))
+        if target in _SIZES and len(open_axes_of(result)) <= 1:
+            read[_SIZES[target]] = [s if isinstance(s, int) else -1 for s in result.shape]
+        return Call(target, read, self.shapes, shape_of(result), open_axes=self.open_axes)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, FxNode):
+            return self.values[value]
+        if isinstance(value, (list, tuple)):
+            return [self._value(v) for v in value]
+        return value
+
+    def _node(self, fx: FxNode, op: str, parsed: Parsed) -> Ref:
+        if op == "slice" and parsed.attrs == {**parsed.attrs, "start": 0, "stop": None, "step": 1}:
+            whole = parsed.inputs[0]
+            assert isinstance(whole, Ref)
+            return whole
+        result = dtype_of(fx.meta.get("val"))
+        if op == "concat" and self.converts and (kept := self._not_empty(parsed, result)) != parsed.inputs:
+            self.converted = True
+            if len(kept) == 1:
+                return kept[0]
+            parsed = replace(parsed, inputs=kept)
+        name = self._name(fx, op)
+        inputs = [self._operand(name, op, slot, i, result).name for slot, i in enumerate(parsed.inputs)]
+        return self._add(name, op, tuple(inputs), parsed.attrs, first_of(fx.meta.get("val")))
+
+    def _not_empty(self, parsed: Parsed, result: torch.dtype | None) -> tuple[Ref, ...]:
+        """The operands that hold anything (a cache of keys begins empty); all of them where only these have the dtype
+        of the result."""
+        refs = tuple(i for i in parsed.inputs if isinstance(i, Ref))
+        kept = tuple(i for i in refs if 0 not in (self.shapes[i.name] or ()))
+        return kept if any(self.dtypes[i.name] == result for i in kept) else refs
+
+    def _operand(self, name: str, op: str, slot: int, operand: Ref | Tensor, result: torch.dtype | None) -> Ref:
+        """What a node reads in a slot: a number as a constant, and a value of another dtype than its real result as
+        torch promotes it, where the slot can be quantized."""
+        if not isinstance(operand, Ref):
+            return self._const(f"{name}.{slot}", operand)
+        own = self.dtypes.get(operand.name)
+        if not self.converts or op == "to" or result != torch.float32 or own in (None, result):
+            return operand
+        rule = self.ops[op]
+        forms = [*([] if rule.integer is None else [rule.integer]), *rule.forms.values()]
+        if all(form.slot(slot) == "plain" for form in forms):
+            return operand
+        self.converted = True
+        if operand.name in self.consts:
+            return self._const(f"{name}.{slot}", self.consts[operand.name].to(result))
+        made = self._unique(f"{name}.{slot}")
+        self.shapes[made], self.open_axes[made] = self.shapes[operand.name], self.open_axes[operand.name]
+        self.dtypes[made] = result
+        attrs = {"dtype": str(result).removeprefix("torch.")}
+        self.nodes.append(Node(made, "to", (operand.name,), attrs, self.shapes[made]))
+        return Ref(made)
+
+    def _opaque(self, fx: FxNode, target: str) -> Ref:
+        if target in _FILLED_LIKE and not has_ref(sizes := self._value(fx.args[1])):
+            number: Any = fx.args[2] if _FILLED_LIKE[target] is None else _FILLED_LIKE[target]
+            name = self._name(fx, target.split(".")[1])
+            return self._const(name, torch.full(sizes, number, dtype=fx.meta["val"].dtype))
+        inputs: list[str] = []
+        try:
+            args = [_opaque.pack(self._value(a), inputs) for a in fx.args]
+            kwargs = {k: _opaque.pack(self._value(v), inputs) for k, v in fx.kwargs.items()}
+        except GraphError as error:
+            raise GraphError(f"{target} at {module_path(fx) or 'the top of the model'}: {error}") from None
+        attrs = {"target": target, "args": args, "kwargs": kwargs}
+        name = self._name(fx, target.split(".")[1])
+        return self._add(name, _opaque.NAME, tuple(inputs), attrs, fx.meta.get("val"))
+
+    def _fold_constant(self, made: Ref) -> Ref:
+        """A node that reads constants only, or fills a tensor of a known size, is computed now and becomes one."""
+        node = self.nodes[-1]
+        known = bool(node.inputs) or node.attrs.get("target") in _FILLED
+        if node.name != made.name or not known or any(s not in self.consts for s in node.inputs) or node.shape is None:
+            return made
+        tensors = [self.consts[s] for s in node.inputs]
+        rule = self.ops.get(node.op)
+        value = (rule.compute if rule else _opaque.compute)(node.attrs, *tensors)
+        if not isinstance(value, Tensor):
+            return made
+        self.consts[node.name] = value.contiguous()
+        self.nodes[-1] = Node(node.name, CONST, (), {}, tuple(value.shape))
+        self.shapes[node.name] = tuple(value.shape)
+        return made
+
+    # ------------------------------------------------------------ names
+    def _count_paths(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for fx in self.program.graph.nodes:
+            if fx.op == "call_function" and not is_check(fx) and not is_reading(fx):
+                counts[module_path(fx)] = counts.get(module_path(fx), 0) + 1
+        return counts
+
+    def _name(self, fx: FxNode, op: str) -> str:
+        """The module's path where the module is this one call, else path and op."""
+        path = module_path(fx)
+        if path and self.paths.get(path) == 1:
+            return self._unique(path)
+        return self._unique(f"{path}.{op}" if path else op)
+
+    def _unique(self, name: str) -> str:
+        name = name.replace(":", "_")
+        found, count = name, 0
+        while found in self.taken:
+            count += 1
+            found = f"{name}_{count}"
+        self.taken.add(found)
+        return found
+
+    def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, value: Any) -> Ref:
+        self.shapes[name], self.open_axes[name] = shape_of(value), open_axes_of(value)
+        self.dtypes[name] = dtype_of(value)
+        self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name]))
+        return Ref(name)
+
+
+def _traced_again(program: ExportedProgram) -> ExportedProgram:
+    """The same without calls that write to what they are given, and with what some calls are short for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            traced: ExportedProgram = program.run_decompositions({})
+            return traced
+        except Exception as error:
+            raise GraphError(f"run_decompositions failed: {first_line(error)}") from error
+
+
+def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[str]) -> set[str]:
+    kept = {*outputs, *inputs}
+    for node in reversed(nodes):
+        if node.name in kept:
+            kept |= set(node.inputs)
+    return kept
+
+
+# ---------------------------------------------------------------- torch export
+# From an nn.Module or ExportedProgram to a Graph; with `importer` all that touches torch.export and fx.
+# Why not keep torch's own graph: it holds in-place ops, its node names change between versions, and its full
+# decomposition turns `linear` into two calls. So `run_decompositions({})` makes it functional, unless it is made of
+# calls that stay as they are; names come from module paths, and every call is read once, here, by the rule of its op.
+
+Attention = Literal["opened", "whole"]
+ModelLike = nn.Module | ExportedProgram | Graph
+
+
+def from_torch(
+    model: ModelLike,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    fold: bool = True,
+    ops: Ops = OPS,
+    attention: Attention = "opened",
+    made_for: Collection[str] = (),
+) -> Graph:
+    """Import a model.
+
+    Args:
+        model: an nn.Module in eval mode that torch.export can export, an ExportedProgram, or a
+            Graph (returned as it is).
+        example_inputs, example_kwargs: arguments to export with; the first axis of every tensor is
+            taken as the batch and left dynamic.
+        fold: fold batch norms into what stands before them.
+        attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
+        made_for: hashes of models that strategies and logs name. If the model had one of them as the first version of
+            hago imported it (attention whole, nothing converted to real numbers), that is the graph.
+
+    Raises:
+        GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
+            or infinite parameters.
+    """
+    made_for = as_strings(made_for, "made_for")
+    if isinstance(model, Graph):
+        return model
+    program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)
+    importer = Importer(program, ops)
+    graph = importer.run()
+    if made_for:
+        first = Importer(program, ops, converts=False).run() if importer.converted else graph
+        folded = fold_batch_norms(first)
+        if folded.model_hash in made_for:
+            return folded if fold else first
+    graph = fold_batch_norms(graph) if fold else graph
+    return graph if attention == "whole" else open_attention(graph, importer.open_axes, ops)
+
+
+def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
+    if not isinstance(model, nn.Module):
+        raise GraphError(f"expected an nn.Module, ExportedProgram or Graph, got {type(model).__name__}")
+    if model.training:
+        raise GraphError("the model is in training mode; call model.eval() first")
+    _check_parameters(model)
+    if not args and not kwargs:
+        raise GraphError("example_inputs are needed to export an nn.Module; pass one batch")
+    args, kwargs = pytree.tree_map(_example, (tuple(args), dict(kwargs or {})))
+    dynamic = pytree.tree_map(_open_batch, (tuple(args), dict(kwargs)))
+    shapes = {**_positional(model, dynamic[0]), **dynamic[1]}
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, tuple(args), dict(kwargs), dynamic_shapes=shapes)
+    except Exception as error:
+        raise GraphError(f"torch.export cannot export {type(model).__name__}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What torch.export said, and what helps."""
+    unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
+    if unknown is None:
+        said = first_line(error)
+        return f"{said}. See that torch.export.export(model, example_inputs) works, or pass an ExportedProgram"
+    return (
+        f"it returns a {unknown[1].rpartition('.')[2]}. Let it return tensors alone (a model of transformers does with "
+        "use_cache=False in its config or its arguments), or pass a module that calls it and returns the tensors, e.g. "
+        "`return self.model(x).logits`"
+    )
+
+
+def _positional(model: nn.Module, shapes: Sequence[Any]) -> dict[str, Any]:
+    """Shapes of positional arguments by parameter name; those of *args together."""
+    found: dict[str, Any] = {}
+    for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            found[parameter.name] = tuple(shapes[index:])
+            break
+        if index < len(shapes):
+            found[parameter.name] = shapes[index]
+    return found
+
+
+def _example(x: Any) -> Any:
+    """A tensor as torch.export takes it: it specialises sizes 0 and 1, and fails where the batch's stride is no other
+    axes' product."""
+    if not isinstance(x, (Tensor, np.ndarray)):
+        return x
+    x = as_tensor(x, "an example input")
+    return torch.cat([x, x]) if x.ndim > 0 and x.shape[0] == 1 else x.contiguous()
+
+
+def _open_batch(x: Any) -> Any:
+    return {0: Dim.AUTO} if isinstance(x, Tensor) and x.ndim > 0 else None
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise GraphError(f"{name!r} is {tensor.dtype}; hago imports float32 models: call model.float()")
+        if tensor.device.type != "cpu":
+            raise GraphError(f"{name!r} is on {tensor.device}; hago imports models on the CPU: call model.cpu()")
+    for name, tensor in model.named_parameters():
+        check_finite(name, tensor)

@@ -1,0 +1,157 @@
+"""Node and Graph: the small immutable form of a model that everything else reads.
+
+Invariants, checked by the constructor: names are unique; a node stands after its inputs; weights
+are nodes of op `const` whose tensors stand in `consts`; every graph input is a node of op `input`.
+Shapes are those at batch 1; axis 0 is the batch, except for constants.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.types import Edge
+from hago.errors import GraphError, as_strings, did_you_mean
+
+INPUT: Final = "input"
+CONST: Final = "const"
+#: The name that a graph's outputs consume under: the i-th output is the edge `output:i`.
+OUTPUT: Final = "output"
+
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation. `shape` is its value's shape at batch 1, or None where it is not a tensor."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...] = ()
+    attrs: Attrs = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        return tuple(Edge(self.name, slot) for slot in range(len(self.inputs)))
+
+    def __str__(self) -> str:
+        attrs = "".join(f", {k}={_plain(v)}" for k, v in sorted(self.attrs.items()))
+        shape = "" if self.shape is None else f" : {'x'.join(map(str, self.shape)) or 'scalar'}"
+        return f"{self.name} = {self.op}({', '.join(self.inputs)}{attrs}){shape}"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A model: nodes in topological order, named inputs and outputs, and constant tensors.
+
+    Args:
+        nodes: every node, each after its inputs.
+        inputs: names of the input nodes, in calling order.
+        outputs: names of the nodes whose values are returned.
+        consts: the tensor of each `const` node.
+        in_spec, out_spec: how arguments and results are nested, as torch's pytree writes it in
+            JSON; None for plain positional tensors.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    consts: Mapping[str, Tensor] = field(default_factory=dict)
+    in_spec: str | None = None
+    out_spec: str | None = None
+
+    def __post_init__(self) -> None:
+        for listed in ("inputs", "outputs"):
+            object.__setattr__(self, listed, as_strings(getattr(self, listed), listed))
+        verify(self)
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {n.name: n for n in self.nodes}
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self.by_name:
+            raise GraphError(f"the graph has no node {name!r}.{did_you_mean(name, self.by_name)}")
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @functools.cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every consumer's slot, in node order; those of the graph's outputs last."""
+        inner = tuple(e for n in self.nodes for e in n.edges)
+        return inner + tuple(Edge(OUTPUT, i) for i in range(len(self.outputs)))
+
+    def source(self, edge: Edge) -> str:
+        """The name of the node whose value travels on `edge`."""
+        return self.outputs[edge.slot] if edge.dst == OUTPUT else self[edge.dst].inputs[edge.slot]
+
+    @functools.cached_property
+    def out_edges(self) -> Mapping[str, tuple[Edge, ...]]:
+        """The edges that each node's value travels on."""
+        found: dict[str, list[Edge]] = {n.name: [] for n in self.nodes}
+        for edge in self.edges:
+            found[self.source(edge)].append(edge)
+        return {name: tuple(edges) for name, edges in found.items()}
+
+    @functools.cached_property
+    def model_hash(self) -> str:
+        """sha256 over structure, attributes and constants: equal models have equal hashes."""
+        digest = hashlib.sha256(str(self).encode())
+        for name in sorted(self.consts):
+            tensor = self.consts[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        head = f"graph({', '.join(self.inputs)}) -> {', '.join(self.outputs)}"
+        return "\n".join([head, *(f"  {n}" for n in self.nodes)])
+
+    def with_nodes(self, nodes: tuple[Node, ...], **changes: Any) -> Graph:
+        """This graph with other nodes; constants that no node reads are dropped."""
+        consts = changes.pop("consts", self.consts)
+        kept = {n.name for n in nodes if n.op == CONST}
+        return replace(self, nodes=nodes, consts={k: v for k, v in consts.items() if k in kept}, **changes)
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def verify(graph: Graph) -> None:
+    """Check the invariants of a Graph.
+
+    Raises:
+        GraphError: which node breaks which one.
+    """
+    seen: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.name in seen:
+            raise GraphError(f"two nodes are called {node.name!r}; names must be unique")
+        if node.name == OUTPUT or ":" in node.name or not node.name:
+            raise GraphError(f"{node.name!r} cannot name a node: it is empty, 'output', or contains ':'")
+        for source in node.inputs:
+            if source not in seen:
+                raise GraphError(f"node {node.name!r} reads {source!r}, which does not stand before it")
+        if node.op == CONST and node.name not in graph.consts:
+            raise GraphError(f"const node {node.name!r} has no tensor in consts")
+        seen[node.name] = node.op
+    for name in graph.inputs:
+        if seen.get(name) != INPUT:
+            raise GraphError(f"graph input {name!r} is not a node of op 'input'")
+    for name in graph.outputs:
+        if name not in seen:
+            raise GraphError(f"graph output {name!r} is not a node")

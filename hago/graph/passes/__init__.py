@@ -1,0 +1,1 @@
+"""Passes from Graph to Graph, one file each."""

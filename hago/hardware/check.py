@@ -1,0 +1,395 @@
+"""Findings: one mistake of a hardware document each, and what several checks say of names and figures."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final, get_args
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+
+from hago.arithmetic.multipliers import MULTIPLIERS
+from hago.arithmetic.numerics import BiasAt, Order
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.schemes import SCHEMES, SMALLEST_SCALE
+from hago.arithmetic.types import DTYPES, DType
+from hago.errors import did_you_mean
+from hago.ops import Ops, aliases
+from hago.ops._rule import IntegerForm, OpRule
+
+Path = tuple[str | int, ...]
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One mistake: where it is, and what was got and expected."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in self.path)
+        return f"${where}: {self.text}"
+
+
+def show(value: Any) -> str:
+    """A value as its JSON, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def any_of(names: Iterable[Any]) -> str:
+    """What may stand there, in words."""
+    return ", ".join(map(str, names))
+
+
+def known_name(path: Path, got: str, known: Iterable[str], what: str) -> Iterator[Finding]:
+    """That a name is none of those that are known."""
+    known = list(known)
+    if got not in known:
+        text = f"unknown {what} {show(got)}; expected one of {any_of(known)}.{did_you_mean(got, known)}"
+        yield Finding(path, text)
+
+
+def figures(path: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Those that are no numbers."""
+    for key, value in given.items():
+        if isinstance(value, float) and value != value:
+            yield Finding((*path, key), "got NaN; expected a number")
+
+
+# ---------------------------------------------------------------- hardware signature
+# What is wrong with one signature of a hardware document.
+
+DEFAULT_MIN_BITS: Final = 4
+#: What only nodes that compute in integers have.
+_INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
+#: What only integer operands have.
+_BITS_KEYS: Final = ("min_bits", "max_bits")
+#: Every integer of so many bits, times a scale, is one rounding in float32.
+_WIDEST_WEIGHT: Final = 16
+
+
+def check_signature(path: Path, body: Document) -> Iterator[Finding]:
+    """Every mistake in a signature, whatever ops list it."""
+    yield from figures(path, {k: v for k, v in body.items() if not isinstance(v, (dict, list))})
+    listed = [((*path, "in", i), n) for i, n in enumerate(body["in"])] + [((*path, "out"), body["out"])]
+    register = body.get("accumulator", {}).get("dtype", body["out"])
+    if "accumulator" in body:
+        listed.append(((*path, "accumulator", "dtype"), register))
+    unknown = [f for where, name in listed for f in known_name(where, name, DTYPES, "dtype")]
+    yield from unknown
+    if unknown:
+        return
+    operands, out = [DTYPES[n] for n in body["in"]], DTYPES[body["out"]]
+    integers = [d for d in operands if d.is_int]
+    if out.is_int and len(integers) == len(operands):
+        yield from _integer_signature(path, body, operands, out, DTYPES[register])
+    elif not out.is_int and len(integers) < min(2, len(operands)):
+        yield from _float_signature(path, body, integers)
+    else:
+        text = f"mixes integer and float dtypes: {any_of(body['in'])} -> {out}; expected two signatures"
+        yield Finding(path, f"{text}, or floats with one integer operand, the weight")
+
+
+def _float_signature(path: Path, body: Document, weight: list[DType]) -> Iterator[Finding]:
+    """
+    Args:
+        weight: the integer operand, where there is one.
+    """
+    refused = _INTEGER_KEYS if weight else (*_INTEGER_KEYS, *_BITS_KEYS)
+    for key in (k for k in refused if k in body):
+        what = "one that computes in float" if weight else "a float signature"
+        yield Finding((*path, key), f"got {show(body[key])}; {what} has none: remove it")
+    for dtype in weight:
+        if dtype.bits > _WIDEST_WEIGHT:
+            text = f"got {show(dtype.name)}; expected at most {_WIDEST_WEIGHT} bits of a weight whose node is float"
+            yield Finding((*path, "in", body["in"].index(dtype.name)), text)
+        yield from _limits(path, body, [dtype])
+
+
+def _integer_signature(
+    path: Path, body: Document, operands: list[DType], out: DType, register: DType
+) -> Iterator[Finding]:
+    widest = max(d.bits for d in operands)
+    where = (*path, "accumulator", "dtype") if "accumulator" in body else (*path, "out")
+    if not register.is_int:
+        yield Finding(where, f"got {show(register.name)}; expected an integer dtype, as the operands are")
+    elif register.bits < widest:
+        yield Finding(where, f"got {show(register.name)}; expected at least an operand's {widest} bits")
+    elif body.get("requantize_at", "edge") == "edge" and out != register:
+        text = f"got {show(out.name)}; expected {register}, since the node emits its accumulator"
+        yield Finding((*path, "out"), f"{text} (or state requantize_at: output)")
+    yield from _order((*path, "accumulator"), body.get("accumulator", {}))
+    yield from _fixed_out((*path, "fixed_out"), body, out)
+    yield from _limits(path, body, operands)
+
+
+def _order(path: Path, register: Document) -> Iterator[Finding]:
+    """The order of additions is stated where every addition saturates, and nowhere else."""
+    each = register.get("overflow") == "saturate_each"
+    for key, known in (("order", get_args(Order)), ("bias", get_args(BiasAt))):
+        if each and key not in register:
+            text = f"the key is missing; with saturate_each expected one of {any_of(known)}"
+            yield Finding((*path, key), text)
+        elif not each and key in register:
+            text = f"got {show(register[key])}; belongs to saturate_each, got {register['overflow']}: remove it"
+            yield Finding((*path, key), text)
+
+
+def _limits(path: Path, body: Document, operands: list[DType]) -> Iterator[Finding]:
+    """Of the bits that operands may be given."""
+    widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
+    low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", 64)
+    if low > high:
+        yield Finding((*path, "max_bits"), f"got {high}; expected at least min_bits, {low}")
+    if low > narrowest:
+        text = f"got {low}{'' if 'min_bits' in body else ' (the default)'}; expected at most {narrowest}"
+        yield Finding((*path, "min_bits"), f"{text}, the bits of an operand")
+    if "max_bits" in body and high > widest:
+        yield Finding((*path, "max_bits"), f"got {high}; expected at most {widest}, as no operand holds more")
+
+
+def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:
+    fixed = body.get("fixed_out")
+    if fixed is None:
+        return
+    scale, zero = float(fixed["scale"]), fixed["zero_point"]
+    if body.get("requantize_at") != "output":
+        yield Finding(path, "the node emits its accumulator; expected requantize_at: output")
+    if struct.unpack("f", struct.pack("f", scale))[0] != scale or scale < SMALLEST_SCALE:
+        text = f"got {fixed['scale']}; expected a number that float32 holds exactly, at least {SMALLEST_SCALE:g}"
+        yield Finding((*path, "scale"), text)
+    if not out.min <= zero <= out.max:
+        yield Finding((*path, "zero_point"), f"got {zero}; expected an integer of {out}, {out.min} to {out.max}")
+
+
+# ---------------------------------------------------------------- hardware check
+# What is wrong with a hardware document, all of it at once: its shape first, then its meaning.
+# A finding names the JSON path, what was got and what is expected. A part whose shape is wrong is left out of the
+# meaning checks, so that one mistake is reported once; everything else is still checked.
+
+#: Mistakes in a document's shape that are looked for.
+MOST_FOUND: Final = 1000
+
+
+def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
+    """Every mistake in a hardware document; empty for one that can be built. Of MOST_FOUND and more in its shape, so
+    many: what it means is then not looked at.
+
+    Args:
+        document: parsed JSON.
+        known_ops: the ops that it may list.
+    """
+    found = itertools.islice(_validator().iter_errors(document), MOST_FOUND)
+    errors = sorted(found, key=lambda e: [str(p) for p in e.absolute_path])
+    shape = [(e.validator, f) for e in errors for f in _shape_findings(e)]
+    if len(errors) == MOST_FOUND:
+        return tuple(dict.fromkeys(f for _, f in shape))
+    # an unknown key leaves the rest of its object readable
+    broken = [f.path for keyword, f in shape if keyword != "additionalProperties"]
+    sound = _without(document, broken)
+    meaning = [*_meaning(sound), *_references(document, sound, known_ops)]
+    return tuple(dict.fromkeys([*(f for _, f in shape), *meaning]))
+
+
+# ---------------------------------------------------------------- shape
+@functools.cache
+def _validator() -> Draft202012Validator:
+    text = (resources.files("hago.serialization") / "schemas" / "hardware.schema.json").read_text("utf-8")
+    return Draft202012Validator(json.loads(text))
+
+
+#: What is said of a value that a keyword refuses; {} is the keyword's own value.
+_EXPECTED: Final = {
+    "const": "{}",
+    "type": "a JSON {}",
+    "minItems": "at least {} entry",
+    "minProperties": "at least {} entry",
+    "minLength": "at least {} character",
+    "uniqueItems": "each entry once",
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "exclusiveMinimum": "more than {}",
+    "pattern": "a name that matches {}",
+}
+
+
+def _shape_findings(error: ValidationError) -> Iterator[Finding]:
+    path, got = tuple(error.absolute_path), error.instance
+    keyword, wanted = error.validator, error.validator_value
+    if keyword == "additionalProperties":
+        known = error.schema["properties"]
+        for key in (k for k in got if k not in known):
+            yield Finding((*path, key), f"unknown key; known: {any_of(known)}.{did_you_mean(key, known)}")
+    elif keyword == "required":
+        for key in (k for k in wanted if k not in got):
+            yield Finding((*path, key), "the key is missing")
+    elif keyword == "enum":
+        close = did_you_mean(got, wanted) if isinstance(got, str) else ""
+        yield Finding(path, f"got {show(got)}; expected one of {any_of(wanted)}.{close}")
+    else:
+        expected = _EXPECTED[str(keyword)].format(show(wanted) if keyword == "const" else wanted)
+        yield Finding(path, f"got {show(got)}; expected {expected}")
+
+
+def _without(document: Any, broken: Iterable[Path]) -> Document:
+    """The document without its broken parts: an entry of signatures or ops, else a whole section."""
+    if not isinstance(document, dict):
+        return {}
+    sound = {k: dict(v) if isinstance(v, dict) else v for k, v in document.items()}
+    for path in broken:
+        entries = sound.get(path[0]) if path else None
+        if len(path) > 1 and path[0] in ("signatures", "ops") and isinstance(entries, dict):
+            entries.pop(path[1], None)
+        elif path:
+            sound.pop(str(path[0]), None)
+    return sound
+
+
+# ---------------------------------------------------------------- meaning
+def _meaning(document: Document) -> Iterator[Finding]:
+    for part in ("activation", "weight"):
+        if part in document:
+            yield from known_name((part, "scheme"), document[part]["scheme"], SCHEMES, "scheme")
+    if "rounding" in document:
+        yield from known_name(("rounding",), document["rounding"], ROUNDINGS, "rounding")
+    yield from _requantize(document)
+    yield from figures(("cost",), document.get("cost", {}))
+    for name, body in document.get("signatures", {}).items():
+        yield from check_signature(("signatures", name), body)
+
+
+def _requantize(document: Document) -> Iterator[Finding]:
+    how = document.get("requantize", {})
+    form = how.get("form")
+    for key in ("multiplier_bits", "two_stage", "search", "shift_rounding", "wide"):
+        if key in how and form != "multiplier_shift":
+            yield Finding(("requantize", key), f"belongs to the form multiplier_shift; got the form {form}")
+    if how.get("two_stage") and how.get("multiplier_bits", 31) != 31:
+        yield Finding(("requantize", "two_stage"), "needs multiplier_bits 31: stage one divides by 2**31")
+    yield from known_name(("requantize", "shift_rounding"), how.get("shift_rounding", "floor"), ROUNDINGS, "rounding")
+    yield from known_name(("requantize", "search"), how.get("search", "nearest"), MULTIPLIERS, "search of a multiplier")
+    if how.get("search") == "reduced" and how.get("multiplier_bits", 31) != 15:
+        yield Finding(("requantize", "search"), "reduced has multiplier_bits 15")
+    for part in ("activation", "weight"):
+        scheme = document.get(part, {}).get("scheme", "hago")
+        if form == "shift" and scheme in SCHEMES and scheme != "hago":
+            text = f"got {show(scheme)}; expected hago: a shift moves between powers of two only"
+            yield Finding((part, "scheme"), text)
+
+
+# ---------------------------------------------------------------- ops and what they refer to
+def _references(whole: Any, sound: Document, known_ops: Ops) -> Iterator[Finding]:
+    """Op names, signature names, and signatures that nothing names.
+
+    Args:
+        whole: the document, broken parts included: a broken signature still has a name.
+        sound: the same without them.
+    """
+    names, listed = (whole.get(k) if isinstance(whole, dict) else None for k in ("signatures", "ops"))
+    if not isinstance(names, dict) or not isinstance(listed, dict):
+        return
+    yield from _ops(sound, names, known_ops)
+    used = [s for entry in listed.values() if isinstance(entry, list) for s in entry]
+    for name in (n for n in names if n not in used):
+        yield Finding(("signatures", name), "no op lists this signature; list it or remove it")
+
+
+def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
+    spelled, signatures = aliases(known_ops), sound.get("signatures", {})
+    seen: dict[str, str] = {}
+    for op, listed in sound.get("ops", {}).items():
+        name = spelled.get(op, op)
+        if name in seen:
+            yield Finding(("ops", op), f"lists {name} a second time, after {show(seen[name])}; expected one")
+        seen.setdefault(name, op)
+        if name not in known_ops:
+            close = did_you_mean(op, [*known_ops, *spelled])
+            yield Finding(("ops", op), f"unknown op; expected one of {any_of(known_ops)}.{close}")
+        for index, signature in enumerate(listed):
+            path = ("ops", op, index)
+            yield from known_name(path, signature, names, "signature")
+            if name in known_ops and signature in signatures:
+                yield from _op_takes(path, name, signatures[signature], known_ops, sound.get("requantize", {}))
+        if name in known_ops:
+            integers = {s: signatures[s] for s in listed if s in signatures and _gives_integers(signatures[s])}
+            yield from _one_form(("ops", op), integers)
+            yield from _one_place(("ops", op), integers, known_ops[name])
+
+
+def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Document) -> Iterator[Finding]:
+    rule, out, named = known_ops[op], DTYPES.get(signature["out"]), signature.get("form")
+    if out is None:
+        return
+    if not out.is_int:
+        yield from _weight_only(path, op, signature, rule)
+        return
+    if rule.integer is None and not rule.forms:
+        yield Finding(path, f"hago has no integer form of {op}; expected a float signature")
+    elif named not in rule.forms and (named is not None or rule.integer is None):
+        known = f"it has {any_of(rule.forms) or 'one, without a name'}"
+        yield Finding(path, f"{op} has no form {show(named)}; {known}.{did_you_mean(named or '', rule.forms)}")
+    elif (form := rule.integer if named is None else rule.forms[named]) is not None:
+        yield from _form_takes(path, op, signature, form, how)
+
+
+def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iterator[Finding]:
+    """A float signature whose weight is an integer is for ops that have one there."""
+    integers = [slot for slot, n in enumerate(signature["in"]) if (d := DTYPES.get(n)) is not None and d.is_int]
+    weight = None if rule.integer is None else rule.integer.weight
+    if integers and weight is None:
+        yield Finding(path, f"hago knows no weight of {op}; expected a signature of floats alone, or of integers alone")
+    elif weight is not None and integers not in ([], [weight.slot]):
+        text = f"the weight of {op} is operand {weight.slot}; got an integer as operand {any_of(integers)}"
+        yield Finding(path, f"{text} of a float signature")
+
+
+def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how: Document) -> Iterator[Finding]:
+    at_output = signature.get("requantize_at") == "output"
+    if form.table and not at_output:
+        yield Finding(path, f"{op} is looked up in a table; expected a signature with requantize_at: output")
+    if form.lands and not at_output:
+        text = f"the form {signature['form']} of {op} goes to the output's scale; expected requantize_at: output"
+        yield Finding(path, text)
+    overflow = signature.get("accumulator", {}).get("overflow")
+    if form.product is None and overflow in ("saturate_pairs", "wrap_pairs"):
+        yield Finding(path, f"hago knows no pairs of products of {op}; expected wrap or saturate_end")
+    if overflow == "saturate_each" and form.addends is None and not form.adds_nothing:
+        named = "" if signature.get("form") is None else f" in the form {signature['form']}"
+        yield Finding(path, f"hago knows no order of additions of {op}{named}; expected wrap or saturate_end")
+    if form.goes_with is not None and how.get("form") not in (None, form.goes_with):
+        text = f"the form {signature['form']} of {op} goes with the requantize form {form.goes_with}"
+        yield Finding(path, f"{text}; got {how['form']}")
+
+
+def _gives_integers(signature: Document) -> bool:
+    out = DTYPES.get(signature["out"])
+    return out is not None and out.is_int
+
+
+def _one_form(path: Path, integers: Document) -> Iterator[Finding]:
+    """A chip computes an op in one way."""
+    named = list(dict.fromkeys(s.get("form") for s in integers.values()))
+    if len(named) > 1:
+        forms = any_of(n or "none" for n in named)
+        yield Finding(path, f"lists signatures of {len(named)} forms ({forms}); expected one form for the op")
+
+
+def _one_place(path: Path, integers: Document, rule: OpRule) -> Iterator[Finding]:
+    """A chip requantizes an op's result in one place. Where that must be the output, each signature is told so."""
+    forms = [rule.integer if (named := s.get("form")) is None else rule.forms.get(named) for s in integers.values()]
+    if any(form is None or form.table or form.lands for form in forms):
+        return
+    places = {name: s.get("requantize_at", "edge") for name, s in integers.items()}
+    if len(set(places.values())) > 1:
+        got = any_of(f"{name}: {at}" for name, at in places.items())
+        text = f"lists signatures that requantize in two places ({got}); expected the same requantize_at in all"
+        yield Finding(path, f"{text}: list those of one place only")

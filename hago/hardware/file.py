@@ -1,0 +1,340 @@
+"""Hardware as a JSON document and back, and its hash.
+
+Invariant: `from_document(to_document(h)) == h` for every hardware that `check_document` accepts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.types import dtype
+from hago.errors import HardwareError, LogError, did_you_mean
+from hago.hardware.check import Finding, check_document
+from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme
+from hago.ops import OPS, Ops
+from hago.serialization.json_text import read_file, replace_file
+
+VERSION: Final = 1
+_SCHEMA: Final = "../hago/schemas/hardware.schema.json"
+#: Keys of a signature that are no cost figures.
+_SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out")
+
+
+def to_document(hardware: Hardware) -> dict[str, Any]:
+    """The hardware as the JSON that a file holds; a signature without a name is given one."""
+    signatures: dict[str, dict[str, Any]] = {}
+    ops = {op: [_name(signatures, desc) for desc in descs] for op, descs in hardware.ops.items()}
+    how = hardware.requantize
+    document: dict[str, Any] = {
+        "$schema": _SCHEMA,
+        "version": VERSION,
+        "name": hardware.name,
+        "processor": hardware.processor,
+        "sources": list(hardware.sources),
+        "notes": list(hardware.notes),
+        "activation": _scheme(hardware.activation),
+        "weight": _scheme(hardware.weight),
+        "requantize": {"form": how.form} | _multiplier(how),
+        "rounding": how.rounding,
+        "signatures": signatures,
+        "ops": ops,
+        "other_ops": hardware.other_ops,
+        "cost": dict(hardware.cost),
+    }
+    return {k: v for k, v in document.items() if v or k in ("signatures", "ops")}
+
+
+def _multiplier(how: Requantize) -> dict[str, Any]:
+    """What the form says of its multiplier; for other forms what differs from the default, to be refused."""
+    said: dict[str, Any] = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage, "search": how.search}
+    said |= {"shift_rounding": how.shift_rounding, "wide": how.wide}
+    plain = Requantize()
+    always = ("multiplier_bits", "two_stage") if how.form == "multiplier_shift" else ()
+    return {k: v for k, v in said.items() if k in always or v != getattr(plain, k)}
+
+
+def _scheme(scheme: TensorScheme) -> dict[str, str]:
+    return {"scheme": scheme.scheme, "granularity": scheme.granularity}
+
+
+def _signature(desc: OpDesc) -> dict[str, Any]:
+    plain = OpDesc(desc.in_dtypes, desc.out_dtype)
+    body: dict[str, Any] = {"in": [d.name for d in desc.in_dtypes], "out": desc.out_dtype.name}
+    if desc.register != plain.register:
+        said = {"order": desc.register.order, "bias": desc.register.bias}
+        body["accumulator"] = {"dtype": desc.register.dtype.name, "overflow": desc.register.overflow}
+        body["accumulator"] |= {key: value for key, value in said.items() if value is not None}
+    for key in ("requantize_at", "min_bits", "max_bits", "form"):
+        if getattr(desc, key) != getattr(plain, key):
+            body[key] = getattr(desc, key)
+    if desc.fixed_out is not None:
+        body["fixed_out"] = {"scale": desc.fixed_out.scale, "zero_point": desc.fixed_out.zero_point}
+    return body | dict(desc.cost)
+
+
+def _name(signatures: dict[str, dict[str, Any]], desc: OpDesc) -> str:
+    """The name of a signature in the file, which is entered there if it is new."""
+    body = _signature(desc)
+    wanted = desc.name or "_".join([*body["in"], "to", body["out"]])
+    number, name = 1, wanted
+    while signatures.setdefault(name, body) != body:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def hardware_hash(hardware: Hardware) -> str:
+    """sha256 (hex) of what the hardware is and can do.
+
+    Order of keys, spelling of op names, names of signatures, sources, notes, processor and the file it came
+    from do not count; preference does.
+    """
+    how = hardware.requantize
+    content = {
+        "version": VERSION,
+        "name": hardware.name,
+        "activation": _scheme(hardware.activation),
+        "weight": _scheme(hardware.weight),
+        "requantize": [how.form, how.rounding, how.multiplier_bits, how.two_stage, *_unusual(how)],
+        "other_ops": hardware.other_ops,
+        "cost": {k: float(v) for k, v in hardware.cost.items()},
+        "ops": {op: [_content(d) for d in descs] for op, descs in hardware.ops.items()},
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _unusual(how: Requantize) -> list[str]:
+    """What only some hardware says: left out of the hash where it is not said, so that hashes last."""
+    said = {k: getattr(how, k) for k in ("search", "shift_rounding", "wide")}
+    return [f"{k}={v}" for k, v in said.items() if v != getattr(Requantize(), k)]
+
+
+def _content(desc: OpDesc) -> list[Any]:
+    fixed, register = desc.fixed_out, desc.register
+    order = [] if register.order is None else [register.order, register.bias]
+    return [
+        [d.name for d in desc.in_dtypes],
+        [desc.out_dtype.name, register.dtype.name, register.overflow, desc.requantize_at, *order],
+        [desc.min_bits, desc.max_bits, desc.form, *([] if fixed is None else [float(fixed.scale), fixed.zero_point])],
+        {k: float(v) for k, v in desc.cost.items()},
+    ]
+
+
+def from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> Hardware:
+    """The hardware that a document without findings describes.
+
+    Args:
+        document: parsed JSON that `check_document` found nothing in.
+        origin: the file that it was read from.
+        known_ops: the ops that it may list.
+    """
+    descs = {name: _desc(name, body) for name, body in document["signatures"].items()}
+    how = document["requantize"]
+    return Hardware(
+        ops={op: tuple(descs[s] for s in listed) for op, listed in document["ops"].items()},
+        name=document["name"],
+        activation=TensorScheme(**document["activation"]),
+        weight=TensorScheme(**document["weight"]),
+        requantize=Requantize(
+            form=how["form"],
+            rounding=document["rounding"],
+            multiplier_bits=int(how.get("multiplier_bits", 31)),
+            two_stage=how.get("two_stage", False),
+            search=how.get("search", "nearest"),
+            shift_rounding=how.get("shift_rounding"),
+            wide=how.get("wide"),
+        ),
+        other_ops=document["other_ops"],
+        cost=dict(document.get("cost", {})),
+        sources=tuple(document.get("sources", ())),
+        notes=tuple(document.get("notes", ())),
+        processor=document.get("processor", ""),
+        origin=origin,
+        known_ops=known_ops,
+    )
+
+
+def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
+    register, fixed = body.get("accumulator"), body.get("fixed_out")
+    limits = {k: int(body[k]) for k in ("min_bits", "max_bits") if k in body}
+    return OpDesc(
+        in_dtypes=body["in"],
+        out_dtypes=body["out"],
+        accumulator=register
+        and Accumulator(
+            dtype(register["dtype"]), register["overflow"], order=register.get("order"), bias=register.get("bias")
+        ),
+        requantize_at=body.get("requantize_at", "edge"),
+        name=name,
+        form=body.get("form"),
+        fixed_out=fixed and FixedOut(float(fixed["scale"]), int(fixed["zero_point"])),
+        cost={k: v for k, v in body.items() if k not in _SIGNATURE_KEYS},
+        **limits,
+    )
+
+
+# ---------------------------------------------------------------- hardware file
+# Hardware as a file: find it, read it, check it, write it.
+# Invariants: what `load_hardware` returns was checked whole, and every mistake is reported at once;
+# `load_hardware(save_hardware(h)) == h`; a file is replaced whole or not at all.
+
+
+# ---------------------------------------------------------------- finding
+def _specs() -> Mapping[str, Callable[[], bytes]]:
+    """How to read each shipped file, by name.
+
+    They lie inside the package where it is installed, and beside it in a checkout.
+    """
+    installed = resources.files("hago") / "hardware_specs"
+    checkout = Path(__file__).resolve().parents[2] / "hardware_specs"
+    for folder in (installed, checkout):
+        if folder.is_dir():
+            found = sorted((f.name, f) for f in folder.iterdir() if f.name.endswith(".json"))
+            return {name.removesuffix(".json"): f.read_bytes for name, f in found}
+    return {}
+
+
+#: Mistakes that one error says.
+MOST_SHOWN: Final = 20
+
+
+def available_hardware() -> tuple[str, ...]:
+    """The names of the hardware that ships with hago."""
+    return tuple(_specs())
+
+
+def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, bytes]:
+    """Where a description is, in words, and its bytes."""
+    text = os.fspath(name_or_path)
+    is_path = not isinstance(name_or_path, str) or text.endswith(".json") or Path(text).name != text
+    specs = {} if is_path else _specs()
+    if not is_path and text not in specs:
+        raise HardwareError(
+            f"no hardware is called {text!r}; expected one of {', '.join(specs)}, or a path of a .json file."
+            + did_you_mean(text, specs)
+        )
+    try:
+        if is_path:
+            return text, read_file(text)
+        return f"hardware_specs/{text}.json", specs[text]()
+    except (OSError, ValueError) as error:
+        raise HardwareError(f"hardware file {text!r} cannot be read: {error}") from error
+
+
+# ---------------------------------------------------------------- reading
+def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) -> Hardware:
+    """The hardware that a file describes.
+
+    Args:
+        name_or_path: a name in `available_hardware()`, or the path of a JSON file (a str that ends
+            in `.json` or has a folder, or any path object).
+        known_ops: the ops that the file may list, e.g. `{**OPS, "my_op": RULE}`.
+
+    Raises:
+        HardwareError: there is no such file, or it is no JSON (with line and column), or it is
+            wrong: every mistake with its JSON path, what was got and what is expected.
+    """
+    origin, data = _read(name_or_path)
+    try:
+        document = _parse(data, origin)
+        _refuse(origin, check_document(document, known_ops))
+    except RecursionError as error:
+        raise HardwareError(f"hardware file {origin!r} is nested too deeply") from error
+    return from_document(document, origin, known_ops)
+
+
+def check_hardware(hardware: Hardware) -> None:
+    """Hold a Hardware that was built in Python to what a file is held to.
+
+    Raises:
+        HardwareError: every contradiction, by its path in the file that `save_hardware` would write.
+    """
+    _refuse(hardware.name, check_document(to_document(hardware), hardware.known_ops))
+
+
+def _refuse(origin: str, findings: Sequence[Finding]) -> None:
+    if findings:
+        count = "1 mistake" if len(findings) == 1 else f"{len(findings)} mistakes"
+        shown = list(map(str, findings[:MOST_SHOWN]))
+        if len(findings) > MOST_SHOWN:
+            shown.append(f"and {len(findings) - MOST_SHOWN} more, which are said once these are mended")
+        raise HardwareError("\n  ".join([f"hardware {origin!r} has {count}:", *shown]))
+
+
+def _parse(data: bytes, origin: str) -> Any:
+    """JSON without repeated keys."""
+    repeated: list[tuple[dict[str, Any], str, int]] = []
+
+    def take(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        repeated.extend((found, k, n) for k, n in Counter(k for k, _ in pairs).items() if n > 1)
+        return found
+
+    try:
+        document = json.loads(data.decode("utf-8-sig"), object_pairs_hook=take)
+    except json.JSONDecodeError as error:
+        early = "; the file ends too early" if error.pos >= len(error.doc.rstrip()) else ""
+        place = f"line {error.lineno}, column {error.colno}"
+        raise HardwareError(f"hardware file {origin!r} is no JSON at {place}: {error.msg}{early}") from error
+    except ValueError as error:
+        raise HardwareError(f"hardware file {origin!r} is no JSON: {error}") from error
+    places = {id(found): path for path, found in _objects(document)}
+    _refuse(
+        origin,
+        [
+            Finding((*places.get(id(found), ()), key), f"the key stands {count} times; expected once")
+            for found, key, count in repeated
+        ],
+    )
+    return document
+
+
+def _objects(document: Any) -> Iterable[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    """Every JSON object with its path."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            yield path, value
+            waiting += [((*path, k), v) for k, v in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*path, i), v) for i, v in enumerate(value)]
+
+
+# ---------------------------------------------------------------- writing
+def save_hardware(hardware: Hardware, path: str | os.PathLike[str]) -> None:
+    """Write the hardware as a file that `load_hardware` reads back as an equal value.
+
+    The file appears whole: it is written under another name first and then renamed.
+
+    Raises:
+        HardwareError: the hardware contradicts itself, or the file cannot be written.
+    """
+    check_hardware(hardware)
+    try:
+        replace_file(Path(path), _layout(to_document(hardware)))
+    except (LogError, ValueError) as error:
+        raise HardwareError(f"hardware {hardware.name!r} cannot be written: {error}") from error
+
+
+def _layout(document: Mapping[str, Any]) -> str:
+    """JSON with one line per signature, op, source and note."""
+    lines = []
+    for key, value in document.items():
+        name, text = json.dumps(key), json.dumps(value, ensure_ascii=False)
+        if key in ("signatures", "ops"):
+            entries = [f"    {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in value.items()]
+            text = "{\n" + ",\n".join(entries) + "\n  }"
+        elif key in ("sources", "notes"):
+            text = "[\n" + ",\n".join(f"    {json.dumps(v, ensure_ascii=False)}" for v in value) + "\n  ]"
+        lines.append(f"  {name}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,101 @@
+"""Forms of sums, products and averages as ONNX Runtime's QLinear operators compute them.
+
+In float32 on what is stored, the zero point of the output added before rounding, so that a tie goes to the even
+*stored* integer. Every operation is one float32 operation, in the order that the equations give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import clip_range
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.types import QParams
+from hago.ops._rule import Attrs, IntegerForm, Operand, Site
+
+
+def _float32(t: Tensor) -> Tensor:
+    return t.to(torch.float32)
+
+
+def _landed(stored: Tensor, attrs: Attrs, like: Tensor) -> Tensor:
+    """A stored value that is not yet an integer, as a centered one in the carrier of `like`."""
+    out: QParams = attrs["out"]
+    rounded = ROUNDINGS[attrs["rounding"]](stored)
+    return (rounded.clamp(out.qmin, out.qmax) - out.zero_point).to(like.dtype)
+
+
+def _attrs_at(attrs: Attrs, site: Site) -> Attrs:
+    assert site.target is not None
+    return {**attrs, "operands": site.operands, "out": site.target, "rounding": site.how.rounding}
+
+
+def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
+    """The output's own range, which the form never leaves."""
+    low, high = (torch.as_tensor(v, dtype=torch.float64).abs().max() for v in clip_range(attrs["out"]))
+    return torch.maximum(low, high)
+
+
+_SHARED: dict[str, Any] = {"attrs_at": _attrs_at, "lands": True, "bound": _bound}
+
+
+def _sum(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
+    x, y = attrs["operands"]
+    r_a, r_b = (_float32(q.scale) / _float32(attrs["out"].scale) for q in (x, y))
+    z_a, z_b, z = (_float32(q.zero_point) for q in (x, y, attrs["out"]))
+    fixed = z - (r_a * z_a + r_b * z_b)
+    return _landed((_float32(a) + z_a) * r_a + ((_float32(b) + z_b) * r_b + fixed), attrs, a)
+
+
+def _product(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
+    x, y = attrs["operands"]
+    multiplier = _float32(x.scale) * _float32(y.scale) / _float32(attrs["out"].scale)
+    return _landed(_float32(a) * _float32(b) * multiplier + attrs["out"].zero_point, attrs, a)
+
+
+def qlinear_sum() -> IntegerForm:
+    """`a + b`: `round(q_a * r_a + (q_b * r_b + (z - (r_a * z_a + r_b * z_b))))`, r the ratios of scales  (N11).
+
+    References:
+        ONNX Runtime, onnxruntime/core/mlas/lib/qladd.cpp, MlasQLinearAddKernelHelper.
+    """
+    return IntegerForm(slots=("own", "own"), compute=_sum, **_SHARED)
+
+
+def qlinear_product() -> IntegerForm:
+    """`a * b`: `round(c_a * c_b * (s_a * s_b / s) + z)`  (N12).
+
+    References:
+        ONNX Runtime, onnxruntime/core/mlas/lib/qlmul.cpp.
+    """
+    return IntegerForm(slots=("own", "own"), compute=_product, **_SHARED)
+
+
+def qlinear_average(form: IntegerForm, count: Callable[[Attrs], int], whole: Callable[[Attrs], bool]) -> IntegerForm:
+    """An average over windows of `count` values  (N13).
+
+    Args:
+        form: whose `compute` gives the sums of windows.
+        whole: whether the window is the whole image; ONNX Runtime then requantizes the sum as it does those of
+            convolutions, the zero point added last.
+
+    References:
+        ONNX Runtime, contrib_ops/cpu/quantization/qlinear_pool.cc and qlinear_global_average_pool.cc.
+    """
+    total = form.compute
+    assert total is not None
+
+    def compute(attrs: Attrs, x: Tensor) -> Tensor:
+        scale, out = _float32(attrs["operands"][0].scale), attrs["out"]
+        sums = _float32(total(attrs, x))
+        if whole(attrs):
+            rounded = ROUNDINGS[attrs["rounding"]](sums * (scale / (_float32(out.scale) * count(attrs))))
+            return _landed(rounded + out.zero_point, attrs, x)
+        return _landed(sums * scale / count(attrs) / _float32(out.scale) + out.zero_point, attrs, x)
+
+    return replace(form, compute=compute, addends=None, **_SHARED)

@@ -1,0 +1,1 @@
+"""From bits to integers: topology, search space, scales, bounds, the Plan, and the Strategy that is stored."""

@@ -1,0 +1,553 @@
+"""Stored values: what a Plan is made of as JSON values, with the large tensors aside.
+
+A closed set of types: JSON's own, tuples, mappings, tensors, dtypes, QParams, SimQ and the hardware's
+Requantize. What JSON has no form for is an object with the key "hago". Invariants: `Reader` gives back
+what `Writer` was given, dtypes, shapes and float bits included; QParams and scales that were one object
+are one object again, since a Plan tells by identity what needs no requantization.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import Requantize
+from hago.arithmetic.packing import Packed, pack, unpack
+from hago.arithmetic.types import DType, Edge, QParams, SimQ
+from hago.arithmetic.types import dtype as named_dtype
+from hago.errors import GraphError, HagoError, ModelFileError
+from hago.graph.graph import CONST, INPUT, Graph, Node
+from hago.graph.nesting import read_tree
+from hago.hardware.check import check_document
+from hago.hardware.file import from_document as hardware_from_document
+from hago.hardware.file import hardware_hash
+from hago.hardware.file import to_document as hardware_to_document
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import OPS, Ops, _opaque
+from hago.ops._rule import OpRule
+from hago.ops.forms.tpu_mlir import RECORDS
+from hago.plan.accumulators import CUTS, Pairs, additions_of
+from hago.plan.check import check_plan
+from hago.plan.plan import NodePlan, Plan, StoredWeight
+from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
+
+#: Tensors of at most so many elements stand in the JSON itself.
+SMALL: Final = 16
+#: Records that attributes of operators hold, by name.
+_RECORDS: Final = {kind.__name__: kind for kind in RECORDS}
+_TAG: Final = "hago"
+_NOT_FINITE: Final = ("nan", "inf", "-inf")
+
+
+class Writer:
+    """Turns values into JSON values; lives while one document is written.
+
+    Attributes:
+        tensors: what stands aside, by name.
+        scales, qparams: what values refer to by number, as JSON values.
+    """
+
+    def __init__(self, requantize: Requantize) -> None:
+        self._requantize = requantize
+        self.tensors: dict[str, Tensor] = {}
+        self.scales: list[Any] = []
+        self.qparams: list[Any] = []
+        self._numbers: dict[tuple[str, int], tuple[int, object]] = {}  # holding the object keeps its id
+        self._stored: dict[tuple[str, bytes], str] = {}
+
+    def __call__(self, value: Any, name: str) -> Any:
+        """The JSON values of a value.
+
+        Args:
+            name: what a tensor would be called in the file.
+
+        Raises:
+            HagoError: a value of another type.
+        """
+        if value is None or isinstance(value, (bool, int, str)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {_TAG: "float", "is": str(value)}
+        if isinstance(value, list):
+            return [self(v, f"{name}.{i}") for i, v in enumerate(value)]
+        if isinstance(value, tuple):
+            return {_TAG: "tuple", "items": [self(v, f"{name}.{i}") for i, v in enumerate(value)]}
+        if isinstance(value, Mapping):
+            return self._mapping(value, name)
+        return self._object(value, name)
+
+    def _mapping(self, value: Mapping[Any, Any], name: str) -> Any:
+        if _TAG not in value and all(isinstance(k, str) for k in value):
+            return {k: self(v, f"{name}.{k}") for k, v in value.items()}
+        return {_TAG: "mapping", "items": [[self(k, name), self(v, f"{name}.{k}")] for k, v in value.items()]}
+
+    def _object(self, value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value, name)
+        if isinstance(value, DType):
+            return {_TAG: "dtype", "name": value.name}
+        if isinstance(value, QParams):
+            return {_TAG: "qparams", "number": self.number(value)}
+        if isinstance(value, SimQ):
+            return {_TAG: "simq", "source": self(value.source, name), "target": self(value.target, name)}
+        if type(value) in _RECORDS.values():
+            held = {f.name: self(getattr(value, f.name), f"{name}.{f.name}") for f in fields(value)}
+            return {_TAG: "record", "type": type(value).__name__, "fields": held}
+        if isinstance(value, Requantize) and value == self._requantize:
+            return {_TAG: "requantize"}
+        raise HagoError(f"{name} is a {type(value).__name__}, which cannot be stored")
+
+    def number(self, qparams: QParams) -> int:
+        """The number of qparams, entered at first sight."""
+        return self._numbered("qparams", self.qparams, qparams, lambda: self._qparams(qparams))
+
+    def _qparams(self, q: QParams) -> Any:
+        name = f"qparams.{len(self.qparams)}"
+        scale = self._numbered("scales", self.scales, q.scale, lambda: self._tensor(q.scale, f"{name}.scale"))
+        zero = self._tensor(q.zero_point, f"{name}.zero_point")
+        return {"scale": scale, "zero_point": zero, "qmin": q.qmin, "qmax": q.qmax, "dtype": q.dtype.name}
+
+    def _numbered(self, kind: str, table: list[Any], value: object, make: Callable[[], Any]) -> int:
+        found = self._numbers.get((kind, id(value)))
+        if found is None:
+            made = make()
+            found = self._numbers[kind, id(value)] = (len(table), value)
+            table.append(made)
+        return found[0]
+
+    # ------------------------------------------------------------ tensors
+    def _tensor(self, t: Tensor, name: str) -> Any:
+        if not storable(t.dtype) or t.device.type == "meta":
+            raise HagoError(f"{name} is a tensor of {t.dtype} on {t.device}, which cannot be stored")
+        t = t.detach().cpu()
+        said: dict[str, Any] = {_TAG: "tensor", "dtype": dtype_name(t.dtype), "shape": list(t.shape)}
+        if t.numel() <= SMALL:
+            return said | {"values": [self(v, name) for v in t.flatten().tolist()]}
+        if t.is_floating_point() or t.dtype == torch.bool:
+            order = _order(t)
+            kept = t.permute(order).contiguous()
+            if kept.dtype == torch.float64 and torch.equal(kept.to(torch.float32).to(torch.float64), kept):
+                kept = kept.to(torch.float32)
+            said |= {"order": order} if order != sorted(order) else {}
+            return said | {"at": self._keep(kept, name)}
+        packed = pack(t)
+        said |= {} if packed.bits is None else {"bits": packed.bits, "offset": packed.offset}
+        return said | {"at": self._keep(packed.data, name)}
+
+    def _keep(self, t: Tensor, name: str) -> str:
+        """The name under which the content stands in the file; equal content stands there once."""
+        key = (str(t.dtype), hashlib.sha256(t.flatten().view(torch.uint8).numpy().tobytes()).digest())
+        if key not in self._stored:
+            taken, number = name, 1
+            while taken in self.tensors or taken == RESERVED:
+                number += 1
+                taken = f"{name}~{number}"
+            self.tensors[taken] = t
+            self._stored[key] = taken
+        return self._stored[key]
+
+
+def _order(t: Tensor) -> list[int]:
+    """The axes as they lie in memory: float kernels, and so float results, may depend on it."""
+    if t.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(t):
+        return list(range(t.ndim))
+    return sorted(range(t.ndim), key=t.stride, reverse=True)
+
+
+class Reader:
+    """Turns the JSON values of a Writer back; lives while one document is read.
+
+    Raises:
+        HagoError: what no Writer writes. Values of a wrong type may raise KeyError, TypeError,
+            IndexError or ValueError.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], requantize: Requantize) -> None:
+        self._tensors, self._requantize = tensors, requantize
+        self._qparams: list[QParams] = []
+        self._read: dict[str, Callable[[Any], Any]] = {
+            "float": lambda v: _not_finite(v["is"]),
+            "tuple": lambda v: tuple(map(self, v["items"])),
+            "mapping": lambda v: {self(k): self(x) for k, x in v["items"]},
+            "tensor": self._tensor,
+            "dtype": lambda v: named_dtype(v["name"]),
+            "qparams": lambda v: self.qparams(v["number"]),
+            "simq": lambda v: SimQ(self(v["source"]), self(v["target"])),
+            "requantize": lambda v: self._requantize,
+            "record": lambda v: _RECORDS[v["type"]](**self(v["fields"])),
+        }
+
+    def enter(self, scales: list[Any], qparams: list[Any]) -> None:
+        """Take in the tables that values refer to by number."""
+        made = [self(s) for s in scales]
+        for q in qparams:
+            dtype, zero = named_dtype(q["dtype"]), self(q["zero_point"])
+            whole = type(q["qmin"]) is type(q["qmax"]) is int and dtype.is_int and zero.dtype == torch.int64
+            if not whole or not dtype.min <= q["qmin"] <= q["qmax"] <= dtype.max:
+                raise HagoError(f"integers from {q['qmin']} to {q['qmax']} in {dtype}, zero points in {zero.dtype}")
+            if not bool(((zero >= dtype.min) & (zero <= dtype.max)).all()):
+                raise HagoError(f"a zero point that {dtype} does not hold; expected {dtype.min} to {dtype.max}")
+            scale = made[_index(q["scale"], made)]
+            if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
+                raise HagoError("a scale that is not positive and finite, or not in float64")
+            self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype))
+
+    def qparams(self, number: int) -> QParams:
+        """The qparams of a number."""
+        return self._qparams[_index(number, self._qparams)]
+
+    def __call__(self, value: Any) -> Any:
+        """The value of JSON values."""
+        if isinstance(value, list):
+            return [self(v) for v in value]
+        if not isinstance(value, dict):
+            return value
+        if _TAG not in value:
+            return {k: self(v) for k, v in value.items()}
+        if value[_TAG] not in self._read:
+            raise HagoError(f"a value of kind {value[_TAG]!r}")
+        return self._read[value[_TAG]](value)
+
+    def _tensor(self, value: Any) -> Tensor:
+        dtype, shape = storable_dtype(value["dtype"]), tuple(value["shape"])
+        if "values" in value:
+            return torch.tensor(self(value["values"]), dtype=dtype).reshape(shape)
+        kept = self._tensors[value["at"]]
+        if not dtype.is_floating_point and dtype != torch.bool:
+            return unpack(Packed(kept, value.get("bits"), value.get("offset", 0)), shape, dtype)
+        order = value.get("order", list(range(len(shape))))
+        lying = kept.to(dtype).reshape([shape[d] for d in order])
+        return lying.permute([order.index(d) for d in range(len(order))])
+
+
+def _index(number: int, table: list[Any]) -> int:
+    if not 0 <= number < len(table):
+        raise HagoError(f"number {number} of a table of {len(table)}")
+    return number
+
+
+def _not_finite(text: str) -> float:
+    if text not in _NOT_FINITE:
+        raise HagoError(f"the number {text!r}")
+    return float(text)
+
+
+# ---------------------------------------------------------------- graph document
+# Graph document: a Graph as JSON values, and back.
+
+
+def write_graph(graph: Graph, needed: Collection[str], write: Writer) -> dict[str, Any]:
+    """The JSON values of a graph.
+
+    Args:
+        needed: the constants whose own values are written.
+
+    Raises:
+        GraphError: a node that cannot be stored, by name, and why.
+    """
+    consts = {n.name: graph.consts[n.name] for n in graph if n.op == CONST}
+    return {
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "in_spec": graph.in_spec,
+        "out_spec": graph.out_spec,
+        "nodes": [
+            {
+                "name": n.name,
+                "op": n.op,
+                "inputs": list(n.inputs),
+                "attrs": written(write, dict(n.attrs), n.name, f"{n.name}.attrs"),
+                "shape": None if n.shape is None else list(n.shape),
+            }
+            for n in graph
+        ],
+        "consts": {n: written(write, t, n, n) for n, t in consts.items() if n in needed},
+        "left_out": {n: [dtype_name(t.dtype), list(t.shape)] for n, t in consts.items() if n not in needed},
+    }
+
+
+def written(write: Writer, value: Any, node: str, name: str) -> Any:
+    """The JSON values of a value of a node.
+
+    Raises:
+        GraphError: naming the node.
+    """
+    try:
+        return write(value, name)
+    except HagoError as error:
+        raise GraphError(f"node {node!r} cannot be stored: {error}") from None
+
+
+def read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
+    """The graph of JSON values; constants that were left out have a shape and no values.
+
+    Raises:
+        HagoError: a node that would run code.
+    """
+    consts = {name: read(t) for name, t in said["consts"].items()}
+    for name, (kind, shape) in said["left_out"].items():
+        consts[name] = torch.empty(shape, dtype=storable_dtype(kind), device="meta")
+    nodes = tuple(
+        Node(
+            n["name"], n["op"], tuple(n["inputs"]), read(n["attrs"]), None if n["shape"] is None else tuple(n["shape"])
+        )
+        for n in said["nodes"]
+    )
+    for node in nodes:
+        if not isinstance(node.attrs, dict):
+            raise HagoError(f"node {node.name!r} has no attributes by name")
+        why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
+        if why_not is not None:
+            raise HagoError(f"node {node.name!r}: {why_not}")
+    for text in (said["in_spec"], said["out_spec"]):
+        if text is not None:
+            read_tree(text)
+    order = [n.name for n in nodes if n.op == CONST]
+    return Graph(
+        nodes,
+        tuple(said["inputs"]),
+        tuple(said["outputs"]),
+        {name: consts[name] for name in order},
+        said["in_spec"],
+        said["out_spec"],
+    )
+
+
+# ---------------------------------------------------------------- plan document
+# Plan document: a Plan as JSON values and tensors, and back.
+# Invariant: the Plan that comes back computes the same integers on every edge and the same float islands. Left out is
+# what no reader of a Plan computes with: the float values of constants that are integers (their nodes come back with
+# tensors that have a shape and no values) and the thresholds of constants. Nothing is imported on behalf of a
+# document: operators come from the table that the reader gives.
+
+#: Fields of a NodePlan that are written in a way of their own.
+_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
+_PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
+#: What the others are; a schema cannot tell.
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "attrs": (dict,),
+    "operands": (tuple,),
+    "register": (QParams,),
+    "out_simq": (SimQ, type(None)),
+    "out": (QParams,),
+    "table": (Tensor, type(None)),
+    "parts": (int,),
+    "saturated_biases": (int,),
+}
+
+
+# ---------------------------------------------------------------- writing
+def to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The JSON values and the tensors of a Plan.
+
+    Raises:
+        GraphError: a node that cannot be stored, by name, and why.
+    """
+    write = Writer(plan.hardware.requantize)
+    for node in plan.graph:
+        _check_node(node, plan)
+    for text in (plan.graph.in_spec, plan.graph.out_spec):
+        if text is not None:
+            read_tree(text)
+    document = {
+        "hardware": hardware_to_document(plan.hardware),
+        "hardware_hash": hardware_hash(plan.hardware),
+        "own_ops": sorted({n.op for n in plan.graph} & set(own_rules(plan.ops))),
+        "graph": write_graph(plan.graph, set(_read_as_floats(plan)), write),
+        "edges": {str(e): _simq(s, write) for e, s in plan.edges.items() if s is not None},
+        "plans": {name: _node_plan(plan, name, write) for name in plan.nodes},
+    }
+    if plan.weights:
+        document["weights"] = {str(e): _weight(plan, e, w, write) for e, w in plan.weights.items()}
+    return document | {"scales": write.scales, "qparams": write.qparams}, write.tensors
+
+
+def own_rules(ops: Ops) -> dict[str, OpRule]:
+    """The rules that are not hago's, whichever form hago's are rules in."""
+    return {name: rule for name, rule in ops.items() if not _is_hago_s(rule, OPS.get(name))}
+
+
+def _is_hago_s(rule: OpRule, known: OpRule | None) -> bool:
+    return known is not None and (rule is known or replace(rule, integer=known.integer) == known)
+
+
+def _check_node(node: Node, plan: Plan) -> None:
+    if node.op == _opaque.NAME:
+        why_not = _opaque.why_not_portable(node.attrs)
+        if why_not is not None:
+            raise GraphError(f"node {node.name!r} cannot be stored: {why_not}")
+    elif node.op not in (INPUT, CONST) and node.op not in plan.ops:
+        raise GraphError(f"node {node.name!r} cannot be stored: its op {node.op!r} has no rule")
+
+
+def _read_as_floats(plan: Plan) -> Iterator[str]:
+    """The constants whose own values something reads: float nodes, operands without integers, outputs."""
+    for edge in plan.graph.edges:
+        source, node = plan.graph.source(edge), plan.nodes.get(edge.dst)
+        table = node is not None and node.table is not None
+        integers = edge in plan.weights or (node is not None and edge.slot in node.consts)
+        if plan.graph[source].op == CONST and not (table or integers):
+            yield source
+
+
+def _simq(simq: SimQ, write: Writer) -> list[int | None]:
+    return [None if q is None else write.number(q) for q in (simq.source, simq.target)]
+
+
+def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: Writer) -> dict[str, Any]:
+    number, name = _desc_number(plan, edge.dst, weight.desc), plan.graph.source(edge)
+    return {"desc": number, "integers": written(write, weight.integers, edge.dst, name)}
+
+
+def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
+    descs = plan.hardware.ops.get(plan.graph[name].op, ())
+    if desc not in descs:
+        raise GraphError(f"node {name!r} cannot be stored: its signature {desc} is none of its hardware's")
+    return descs.index(desc)
+
+
+def _node_plan(plan: Plan, name: str, write: Writer) -> dict[str, Any]:
+    node, found = plan.graph[name], plan.nodes[name]
+    data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
+    said = {key: written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
+    return said | {
+        "desc": _desc_number(plan, name, found.desc),
+        "consts": {str(s): written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
+        "thresholds": {k: written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
+        "digest": found.digest.hex(),
+        "largest_pair": None if found.pairs is None else found.pairs.largest,
+    }
+
+
+def _is_const(plan: Plan, key: str) -> bool:
+    name, _, slot = key.rpartition(":")
+    return slot != "out" and plan.graph[plan.graph.source(Edge(name, int(slot)))].op == CONST
+
+
+# ---------------------------------------------------------------- reading
+def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, ops: Ops = OPS) -> Plan:
+    """The Plan of a document that its schema finds nothing wrong in.
+
+    Args:
+        ops: the operators it may use, e.g. `{**OPS, "my_op": RULE}`.
+
+    Raises:
+        ModelFileError: parts that contradict each other, or operators that `ops` lacks.
+    """
+    _check_ops(document, where, ops)
+    try:
+        with _reading("$.hardware"):
+            hardware = _hardware(document, where, ops)
+        rules, read = hardware.computes(ops), Reader(tensors, hardware.requantize)
+        with _reading("$.scales, $.qparams"):
+            read.enter(document["scales"], document["qparams"])
+        with _reading("$.graph"):
+            graph = read_graph(document["graph"], read)
+        with _reading("$.edges"):
+            edges = _read_edges(document["edges"], graph, read)
+        nodes = {}
+        for name, said in document["plans"].items():
+            with _reading(f"$.plans[{name!r}]"):
+                nodes[name] = _read_node(graph[name], said, read, hardware, edges, rules)
+        weights = {}
+        for edge, said in document.get("weights", {}).items():
+            with _reading(f"$.weights[{edge!r}]"):
+                weights[Edge.parse(edge)] = _read_weight(graph, Edge.parse(edge), said, read, hardware, edges)
+        plan = Plan(graph, hardware, rules, nodes, edges, weights)
+        check_plan(plan)
+    except HagoError as error:
+        raise ModelFileError(f"{where}: its parts contradict each other: {error}") from error
+    return plan
+
+
+@contextlib.contextmanager
+def _reading(place: str) -> Iterator[None]:
+    """While this lasts, what a Reader raises names the place in the document."""
+    try:
+        yield
+    except (HagoError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise HagoError(f"at {place}: {what}") from error
+
+
+def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
+    own = set(document["own_ops"]) - set(own_rules(ops))
+    for node in document["graph"]["nodes"]:
+        name, op = node["name"], node["op"]
+        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or op in own):
+            raise ModelFileError(
+                f"{where}: node {name!r} is of the op {op!r}, which is none of hago's own; give its rule: "
+                f"ops={{**OPS, {op!r}: RULE}}"
+            )
+
+
+def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
+    try:
+        hardware = hardware_from_document(document["hardware"], where, ops)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise HagoError("; ".join(map(str, check_document(document["hardware"], ops)))) from None
+    if hardware_hash(hardware) != document["hardware_hash"]:
+        raise HagoError("its hardware has another hash than it says; it was written by another version of hago")
+    return hardware
+
+
+def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: Reader) -> dict[Edge, SimQ | None]:
+    found: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
+    for text, said in listed.items():
+        edge = Edge.parse(text)
+        if edge not in found:
+            raise HagoError(f"the graph has no edge {text}")
+        source, target = (None if q is None else read.qparams(q) for q in said)
+        found[edge] = SimQ(source, target)
+    return found
+
+
+def _read_node(
+    node: Node, said: Mapping[str, Any], read: Reader, hardware: Hardware, edges: Mapping[Edge, SimQ | None], ops: Ops
+) -> NodePlan:
+    descs, plain = hardware.ops.get(node.op, ()), {key: read(said[key]) for key in _PLAIN}
+    wrong = [key for key, kinds in _KINDS.items() if not isinstance(plain[key], kinds)]
+    wrong += [] if all(q is None or isinstance(q, QParams) for q in plain["operands"]) else ["operands"]
+    if wrong or len(plain["operands"]) != len(node.inputs) or said["desc"] >= len(descs):
+        raise HagoError(f"{', '.join(wrong) or 'operands or desc'} do not fit {node}")
+    plan = NodePlan(
+        **plain,
+        desc=descs[said["desc"]],
+        simqs=tuple(edges[e] for e in node.edges),
+        consts={int(slot): read(c) for slot, c in said["consts"].items()},
+        thresholds={k: read(v) for k, v in said["thresholds"].items()},
+        digest=bytes.fromhex(said["digest"]),
+    )
+    if plan.desc.register.overflow == "saturate_each":
+        plan = replace(plan, additions=additions_of(ops[node.op], plan.attrs, plan.desc.register, plan.bound))
+    if said["largest_pair"] is not None:
+        plan = replace(plan, pairs=_pairs(node, plan, ops, said["largest_pair"]))
+    return plan
+
+
+def _read_weight(
+    graph: Graph,
+    edge: Edge,
+    said: Mapping[str, Any],
+    read: Reader,
+    hardware: Hardware,
+    edges: Mapping[Edge, SimQ | None],
+) -> StoredWeight:
+    simq, integers = edges[edge], read(said["integers"])
+    if simq is None or simq.source is None or simq.target is not None:
+        raise HagoError("there are integers, and nothing that makes real values of them")
+    return StoredWeight(hardware.ops[graph[edge.dst].op][said["desc"]], simq.source, integers, None)
+
+
+def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:
+    form, (x, w) = ops[node.op].integer, plan.operands[:2]
+    if form is None or form.product is None or x is None or w is None or plan.desc.register.overflow not in CUTS:
+        raise HagoError(f"node {node.name!r} has pairs of products, and is no matrix product that adds them")
+    return Pairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)

@@ -1,0 +1,187 @@
+"""DoReFa-Net's levels as integers: what a Plan holds, in a search and at the end of training.
+
+The integers of a k-bit weight are the odd numbers from -(2**k - 1) to 2**k - 1, so they take k + 1 bits:
+an edge of b bits holds DoReFa weights of b - 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import quantize
+from hago.arithmetic.schemes import TWO_SIDED, Grid
+from hago.arithmetic.types import Edge, QParams
+from hago.emulation.dorefa import DOREFAS, DoReFa, quantize_weight
+from hago.errors import HagoError
+from hago.graph.graph import CONST, OUTPUT, Graph
+from hago.hardware.hardware import Hardware
+from hago.ops import Ops
+from hago.plan.operands import ThresholdSource
+
+#: The largest weight in its unit, where sizes are relative: tanh is linear there to 2 %, as it is on the
+#: weights of layers that a batch norm follows, for which DoReFa-Net was made.
+LARGEST: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The levels of one weight.
+
+    Args:
+        name: of the constant.
+        unit: what weights are relative to.
+    """
+
+    how: DoReFa
+    name: str
+    unit: float = 1.0
+
+    @staticmethod
+    def of(how: DoReFa, name: str, start: Tensor) -> Levels:
+        """Those of a constant that training, or a search, starts from."""
+        largest = float(start.abs().max()) if how.relative and start.numel() else 0.0
+        return Levels(how, name, largest / LARGEST if largest else 1.0)
+
+    def quantized(self, weight: Tensor, bits: int) -> Tensor:
+        """The weight on its levels, with DoReFa's gradient.
+
+        Args:
+            bits: k.
+
+        Raises:
+            HagoError: all weights are 0.
+        """
+        try:
+            # the mean of 1 bit sums in the order of memory
+            within = weight.contiguous() / self.unit
+            return self.unit * quantize_weight(within, bits, self.how.variant, self.how.zeros)
+        except HagoError as error:
+            raise HagoError(f"weight {self.name!r}: {error}") from None
+
+    @torch.no_grad()
+    def step(self, weight: Tensor, bits: int) -> Tensor:
+        """What the integer 1 stands for: half the distance of two levels; float64."""
+        within = weight.contiguous() / self.unit
+        if bits == 1:
+            top = within.abs().mean().to(torch.float64)
+        elif self.how.variant == "tensorpack":
+            top = torch.ones((), dtype=torch.float64)
+        else:
+            top = torch.tanh(within).abs().max().to(torch.float64)
+        return self.unit * top / ((1 << bits) - 1)
+
+
+def held(hardware: Hardware, bits: int) -> int:
+    """The threshold of a weight over its scale: of 2**(b-1) or 2**(b-1) - 1, what the hardware's scheme has."""
+    return (1 << (bits - 1)) - (hardware.weight.scheme not in ("hago", "hago_affine"))
+
+
+def unit_threshold(levels: int, scheme: str) -> float:
+    """The threshold of activations in [0, 1] on integers from 0 to `levels`."""
+    return (levels + 1) / levels if scheme in ("hago", "hago_affine") else 1.0
+
+
+def is_weight(graph: Graph, edge: Edge, ops: Ops) -> bool:
+    """Whether an edge brings a layer its weight, a constant."""
+    rule = None if edge.dst == OUTPUT else ops.get(graph[edge.dst].op)
+    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    return weight is not None and weight.slot == edge.slot and graph[graph.source(edge)].op == CONST
+
+
+def check_holds(hardware: Hardware, target: QParams | None = None) -> None:
+    """Refuse hardware whose weights cannot be DoReFa's.
+
+    Args:
+        target: a weight's qparams, where they are known.
+
+    Raises:
+        HagoError: it cannot hold the grid.
+    """
+    signed = target is None or target.dtype.signed
+    if hardware.weight.scheme in TWO_SIDED or hardware.requantize.power_of_two or not signed:
+        raise HagoError(
+            f"{hardware.name} cannot hold DoReFa's weights: they need a symmetric scheme, signed integers and "
+            "scales that are no powers of two"
+        )
+
+
+# ---------------------------------------------------------------- dorefa thresholds
+# DoReFa-Net's quantizers in a search: every point's weights on DoReFa's levels of its bits, without training.
+# They are those that training with the scheme of the same name starts from, integer for integer.
+
+
+class DoReFaWeights:
+    """The integers of a graph's weights; for a Resolver.
+
+    Args:
+        scheme: a name in DOREFAS.
+
+    Raises:
+        HagoError: the hardware cannot hold them.
+    """
+
+    def __init__(self, graph: Graph, hardware: Hardware, scheme: str, ops: Ops) -> None:
+        self.how: DoReFa = DOREFAS[scheme]
+        self._graph, self._hardware = graph, hardware
+        sources = {graph.source(e) for e in graph.edges if is_weight(graph, e, ops)}
+        self._levels = {name: Levels.of(self.how, name, graph.consts[name]) for name in sorted(sources)}
+        check_holds(hardware)
+
+    def __call__(self, name: str, target: QParams) -> Tensor | None:
+        """The centered integers of a weight, float64; None for other constants.
+
+        Raises:
+            HagoError: all weights are 0, or they have more bits than DoReFa's form has.
+        """
+        levels = self._levels.get(name)
+        if levels is None:
+            return None
+        check_holds(self._hardware, target)
+        found = levels.quantized(self._graph.consts[name], target.qmax.bit_length())
+        return quantize(found.to(torch.float64), target, self._hardware.requantize.rounding)
+
+    def threshold(self, name: str, bits: int) -> Tensor | None:
+        """The threshold whose grid of `bits` bits is DoReFa's; None for what is no weight."""
+        levels = self._levels.get(name)
+        if levels is None:
+            return None
+        return levels.step(self._graph.consts[name], bits - 1) * held(self._hardware, bits)
+
+
+class DoReFaThresholds:
+    """A ThresholdSource: weights as DoReFaWeights has them, the rest as another source says.
+
+    Args:
+        inner: of thresholds, and of which values are negative.
+    """
+
+    def __init__(self, weights: DoReFaWeights, inner: ThresholdSource, graph: Graph) -> None:
+        self._weights, self._inner, self._graph = weights, inner, graph
+
+    def signed(self, key: str, source: str) -> bool:
+        """As the other source says."""
+        return self._inner.signed(key, source)
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """Weights: symmetric, one number for all channels."""
+        found = self._weights.threshold(source, grid.bits)
+        if found is not None:
+            end = found.expand(1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]).clone()
+            return -end, end
+        low, high = self._inner(key, source, grid, channel_axis)
+        const = source in self._graph.consts
+        if self._weights.how.relative or const or self.signed(key, source) or grid.bits > 16:
+            return low, high
+        whole = grid.scheme in TWO_SIDED or not grid.signed
+        levels = (1 << (grid.bits if whole else grid.bits - 1)) - 1
+        return torch.zeros_like(high), torch.full_like(high, unit_threshold(levels, grid.scheme))
+
+
+def dorefa_made(made_by: Any) -> str | None:
+    """What a strategy says of its weights: a name in DOREFAS, or None where they are the nearest integers."""
+    said = made_by.get("weights")
+    return said if isinstance(said, str) and said in DOREFAS else None

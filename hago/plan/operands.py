@@ -1,0 +1,314 @@
+"""Operands: the qparams that every operand of an integer node must arrive in, by the kind of its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.schemes import TWO_SIDED, Grid, make_qparams
+from hago.arithmetic.types import ZERO, DType, QParams
+from hago.graph.graph import CONST, Graph, Node
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import Ops
+from hago.ops._rule import IntegerForm, Site
+from hago.plan.topology import Topology, passes, range_node
+
+#: Fraction bits kept under the coarsest operand when operands that have no bits of their own are
+#: brought to one scale inside a node; 8-bit operands then stay below 2**24.
+COMMON_FRACTION_BITS: Final = 15
+
+
+class ThresholdSource(Protocol):
+    """Where thresholds come from: an estimator over statistics, or a stored strategy."""
+
+    def signed(self, key: str, source: str) -> bool:
+        """Whether values of node `source` were ever negative."""
+        ...
+
+    def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
+        """(lo, hi), float64 of shape (channels,) or (1,), for the group `key` fed by node `source`."""
+        ...
+
+
+class Owner(Protocol):
+    """What a builder needs of the Resolver that it works for."""
+
+    graph: Graph
+    hardware: Hardware
+    topology: Topology
+    thresholds: ThresholdSource
+    ops: Ops
+
+    def intern(self, qparams: QParams) -> QParams: ...
+
+    def const(self, name: str, target: QParams) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class Operands:
+    """The operands of one node; lives while its plan is built.
+
+    Args:
+        bits: of each in-edge; None where it has none to choose.
+        sources: qparams of each producer; None where it is real.
+        thresholds: every threshold asked for so far, by group key.
+        raised: channels of the weight whose scale was raised so that the bias fits; see `targets`.
+    """
+
+    owner: Owner
+    node: Node
+    form: IntegerForm
+    bits: Sequence[int | None]
+    sources: Sequence[QParams | None]
+    thresholds: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    raised: tuple[int, ...] = ()
+
+    def is_const(self, slot: int) -> bool:
+        """Whether an operand is a constant."""
+        return self.owner.graph[self.node.inputs[slot]].op == CONST
+
+    def passes(self, slot: int, desc: OpDesc) -> bool:
+        """Whether a `follow` operand needs no requantization."""
+        source = self.sources[slot]
+        ndim = len(self.owner.graph[self.node.inputs[slot]].shape or ())
+        follows = self.form.slot(slot) == "follow" and source is not None
+        return follows and source is not None and passes(self.form, source, desc.in_dtype(slot), ndim)
+
+    def holds(self, desc: OpDesc, slot: int) -> bool:
+        """Whether a signature can take an operand with its bits."""
+        kind, bits, source = self.form.slot(slot), self.bits[slot], self.sources[slot]
+        if self.passes(slot, desc):
+            return True
+        if bits is None:
+            dtype = desc.in_dtype(slot)
+            if kind == "common" and desc.requantize_at == "edge" and source is not None:
+                return source.dtype.bits == dtype.bits
+            return kind in ("bias", "plain", "common") or source is None or _stores(dtype, source)
+        return bits <= desc.in_dtype(slot).bits
+
+    def reads_as_stored(self, desc: OpDesc) -> bool:
+        """Whether a signature has the dtypes that operands without bits of their own are stored in."""
+        stored = ((s, q) for s, q in enumerate(self.sources) if q is not None and self.bits[s] is None)
+        return all(q.dtype == desc.in_dtype(s) for s, q in stored if self.form.slot(s) in ("own", "follow"))
+
+    def signs_fit(self, desc: OpDesc) -> bool:
+        """Whether what a signature stores without a sign is never negative, and what follows is stored as it was."""
+        if not all(self._sign_fits(slot, desc) for slot in range(len(self.sources))):
+            return False
+        if desc.out_dtype.signed or desc.requantize_at == "edge" or desc.fixed_out is not None:
+            return True
+        return not self.owner.thresholds.signed(f"{self.node.name}:out", self._range_node())
+
+    def _sign_fits(self, slot: int, desc: OpDesc) -> bool:
+        source = self.sources[slot]
+        if source is not None and self.form.slot(slot) == "follow":
+            return self.passes(slot, desc)
+        if desc.in_dtype(slot).signed:
+            return True
+        if source is not None:
+            return not bool((source.qmin < source.zero_point).any())
+        return self.bits[slot] is None or not self._signed(slot)
+
+    def targets(self, desc: OpDesc) -> list[QParams | None]:
+        """The qparams that every operand must arrive in; None for operands that stay as they are."""
+        found: list[QParams | None] = []
+        for slot in range(len(self.node.inputs)):
+            kind = self.form.slot(slot)
+            if kind in ("bias", "plain"):
+                found.append(None)
+            else:
+                found.append(self._operand(slot, desc))
+        if "common" in self.form.slots:
+            found = self._rectify(found, desc)
+        for slot in range(len(self.node.inputs)):
+            if self.form.slot(slot) == "bias":
+                x, w = found[0], found[1]
+                assert x is not None and w is not None
+                found[1] = w = self._with_room_for_bias(slot, x, w, desc)
+                scale = self.form.scale(self.node.attrs, [x.scale, w.scale]).flatten()
+                found[slot] = self.whole(scale if scale.numel() > 1 else scale.reshape(()), desc.bias_dtype(slot))
+        return found
+
+    def _with_room_for_bias(self, slot: int, x: QParams, w: QParams, desc: OpDesc) -> QParams:
+        """The weight's qparams with the scale raised of every channel whose bias would take more than half of its
+        accumulator, to where it takes half.
+
+        A bias is an integer in units of `s_x * s_w`. Where training left a channel with weights near 0 and an ordinary
+        bias, that integer fits no register, whatever the bits are; with a coarser scale the channel's weights, which
+        hardly matter, lose precision, and the bias keeps 30 bits of 32.
+
+        References:
+            TensorFlow Lite's converter, `AdjustWeightsForBiasScale` (quantization_utils.cc), which also leaves the bias
+            half of the range.
+        """
+        bias = self.bias(slot)
+        if bias is None or not self.is_const(1) or not bias.numel():
+            return w
+        room = min(desc.bias_dtype(slot).max, desc.register.dtype.max) / 2
+        scale = self.form.scale(self.node.attrs, [x.scale.detach(), w.scale.detach()]).flatten()
+        excess = (bias.abs() / scale / room).reshape(-1, w.scale.numel()).amax(0)
+        if not bool((excess > 1.0).any()):
+            return w
+        if self.owner.hardware.requantize.power_of_two:
+            raised = w.scale * torch.exp2(torch.ceil(torch.log2(excess.clamp_min(1.0)))).reshape(w.scale.shape)
+        else:
+            exact = w.scale * excess.reshape(w.scale.shape)
+            near = exact.detach().to(torch.float32)
+            above = torch.where(near >= exact.detach(), near, torch.nextafter(near, torch.full_like(near, torch.inf)))
+            raised = above.to(torch.float64) + (exact - exact.detach())
+        self.raised = tuple(int(c) for c in (excess > 1.0).nonzero().flatten())
+        coarser = (excess > 1.0).reshape(w.scale.shape)
+        return self.owner.intern(replace(w, scale=torch.where(coarser, raised, w.scale)))
+
+    def bias(self, slot: int) -> Tensor | None:
+        """The real values of a constant bias, float64 (channels,); None where it is computed."""
+        if not self.is_const(slot):
+            return None
+        return self.owner.graph.consts[self.node.inputs[slot]].to(torch.float64).flatten()
+
+    def register(self, site: Site, desc: OpDesc) -> QParams:
+        """The qparams of the accumulator."""
+        dtype, first = desc.register.dtype, site.operands[0]
+        if self.form.lands:
+            return self.whole(site.target.scale, dtype)
+        scale = self.form.scale(self.node.attrs, site.scales)
+        if self.form.within_hull and first is not None and first.dtype == dtype:
+            # the op only moves values about, so they keep their zero point
+            return self.owner.intern(replace(first, scale=scale))
+        return self.whole(scale, dtype)
+
+    def fixed(self, desc: OpDesc) -> QParams | None:
+        """The qparams of an output that the hardware fixes."""
+        if desc.fixed_out is None:
+            return None
+        scale = torch.tensor(desc.fixed_out.scale, dtype=torch.float64)
+        zero, dtype = torch.tensor(desc.fixed_out.zero_point), desc.out_dtype
+        return self.owner.intern(QParams(scale, zero, dtype.min, dtype.max, dtype))
+
+    def output(self, bits: int, desc: OpDesc) -> QParams:
+        """The qparams that the node requantizes to, where its signature says so."""
+        key, owner = f"{self.node.name}:out", self.owner
+        name = self._range_node()
+        scheme = owner.hardware.activation.scheme
+        signed = desc.out_dtype.signed or owner.thresholds.signed(key, name)
+        lo, hi = self.threshold(key, name, bits, scheme, signed, None)
+        return self.made(scheme, lo, hi, bits, desc.out_dtype)
+
+    def _range_node(self) -> str:
+        owner = self.owner
+        return range_node(owner.graph, owner.hardware, owner.topology, owner.ops, self.node.name)
+
+    def _operand(self, slot: int, desc: OpDesc) -> QParams:
+        source, bits, dtype = self.sources[slot], self.bits[slot], desc.in_dtype(slot)
+        if bits is None or self.passes(slot, desc):
+            assert source is not None
+            if source.dtype == dtype:
+                return source
+            if self.form.slot(slot) != "common":  # another dtype takes the same integers
+                return self.owner.intern(replace(source, dtype=dtype))
+            if desc.requantize_at == "edge":  # the sign differs, where ranges were given
+                return self.made(self.owner.hardware.activation.scheme, *represented_ends(source), dtype.bits, dtype)
+            return source
+        return self.quantized(slot, bits, desc.in_dtype(slot))
+
+    def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
+        """The qparams of an operand from a threshold of its own."""
+        name = self.node.inputs[slot]
+        hardware = self.owner.hardware
+        chosen = hardware.weight if self.is_const(slot) else hardware.activation
+        # an operand as wide as an accumulator has no zero point in any engine
+        scheme = chosen.scheme if dtype.bits <= 16 else "hago"
+        weight, axis = self.form.weight, None
+        ndim = len(self.owner.graph[name].shape or ())
+        if self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
+            axis = weight.axis % ndim
+        lo, hi = self.threshold(
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._signed(slot), axis
+        )
+        if axis is not None:
+            shape = [-1 if d == axis else 1 for d in range(ndim)]
+            lo, hi = lo.reshape(shape), hi.reshape(shape)
+        return self.made(scheme, lo, hi, bits, dtype)
+
+    def made(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+        """The qparams of a range, as this hardware makes them."""
+        power = self.owner.hardware.requantize.power_of_two
+        return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power))
+
+    def _signed(self, slot: int) -> bool:
+        """Whether an operand, or one that must share its scale, was ever negative."""
+        slots = [slot]
+        if self.form.slot(slot) == "common":
+            slots = [s for s in range(len(self.node.inputs)) if self.form.slot(s) == "common"]
+        return any(self._negative(s) for s in slots)
+
+    def _negative(self, slot: int) -> bool:
+        """Whether an operand was ever negative: as its producer stores it, where it has no bits of its own."""
+        source = self.sources[slot]
+        if self.bits[slot] is None and source is not None:
+            return bool((source.qmin < source.zero_point).any())
+        return self.owner.thresholds.signed(str(self.node.edges[slot]), self.node.inputs[slot])
+
+    def threshold(
+        self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """(lo, hi) of shape () or (channels,); lo is below 0 exactly where `signed`."""
+        grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two)
+        lo, hi = self.owner.thresholds(key, name, grid, axis)
+        self.thresholds[key] = (lo, hi)
+        if axis is None:
+            lo, hi = lo.reshape(()), hi.reshape(())
+        if signed and scheme not in TWO_SIDED:
+            hi = torch.maximum(lo.abs(), hi)
+            lo = -hi
+        return lo, hi
+
+    def _rectify(self, targets: list[QParams | None], desc: OpDesc) -> list[QParams | None]:
+        """One scale and zero point for all common operands, so wide that none gets a narrower range."""
+        slots = [s for s in range(len(targets)) if self.form.slot(s) == "common"]
+        asked = [t for s in slots if (t := targets[s]) is not None]
+        if all(t is asked[0] for t in asked):
+            return targets
+        scale = torch.stack([t.scale.max() for t in asked]).max()
+        if desc.requantize_at == "output":
+            fine = self.whole(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
+            return [fine if s in slots else t for s, t in enumerate(targets)]
+        stored = [t for s, t in zip(slots, asked, strict=True) if self.bits[s] is None]
+        coarsest = next((t for t in stored if bool((t.scale == scale).all())), None)
+        if coarsest is not None:  # its producer covers what all operands hold
+            return [coarsest if s in slots else t for s, t in enumerate(targets)]
+        if len({int(t.zero_point) for t in asked}) > 1:
+            made = self._union(slots, asked)
+            return [made if s in slots else t for s, t in enumerate(targets)]
+        return [
+            self.owner.intern(replace(t, scale=scale)) if s in slots and t is not None else t
+            for s, t in enumerate(targets)
+        ]
+
+    def _union(self, slots: Sequence[int], asked: Sequence[QParams]) -> QParams:
+        """Affine operands: the union of their ranges, at the fewest bits asked."""
+        stored = {s: represented_ends(t) for s, t in zip(slots, asked, strict=True) if self.bits[s] is None}
+        pairs = [stored[s] if s in stored else self.thresholds[str(self.node.edges[s])] for s in slots]
+        lo = torch.stack([lo.min() for lo, _ in pairs]).min()
+        hi = torch.stack([hi.max() for _, hi in pairs]).max()
+        bits = min(b for s in slots if (b := self.bits[s]) is not None)
+        return self.made(self.owner.hardware.activation.scheme, lo, hi, bits, asked[0].dtype)
+
+    def whole(self, scale: Tensor, dtype: DType) -> QParams:
+        """The full range of a dtype, zero point 0."""
+        return self.owner.intern(QParams(scale, ZERO, dtype.min, dtype.max, dtype))
+
+
+def _stores(dtype: DType, q: QParams) -> bool:
+    """Whether a dtype holds every integer of a tensor."""
+    return dtype.min <= q.qmin and q.qmax <= dtype.max
+
+
+def represented_ends(q: QParams) -> tuple[Tensor, Tensor]:
+    """The least and the greatest real value that a tensor with one scale holds."""
+    scale, zero = q.scale.reshape(()), q.zero_point.reshape(())
+    return (q.qmin - zero) * scale, (q.qmax - zero) * scale

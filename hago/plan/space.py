@@ -1,0 +1,280 @@
+"""Space: what a search may choose, and nothing that cannot matter.
+
+A group is a set of edges that share one choice of bits. With `requantize_at: edge` every edge is a
+group of its own, keyed by the edge ("layer1.0.add:1"); with `requantize_at: output` all out-edges of
+a node form one group, keyed "node:out". Left out are derived biases, operands that are not
+quantized, and edges whose requantize is the identity (relu after conv, say): HAGO's one published
+log spent 221 of 551 trials on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.types import DType, Edge
+from hago.errors import HagoError, InfeasibleBits
+from hago.graph.graph import CONST, Graph, Node
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import OPS, Ops
+from hago.ops._rule import IntegerForm
+from hago.plan.topology import (
+    Topology,
+    check_patterns,
+    crosses,
+    fitting_descs,
+    joins,
+    matches,
+    range_chain,
+    weight_only_descs,
+)
+
+Bits = Mapping[str, int]
+
+#: The two choices of a node that may run either way, as "bits" of its group `node:kind`. Integers come first.
+INTEGER: Final = 2
+FLOAT: Final = 1
+_KIND: Final = "kind"
+
+
+def kind_key(node: str) -> str:
+    """The group by which a node is integer or float."""
+    return f"{node}:{_KIND}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Edges with one choice of bits.
+
+    Args:
+        key: how strategies and logs name the group.
+        source: the node whose range the threshold covers: the one whose value is quantized, or a
+            relu or pooling that alone reads it.
+        edges: the edges it travels on.
+        choices: bits, widest first.
+    """
+
+    key: str
+    source: str
+    edges: tuple[Edge, ...]
+    choices: tuple[int, ...]
+
+    @property
+    def is_kind(self) -> bool:
+        """Whether it chooses between integer and float, and no bits."""
+        return self.key.endswith(f":{_KIND}")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The groups in node order."""
+
+    groups: Mapping[str, Group]
+
+    @property
+    def size(self) -> int:
+        """How many choices there are in all, summed over groups."""
+        return sum(len(g.choices) for g in self.groups.values())
+
+    def widest(self) -> dict[str, int]:
+        """Every group at its most bits."""
+        return {key: g.choices[0] for key, g in self.groups.items()}
+
+    def narrowest(self) -> dict[str, int]:
+        """Every group at its fewest bits; no node turns float for it."""
+        return {key: g.choices[0 if g.is_kind else -1] for key, g in self.groups.items()}
+
+    def floats(self, bits: Bits) -> frozenset[str]:
+        """The nodes that a point turns float."""
+        return frozenset(g.source for key, g in self.groups.items() if g.is_kind and bits[key] == FLOAT)
+
+    def check(self, bits: Bits) -> None:
+        """Refuse bits that are not a point of this space.
+
+        Raises:
+            InfeasibleBits: naming the edge, what was got and what is allowed.
+        """
+        for key in bits:
+            if key not in self.groups:
+                raise InfeasibleBits(f"edge {key!r} has no bits to choose in this space")
+        for key, group in self.groups.items():
+            if key not in bits:
+                raise InfeasibleBits(f"no bits for edge {key!r}; expected one of {list(group.choices)}")
+            if bits[key] not in group.choices:
+                raise InfeasibleBits(
+                    f"{bits[key]} bits for edge {key!r} fit no signature; expected one of {list(group.choices)}"
+                )
+
+
+def build_space(
+    graph: Graph,
+    hardware: Hardware,
+    topology: Topology,
+    fix_bits: Mapping[str, int] | None = None,
+    ops: Ops = OPS,
+) -> Space:
+    """The space of a graph on a piece of hardware.
+
+    An operand may have as many bits as the widest integer its slot takes, but no more than its
+    producer emits (constants and real values impose no limit), down to the signature's `min_bits`.
+
+    Args:
+        fix_bits: bits by shell pattern over group keys or node names; these groups keep one choice.
+
+    Raises:
+        HagoError: a pattern matches nothing.
+        InfeasibleBits: fixed bits that no signature holds.
+    """
+    if fix_bits is not None and not isinstance(fix_bits, Mapping):
+        raise HagoError(f"fix_bits is a {type(fix_bits).__name__}; expected bits by pattern, e.g. {{'layer1.*': 8}}")
+    return _Builder(graph, hardware, topology, dict(fix_bits or {}), ops).build()
+
+
+def with_kinds(space: Space, hardware: Hardware, topology: Topology, graph: Graph) -> Space:
+    """The space with a choice between integer and float for every integer node that the hardware takes in
+    float too and that quantizes something itself; others follow their producers."""
+    groups = dict(space.groups)
+    for node in graph:
+        own = [*(str(e) for e in node.edges), f"{node.name}:out"]
+        if topology.nodes[node.name] and hardware.float_descs(node.op) and any(k in space.groups for k in own):
+            key = kind_key(node.name)
+            groups[key] = Group(key, node.name, (), (INTEGER, FLOAT))
+    return Space(groups)
+
+
+class _Builder:
+    """Walks the graph once; keeps what each node can emit."""
+
+    def __init__(self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops) -> None:
+        self.graph, self.hardware, self.topology = graph, hardware, topology
+        self.fixed, self.ops = fixed, hardware.computes(ops)
+        self.emits: dict[str, frozenset[DType]] = {}  # empty: real values
+        self.scales: dict[str, Tensor] = {}  # ones, of the shape the scale will have
+        self.requantized: set[str] = set()  # values that have their bits already
+        self.covers: dict[str, frozenset[str]] = {}  # of those, the nodes that their range is taken past
+        self.groups: dict[str, Group] = {}
+
+    def build(self) -> Space:
+        for node in self.graph:
+            if self.topology.nodes[node.name]:
+                self._visit(node)
+            else:
+                self.emits[node.name] = frozenset()
+                self._visit_float(node)
+        self._merge_outputs()
+        check_patterns(list(self.fixed), [*self.groups, *self.topology.nodes], "fix_bits")
+        return Space({key: self._fix(group) for key, group in self.groups.items()})
+
+    def _visit_float(self, node: Node) -> None:
+        """Its weight may rest as integers."""
+        for edge in node.edges:
+            if self.topology.edges[edge]:
+                self._add(edge, weight_only_descs(self.graph, node, self.hardware, self.ops))
+
+    def _visit(self, node: Node) -> None:
+        form = self.ops[node.op].integer
+        assert form is not None
+        descs = fitting_descs(self.graph, node, self.hardware, self.ops)
+        for edge in node.edges:
+            if form.slot(edge.slot) in ("own", "common", "follow") and self._chooses(edge, form, descs):
+                self._add(edge, descs)
+        self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form, descs) for e in node.edges])
+        at_output = descs[0].requantize_at == "output"
+        follows = form.slots == ("follow",) and not at_output and not any(str(e) in self.groups for e in node.edges)
+        if follows:  # the dtype passes through
+            source = self.emits[node.inputs[0]]
+            emitted = {d.out_dtype for d in descs if d.in_dtype(0) in source}
+        else:
+            emitted = {d.out_dtype for d in descs}
+        self.emits[node.name] = frozenset(emitted)
+        chosen = any(str(e) in self.groups for e in node.edges)
+        if at_output:
+            self.requantized.add(node.name)
+            if any(d.fixed_out is None for d in descs):
+                self._add_output(node, descs)
+        elif not chosen and node.inputs[0] in self.requantized and (follows or joins(form, self.hardware, node.op)):
+            self.requantized.add(node.name)
+            self.covers[node.name] = self.covers.get(node.inputs[0], frozenset())
+
+    def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
+        source = self.graph[self.graph.source(edge)]
+        ndim, weight = len(source.shape or ()), form.weight
+        per_channel = self.hardware.weight.granularity == "per_channel"
+        if source.op == CONST and weight is not None and weight.slot == edge.slot and per_channel:
+            axis = weight.axis % ndim
+            return torch.ones([s if d == axis else 1 for d, s in enumerate(source.shape or ())], dtype=torch.float64)
+        follows = form.slot(edge.slot) == "follow" and str(edge) not in self.groups
+        if follows and source.name in self.scales:
+            return self.scales[source.name]
+        return torch.ones((), dtype=torch.float64)
+
+    def _chooses(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> bool:
+        """Whether bits on this edge can change anything."""
+        source = self.graph.source(edge)
+        emitted = self.emits[source]
+        if not emitted:
+            return True
+        kind = form.slot(edge.slot)
+        requantized = source in self.requantized
+        if kind == "common" and requantized and descs[0].requantize_at == "output":
+            return False  # brought to one scale inside the node
+        if self._joined(source, edge):
+            return not emitted <= {d.in_dtype(edge.slot) for d in descs}  # already in the scale that all have
+        if kind == "common" or (kind == "own" and not requantized):
+            return True
+        taken = {d.in_dtype(edge.slot) for d in descs}
+        ndim = len(self.graph[source].shape or ())
+        return not (emitted <= taken and (requantized or crosses(form, self.scales[source], ndim)))
+
+    def _add(self, edge: Edge, descs: Sequence[OpDesc]) -> None:
+        source = self.graph.source(edge)
+        limit = max(min(d.in_dtype(edge.slot).bits, d.max_bits) for d in descs)
+        form = self.ops[self.graph[edge.dst].op].integer
+        assert form is not None
+        # operands of one scale may need fraction bits that a producer does not have
+        if self.emits[source] and form.slot(edge.slot) != "common":
+            limit = min(limit, max(d.bits for d in self.emits[source]))
+        lowest = min(limit, min(d.min_bits for d in descs))
+        key = str(edge)
+        self.groups[key] = Group(key, source, (edge,), tuple(range(limit, lowest - 1, -1)))
+
+    def _add_output(self, node: Node, descs: Sequence[OpDesc]) -> None:
+        limit = max(min(d.out_dtype.bits, d.max_bits) for d in descs)
+        lowest = min(limit, min(d.min_bits for d in descs))
+        key = f"{node.name}:out"
+        chain = range_chain(self.graph, self.hardware, self.topology, self.ops, node.name)
+        self.covers[node.name] = frozenset(chain)
+        observed = (node.name, *chain)[-1]
+        self.groups[key] = Group(key, observed, (), tuple(range(limit, lowest - 1, -1)))
+
+    def _merge_outputs(self) -> None:
+        """Out-edges of a requantized node belong to its group, for whoever reads the space."""
+        for key, group in self.groups.items():
+            name, _, out = key.rpartition(":")
+            if out == "out":
+                out_edges = self.graph.out_edges[name]
+                edges = tuple(e for e in out_edges if str(e) not in self.groups and not self._joined(name, e))
+                self.groups[key] = replace(group, edges=edges)
+
+    def _joined(self, name: str, edge: Edge) -> bool:
+        """Whether an edge hands a node's integers to a concatenation, in the scale of all its operands."""
+        if edge.dst not in self.covers.get(name, ()):
+            return False
+        form = self.ops[self.graph[edge.dst].op].integer
+        return form is not None and form.slot(edge.slot) == "common"
+
+    def _fix(self, group: Group) -> Group:
+        names = (group.key, group.key.rpartition(":")[0], group.source, *(e.dst for e in group.edges))
+        for pattern, bits in self.fixed.items():
+            if any(matches(n, (pattern,)) for n in names):
+                if bits not in group.choices:
+                    raise InfeasibleBits(
+                        f"fix_bits {pattern!r}: {bits} bits for edge {group.key!r} fit no signature of "
+                        f"{self.hardware.name}; expected one of {list(group.choices)}"
+                    )
+                return replace(group, choices=(bits,))
+        return group

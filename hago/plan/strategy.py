@@ -1,0 +1,207 @@
+"""Strategy: what a search found, as JSON that anyone can replay.
+
+A strategy holds what cannot be derived: bits, resolved thresholds, and what it was made for. Scales
+and dtypes are derived from it by `resolve` and are not stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from hago.arithmetic.types import Edge
+from hago.errors import HagoError, LogError, StrategyMismatch, did_you_mean
+from hago.serialization.json_text import (
+    canonical,
+    check_schema,
+    check_version,
+    json_values,
+    parse_json,
+    read_file,
+    replace_file,
+)
+
+VERSION: Final = 1
+
+#: One end of a range, in real units: a number, or one per channel.
+Bound: TypeAlias = float | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareId:
+    """Which hardware: its name, and the hash of its description."""
+
+    name: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Which nodes run in integers, and which edges (`"add:1"`) are quantized."""
+
+    node_conds: Mapping[str, bool]
+    edge_conds: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Bits and thresholds for one model on one piece of hardware.
+
+    Args:
+        model_hash: of the Graph the strategy is for.
+        hardware: what it is for.
+        topology: which nodes and edges are quantized.
+        bits: by group: an edge (`"layer1.0.add:1"`) or all out-edges of a node (`"conv1:out"`).
+        thresholds: by edge or group, (low, high) in real units, each a number or one per channel.
+        made_by: how it was found, JSON values only: searcher, estimator, objective, score...
+        version: of the form.
+
+    Raises:
+        LogError: a part that contradicts another, named by its JSON path.
+    """
+
+    model_hash: str
+    hardware: HardwareId
+    topology: Conditions
+    bits: Mapping[str, int]
+    thresholds: Mapping[str, tuple[Bound, Bound]]
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        for key, bits in self.bits.items():
+            self._check_key("bits", key)
+            if self.topology.edge_conds.get(key, True) is False:
+                raise LogError(f"at $.bits[{key!r}]: got bits for an edge that edge_conds keeps float")
+            if not 1 <= bits <= 64:
+                raise LogError(f"at $.bits[{key!r}]: got {bits}, expected 1 to 64 bits")
+        for key in self.topology.edge_conds:
+            self._check_edge(key)
+        ranges = {}
+        for key, (low, high) in self.thresholds.items():
+            self._check_key("thresholds", key)
+            ranges[key] = _range(key, low, high)
+        object.__setattr__(self, "bits", {k: int(b) for k, b in self.bits.items()})
+        object.__setattr__(self, "thresholds", ranges)
+        object.__setattr__(self, "made_by", json_values(self.made_by, "$.made_by"))
+
+    def _check_key(self, part: str, key: str) -> None:
+        node, colon, slot = key.rpartition(":")
+        is_group = bool(colon) and slot == "out" and node in self.topology.node_conds
+        if key not in self.topology.edge_conds and not is_group:
+            known = [*self.topology.edge_conds, *(f"{n}:out" for n in self.topology.node_conds)]
+            raise LogError(
+                f"at $.{part}[{key!r}]: got a key that names neither an edge of edge_conds nor the "
+                f"out-edges of a node.{did_you_mean(key, known)}"
+            )
+
+    def _check_edge(self, key: str) -> None:
+        where = f"at $.topology.edge_conds[{key!r}]"
+        try:
+            node = Edge.parse(key).dst
+        except HagoError as error:
+            raise LogError(f"{where}: {error}") from None
+        if node not in self.topology.node_conds:
+            raise LogError(
+                f"{where}: node {node!r} is not in node_conds.{did_you_mean(node, self.topology.node_conds)}"
+            )
+
+    def check_against(self, model_hash: str, hardware_name: str, hardware_hash: str) -> None:
+        """Refuse a model or hardware that the strategy was not made for.
+
+        Raises:
+            StrategyMismatch: naming both hashes.
+        """
+        if model_hash != self.model_hash:
+            raise StrategyMismatch(
+                f"the strategy was made for the model with hash {self.model_hash}, this one has "
+                f"{model_hash}; load the model and weights it was made for, or search again"
+            )
+        if hardware_hash != self.hardware.hash:
+            raise StrategyMismatch(
+                f"the strategy was made for hardware {self.hardware.name!r} with hash "
+                f"{self.hardware.hash}, this is {hardware_name!r} with {hardware_hash}; use that "
+                "description, or search again"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` gives the same strategy back."""
+        return {
+            "version": self.version,
+            "model_hash": self.model_hash,
+            "hardware": {"name": self.hardware.name, "hash": self.hardware.hash},
+            "topology": {
+                "node_conds": dict(self.topology.node_conds),
+                "edge_conds": dict(self.topology.edge_conds),
+            },
+            "bits": dict(self.bits),
+            "thresholds": {k: json_values(v, "$.thresholds") for k, v in self.thresholds.items()},
+            "made_by": dict(self.made_by),
+        }
+
+    @staticmethod
+    def from_json(value: Any, where: str = "strategy") -> Strategy:
+        """The strategy that JSON values describe.
+
+        Raises:
+            LogError: what is malformed or contradicts itself, with its JSON path.
+        """
+        check_version(value, VERSION, where)
+        check_schema(value, "strategy", where)
+        topology = value["topology"]
+        try:
+            return Strategy(
+                value["model_hash"],
+                HardwareId(**value["hardware"]),
+                Conditions(topology["node_conds"], topology["edge_conds"]),
+                value["bits"],
+                value["thresholds"],
+                value["made_by"],
+            )
+        except LogError as error:
+            raise LogError(f"{where}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the strategy; a reader sees the old file or the new one, never a part.
+
+        Raises:
+            LogError: it could not be written; what stood there is untouched.
+        """
+        replace_file(Path(path), canonical(self.to_json()) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Strategy:
+        """Read a strategy.
+
+        Raises:
+            LogError: unreadable, not JSON, malformed, or contradicting itself.
+        """
+        try:
+            text = read_file(path).decode("utf-8")
+        except (OSError, ValueError) as error:
+            raise LogError(f"cannot read strategy {path}: {error}") from None
+        return Strategy.from_json(parse_json(text, str(path)), str(path))
+
+    def __str__(self) -> str:
+        head = f"strategy for {self.model_hash[:12]} on {self.hardware.name}"
+        width = max(map(len, self.bits), default=0)
+        return "\n".join([head, *(f"  {k:<{width}}  {b:>2} bits" for k, b in self.bits.items())])
+
+
+def _range(key: str, low: Any, high: Any) -> tuple[Bound, Bound]:
+    ends = []
+    for slot, end in enumerate((low, high)):
+        listed = list(end) if isinstance(end, Sequence) else [end]
+        for number in listed:
+            if not math.isfinite(number):
+                raise LogError(f"at $.thresholds[{key!r}][{slot}]: got {number}, expected a finite number")
+        ends.append([float(n) for n in listed])
+    if isinstance(low, Sequence) != isinstance(high, Sequence) or len(ends[0]) != len(ends[1]):
+        raise LogError(f"at $.thresholds[{key!r}]: got ends of {len(ends[0])} and {len(ends[1])} channels")
+    for a, b in zip(*ends, strict=True):
+        if a > b:
+            raise LogError(f"at $.thresholds[{key!r}]: got [{a!r}, {b!r}], expected low <= high")
+    return (tuple(ends[0]), tuple(ends[1])) if isinstance(low, Sequence) else (ends[0][0], ends[1][0])

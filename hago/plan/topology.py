@@ -1,0 +1,314 @@
+"""Topology: which nodes run in integers and which edges are quantized, and why.
+
+The rule, node by node in order: a node is integer if the hardware has an integer signature that its
+attributes fit, the user kept neither it nor one of its edges float, and (it is a seed such as conv or
+linear, or one of its inputs comes from an integer node, or the hardware has no float signature for it).
+
+A node that computes in float may have its weight quantized all the same (*weight only*): where the
+hardware prefers such a signature to what else the node could run on, or the user kept only the data float.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import is_power_of_two
+from hago.arithmetic.types import DType, Edge, QParams, torch_dtype
+from hago.errors import HagoError, UnsupportedOp, as_strings, did_you_mean, warn
+from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import OPS, Ops, _opaque
+from hago.ops._rule import IntegerForm
+
+#: How many operators a warning names.
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The RFC's node_conds and edge_conds, and the reason of each node.
+
+    Args:
+        nodes: whether each node is integer.
+        edges: whether each in-edge of a node is quantized: some of an integer node's, and the weight of a
+            float node that rests as integers.
+        reasons: why a node is what it is, in words.
+    """
+
+    nodes: Mapping[str, bool]
+    edges: Mapping[Edge, bool]
+    reasons: Mapping[str, str]
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether any shell pattern matches (`"layer1.*"`, say)."""
+    return any(fnmatchcase(name, p) for p in patterns)
+
+
+def escape(name: str) -> str:
+    """The pattern that matches one name only."""
+    return glob.escape(name)
+
+
+def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
+    """Refuse a pattern that matches nothing.
+
+    Raises:
+        HagoError: naming the pattern and the closest name.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(n, pattern) for n in names):
+            raise HagoError(f"{what} pattern {pattern!r} matches no name.{did_you_mean(pattern, names)}")
+
+
+def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
+    """The integer signatures that the node's attributes and operands fit, preferred first."""
+    return () if misfit(graph, node, hardware, ops) else hardware.integer_descs(node.op)
+
+
+def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
+    """The signatures that take the node in float with its weight as integers, preferred first; none where its
+    weight is no constant."""
+    edge = weight_edge(node, ops)
+    if edge is None or graph[graph.source(edge)].op != CONST:
+        return ()
+    return tuple(d for d in hardware.ops.get(node.op, ()) if d.is_weight_only and d.in_dtype(edge.slot).is_int)
+
+
+def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
+    """The edge on which a node reads its weight; None where its op has none."""
+    rule = ops.get(node.op)
+    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    return None if weight is None else node.edges[weight.slot]
+
+
+def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
+    """Why the node cannot be integer on this hardware, or None."""
+    rule = hardware.rule(node.op, ops)
+    if node.op == _opaque.NAME and rule is None:
+        return f"hago has no rule for {node.attrs['target']}"
+    if rule is None or rule.integer is None:
+        return f"{node.op} has no integer form"
+    if not hardware.integer_descs(node.op):
+        return f"{hardware.name} lists no integer signature for {node.op}"
+    if node.shape is None or any(graph[s].shape is None for s in node.inputs):
+        return "an operand is not a tensor"
+    if rule.integer.table and hardware.integer_descs(node.op)[0].requantize_at != "output":
+        return f"{node.op} needs a signature that requantizes at the output"
+    if rule.integer.table and any(graph[s].op != CONST for s in node.inputs[1:]):
+        return "a table needs its other operands to be constants"
+    why_not = rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
+    if why_not is not None:
+        return why_not
+    if hardware.requantize.power_of_two and not (rule.integer.table or rule.integer.lands):
+        scale = rule.integer.scale(node.attrs, [torch.ones((), dtype=torch.float64)] * len(node.inputs))
+        if not is_power_of_two(scale):
+            return f"it scales by {float(scale):.6g}, no power of two, and {hardware.name} only shifts"
+    return None
+
+
+def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = (), ops: Ops = OPS) -> Topology:
+    """The topology of a graph on a piece of hardware.
+
+    Args:
+        keep_float: shell patterns over names of nodes that must stay float as a whole, and over edges whose
+            values must (`fc:0`, the data of `fc`: its weight may still be quantized).
+
+    Raises:
+        UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
+        HagoError: a pattern that matches neither node nor edge.
+    """
+    ops, keep_float = hardware.computes(ops), as_strings(keep_float, "keep_float")
+    compute = [n for n in graph if n.op not in (INPUT, CONST)]
+    check_patterns(keep_float, [*(n.name for n in compute), *(str(e) for n in compute for e in n.edges)], "keep_float")
+    integer: dict[str, bool] = {}
+    reasons: dict[str, str] = {}
+    edges: dict[Edge, bool] = {}
+    for node in graph:
+        if node.op in (INPUT, CONST):
+            integer[node.name], reasons[node.name] = False, node.op
+            continue
+        found = _decide(graph, node, hardware, integer, keep_float, ops)
+        integer[node.name], reasons[node.name] = found.integer, found.reason
+        rule = ops.get(node.op)
+        for edge in node.edges:
+            plain = rule is None or rule.integer is None or rule.integer.slot(edge.slot) == "plain"
+            edges[edge] = (found.integer and not plain) or (found.weight_only and edge == weight_edge(node, ops))
+    return Topology(integer, edges, reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a node runs.
+
+    Args:
+        weight_only: in float, and its weight is quantized.
+    """
+
+    integer: bool
+    reason: str
+    weight_only: bool = False
+
+
+def _decide(
+    graph: Graph,
+    node: Node,
+    hardware: Hardware,
+    integer: Mapping[str, bool],
+    keep_float: Sequence[str],
+    ops: Ops,
+) -> _Kind:
+    why_not = misfit(graph, node, hardware, ops)
+    has_float = bool(hardware.float_descs(node.op, fits=why_not is None))
+    remedy = "List a signature for it, or other_ops: float32"
+    if why_not is None and (kept := _kept(node, keep_float)):
+        why_not, remedy = kept, "List a float signature for it, or let it be integer"
+    weight_only = _weight_only(graph, node, hardware, keep_float, ops)
+    if why_not is None and weight_only and hardware.ops[node.op][0].is_weight_only:
+        return _Kind(False, f"{hardware.name} prefers to quantize its weight alone", True)
+    if why_not is not None:
+        if not (has_float or weight_only):
+            raise UnsupportedOp(
+                f"node {node.name!r} ({node.op}) cannot run on {hardware.name}: {why_not}, and the "
+                f"hardware takes {_float_taken(graph, node, hardware, ops)}. {remedy}"
+            )
+        return _Kind(False, why_not, weight_only)
+    rule = ops[node.op]
+    assert rule.integer is not None
+    if rule.integer.seed:
+        return _Kind(True, "starts an integer region")
+    if any(integer[s] for s in node.inputs):
+        return _Kind(True, "an input is integer")
+    if not (has_float or weight_only):
+        return _Kind(True, f"{hardware.name} has no float {node.op}")
+    return _Kind(False, "no input is integer", weight_only)
+
+
+def _float_taken(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
+    """What the hardware takes of an op in float, in words, where that is not the node."""
+    edge = weight_edge(node, ops)
+    if edge is None or not any(d.is_weight_only for d in hardware.ops.get(node.op, ())):
+        return f"no float {node.op}"
+    source = graph[graph.source(edge)]
+    why_not = "its weight is kept float by the user" if source.op == CONST else f"{source.name!r} is computed"
+    return f"float {node.op} only with a constant weight, as integers, where {why_not} ({edge})"
+
+
+def _kept(node: Node, keep_float: Sequence[str]) -> str:
+    """What of a node the user keeps float, in words; empty where nothing."""
+    if matches(node.name, keep_float):
+        return "kept float by the user"
+    return next((f"edge {e} is kept float by the user" for e in node.edges if matches(str(e), keep_float)), "")
+
+
+def _weight_only(graph: Graph, node: Node, hardware: Hardware, keep_float: Sequence[str], ops: Ops) -> bool:
+    """Whether a node, where it is float, has its weight quantized: the hardware lists that before float through
+    and through, or the user keeps other edges of it float."""
+    descs, edge = weight_only_descs(graph, node, hardware, ops), weight_edge(node, ops)
+    if not descs or matches(node.name, keep_float) or matches(str(edge), keep_float):
+        return False
+    listed = hardware.ops[node.op]
+    plain = [i for i, d in enumerate(listed) if not (d.is_integer or d.is_weight_only)]
+    return bool(_kept(node, keep_float)) or not plain or listed.index(descs[0]) < plain[0]
+
+
+def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
+    """Warn of operators that compute on the network's real values and that hago has no rule for: no hardware file can
+    make them integer. Arithmetic on sizes, indices and masks is left out.
+    """
+    real: set[str] = set()
+    found: Counter[str] = Counter()
+    for node in graph:
+        if node.op == INPUT:
+            carries = torch_dtype(node.attrs.get("dtype", "float32")).is_floating_point
+        elif node.op == _opaque.NAME:
+            carries = node.shape is not None and any(source in real for source in node.inputs)
+            found[str(node.attrs["target"])] += carries
+        else:
+            # an embedding makes real values of indices
+            rule = hardware.known_ops.get(node.op)
+            starts = rule is not None and rule.integer is not None and rule.integer.weight is not None
+            carries = node.op != CONST and (starts or any(source in real for source in node.inputs))
+        if carries:
+            real.add(node.name)
+    named = [f"{n} x {target}" for target, n in found.most_common() if n]
+    if named:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        warn(
+            f"hago has no rule for {', '.join(named[:_NAMED])}{more}: these run in float, and values around them are "
+            "dequantized and quantized again; hago.explain says where, and docs/adding-an-op.md how to add a rule"
+        )
+
+
+def crossings(graph: Graph, topology: Topology) -> list[Edge]:
+    """Edges where values go from integer to float or back, constants aside."""
+    found = []
+    for edge in graph.edges:
+        source = graph.source(edge)
+        target = edge.dst != OUTPUT and topology.edges[edge]
+        if graph[source].op != CONST and topology.nodes[source] != target:
+            found.append(edge)
+    return found
+
+
+# ---------------------------------------------------------------- crossing
+# What passes through an op unchanged: scales, and ranges.
+
+
+def varies_along(scale: Tensor, ndim: int) -> tuple[int, ...]:
+    """The axes of an `ndim`-dimensional value along which a scale varies."""
+    return tuple(ndim - scale.ndim + d for d, size in enumerate(scale.shape) if size > 1)
+
+
+def crosses(form: IntegerForm, scale: Tensor, ndim: int) -> bool:
+    """Whether an op with this form may take a value of `ndim` axes with this scale as it is."""
+    axes = varies_along(scale, ndim)
+    return not axes or form.crosses == "all" or (form.crosses == "axis1" and axes == (1,))
+
+
+def passes(form: IntegerForm, source: QParams, dtype: DType, ndim: int) -> bool:
+    """Whether a `follow` operand needs no requantization."""
+    return source.dtype == dtype and crosses(form, source.scale, ndim)
+
+
+def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, name: str) -> tuple[str, ...]:
+    """The nodes past which the range of a requantized output is taken, each the only reader of the one before:
+    relus and poolings, since what those cut off need not be represented, and concatenations, since their
+    operands need one scale.
+
+    References:
+        TPU-MLIR's backward calibration passes; TFLite's fused activations, and its converter, which gives all
+        operands of CONCATENATION and its output the same scale.
+    """
+    found = []
+    edges = graph.out_edges[name]
+    while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
+        name = edges[0].dst
+        form = ops[graph[name].op].integer
+        if form is None or not (form.within_hull and form.hides):
+            break
+        if form.slots != ("follow",) and not joins(form, hardware, graph[name].op):
+            break
+        found.append(name)
+        edges = graph.out_edges[name]
+    return tuple(found)
+
+
+def joins(form: IntegerForm, hardware: Hardware, op: str) -> bool:
+    """Whether an op puts operands of one scale together and changes nothing, whatever signature it takes."""
+    descs = hardware.integer_descs(op)
+    widths = {d.in_dtype(0).bits for d in descs}
+    return form.slots == ("common",) and form.within_hull and len(widths) == 1 and descs[0].requantize_at == "edge"
+
+
+def range_node(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, name: str) -> str:
+    """The node whose range a requantized output should cover: the last of `range_chain`, or itself."""
+    return (name, *range_chain(graph, hardware, topology, ops, name))[-1]

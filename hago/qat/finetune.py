@@ -1,0 +1,326 @@
+"""Fine-tuning: a strategy trained further, by default from the float model's outputs alone; resumable.
+
+Same model, strategy, data, options, versions and threads: the same result, whether the run was killed and
+continued or not. A budget in seconds ends where it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from hago.data.batches import Batches
+from hago.errors import HagoError, LogError
+from hago.graph.execute import check_batches
+from hago.graph.frontend import ModelLike
+from hago.hardware.file import hardware_hash
+from hago.plan.plan import Plan
+from hago.plan.strategy import Strategy
+from hago.qat.losses import Loss, named_loss
+from hago.qat.prepare import constants_of, from_qat, make_trainable
+from hago.qat.run import Run, Samples, Schedule
+from hago.qat.scheme import TrainingScheme, training_scheme
+from hago.qat.trained_state import save_state, trained_state
+from hago.runtime.exactness import compare
+from hago.search.description import confirmed
+from hago.search.evaluate import Evaluator
+from hago.search.objective import ObjectiveLike, objective
+from hago.search.prepare import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy
+from hago.search.quantizer import Quantizer
+from hago.serialization.json_text import canonical, check_distinct, json_values
+from hago.study.budget import Budget
+
+#: Steps of a run that is given neither steps nor a budget.
+STEPS: Final = 400
+#: Of a run that only a budget ends.
+ENDLESS: Final = 1 << 40
+#: Measures of a quantizer on the data, as JSON values.
+Measure = Callable[[Quantizer], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneOptions:
+    """What a user may choose of a fine-tuning run; see `hago.finetune`."""
+
+    steps: int | None = None
+    budget: str | None = None
+    lr: float = 2e-3
+    range_lr: float = 2e-3
+    batch_size: int = 32
+    objective: str | Loss = "mse"
+    scheme: str | TrainingScheme = "lsq"
+    seed: int = 0
+    log: str | PathLike[str] | None = None
+    checkpoint: str | PathLike[str] | None = None
+    every: int = 50
+    resume: bool = True
+    progress: bool = True
+    held_out: Iterable[Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "range_lr"):
+            rate = getattr(self, name)
+            if not 0 <= rate < math.inf:
+                raise HagoError(f"{name} is {rate}; expected a number from 0, e.g. 0.002: a step's relative size")
+        for name in ("steps", "batch_size", "every"):
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise HagoError(f"{name} is {count!r}; expected a whole number above 0")
+
+    @property
+    def schedule(self) -> Schedule:
+        """How long the run is.
+
+        Raises:
+            HagoError: a budget of something else than time.
+        """
+        seconds = Budget.parse(self.budget).seconds
+        if self.budget is not None and (seconds is None or Budget.parse(self.budget) != Budget(seconds=seconds)):
+            raise HagoError(f"budget {self.budget!r}; expected a time such as '5m', and steps= for a number of steps")
+        steps = ENDLESS if self.steps is None and seconds is not None else self.steps or STEPS
+        return Schedule(steps, math.inf if seconds is None else seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Finetuned:
+    """What fine-tuning ends with.
+
+    Args:
+        quantizer: of the trained model; its strategy is for `quantizer.plan.graph`, the trained float model.
+        before, after: measures against the model that training started from: sqnr, agreement and, with
+            labels, sim_acc with its interval; on the held-out data where there is some.
+        kept: whether training helped on the samples kept aside; if not, what it started from is returned.
+        steps, seconds: of the whole run.
+    """
+
+    quantizer: Quantizer
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    kept: bool
+    steps: int
+    seconds: float
+
+
+def finetune(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike,
+    dataset: Iterable[Any],
+    **options: Any,
+) -> Finetuned:
+    """Train a strategy's weights and thresholds on data, by default to give the float model's outputs.
+
+    Args:
+        model: that the strategy is for; it is not changed.
+        dataset: batches to train on; labels are not needed. A tenth of the samples is kept aside.
+        options: of FinetuneOptions:
+            steps: how many; 400 by default, or as many as the budget allows.
+            budget: a time, e.g. "5m".
+            lr, range_lr: the largest relative step of weights and of thresholds; 0 leaves them alone.
+            batch_size: samples of a step.
+            objective: "mse" (relative squared error of the outputs), "kl", "labels", or a function of
+                (outputs, the float model's outputs, labels).
+            scheme: how ranges move and gradients pass; see `hago.prepare_qat`.
+            seed: of all randomness.
+            log: a file that a line is appended to before the run and one after.
+            checkpoint: a file that keeps the run's state, written every `every` steps; a run
+                that finds it continues there if `resume`.
+            progress: show a bar on a terminal.
+            held_out: further batches that before and after are measured on.
+
+    Raises:
+        StrategyMismatch: the strategy is for another model or hardware, or the checkpoint of another run.
+        HagoError: other bad input; the loss is not finite.
+    """
+    return _finetune(model, hardware, strategy, dataset, FinetuneOptions(**options))
+
+
+def _finetune(
+    model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any], options: FinetuneOptions
+) -> Finetuned:
+    check_distinct({"log": options.log, "checkpoint": options.checkpoint})
+    chip, chosen = as_hardware(hardware), as_strategy(strategy)
+    name, loss = named_loss(options.objective)
+    graph, batches = as_graph(model, dataset, chip, made_for=[chosen.model_hash])
+    trained = make_trainable(graph, chip, chosen, training_scheme(options.scheme), constants_of(model))
+    start = trained.training_plan.plan
+    measure = _measure(start, batches, options.held_out)
+    run = Run(
+        trained,
+        Samples.of(graph, batches, start.ops),
+        loss,
+        options.schedule,
+        rates=(options.lr, options.range_lr),
+        batch_size=options.batch_size,
+        seed=options.seed,
+        settings=_settings(start, chosen, batches, options, name),
+        checkpoint=None if options.checkpoint is None else Path(options.checkpoint),
+        every=options.every,
+    )
+    before = measure(Quantizer(start, chosen))
+    log = None if options.log is None else Path(options.log)
+    if not (options.resume and run.resume()):
+        _append(log, {"what": "before", "results": before, **run.settings})
+    run.train(progress=options.progress)
+    return _finished(run, Quantizer(start, chosen), loss, before, measure, log)
+
+
+def _finished(
+    run: Run, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
+) -> Finetuned:
+    """The trained quantizer, or the one that training started from where it did not help."""
+    found = from_qat(run.trained)
+    kept = run.aside_loss(found.plan, loss) <= run.aside_loss(start.plan, loss)
+    found = found if kept else start
+    after = measure(found)
+    said = {"kept": kept, "steps": run.step, "seconds": run.seconds, "before": before, "settings": run.settings}
+    strategy = found.strategy
+    made_by = {**strategy.made_by, "results": after, "finetuned": json_values(said, "$.made_by.finetuned")}
+    found = replace(found, strategy=replace(strategy, made_by=made_by))
+    line = {"what": "after", "results": after, "kept": kept, "steps": run.step, "seconds": run.seconds}
+    _append(log, {**line, "trained_model_hash": strategy.model_hash, **run.settings})
+    return Finetuned(found, before, after, kept, run.step, run.seconds)
+
+
+def _measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
+    """Measures against the float model that training started from."""
+    data = batches if held_out is None else Batches(held_out, start.graph.inputs)
+    check_batches(start.graph, data)
+    evaluator = Evaluator(start.graph, data, objective("sqnr"), start.ops)
+
+    def measure(found: Quantizer) -> dict[str, Any]:
+        return dict(evaluator.score(found.plan, found.strategy.bits).results)
+
+    return measure
+
+
+def _settings(
+    start: Plan, strategy: Strategy, batches: Batches, options: FinetuneOptions, objective_name: str
+) -> dict[str, Any]:
+    """All that makes the run again, as JSON values."""
+    schedule = options.schedule
+    settings = {
+        "model_hash": start.graph.model_hash,
+        "hardware": start.hardware.name,
+        "hardware_hash": hardware_hash(start.hardware),
+        "strategy_sha256": hashlib.sha256(canonical(strategy.to_json()).encode()).hexdigest(),
+        "data_hash": batches.sha256,
+        "samples": batches.samples,
+        "objective": objective_name,
+        "scheme": training_scheme(options.scheme).name,
+        "seed": options.seed,
+        "steps": None if schedule.steps == ENDLESS else schedule.steps,
+        "seconds_allowed": None if schedule.seconds == math.inf else schedule.seconds,
+        "lr": options.lr,
+        "range_lr": options.range_lr,
+        "batch_size": options.batch_size,
+        "threads": torch.get_num_threads(),
+    }
+    return dict(json_values(settings, "settings"))
+
+
+def _append(log: Path | None, record: Mapping[str, Any]) -> None:
+    """Add one line to the log, whole and synced.
+
+    Raises:
+        LogError: it could not be written.
+    """
+    if log is None:
+        return
+    at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    line = canonical(json_values({"version": 1, "at": at, **record}, "log line")) + "\n"
+    try:
+        with open(log, "ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise LogError(f"cannot write log {log}: {error}") from None
+
+
+# ---------------------------------------------------------------- after search
+# Search, then train, then confirm: the last stage of a search that may change weights.
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a search with training ends with.
+
+    Args:
+        strategy, score: the trained ones where they are no worse, else those that were found. The score is
+            accuracy on the data where it has labels, else the SQNR in dB.
+        run: the fine-tuning.
+        better: whether the strategy is the trained one, for the weights that were written.
+    """
+
+    strategy: Strategy
+    score: float
+    run: Finetuned
+    better: bool
+
+
+def trained_after(
+    model: ModelLike,
+    hardware: HardwareLike,
+    batches: Batches,
+    found: tuple[Strategy, float],
+    options: Mapping[str, Any],
+    save: str | PathLike[str] | None,
+    held_out: Iterable[Any] | None = None,
+    measure: ObjectiveLike = "sqnr",
+) -> Tuned:
+    """What a search found, trained further; as it was where that is no better.
+
+    Args:
+        found: the strategy and its score.
+        options: of `hago.finetune`, and `save_weights`: a path for the trained weights, as a state dict of
+            `model`. The strategy that is returned is for them.
+        save: where the strategy goes too.
+        held_out: further batches that the trained strategy is reported on, by `measure`.
+
+    Raises:
+        HagoError: there is nowhere for the weights to go; the integer model differs from its simulation.
+    """
+    rest = dict(options)
+    weights = rest.pop("save_weights", None)
+    if weights is None or not isinstance(model, nn.Module):
+        raise HagoError(
+            "a search with finetune= changes weights: the model must be an nn.Module, and finetune must say where they "
+            "go, e.g. finetune={'budget': '5m', 'save_weights': 'tuned.safetensors'}"
+        )
+    tuned = finetune(model, hardware, found[0], batches, **rest)
+    figure = "sim_acc" if "sim_acc" in tuned.after else "sqnr"
+    if not tuned.kept or tuned.after[figure] < tuned.before[figure]:
+        return Tuned(*found, tuned, better=False)
+    plan, strategy = tuned.quantizer.plan, tuned.quantizer.strategy
+    _confirm(plan, batches)
+    if held_out is not None:
+        graph, _ = as_graph(model, batches, plan.hardware, made_for=[found[0].model_hash])
+        reported = confirmed(plan, Batches(held_out, graph.inputs), objective(measure), graph)
+        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
+    save_state(trained_state(model, plan.graph, plan.ops), Path(weights))
+    if save is not None:
+        strategy.save(Path(save))
+    return Tuned(strategy, float(tuned.after[figure]), tuned, better=True)
+
+
+def training_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The files that training with `options` writes, by the argument that names each."""
+    return {f"finetune[{name!r}]": options.get(name) for name in ("log", "checkpoint", "save_weights")}
+
+
+def _confirm(plan: Plan, batches: Batches) -> None:
+    """Run the integer model and its simulation."""
+    differences = compare(plan, next(iter(batches)).inputs)
+    if not differences.same:
+        raise HagoError(f"the trained integer model differs from its simulation: {dict(differences.differences)}")

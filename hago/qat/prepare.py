@@ -1,0 +1,279 @@
+"""Training: from a model to one that trains with the Plan in its forward pass, and from that to a Quantizer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import nn
+
+from hago.arithmetic.schemes import TWO_SIDED
+from hago.arithmetic.types import QParams
+from hago.calibration.statistics import Estimator
+from hago.data.batches import Batches
+from hago.emulation._checks import check_choice
+from hago.emulation.tensorflow.fake_quantize import Schedule
+from hago.errors import HagoError, as_strings
+from hago.graph.frontend import ModelLike
+from hago.graph.graph import CONST, Graph
+from hago.graph.passes.fold_batch_norms import fold_batch_norms
+from hago.hardware.hardware import Hardware
+from hago.plan.placement import PREFIX
+from hago.plan.plan import Plan
+from hago.plan.strategy import Strategy
+from hago.plan.thresholds import store_thresholds
+from hago.qat.batch_norm import FoldedNorm, Norms, sites
+from hago.qat.dorefa import set_activation
+from hago.qat.model import QatModel
+from hago.qat.ranges import Range
+from hago.qat.scheme import TrainingScheme, training_scheme
+from hago.search.description import made_by
+from hago.search.evaluate import Evaluator, first_safe
+from hago.search.objective import objective
+from hago.search.prepare import (
+    HardwareLike,
+    StrategyLike,
+    as_graph,
+    as_hardware,
+    as_strategy,
+    import_for,
+    make_strategy,
+    plan_of,
+    prepare,
+    stored_resolver,
+)
+from hago.search.quantizer import Quantizer
+
+#: Ranges of more integers than these are not learned: their steps are too fine to matter.
+MOST_LEARNED: Final = 1 << 16
+#: Of a batch norm whose module is not known: torch's default.
+MOMENTUM: Final = 0.1
+
+
+def prepare_qat(
+    model: ModelLike,
+    hardware: HardwareLike,
+    strategy: StrategyLike | None = None,
+    dataset: Iterable[Any] | None = None,
+    *,
+    scheme: str | TrainingScheme = "lsq",
+    policy: str = "hardware",
+    norms: Norms | None = None,
+    quant_delay: int = 0,
+    freeze_bn_delay: int | None = None,
+    estimator: str | Estimator | None = None,
+    keep_float: str | Sequence[str] = (),
+    fix_bits: Mapping[str, int] | None = None,
+    example_inputs: Sequence[Any] = (),
+) -> QatModel:
+    """A model that trains in an ordinary PyTorch loop and computes what the hardware will.
+
+    The weights are copied: `model` is not changed, and an optimizer must be made for the parameters
+    of what is returned.
+
+    Args:
+        model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
+        hardware: a Hardware, a name in hardware_specs, or a path.
+        strategy: bits and thresholds to start from; made from `dataset` where not given.
+        dataset: calibration batches; only read where there is no strategy.
+        scheme: hago, lsq, nudged, tensorflow, oneflow, pytorch or dorefa, or a TrainingScheme: how ranges move
+            and gradients pass.
+        policy: hardware, tensorflow or dorefa: which nodes stay float besides those that have to; see
+            docs/quantizers.md.
+        norms: what batch norms do in training; the scheme's way where not given. `frozen`: they are folded
+            before, and what is trained is the folded weight; `tensorflow`, `oneflow`: folded, yet fed by
+            the batch's statistics. Norms that cannot be folded are always frozen.
+        quant_delay: training passes before the first quantized one, counted as TensorFlow does.
+        freeze_bn_delay: the training pass from which on batch norms use their moving statistics.
+        estimator, keep_float, fix_bits: of `hago.quantize`; like the policy, only where there is no strategy.
+        example_inputs: to export an nn.Module with, as for `hago.create_quantizer`.
+
+    Raises:
+        StrategyMismatch: the strategy was made for another model or hardware.
+        HagoError: neither strategy nor data; gradients are pending on the model's parameters; other
+            bad input.
+    """
+    how = training_scheme(scheme)
+    chip = as_hardware(hardware)
+    _check_idle(model)
+    if strategy is not None:
+        chosen = as_strategy(strategy)
+        unfolded = import_for(model, chosen, example_inputs, chip, fold=False)
+        graph = fold_batch_norms(unfolded)
+    elif dataset is not None:
+        keep = (*([] if policy == "hardware" else [PREFIX + policy]), *as_strings(keep_float, "keep_float"))
+        unfolded, batches = as_graph(model, dataset, chip, fold=False)
+        graph = fold_batch_norms(unfolded)
+        chosen = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
+    else:
+        raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
+    fixed = constants_of(model)
+    live = _norms(model, unfolded, graph, how.norms if norms is None else norms, fixed)
+    schedule = Schedule(quant_delay, freeze_bn_delay)
+    return make_trainable(graph, chip, chosen, how, fixed, norms=live, schedule=schedule)
+
+
+def _norms(
+    model: ModelLike, unfolded: Graph, folded: Graph, style: str, fixed: frozenset[str]
+) -> dict[str, FoldedNorm]:
+    """The batch norms that are trained through the batch's statistics, by layer."""
+    check_choice("norms", style, ("frozen", "tensorflow", "oneflow"))
+    if style == "frozen":
+        return {}
+    found = {}
+    for site in sites(unfolded, folded):
+        module = dict(model.named_modules()).get(site.norm.name) if isinstance(model, nn.Module) else None
+        momentum = getattr(module, "momentum", MOMENTUM)
+        if momentum is None:
+            raise HagoError(
+                f"batch norm {site.norm.name!r} keeps a cumulative average (momentum=None), which cannot be trained "
+                "on; give it a momentum, or norms='frozen'"
+            )
+        found[site.layer.name] = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
+    return found
+
+
+def make_trainable(
+    graph: Graph,
+    hardware: Hardware,
+    strategy: Strategy,
+    scheme: TrainingScheme,
+    fixed: Collection[str],
+    *,
+    norms: Mapping[str, FoldedNorm] | None = None,
+    schedule: Schedule | None = None,
+) -> QatModel:
+    """A graph with a strategy as a model that trains.
+
+    Args:
+        fixed: names of constants that are not trained.
+        norms, schedule: of QatModel.
+
+    Raises:
+        StrategyMismatch: the strategy is for another model or hardware.
+    """
+    resolver = stored_resolver(graph, hardware, strategy)
+    plan = resolver(strategy.bits)
+    consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
+    folded = {name for norm in (norms or {}).values() for name in norm.site.folded}
+    trainable = [name for name in consts if name not in fixed and name not in folded]
+    ranges = _Builder(plan, scheme).ranges()
+    how = (strategy, ranges, trainable, scheme.slope, norms, schedule, scheme.dorefa)
+    return QatModel(plan, resolver.topology, resolver.space, *how)
+
+
+def constants_of(model: ModelLike) -> frozenset[str]:
+    """Names of what a model does not train: buffers, and parameters that take no gradient."""
+    if not isinstance(model, nn.Module):
+        return frozenset()
+    frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
+    return frozenset((*(name for name, _ in model.named_buffers()), *frozen))
+
+
+def from_qat(trained: nn.Module) -> Quantizer:
+    """What was trained, as a Quantizer: its simulation equals `trained.eval()`, its integers both.
+
+    The strategy is for the trained float model, `quantizer.plan.graph`, which every call that takes
+    a model takes.
+
+    Args:
+        trained: of `prepare_qat`; one wrapped in DistributedDataParallel is unwrapped.
+
+    Raises:
+        HagoError: it is no such model, or a weight is NaN or infinite.
+    """
+    inner = getattr(trained, "module", trained)
+    if not isinstance(inner, QatModel):
+        raise HagoError(f"from_qat got a {type(inner).__name__}; expected what hago.prepare_qat returned")
+    plan, _ = inner.frozen()
+    start = inner.strategy
+    said = {k: v for k, v in start.made_by.items() if k != "weights"}  # they are on their levels already
+    thresholds = store_thresholds(plan)
+    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=said)
+    return Quantizer(plan_of(plan.graph, plan.hardware, strategy), strategy)
+
+
+def _check_idle(model: ModelLike) -> None:
+    """Refuse a model in the middle of somebody's training step."""
+    if isinstance(model, nn.Module):
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and bool((parameter.grad != 0).any()):
+                raise HagoError(
+                    f"parameter {name!r} holds a gradient that no optimizer step has used; prepare_qat copies the "
+                    "weights, so that step would be lost: take it, or drop it with model.zero_grad()"
+                )
+
+
+def _calibrated(
+    graph: Graph,
+    hardware: Hardware,
+    batches: Batches,
+    estimator: str | Estimator | None,
+    keep_float: Sequence[str],
+    fix_bits: Mapping[str, int] | None,
+) -> Strategy:
+    """A strategy as `hago.quantize` makes it."""
+    prepared = prepare(graph, hardware, batches, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
+    bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+    how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
+    return make_strategy(prepared, prepared.resolver(bits), bits, how)
+
+
+class _Builder:
+    """Makes the ranges of a Plan: one for all edges that ask for the same integers of one node."""
+
+    def __init__(self, plan: Plan, scheme: TrainingScheme) -> None:
+        self.plan, self.scheme = plan, scheme
+        self.made: dict[tuple[str, int], Range] = {}
+
+    def ranges(self) -> dict[str, Range]:
+        found: dict[str, Range] = {}
+        outs: dict[int, Range] = {}
+        for name, node in self.plan.nodes.items():
+            for key, ends in node.thresholds.items():
+                slot = key.rpartition(":")[2]
+                if slot == "out":
+                    found[key] = outs[id(node.out)] = self._range(key, name, node.out, ends)
+                    continue
+                source, target = self.plan.graph[name].inputs[int(slot)], node.operands[int(slot)]
+                assert target is not None
+                as_stored = outs.get(id(target)) if node.simqs[int(slot)] is None else None
+                found[key] = as_stored or self._shared(key, source, target, ends)
+        for edge, weight in self.plan.weights.items():
+            found[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
+        return found
+
+    def _shared(self, key: str, source: str, target: QParams, ends: Any) -> Range:
+        asked = (source, id(target))
+        if asked not in self.made:
+            self.made[asked] = self._range(key, source, target, ends)
+        return self.made[asked]
+
+    def _range(self, key: str, source: str, target: QParams, ends: Any) -> Range:
+        graph, hardware = self.plan.graph, self.plan.hardware
+        const = source in graph.consts
+        kind = self.scheme.weight if const else self.scheme.activation
+        grid = (hardware.weight if const else hardware.activation).scheme
+        if target.dtype.bits > 16 or hardware.requantize.power_of_two:
+            grid = "hago"
+        shape = graph[source].shape or ()
+        low, high = ends
+        features = 1
+        for size in shape if const else shape[1:]:
+            features *= size
+        made = Range(
+            f"edge {key}",
+            low,
+            high,
+            two_sided=grid in TWO_SIDED,
+            learned=kind.learned and target.qmax - target.qmin <= MOST_LEARNED,
+            features=features // low.numel(),
+            levels=max(abs(target.qmin), abs(target.qmax)),
+            average=None if kind.average is None else kind.average(low.numel()),
+        )
+        how = self.scheme.dorefa
+        if how and not (how.relative or const or made.signed) and target.dtype.bits <= 16:
+            set_activation(made, target, grid)
+        return made

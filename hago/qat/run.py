@@ -1,0 +1,324 @@
+"""Checkpoint: a training run on disk: JSON and tensors in one file that is replaced at once.
+
+A run that is killed leaves the last checkpoint whole. Nothing is unpickled; the layout is that of
+safetensors, with a checksum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hago.data.batches import CACHE_BYTES, Batches
+from hago.errors import (
+    LONGEST_QUOTE,
+    DataError,
+    HagoError,
+    LogError,
+    ModelFileError,
+    StrategyMismatch,
+    shortened,
+    shortened_to,
+)
+from hago.graph.execute import run_real
+from hago.graph.graph import Graph
+from hago.plan.plan import Plan
+from hago.qat.losses import Loss
+from hago.qat.model import QatModel
+from hago.qat.optimizer import RelativeAdam, load_optimizer, optimizer_tensors
+from hago.serialization.json_text import check_version, read_file, replace_file
+from hago.serialization.tensor_file import from_bytes, to_bytes
+from hago.simulation.simulator import Simulator
+from hago.study.interrupts import Interrupts
+
+VERSION: Final = 1
+_KIND: Final = "hago checkpoint"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """Where a run is.
+
+    Args:
+        settings: JSON values; all that makes the run again. A run with others is refused.
+        step: how many steps were made.
+        seconds: of wall time, all sessions together.
+        tensors: by name: the model's state and the optimizer's.
+    """
+
+    settings: Mapping[str, Any]
+    step: int
+    seconds: float
+    tensors: Mapping[str, Tensor]
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint beside its place, sync it, and rename it over what stood there.
+
+        Raises:
+            LogError: it could not be written; what stood there is untouched.
+        """
+        document = {"version": VERSION, "settings": dict(self.settings), "step": self.step, "seconds": self.seconds}
+        replace_file(path, to_bytes(_KIND, document, self.tensors))
+
+    @staticmethod
+    def load(path: Path, settings: Mapping[str, Any]) -> Checkpoint | None:
+        """The checkpoint at `path`; None where there is none.
+
+        Raises:
+            LogError: it cannot be read.
+            ModelFileError: it is no checkpoint of hago, or was cut or changed.
+            StrategyMismatch: it is of a run with other settings; both values of the first are named.
+        """
+        try:
+            content = read_file(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LogError(f"cannot read checkpoint {path}: {error}") from None
+        document, tensors = from_bytes(content, _KIND, f"checkpoint {path}")
+        check_version(document, VERSION, str(path))
+        _check_same(document.get("settings"), settings, path)
+        step, seconds = document.get("step"), document.get("seconds")
+        if type(step) is not int or step < 0 or type(seconds) not in (int, float) or seconds < 0:
+            raise ModelFileError(
+                f"checkpoint {path}: got step {shortened(step)} and seconds {shortened(seconds)}, expected a count and "
+                "a time; remove it to train from the start"
+            )
+        return Checkpoint(settings, step, float(seconds), tensors)
+
+
+def _check_same(found: Any, settings: Mapping[str, Any], path: Path) -> None:
+    found = found if isinstance(found, Mapping) else {}
+    for name in sorted({*found, *settings}):
+        if found.get(name) != settings.get(name):
+            raise StrategyMismatch(
+                f"checkpoint {path} is of a run with {shortened_to(name, LONGEST_QUOTE)} {shortened(found.get(name))}, "
+                f"this one has {shortened(settings.get(name))}; "
+                "give this run its own checkpoint, or remove that one"
+            )
+
+
+# ---------------------------------------------------------------- run
+# A training run: steps of a QatModel on samples in memory, with a cosine schedule and checkpoints.
+# What a step does depends on its number alone (and on the weights): the samples of an epoch are drawn by a generator
+# made of (seed, epoch), so a run that is continued ends as if it had never stopped.
+
+#: One part of so many of the samples is not trained on, and tells whether training helped.
+ASIDE: Final = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Inputs, the float model's outputs and labels, all samples in one tensor each.
+
+    Args:
+        inputs: in the graph's order.
+        reference: the float model's outputs.
+        labels: where there are any.
+    """
+
+    inputs: tuple[Tensor, ...]
+    reference: tuple[Tensor, ...]
+    labels: Tensor | None
+
+    @property
+    def count(self) -> int:
+        return len(self.inputs[0])
+
+    def take(self, index: Tensor) -> Samples:
+        """Those at `index`, int64."""
+        return Samples(
+            tuple(t[index] for t in self.inputs),
+            tuple(t[index] for t in self.reference),
+            None if self.labels is None else self.labels[index],
+        )
+
+    @staticmethod
+    def of(graph: Graph, batches: Batches, ops: Any) -> Samples:
+        """The samples of a data set, and what the float model says of them.
+
+        Raises:
+            DataError: they do not fit into memory, or an output is not one row per sample.
+        """
+        inputs, reference, labels, used = [], [], [], 0
+        for batch in batches:
+            outputs = run_real(graph, batch.inputs, ops=ops)
+            for slot, output in enumerate(outputs):
+                if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != batch.size:
+                    raise DataError(f"output {slot} of the model is not one row per sample; it cannot be trained on")
+            used += sum(t.numel() * t.element_size() for t in (*batch.inputs, *outputs))
+            if used > 2 * CACHE_BYTES:
+                raise DataError(f"samples and outputs take more than {2 * CACHE_BYTES} bytes; train on fewer samples")
+            inputs.append(batch.inputs)
+            reference.append(outputs)
+            labels.append(batch.labels)
+        whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)]
+        said = [torch.cat(parts) for parts in zip(*reference, strict=True)]
+        known = [t for t in labels if t is not None]
+        return Samples(tuple(whole), tuple(said), torch.cat(known) if len(known) == len(labels) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a run is, and how its learning rate falls: a short rise, then a cosine to 0.
+
+    Args:
+        steps: of the whole run.
+        seconds: the run is as far as the larger part of its steps or its seconds says.
+        rise: the part of the run in which the rate rises from 0.
+
+    References:
+        Loshchilov and Hutter, arXiv:1608.03983.
+    """
+
+    steps: int
+    seconds: float = math.inf
+    rise: float = 0.05
+
+    def part(self, step: int, seconds: float) -> float:
+        """How far the run is, 0 to 1."""
+        return min(1.0, max(step / self.steps, seconds / self.seconds))
+
+    def rate(self, part: float) -> float:
+        """The learning rate there, relative to the largest."""
+        if part < self.rise:
+            return part / self.rise + 1e-3
+        return 0.5 * (1.0 + math.cos(math.pi * (part - self.rise) / (1.0 - self.rise)))
+
+
+class Run:
+    """One training run.
+
+    Args:
+        trained: what is trained.
+        samples: all of them; a part is kept aside.
+        loss: what is made small.
+        rates: the largest learning rates, relative: of weights and of ranges.
+        settings: all that makes the run again, as JSON values.
+        checkpoint: where the run's state is kept; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        trained: QatModel,
+        samples: Samples,
+        loss: Loss,
+        schedule: Schedule,
+        *,
+        rates: tuple[float, float],
+        batch_size: int,
+        seed: int,
+        settings: Mapping[str, Any],
+        checkpoint: Path | None = None,
+        every: int = 50,
+    ) -> None:
+        self.trained, self.loss, self.schedule = trained, loss, schedule
+        self.seed, self.settings, self.checkpoint, self.every = seed, settings, checkpoint, every
+        order = torch.randperm(samples.count, generator=self._generator(-1))
+        aside = samples.count // ASIDE
+        self.aside = samples.take(order[:aside].sort().values) if aside else samples
+        self.samples = samples.take(order[aside:].sort().values)
+        self.batch_size = min(batch_size, self.samples.count)
+        named = [(n, p) for n, p in trained.named_parameters() if p.requires_grad]
+        self.names = [n for n, _ in named]
+        if not named:
+            raise HagoError("nothing of the model can be trained: it has no float constants")
+        self.optimizer = RelativeAdam([(p, trained.size_of(n)) for n, p in named], lr=0.0)
+        self.rates = [rates[1] if n.startswith("ranges.") else rates[0] for n in self.names]
+        self.step, self.seconds = 0, 0.0
+        self._whole = True  # whether weights and optimizer are those of `step`
+
+    def resume(self) -> bool:
+        """Go to where the checkpoint is; whether there is one."""
+        found = None if self.checkpoint is None else Checkpoint.load(self.checkpoint, self.settings)
+        if found is None:
+            return False
+        model = {n.removeprefix("model/"): t for n, t in found.tensors.items() if n.startswith("model/")}
+        try:
+            self.trained.load_state_dict(model)
+            load_optimizer(self.optimizer, self.names, dict(found.tensors))
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelFileError(
+                f"checkpoint {self.checkpoint} holds other tensors than the model and its optimizer have ({error}); "
+                "remove it to train from the start"
+            ) from None
+        self.step, self.seconds = found.step, found.seconds
+        return True
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        if self.checkpoint is not None:
+            tensors = {f"model/{n}": t for n, t in self.trained.state_dict().items()}
+            tensors |= optimizer_tensors(self.optimizer, self.names)
+            Checkpoint(self.settings, self.step, self.seconds, tensors).save(self.checkpoint)
+
+    def train(self, *, progress: bool) -> None:
+        """Train to the end of the schedule, from wherever the run is.
+
+        Raises:
+            HagoError: the loss is NaN or infinite.
+            KeyboardInterrupt: the user interrupted. The step that ran was ended, and the checkpoint holds it; after a
+                second interrupt, which ends that step, it is the one before.
+        """
+        self.trained.train()
+        before = self.seconds - time.monotonic()
+        hidden = None if progress else True  # None lets tqdm look whether the stream is a terminal
+        bar = tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune")
+        with bar, Interrupts(defer=True) as interrupts:
+            try:
+                while (part := self.schedule.part(self.step, self.seconds)) < 1.0:
+                    loss = self._step(self.schedule.rate(part))
+                    self.step += 1
+                    self._whole = True
+                    self.seconds = before + time.monotonic()
+                    bar.update(1)
+                    bar.set_postfix({"loss": f"{loss:.4g}"}, refresh=False)
+                    if self.step % self.every == 0:
+                        self.save()
+                    interrupts.check()
+            except KeyboardInterrupt:
+                if self._whole:
+                    self.save()
+                raise
+        self.save()
+
+    def aside_loss(self, plan: Plan, loss: Loss) -> float:
+        """The loss of a plan on the samples kept aside (or all, where there are too few)."""
+        simulator, total = Simulator(plan), 0.0
+        for index in torch.split(torch.arange(self.aside.count), self.batch_size):
+            part = self.aside.take(index)
+            total += len(index) * float(loss(simulator.run(part.inputs), part.reference, part.labels))
+        return total / self.aside.count
+
+    def _step(self, rate: float) -> float:
+        batch = self.samples.take(self._indices())
+        outputs = self.trained.run(batch.inputs)
+        loss = self.loss(outputs, batch.reference, batch.labels)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise HagoError(f"the loss is {value} at step {self.step}; lower the learning rate")
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for group, largest in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = largest * rate
+        self._whole = False
+        self.optimizer.step()
+        return value
+
+    def _indices(self) -> Tensor:
+        """The samples of this step: those of an epoch in an order of its own, a last part batch left out."""
+        per_epoch = self.samples.count // self.batch_size
+        epoch, place = divmod(self.step, per_epoch)
+        order = torch.randperm(self.samples.count, generator=self._generator(epoch))
+        return order[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + epoch + 1) % (1 << 62))

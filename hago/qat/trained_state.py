@@ -1,0 +1,86 @@
+"""Trained state: what was trained as a state dict of the user's own module, which imports as the trained graph.
+
+Folding a batch norm is undone by leaving in its place one that does nothing: its variance is 1 - eps, so
+its multiplier is 1 to within a few parts in 10**9, which changes no float32 weight.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hago.errors import HagoError
+from hago.graph.execute import example_inputs
+from hago.graph.frontend import from_torch
+from hago.graph.graph import Graph, Node
+from hago.ops import OPS, Ops
+from hago.serialization.json_text import replace_file
+from hago.serialization.tensor_file import to_bytes
+
+
+def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str, Tensor]:
+    """A state dict for `model` with which it imports as `trained`, equal hash and all.
+
+    Args:
+        model: the module that training started from, in eval mode; it is not changed.
+        trained: `quantizer.plan.graph` of what was trained.
+
+    Raises:
+        HagoError: the module cannot hold these weights (a weight that was shared and no longer is, say).
+    """
+    args, kwargs = example_inputs(trained)
+    unfolded = from_torch(model, args, kwargs, fold=False, ops=ops)
+    state = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    places: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        places.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
+    for names in places.values():
+        known = next((n for n in names if n in trained.consts), None)
+        for name in names if known is not None else ():
+            state[name] = trained.consts[known].clone()  # type: ignore[index]
+    for norm in unfolded:
+        if norm.op == "batch_norm":
+            _neutral(unfolded, trained, norm, state)
+    _check(model, state, trained, ops)
+    return state
+
+
+def _neutral(unfolded: Graph, trained: Graph, norm: Node, state: dict[str, Tensor]) -> None:
+    """A batch norm that was folded does nothing any more, or gives what the layer has no bias for."""
+    values = dict(zip(("gamma", "beta", "mean", "variance"), norm.inputs[1:], strict=True))
+    missing = [name for name in values.values() if name not in state]
+    if missing:
+        raise HagoError(f"batch norm {norm.name!r} has no {missing[0]!r} in its state dict to write to")
+    shape = state[values["gamma"]].shape
+    gamma, beta = torch.ones(shape), torch.zeros(shape)
+    before, kept = trained.by_name.get(norm.inputs[0]), trained.by_name.get(norm.name)
+    if kept is not None:  # an affine
+        gamma, beta = (trained.consts[name].clone() for name in kept.inputs[1:])
+    elif before is not None and len(before.inputs) > 2 and before.inputs[2] not in state:
+        beta = trained.consts[before.inputs[2]].clone()
+    state[values["gamma"]], state[values["beta"]] = gamma, beta
+    state[values["mean"]] = torch.zeros(shape)
+    state[values["variance"]] = torch.full(shape, 1.0 - float(norm.attrs["eps"]))
+
+
+def _check(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops) -> None:
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(state)
+    args, kwargs = example_inputs(trained)
+    if from_torch(twin, args, kwargs, ops=ops, made_for=[trained.model_hash]).model_hash != trained.model_hash:
+        raise HagoError(
+            "the module cannot hold the trained weights (it shares weights that were trained apart, say); use the "
+            "trained graph, quantizer.plan.graph, wherever a model is asked for"
+        )
+
+
+def save_state(state: dict[str, Tensor], path: Path) -> None:
+    """Write a state dict as a safetensors file, at once.
+
+    Raises:
+        LogError: it could not be written; what stood there is untouched.
+    """
+    replace_file(path, to_bytes("weights", {}, state))

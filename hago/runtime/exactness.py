@@ -1,0 +1,90 @@
+"""Exactness: the simulator against the integer model, on every output, node and edge; outputs on the fast
+engine too.
+
+Integers are compared as integers, float islands bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.types import Edge
+from hago.graph.graph import Node
+from hago.plan.plan import Plan
+from hago.runtime.native.executor import Executor
+from hago.runtime.reference import IntegerModel, center
+from hago.simulation.simulator import Simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """What a comparison found.
+
+    Args:
+        compared: how many values.
+        differences: differing values by place ("node", "node:slot" or "output:i"), where there are any.
+    """
+
+    compared: int
+    differences: Mapping[str, int]
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+def differing(a: Tensor, b: Tensor) -> int:
+    """How many entries differ; NaN equals NaN, and 0 differs from -0 only as floats would show it."""
+    if a.is_floating_point() and b.is_floating_point():
+        return int(((a != b) & ~(a.isnan() & b.isnan())).sum())
+    return int((a.to(torch.float64) != b.to(torch.float64)).sum())
+
+
+def compare(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
+    """Run both models, the integer one on both engines, on one batch and compare everything.
+
+    Memory: all values of one batch, so keep the batch small.
+    """
+    seen: dict[str, Tensor] = {}
+    found: dict[str, int] = {}
+    compared = 0
+
+    def keep(place: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            seen[place] = value.clone()
+
+    def check(place: str, value: Any) -> None:
+        nonlocal compared
+        if isinstance(value, Tensor):
+            other = seen.pop(place)
+            compared += value.numel()
+            if count := differing(other, value):
+                found[place] = count
+
+    def check_node(node: Node, value: Any) -> None:
+        node_plan = plan.nodes.get(node.name)
+        check(node.name, value if node_plan is None else center(value, node_plan.out))
+
+    def keep_edge(edge: Edge, value: Any) -> None:
+        keep(str(edge), value)
+
+    def check_edge(edge: Edge, value: Any) -> None:
+        check(str(edge), value)
+
+    for i, value in enumerate(Simulator(plan).run(inputs, lambda n, v: keep(n.name, v), keep_edge)):
+        keep(f"output:{i}", value)
+    for i, value in enumerate(Simulator(plan).run(inputs)):  # unwatched, with clamps fused
+        keep(f"output:{i} unwatched", value)
+        keep(f"output:{i} fast", value)
+    for i, value in enumerate(IntegerModel(plan).run(inputs, check_node, check_edge)):
+        check(f"output:{i}", value)
+        check(f"output:{i} unwatched", value)
+    for i, value in enumerate(Executor(plan).run(inputs)):
+        check(f"output:{i} fast", value)
+    assert not seen, f"the integer model never made {sorted(seen)}"
+    return Exactness(compared, found)

@@ -1,0 +1,1 @@
+"""The integer model on the fastest kernels that are exact on this machine."""

@@ -1,0 +1,315 @@
+"""The kernels of our own: C++ built once with the machine's compiler, called through ctypes.
+
+The library is built on first use into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else
+~/.cache), under a name that holds a hash of the sources, the compiler, the processor and the user. It is synced and
+renamed, so processes that build it at the same time do not disturb each other, and a manifest beside it says its size
+and SHA-256: what a full disk, a crash or somebody else left there is not loaded but built again. Where it cannot be
+built, `library()` says why and other kernels are used: results are the same.
+
+The structures mirror native/rows.h, native/conv.h, native/window.h, native/multiply.cpp and native/matmul.cpp field
+by field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hago.errors import LogError, warn
+from hago.serialization.json_text import canonical, parse_json, replace_file
+
+SOURCES: Final = Path(__file__).parent / "cpp"
+#: Products and sums must each round (N3), so nothing may be contracted.
+OPTIONS: Final = (
+    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+#: A compiler that hangs is given up after so many seconds.
+PATIENCE: Final = 300
+TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
+ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_zero", "floor")
+AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
+PLUS, MINUS, FROM = 1, 2, 3
+#: The longest row that is worked on at once.
+ROW: Final = 512
+
+
+class Move(ctypes.Structure):
+    """From one scale to another."""
+
+    _fields_ = [
+        ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
+        ("multiplier", c_void_p), ("shift", c_void_p), ("low", c_double), ("high", c_double),
+        ("least", c_float), ("most", c_float), ("first", c_void_p),
+    ]  # fmt: skip
+
+
+class Output(ctypes.Structure):
+    """One value to store."""
+
+    _fields_ = [("move", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p)]
+
+
+class Addend(ctypes.Structure):
+    """The other operand of a sum."""
+
+    _fields_ = [
+        ("own", Move), ("other", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p),
+    ]  # fmt: skip
+
+
+class Register(ctypes.Structure):
+    """What a register does to a sum that may leave it."""
+
+    _fields_ = [(name, c_int32) for name in ("wrap_bits", "saturates", "low", "high")]
+
+
+class Tail(ctypes.Structure):
+    """What follows a sum."""
+
+    _fields_ = [
+        ("sums", Register), ("added", Register), *((name, c_int32) for name in ("clamps", "adds", "outputs")),
+        ("clamp_low", c_void_p), ("clamp_high", c_void_p),
+        ("addend", Addend), ("output", Output * 3),
+    ]  # fmt: skip
+
+
+class Conv(ctypes.Structure):
+    """A convolution."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("channels", "out_channels", "groups", "kernel_h", "kernel_w", "stride_h")),
+        *((name, c_int32) for name in ("stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "values")),
+        *((name, c_int32) for name in ("panel", "panels", "depth", "taps", "gather", "steps", "woven")),
+        ("weight", c_void_p), ("offset", c_void_p), ("zeros", c_void_p),
+    ]  # fmt: skip
+
+
+class Shape(ctypes.Structure):
+    """The images of a convolution."""
+
+    _fields_ = [(n, c_int64) for n in ("images", "height", "width", "out_height", "out_width")]
+
+
+class Window(ctypes.Structure):
+    """A pooling."""
+
+    _fields_ = [
+        *((n, c_int64) for n in ("images", "height", "width", "out_height", "out_width", "channels")),
+        *((n, c_int32) for n in ("kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w")),
+        ("dilation_h", c_int32), ("dilation_w", c_int32),
+    ]  # fmt: skip
+
+
+class Operand(ctypes.Structure):
+    """An operand of a product."""
+
+    _fields_ = [("data", c_void_p), ("type", c_int32), ("zero", c_int32)]
+
+
+class Spread(ctypes.Structure):
+    """How the smaller operand of a product lies against the larger."""
+
+    _fields_ = [("repeat", c_int64), ("inner", c_int64)]
+
+
+class Matrices(ctypes.Structure):
+    """Products of matrices."""
+
+    _fields_ = [
+        *((n, c_int64) for n in ("outer", "inner", "rows", "columns", "depth", "a_outer", "a_inner", "a_row")),
+        *((n, c_int64) for n in ("b_outer", "b_inner", "b_row", "b_column")),
+        *((n, c_int32) for n in ("a_type", "a_zero", "b_type", "b_zero")),
+        ("offset", c_void_p),
+    ]
+
+
+def conv_of(geometry: Any, packed: Any, values: int, offset: Any, zeros: Any) -> Conv:
+    """The structure of a convolution (`pack.Geometry`, `pack.Packed`); the tensors must outlive it.
+
+    Args:
+        values: the type of what it reads.
+    """
+    g, size = geometry, packed.weight.element_size()
+    return Conv(
+        g.channels * size, g.out_channels, g.groups, *g.kernel, *g.stride, *g.padding, *g.dilation, values,
+        packed.panel, packed.panels, packed.depth, packed.taps, packed.gather, packed.steps, packed.woven,
+        packed.weight.data_ptr(), offset.data_ptr(), zeros.data_ptr(),
+    )  # fmt: skip
+
+
+_ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
+    "hago_has_conv": (),
+    "hago_has_tiles": (),
+    "hago_conv": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "hago_conv_max_pool": (*[c_void_p] * 6, c_int),
+    "hago_rows": (c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int),
+    "hago_quantize": (
+        *(c_void_p, *[c_int64] * 6, c_void_p),
+        *(c_float, c_float, c_float, c_int, c_int, c_int, c_int),
+    ),
+    "hago_max_pool": (c_void_p, c_int, c_void_p, c_void_p, c_int),
+    "hago_sum_pool": (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int64, c_int),
+    "hago_multiply": (*[c_void_p] * 4, *[c_int64] * 3, c_int),
+    "hago_matmul": (*[c_void_p] * 4, c_int64, c_int),
+    "hago_table": (c_void_p, c_void_p, c_void_p, c_int64, c_int),
+    "hago_pair_table": (*[c_void_p] * 4, c_int64, c_int),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The loaded library, or why there is none."""
+
+    calls: Any
+    why: str
+
+    @property
+    def has_conv(self) -> bool:
+        """Whether convolutions are in it: they need instructions that not every processor has."""
+        return self.calls is not None and bool(self.calls.hago_has_conv())
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether the processor has matrix tiles (AMX) and the system lets this process have them."""
+        return self.has_conv and bool(self.calls.hago_has_tiles())
+
+
+@functools.cache
+def library() -> Library:
+    """The library, built if it is not there yet; once per process."""
+    try:
+        calls = ctypes.CDLL(str(build()))
+    except (OSError, subprocess.SubprocessError, LogError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        why = str(said).strip().splitlines()[-1][:200]
+        if os.environ.get("HAGO_NATIVE") != "0":
+            warn(
+                f"hago's kernels cannot be built ({why}): slower ones of torch run instead, with the same integers. "
+                "Install a C++ compiler with OpenMP (g++ or clang++) and see that the folder HAGO_CACHE names can be "
+                "written; HAGO_NATIVE=0 takes the slower ones without a word"
+            )
+        return Library(None, f"no kernels of our own: {why}")
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(calls, name)
+        function.argtypes, function.restype = arguments, c_int if name.startswith("hago_has_") else None
+    return Library(calls, "built from source on this machine")
+
+
+def build() -> Path:
+    """The path of the built library.
+
+    Raises:
+        OSError, subprocess.SubprocessError, LogError: there is no compiler, or it refuses, or nothing can be written.
+    """
+    if os.environ.get("HAGO_NATIVE") == "0":
+        raise OSError("switched off by HAGO_NATIVE=0")
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
+    folder = cache_folder()
+    manifest = folder / f"kernels-{_fingerprint(compiler)}.json"
+    if (kept := _kept(manifest)) is not None:
+        return kept
+    folder.mkdir(parents=True, exist_ok=True)
+    _refuse_open(folder)
+    for old in folder.glob("build-*"):  # of processes that were killed
+        if old.stat().st_mtime < time.time() - 2 * PATIENCE:
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
+        made = Path(place) / "kernels.so"
+        sources = sorted(map(str, SOURCES.glob("*.cpp")))
+        command = [compiler, *OPTIONS, *sources, "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        made.chmod(0o755)
+        digest, size = _sha256(made), made.stat().st_size
+        target = folder / f"{manifest.stem}-{digest[:16]}.so"
+        with open(made, "rb+") as file:
+            os.fsync(file.fileno())
+        made.replace(target)
+    said = {"library": target.name, "bytes": size, "sha256": digest}
+    replace_file(manifest, canonical(said))
+    return target
+
+
+def _kept(manifest: Path) -> Path | None:
+    """The library that a manifest says, if it is all there, as it was built, and nobody but root and this user could
+    have written it."""
+    try:
+        _refuse_open(manifest.parent)
+        written = manifest.lstat()
+        if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
+            return None
+        said = parse_json(manifest.read_text("utf-8"), str(manifest))
+        name, size, digest = (said[key] for key in ("library", "bytes", "sha256"))
+        if Path(name).name != name:
+            return None
+        target = manifest.with_name(name)
+        found = target.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size or not _is_own(found):
+            return None
+        return target if _sha256(target) == digest else None
+    except (OSError, LogError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _refuse_open(folder: Path) -> None:
+    """Refuse a folder in which everybody may replace everybody's files.
+
+    Raises:
+        OSError: it is one.
+    """
+    mode = folder.stat().st_mode
+    if hasattr(os, "getuid") and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise OSError(f"everybody may write {folder}, so what it holds cannot be trusted; chmod o-w it")
+
+
+def _is_own(found: os.stat_result) -> bool:
+    """Whether a file is of this user, or of root, and no other may write it."""
+    if not hasattr(os, "getuid"):
+        return True  # not a POSIX system
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept."""
+    named = os.environ.get("HAGO_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hago"
+
+
+def _fingerprint(compiler: str) -> str:
+    """Differs where the sources, the options, the compiler or the processor do."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=PATIENCE)
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    digest.update(repr((OPTIONS, compiler, version.stdout, platform.machine(), _processor(), user)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The instructions that the processor has, where the system says so: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

@@ -1,0 +1,83 @@
+"""oneDNN's int8 convolution and matrix product as torch calls them.
+
+Activations are uint8, weights int8 without zero points. Sums come out as float32, exact below 2**24, or
+requantized in the kernel: `rint(sum * scale + bias + zero point)` in float32, where a power-of-two scale is
+exact and the zero point costs no bit while the scale is at least 2**-16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.runtime.native.weights import Geometry
+
+CHANNELS_LAST: Final = torch.channels_last
+#: The finest scale at which a sum, with a zero point added, keeps all its bits.
+FINEST: Final = 2.0**-16
+
+
+@dataclass(frozen=True, slots=True)
+class OnednnConv:
+    """A convolution with one output.
+
+    Args:
+        weight: prepacked.
+        zero: of the activations, as uint8.
+        scales: float32 per output channel: the ratio to the output's scale, or 1 where sums come out.
+        bias: float32, in units of the output; None for none.
+        out_zero: zero point of the output.
+        dtype: uint8, int8 or float32 of the output.
+    """
+
+    weight: Tensor
+    geometry: Geometry
+    zero: int
+    scales: Tensor
+    bias: Tensor | None
+    out_zero: int
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, channels, H, W) of uint8 to (N, out_channels, H', W')."""
+        g = self.geometry
+        zeros = torch.zeros(g.out_channels, dtype=torch.int32)
+        made: Tensor = torch.ops.onednn.qconv_pointwise(
+            x.contiguous(memory_format=CHANNELS_LAST), 1.0, self.zero, self.weight, self.scales, zeros, self.bias,
+            list(g.stride), list(g.padding), list(g.dilation), g.groups, 1.0, self.out_zero, self.dtype,
+            "none", [], "",
+        )  # fmt: skip
+        return made
+
+
+def prepack(weight: Tensor, geometry: Geometry, zero: int) -> Tensor:
+    """int8 (out, in / groups, h, w) in oneDNN's own order."""
+    g = geometry
+    made: Tensor = torch.ops.onednn.qconv_prepack(
+        weight, torch.ones(g.out_channels), 1.0, zero, list(g.stride), list(g.padding), list(g.dilation), g.groups, None
+    )
+    return made
+
+
+def onednn_conv(x: Tensor, w: Tensor, groups: int) -> Tensor:
+    """The sums of a convolution without padding, as float32."""
+    return _plain(x, w, groups, 1.0, 0, torch.float32)
+
+
+def onednn_fused(x: Tensor, w: Tensor, ratio: float, zero: int) -> Tensor:
+    """The sums times a ratio, as uint8."""
+    return _plain(x, w, 1, ratio, zero, torch.uint8)
+
+
+def _plain(x: Tensor, w: Tensor, groups: int, ratio: float, zero: int, dtype: torch.dtype) -> Tensor:
+    out, each, height, width = map(int, w.shape)
+    geometry = Geometry(each * groups, out, groups, (height, width), (1, 1), (0, 0), (1, 1))
+    packed = prepack(w, geometry, 0)
+    return OnednnConv(packed, geometry, 0, torch.full((out,), ratio), None, zero, dtype)(x)
+
+
+Values = Sequence[Any]

@@ -1,0 +1,198 @@
+"""Requantizations as the native kernels take them, or why they cannot.
+
+A Move holds pointers, so whoever holds a Move holds the tensors that it points into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import addressof
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hago.arithmetic.numerics import (
+    EXACT_FLOAT32,
+    Requantize,
+    apply_simq,
+    clip_range,
+    is_power_of_two,
+    passes_float32,
+    ratio,
+    ratio_of_float32,
+)
+from hago.arithmetic.types import QParams, SimQ
+from hago.runtime.native import library as native
+
+#: Entries past the last channel that vectors may read.
+SLACK: Final = 64
+_STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A Move and what it points to."""
+
+    move: native.Move
+    kept: tuple[Any, ...] = ()
+
+
+AS_IS: Final = Moved(native.Move(native.AS_IS))
+
+
+def stored_type(qparams: QParams) -> int | None:
+    """The code of a storage type, or None where the kernels do not know it."""
+    return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None
+
+
+def period(channels: int) -> int:
+    """How many entries an array of `channels` values takes: as many repetitions as fill a row."""
+    return channels * max(1, native.ROW // channels)
+
+
+def spread(values: Tensor, channels: int) -> Tensor:
+    """One value per entry of a row: a single value, or one per channel, repeated; and some slack."""
+    flat = values.flatten()
+    each = flat.expand(channels) if flat.numel() == 1 else flat
+    return torch.cat([each.repeat(period(channels) // channels), each.new_ones(SLACK)]).contiguous()
+
+
+def largest_of(qparams: QParams) -> float:
+    """The largest |q - zero point| that the type holds."""
+    dtype = qparams.dtype
+    zero = int(qparams.zero_point.abs().max())
+    return float(max(abs(dtype.min), dtype.max) + zero) if dtype.bits < 32 else float(2**31 - 1)
+
+
+def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
+    """The Move of an edge between integers.
+
+    Args:
+        channels: how many values an array holds where scales vary; 1 where they do not.
+        largest: the largest |c| that arrives.
+
+    Returns:
+        The Move, or why there is none.
+    """
+    if simq is None:
+        return AS_IS
+    if simq.via is not None:
+        return _by_two(simq, how, channels, largest)
+    source, target = simq.source, simq.target
+    if source is None or target is None:
+        return "reads or makes real values"
+    low, high = clip_range(target)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return "zero points per channel"
+    if low < -(2**31) or high >= 2**31 or largest >= 2**31:
+        return "more than 32 bits"
+    how = how.of_register(source.dtype)
+    r = _ratio(simq, how)
+    if r.numel() not in (1, channels):
+        return "scales that vary along another axis than the channels"
+    if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
+        return _by_ratio(r, how, target, channels, float(low), float(high))
+    if how.form == "shift" and bool((r >= 1).all()) and max(-low, high) <= EXACT_FLOAT32:
+        # integers come out, and what float32 rounds on the way is past the limits with or without
+        return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high))
+    if how.form == "shift":
+        _, exponent = torch.frexp(r)
+        return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
+    if source.scale is target.scale:  # nothing but the clipping: c * 2 / 2**1
+        one = torch.ones((), dtype=torch.int64)
+        return _by_multiplier(2 * one, one, replace(how, two_stage=False), channels, (low, high))
+    return _by_multiplier(*how.multiplier(r), how, channels, (low, high))
+
+
+def _ratio(simq: SimQ, how: Requantize) -> Tensor:
+    assert simq.source is not None and simq.target is not None
+    return (ratio_of_float32 if how.form == "onnxruntime" else ratio)(simq.source, simq.target)
+
+
+def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float) -> Moved | str:
+    made = r.to(torch.float32)
+    if not bool(torch.isfinite(made).all()):
+        return "a ratio of scales that float32 does not hold"
+    wide = passes_float32(target)
+    entries = spread(made, channels)
+    rounding = native.ROUNDINGS.index(how.rounding)
+    plain = how.rounding == "half_even" and not wide
+    move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high)
+    return Moved(move, (entries,))
+
+
+def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Moved | str:
+    stages = how.form == "multiplier_shift" and how.two_stage
+    rounding = how.shift_rounding or how.rounding if how.form == "multiplier_shift" else how.rounding
+    if int(n.min()) < (0 if stages else 1) or int(n.max()) > 62:
+        return "a shift to the left, or past the word"
+    if int(m.max()) >= 2**31 or int(m.min()) < 0:
+        return "a multiplier that is negative or has more than 31 bits"
+    multiplier, shift = spread(m.to(torch.int32), channels), spread(n.to(torch.int32), channels)
+    form = native.TWO_STAGE if stages else native.MULTIPLIER
+    mode, pointers = native.ROUNDINGS.index(rounding), (multiplier.data_ptr(), shift.data_ptr())
+    move = native.Move(form, mode, 0, 0, None, *pointers, *map(float, clip))
+    return Moved(move, (multiplier, shift))
+
+
+def landed_moves(attrs: Mapping[str, Any], clip: tuple[int, int]) -> tuple[Moved, Moved, Moved] | str:
+    """The Moves of TFLite's sums (`ops._tflite.tflite_sum`), or why there are none: of the sum to the output, and of
+    both operands to the sum, `multiply_by_quantized_multiplier(c << left, m, n, how)`."""
+    how, ends = attrs["how"], (-(2**31), 2**31 - 1)
+    # c << left is c * 2**(left + 1) / 2
+    shift, one = torch.tensor(2 << attrs["left_shift"]), torch.ones((), dtype=torch.int64)
+    (m, n), into = attrs["out"], attrs["into"]
+    tried = [
+        _by_multiplier(shift, one, replace(how, two_stage=False), 1, ends),
+        _by_multiplier(m, n, how, 1, clip),
+        *(_by_multiplier(m, n, how, 1, ends) for m, n in into),
+    ]
+    made = [m for m in tried if not isinstance(m, str)]
+    if len(made) < len(tried):
+        return next(m for m in tried if isinstance(m, str))
+    begun, out, first, second = made
+    return out, _after(begun, first), _after(begun, second)
+
+
+def _by_two(simq: SimQ, how: Requantize, channels: int, largest: float) -> Moved | str:
+    """One requantization after another; as one where the first does nothing but shift to the left."""
+    first, second = simq.steps
+    assert first.target is not None and second.target is not None
+    begun, ended = move_of(first, how, channels, largest), move_of(second, how, channels, largest_of(first.target))
+    if isinstance(begun, str) or isinstance(ended, str):
+        return begun if isinstance(begun, str) else ended
+    if begun.move.plain and ended.move.plain and largest < EXACT_FLOAT32:
+        up, on = (_ratio(x, how).to(torch.float32) for x in (first, second))
+        # c * up is exact, and so is up * on, which makes the product of all three round once
+        if is_power_of_two(up) and bool((up >= 1).all()) and bool((up * on / up == on).all()):
+            ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
+            low, high = (float(v) for v in apply_simq(ends, second, how))
+            return _by_ratio(up * on, how, second.target, channels, low, high)
+    return _after(begun, ended)
+
+
+def _after(begun: Moved, ended: Moved) -> Moved:
+    """One Move after another."""
+    move = native.Move.from_buffer_copy(ended.move)
+    move.first = addressof(begun.move)
+    return Moved(move, (*ended.kept, begun))
+
+
+def narrowed(moved: Moved, low: int | None, high: int | None) -> Moved:
+    """The same, clipped further to limits in centered integers."""
+    move = native.Move.from_buffer_copy(moved.move)
+    move.low = move.low if low is None else min(max(move.low, low), move.high)
+    move.high = move.high if high is None else max(min(move.high, high), move.low)
+    move.least, move.most = move.low, move.high
+    return Moved(move, moved.kept)
+
+
+def to_real(source: QParams, channels: int) -> Moved | str:
+    """The Move that dequantizes."""
+    scale = source.scale.to(torch.float32)
+    if scale.numel() not in (1, channels):
+        return "scales that vary along another axis than the channels"
+    entries = spread(scale, channels)
+    return Moved(native.Move(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,))

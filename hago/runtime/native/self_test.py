@@ -1,0 +1,278 @@
+"""Which integer kernels are exact on this machine: each is tried once per process against exact integers.
+
+Without VNNI many int8 kernels add products in pairs in a saturating int16, and most sums come out wrong; and a
+compiler may have been told to trade digits for speed. So nothing is assumed of a kernel: extreme operands go
+through it, and it is used only where every integer is right.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.arithmetic.numerics import Requantize, apply_simq
+from hago.arithmetic.rounding import ROUNDINGS
+from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
+from hago.runtime.native import library as native
+from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, Place, RowsCall
+from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.onednn import onednn_conv, onednn_fused
+from hago.runtime.native.requantize import AS_IS, SLACK, move_of, period
+from hago.runtime.native.weights import Geometry, pack
+
+#: (uint8 image, int8 weight, groups) to the sums.
+SumsOf = Callable[[Tensor, Tensor, int], Tensor]
+#: (uint8 image, int8 weight, ratio, zero point of the output) to uint8, requantized in the kernel.
+FusedOf = Callable[[Tensor, Tensor, float, int], Tensor]
+#: RuntimeError: oneDNN refuses on this processor, or torch was built without it and has no kernel for the CPU
+#: (NotImplementedError is one). AttributeError: this version of torch has no operator of that name.
+REFUSALS: Final = (RuntimeError, AttributeError)
+_SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT32.max, INT32)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a kernel is exact, and what was found."""
+
+    exact: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What may be used.
+
+    Args:
+        calls: the library of our own, or None.
+        passes, conv: its passes over whole values, and its convolution.
+        tiles: that convolution on matrix tiles.
+        words: that convolution of values of 16 bits.
+        onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
+        fused: the same with requantization by powers of two.
+        products: products of two values, entry by entry and of matrices, of our own.
+    """
+
+    calls: Any
+    passes: Verdict
+    conv: Verdict
+    tiles: Verdict
+    words: Verdict
+    onednn: Verdict
+    fused: Verdict
+    products: Verdict
+
+    @property
+    def outrun_floats(self) -> bool:
+        """Whether a Plan runs faster in integers than it is simulated on float carriers.
+
+        Without convolutions of our own, sums of products are made by oneDNN without what follows them, or in float64,
+        and passes in int64: 2 to 12 float forwards on ResNet-20 and MobileNetV2, where a simulation takes about one.
+        """
+        return self.passes.exact and self.conv.exact
+
+    def __str__(self) -> str:
+        named = (
+            *(("native passes", self.passes), ("native products", self.products), ("native convolution", self.conv)),
+            *(("on matrix tiles", self.tiles), ("of words", self.words)),
+            *(("oneDNN", self.onednn), ("fused", self.fused)),
+        )
+        said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
+        return "; ".join(said)
+
+
+NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 7)
+
+
+@functools.cache
+def kernels() -> Kernels:
+    """What this process may use; found out on the first call, in some tens of milliseconds."""
+    library = native.library()
+    absent = Verdict(False, library.why)
+    passes = check_passes(library.calls) if library.calls is not None else absent
+    conv = absent
+    if passes.exact:
+        conv = Verdict(False, "the processor has no AVX512-VNNI")
+        if library.has_conv:
+            conv = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, False))
+    tiles = conv
+    if conv.exact:
+        tiles = Verdict(False, "the processor has no AMX")
+        if library.has_tiles:
+            tiles = check_sums(lambda x, w, groups: native_sums(library.calls, x, w, groups, True))
+    words = check_words(library.calls) if conv.exact else conv
+    onednn = check_sums(onednn_conv)
+    fused = check_fused(onednn_fused) if onednn.exact else onednn
+    products = check_products(library.calls) if passes.exact else passes
+    return Kernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
+
+
+# ---------------------------------------------------------------- trials
+def check_sums(sums_of: SumsOf) -> Verdict:
+    """Extreme and random bytes through a convolution, dense, grouped and depthwise, against exact sums."""
+    wrong = total = 0
+    for x, w, groups in _operands():
+        exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups)
+        try:
+            found = sums_of(x, w, groups)
+        except REFUSALS as error:
+            return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
+        wrong += int((found.to(torch.float64) != exact).sum())
+        total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
+
+
+def check_words(calls: Any) -> Verdict:
+    """Extreme and random values of 16 bits by weights of as many, against exact sums modulo 2**32."""
+    generator = torch.Generator().manual_seed(0)
+    wrong = total = 0
+    for channels, out, groups, size in WINDOWS:
+        x = _extreme((2, channels, 5, 4), torch.int16, generator)
+        w = _extreme((out, channels // groups, size, size), torch.int16, generator)
+        exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups).to(torch.int64)
+        found = _sums(calls, x, w, groups, native.TYPES["int16"], False, 0)
+        wrong += int((found != exact.to(torch.int32)).sum())
+        total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
+
+
+def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
+    generator = torch.Generator().manual_seed(0)
+    for channels, out, groups, size in WINDOWS:
+        shape = (2, channels, 5, 4)
+        kernel = (out, channels // groups, size, size)
+        ends = torch.randint(0, 2, shape, generator=generator) * 255
+        signs = torch.where(torch.randint(0, 2, kernel, generator=generator) > 0, 127, -128)
+        for x, w in (
+            (torch.full(shape, 255), torch.full(kernel, 127)),
+            (torch.full(shape, 255), torch.full(kernel, -128)),
+            (ends, signs),
+            (torch.randint(0, 256, shape, generator=generator), torch.randint(-128, 128, kernel, generator=generator)),
+        ):
+            yield x.to(torch.uint8), w.to(torch.int8), groups
+
+
+def check_fused(fused_of: FusedOf) -> Verdict:
+    """Sums requantized in the kernel by powers of two, ties among them, against N3."""
+    wrong = total = 0
+    for x, w, groups in _operands():
+        if groups > 1:
+            continue
+        sums = F.conv2d(x.to(torch.float64), w.to(torch.float64)).to(torch.int64)
+        for n in (0, 1, 7, 10, 16):
+            for zero in (0, 128):
+                scale = torch.tensor(2.0**n, dtype=torch.float64)
+                target = QParams(scale, torch.tensor(zero), 0, 255, UINT8)
+                exact = apply_simq(sums, SimQ(_SUMS, target), Requantize()) + zero
+                try:
+                    found = fused_of(x, w, 2.0**-n, zero)
+                except REFUSALS as error:
+                    return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
+                wrong += int((found.to(torch.int64) != exact).sum())
+                total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
+
+
+def check_products(calls: Any) -> Verdict:
+    """Extreme and random values of every type through both products, against exact integers modulo 2**32."""
+    generator = torch.Generator().manual_seed(0)
+    wrong = total = 0
+    for dtypes in itertools.product((torch.uint8, torch.int8, torch.int16), repeat=2):
+        for zeros in ((0, 0), (3, -5)):
+            small = torch.int16 not in dtypes or zeros == (0, 0)  # int16 must hold what is multiplied, centered
+            for shapes in PRODUCTS if small else PRODUCTS[:2]:
+                pair = [_extreme(shape, dtype, generator) for shape, dtype in zip(shapes, dtypes, strict=True)]
+                a, b = (x.to(torch.int64) - zero for x, zero in zip(pair, zeros, strict=True))
+                places = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
+                exact = a @ b if len(shapes[0]) == 3 else a * b
+                found = _product(calls, pair, (places[0], places[1]), len(shapes[0]) == 3)
+                wrong += int((found != exact.to(torch.int32)).sum())
+                total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} products of extreme operands are wrong")
+
+
+#: Channels, output channels, groups and width of windows: dense, in rows, depthwise, grouped.
+WINDOWS: Final = ((64, 80, 1, 1), (12, 20, 1, 3), (80, 80, 80, 3), (12, 8, 2, 3), (3, 5, 1, 3))
+#: Shapes of operands: of products entry by entry, then of matrices.
+PRODUCTS: Final = (
+    *(((2, 40, 3, 5), (2, 40, 1, 1)), ((700,), (700,))),
+    *(((2, 13, 37), (1, 37, 40)), ((1, 25, 64), (2, 64, 65))),
+)
+
+
+def _extreme(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    ends = torch.iinfo(dtype)
+    drawn = torch.randint(ends.min, ends.max + 1, shape, generator=generator)
+    drawn = drawn.where(torch.rand(shape, generator=generator) < 0.5, torch.tensor(ends.min))
+    return drawn.where(torch.rand(shape, generator=generator) < 0.8, torch.tensor(ends.max)).to(dtype)
+
+
+def _product(calls: Any, pair: list[Tensor], places: tuple[Place, Place], matrices: bool) -> Tensor:
+    """Sums as they are."""
+    none = (None, None)
+    tail = Tail(pair[1].shape[-1] if matrices else 1, [], stored=[Stored("", AS_IS, _SUMS)]).build()
+    multiply = MultiplyCall(calls, tail, places, none, 1, None)
+    (made,) = (MatmulCall(calls, tail, places, none, None) if matrices else multiply)(pair)
+    return made
+
+
+def check_passes(calls: Any) -> Verdict:
+    """Every form and rounding on ties, extremes and random sums, against `numerics`."""
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
+    sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
+    wrong = total = 0
+    for how in _forms():
+        for step in (2.0**-1, 2.0, 2.0**9, 733.1, 2.0**17 / 3):
+            shifts = math.log2(step).is_integer()
+            if (how.form == "shift" and not shifts) or (how.form == "multiplier_shift" and step < 1):
+                continue
+            target = QParams(torch.tensor(step, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8)
+            exact = apply_simq(sums, SimQ(_SUMS, target), how) + 7
+            found = _requantized(calls, sums, SimQ(_SUMS, target), how)
+            wrong += int((found.to(torch.int64) != exact).sum())
+            total += exact.numel()
+    return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
+
+
+def _forms() -> Iterator[Requantize]:
+    for rounding in ROUNDINGS:
+        yield Requantize("float32", rounding)
+        yield Requantize("multiplier_shift", rounding)
+        yield Requantize("shift", rounding)
+    yield Requantize("multiplier_shift", "half_up", two_stage=True)
+
+
+def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tensor:
+    moved = move_of(simq, how, 1, 2**31 - 1)
+    assert not isinstance(moved, str) and simq.target is not None
+    tail = Tail(1, [], stored=[Stored("", moved, simq.target)]).build()
+    (made,) = RowsCall(calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    return made
+
+
+def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
+    """The sums of our own convolution, of bytes and of the same read as int8 less 128."""
+    unsigned = _sums(calls, x, w, groups, native.TYPES["uint8"], tiles, 0)
+    signed = _sums(calls, (x ^ 128).view(torch.int8), w, groups, native.TYPES["int8"], tiles, -128)
+    return torch.where(unsigned == signed, unsigned, torch.iinfo(torch.int32).max)
+
+
+def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, values: int, tiles: bool, zero: int) -> Tensor:
+    """The sums of values, of this type, less their zero point."""
+    out, each, height, width = w.shape
+    geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
+    packed = pack(w, geometry, tiles)
+    tail = Tail(int(out), [], stored=[Stored("", AS_IS, _SUMS)]).build()
+    offset = packed.offsets(None, zero + 128 * (values == native.TYPES["int8"]), groups)
+    zeros = torch.zeros(geometry.channels * w.element_size() + SLACK, dtype=torch.uint8)
+    template = native.conv_of(geometry, packed, values, offset, zeros)
+    (made,) = ConvCall(calls, template, geometry, tail, (packed.weight, offset, zeros), False)([x])
+    return made

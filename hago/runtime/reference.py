@@ -1,0 +1,221 @@
+"""The integer model: the Plan on true integers, the reference engine.
+
+Every value rests in its storage dtype (int8, uint8, int16, int32 ...) as q, zero point included;
+arithmetic is int64. Nothing here is shared with the simulator but the Plan, the op rules and
+`numerics.apply_simq`; that the two agree bit for bit is tested, not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hago.arithmetic.numerics import Requantize, apply_simq, dequantize
+from hago.arithmetic.types import Edge, QParams, SimQ
+from hago.graph.execute import check_inputs, compute_laid_out, laid_out, last_readers, nesting_of, run
+from hago.graph.graph import OUTPUT, Node
+from hago.ops import OPS
+from hago.ops._rule import OpRule
+from hago.plan.document import own_rules
+from hago.plan.plan import NodePlan, Plan
+from hago.runtime.compiling import registered, run_compiled
+from hago.runtime.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
+
+OnEdge = Callable[[Edge, Any], None]
+
+
+class IntegerModel(nn.Module):
+    """A realized Plan: real values in and out, integers inside.
+
+    Weights are buffers in their storage dtypes, named `node:slot` with dots and colons replaced. It can
+    be copied and sent to another process as it is: what travels is the stored form.
+
+    Args:
+        plan: what to compute.
+        provenance: where the Plan comes from; stored with it.
+    """
+
+    def __init__(self, plan: Plan, provenance: Provenance | None = None) -> None:
+        super().__init__()
+        self.plan, self.provenance = plan, provenance
+        self._done = last_readers(plan.graph)
+        self._nesting, self._handle = nesting_of(plan.graph), registered(self)
+        held: dict[tuple[str, object], Tensor] = {}
+        for edge, values, qparams in _constants(plan):
+            stored = store(values, qparams)
+            kept = held.setdefault((plan.graph.source(edge), qparams.key), stored)
+            self.register_buffer(_buffer(edge), kept if kept.equal(stored) else stored)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The integer model's outputs, nested as the model's."""
+        leaves = self._nesting.leaves(args, kwargs)
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return self._nesting.nested(run_compiled(leaves, self._handle))
+        return self._nesting.nested(self.run(check_inputs(self.plan.graph, leaves)))
+
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        on_value: Callable[[Node, Any], None] | None = None,
+        on_edge: OnEdge | None = None,
+    ) -> list[Any]:
+        """The outputs of flat inputs; `on_value` sees every node's stored integers, `on_edge` the
+        centered integers that arrive at integer nodes."""
+
+        def step(node: Node, values: Sequence[Any]) -> Any:
+            if node.name in self.plan.nodes:
+                made = self.plan.nodes[node.name]
+                return compute_integer(self.plan, node, made, values, self._constant, on_edge)
+            return compute_float(self.plan, node, values, self._constant, self.plan.edges)
+
+        with torch.no_grad():
+            outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
+            return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
+
+    def save(self, path: str | PathLike[str]) -> StoredSize:
+        """Write the model as one file; `hago.load_integer_model` gives a model with equal outputs.
+
+        Returns:
+            How large the file is, beside the float model's weights.
+
+        Raises:
+            GraphError: a node that cannot be stored, by name; nothing is written.
+            ModelFileError: the file could not be written; what stood there is untouched.
+        """
+        return save_plan(path, self.plan, self.provenance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        """Other weights are another Plan, so that only its own are taken; torch raises what is said here."""
+        own = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
+        super()._load_from_state_dict(*given)
+        other = [name for name, buffer in own.items() if not _same(self.get_buffer(name), buffer)]
+        for name in other:
+            setattr(self, name, own[name])
+        if other:
+            prefix, errors = given[1], given[-1]
+            errors.append(
+                f"{', '.join(prefix + name for name in other)}: not this integer model's own values. Its weights are a "
+                "part of its plan; load another model with hago.load_integer_model, or quantize the network that has "
+                "these weights"
+            )
+
+    def _constant(self, node: str, slot: int) -> Tensor:
+        """A constant operand as it rests: q in its storage dtype."""
+        return self.get_buffer(_buffer(Edge(node, slot)))
+
+
+def _same(given: Tensor, own: Tensor) -> bool:
+    """Whether a tensor that was loaded is the one that a model had."""
+    return given.device == own.device and given.dtype == own.dtype and given.equal(own)
+
+
+def compute_float(
+    plan: Plan,
+    node: Node,
+    values: Sequence[Any],
+    constant: Callable[[str, int], Tensor],
+    simqs: Mapping[Edge, SimQ | None],
+) -> Any:
+    """The value of a float node from the stored values of its inputs.
+
+    Args:
+        constant: q of a weight that rests as integers, by node and slot.
+        simqs: what edges still have to do; None where values arrive real.
+    """
+    edges = zip(node.edges, values, strict=True)
+    held = [(simqs[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
+    return compute_laid_out(node, [real_value(simq, v) for simq, v in held], plan.ops)
+
+
+def compute_integer(
+    plan: Plan,
+    node: Node,
+    made: NodePlan,
+    values: Sequence[Any],
+    constant: Callable[[str, int], Tensor],
+    on_edge: OnEdge | None = None,
+    carrier: torch.dtype = torch.int64,
+) -> Tensor:
+    """The stored value of an integer node from those of its inputs, in int64.
+
+    Args:
+        made: the node's plan; where it says nothing of an edge, the value arrives as the operand.
+        constant: q of a constant operand, by node and slot.
+        on_edge: sees the centered integers that arrive.
+        carrier: what the op computes in; holds its integers exactly.
+    """
+    how = plan.hardware.requantize
+    operands = [_operand(made, node.name, slot, value, constant, how) for slot, value in enumerate(values)]
+    if on_edge is not None:
+        for edge, operand in zip(node.edges, operands, strict=True):
+            on_edge(edge, operand)
+    if made.table is not None:
+        return store(made.look_up(operands[0]), made.out)
+    carried = (operand.to(carrier) for operand in operands) if carrier != torch.int64 else operands
+    c = plan.ops[node.op].compute_int(made.attrs, *carried).to(torch.int64)
+    return store(apply_simq(made.held(c, made.lost(operands)), made.out_simq, how), made.out)
+
+
+def _operand(
+    made: NodePlan, node: str, slot: int, value: Any, constant: Callable[[str, int], Tensor], how: Requantize
+) -> Any:
+    """Centered int64 integers, after a trip through the operand's storage dtype."""
+    qparams, simq = made.operands[slot], made.simqs[slot]
+    if slot in made.consts:
+        assert qparams is not None
+        return center(constant(node, slot), qparams)
+    if simq is None:
+        return value if qparams is None else center(value, qparams)
+    moved = move_stored(value, simq, how)
+    return moved if simq.target is None else center(moved, simq.target)
+
+
+def move_stored(value: Tensor, simq: SimQ, how: Requantize) -> Tensor:
+    """What an edge does to a stored value: q at the target, or real values where there is none."""
+    if simq.source is not None:
+        value = center(value, simq.source)
+    moved = apply_simq(value, simq, how)
+    return moved if simq.target is None else store(moved, simq.target)
+
+
+def _restored(kind: type[IntegerModel], data: bytes, own: Mapping[str, OpRule]) -> IntegerModel:
+    return kind(*from_file_bytes(data, "an integer model", {**OPS, **own}))
+
+
+def store(c: Tensor, qparams: QParams) -> Tensor:
+    """Centered integers as q in the storage dtype."""
+    return (c.to(torch.int64) + qparams.zero_point).to(qparams.dtype.torch)
+
+
+def center(q: Tensor, qparams: QParams) -> Tensor:
+    """Stored q as centered int64."""
+    return q.to(torch.int64) - qparams.zero_point
+
+
+def real_value(simq: SimQ | None, value: Any) -> Any:
+    """A stored value as a float node reads it: dequantized where it was integer."""
+    if simq is not None and simq.source is not None:
+        return dequantize(center(value, simq.source), simq.source)
+    return value
+
+
+def _constants(plan: Plan) -> Iterator[tuple[Edge, Tensor, QParams]]:
+    """What integer nodes, and float nodes whose weights rest as integers, read of constants."""
+    for name, node in plan.nodes.items():
+        for slot, values in node.consts.items():
+            qparams = node.operands[slot]
+            assert qparams is not None
+            yield Edge(name, slot), values, qparams
+    for edge, weight in plan.weights.items():
+        yield edge, weight.integers, weight.qparams
+
+
+def _buffer(edge: Edge) -> str:
+    return str(edge).replace(".", "/")

@@ -1,0 +1,94 @@
+"""Descriptions: what strategies and logs say of the search that made them, and what confirms its winner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import torch
+
+from hago.calibration.estimators import dorefa_of
+from hago.data.batches import Batches
+from hago.graph.graph import Graph
+from hago.hardware.file import hardware_hash
+from hago.plan.plan import Plan
+from hago.plan.strategy import HardwareId
+from hago.search.evaluate import Evaluator
+from hago.search.objective import Objective, jackknife_interval
+from hago.search.prepare import Prepared
+from hago.search.scoring import Scoring
+from hago.study.log import Header, make_header
+from hago.study.searcher import Searcher
+
+#: What a log says elsewhere in its header, or not at all.
+NOT_SAID: Final = frozenset({"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"})
+#: What says of refined thresholds how samples were kept aside; the rest of it was measured.
+_ASIDE: Final = ("kept_aside", "turns")
+
+
+def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
+    """What strategies and the log say of how they were found."""
+    goal, race = scored.goal, scored.race
+    how = made_by(prepared, goal.objective.name, seed, prepared.keep_float, prepared.fix_bits)
+    how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
+    if goal.to_json():
+        how["goal"] = goal.to_json()
+    if kinds:
+        how["topology"] = "searched"
+    if prepared.refined is True:
+        how["refined"] = True
+    elif prepared.refined:
+        how["refined"] = {k: prepared.refined[k] for k in _ASIDE}
+        how["confirmed"] = {k: v for k, v in prepared.refined.items() if k not in _ASIDE}
+    if race is not None:
+        how["race"] = asdict(race)
+    return how
+
+
+def made_by(
+    prepared: Prepared, objective: str, seed: int, keep_float: Sequence[str], fix_bits: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """What a strategy says of how it was found."""
+    return {
+        "estimator": prepared.estimator.name,
+        "objective": objective,
+        "seed": seed,
+        "keep_float": list(keep_float),
+        "fix_bits": dict(fix_bits or {}),
+        "data_hash": prepared.batches.sha256,
+        **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
+        **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
+    }
+
+
+def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
+    said = {k: v for k, v in how.items() if k not in NOT_SAID}
+    hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
+    given = prepared.calibration.given
+    return make_header(
+        prepared.space,
+        searcher,
+        model_hash=prepared.graph.model_hash,
+        hardware=hardware,
+        threads=torch.get_num_threads(),
+        settings={
+            **how.get("goal", {}),
+            **{k: how[k] for k in ("race", "topology", "refined") if k in how},
+            **({"thresholds": given.to_json()} if given.gives_ranges else {}),
+        },
+        confirmed=how.get("confirmed"),
+        **said,
+    )
+
+
+def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None) -> dict[str, Any]:
+    """What a Plan does on data that it was not searched on, with the objective's 95 % interval.
+
+    Args:
+        reference: the float model to hold it against; by default the Plan's own.
+    """
+    evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
+    contributions = evaluator.measure(plan).contributions
+    interval = jackknife_interval(contributions[objective.name], objective.finish)
+    return {**evaluator.summary(contributions), f"{objective.name}_interval": list(interval)}

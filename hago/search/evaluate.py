@@ -1,0 +1,311 @@
+"""Evaluation: bits to a Score, by simulating the Plan over batches.
+
+What is kept between evaluations: the float model's outputs, node plans, constants as carriers, and
+simulated values, so that a point costs only what its changed edges can reach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hago.data.batches import Batches
+from hago.errors import DataError, InfeasibleBits
+from hago.graph.execute import run_real
+from hago.graph.graph import Graph
+from hago.ops import OPS, Ops
+from hago.plan.feasibility import fitting, widest_fitting
+from hago.plan.plan import NodePlan, Plan
+from hago.plan.resolve import Resolver
+from hago.plan.space import Bits
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import kernels
+from hago.runtime.native.weights import Packs
+from hago.search.objective import (
+    OBJECTIVES,
+    Objective,
+    check_rows,
+    quick_interval,
+    unfit_labels,
+    warn_of_labels,
+    wilson_interval,
+)
+from hago.simulation.overflow import Peaks, Seen
+from hago.simulation.simulator import Carriers, Simulator
+from hago.simulation.value_cache import Reuse, ValueCache
+from hago.study.searcher import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Contributions of every sample to every objective, and what overflowed."""
+
+    contributions: Mapping[str, Tensor]
+    peaks: Peaks
+
+
+EvaluationEngine = Literal["auto", "integer", "float"]
+#: (contributions so far, what was seen of accumulators) -> whether that is enough.
+Enough = Callable[[Mapping[str, Tensor], Peaks], bool]
+#: Hears of the outputs of a batch.
+See = Callable[[Sequence[Any]], None]
+
+
+class Evaluator:
+    """Scores points on one data set.
+
+    Args:
+        graph: the float model.
+        batches: the data.
+        objective: what the score's value is; the label-free measures and, with labels, accuracy
+            are reported beside it.
+        also: further measures to report.
+        engine: `integer` runs Plans whose accumulators are all proved to hold on the kernels of the integer model, and
+            the others on float carriers, which show what overflows; `float` runs every Plan on float carriers; `auto`
+            is `integer` where this machine's kernels are faster than the carriers. All give the same outputs.
+        cache_bytes: how much of earlier simulations is kept, 0 for nothing; None for a quarter of the
+            free memory. What is kept changes no score.
+        quiet: say nothing of labels that are no classes: somebody else does.
+
+    Raises:
+        HagoError: the objective needs labels and the data has none.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        batches: Batches,
+        objective: Objective,
+        ops: Ops = OPS,
+        also: Sequence[Objective] = (),
+        cache_bytes: int | None = None,
+        engine: EvaluationEngine = "auto",
+        quiet: bool = False,
+    ) -> None:
+        self.graph, self.batches, self.objective = graph, batches, objective
+        for measure in (objective, *also):
+            if measure.needs_labels and not batches.classed:
+                got = "some that are not whole numbers" if batches.labelled else "none"
+                raise DataError(
+                    f"objective {measure.name!r} needs labels that are classes, got {got}; "
+                    "pass (inputs, labels) batches"
+                )
+        self.carriers, self.packs, self.engine = Carriers(), Packs(), engine
+        self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))
+        self._best: Score | None = None
+        begun = time.perf_counter()
+        self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
+        self._float_seconds = time.perf_counter() - begun
+        self._seconds = 0.0
+        for batch, outputs in zip(batches, self._reference, strict=True):
+            check_rows(outputs, batch.size)
+        why_not = unfit_labels([b.labels for b in batches], [out[0] for out in self._reference])
+        measures = (objective, *also)
+        if not quiet and all(OBJECTIVES.get(m.name) is m and not m.needs_labels for m in measures):
+            warn_of_labels(why_not, f"the score is {objective.name}{' in dB' if objective.name == 'sqnr' else ''}")
+        classed = batches.labelled and not why_not
+        names = ["sqnr", "agreement", *(["accuracy"] if classed else [])]
+        self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
+        self._measures |= {o.name: o for o in (objective, *also)}
+
+    def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measured:
+        """Simulate a Plan over all batches, or until it is enough.
+
+        Args:
+            enough: called after every batch with what was found so far; True ends the measurement.
+            see: called with the outputs of every batch.
+        """
+        begun = time.perf_counter()
+        peaks = Peaks(plan)
+        model = self._model(plan, peaks)
+        numbers = range(len(self._reference))
+        starts = (partial(model.begin, batch.inputs) for batch in self.batches)
+        ends = self.reuse.run(model.steps(), model.ends, numbers, starts, peaks)
+        contributions: dict[str, Tensor] = {}
+        for found in self._each(_seen(map(model.end, ends), see)):
+            contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in found.items()}
+            if enough is not None and enough(contributions, peaks):
+                break
+        peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
+        self._seconds += time.perf_counter() - begun
+        return Measured(contributions, peaks)
+
+    def _model(self, plan: Plan, peaks: Peaks) -> Simulator | Executor:
+        fast = self.engine == "integer" or (self.engine == "auto" and kernels().outrun_floats)
+        if fast and all(node.proved for node in plan.nodes.values()):
+            return Executor(plan, self.packs)
+        return Simulator(plan, self.carriers, watch=peaks)
+
+    def contributions(self, outputs: Any) -> dict[str, Tensor]:
+        """Per-sample contributions of a model's outputs, batch by batch."""
+        parts = list(self._each(outputs))
+        return {n: torch.cat([part[n] for part in parts]) for n in self._measures}
+
+    def _each(self, outputs: Any) -> Iterator[dict[str, Tensor]]:
+        for batch, reference, out in zip(self.batches, self._reference, outputs, strict=True):
+            yield {n: measure.per_sample(reference, out, batch.labels) for n, measure in self._measures.items()}
+
+    def float_contributions(self) -> dict[str, Tensor]:
+        """The float model's own contributions: its accuracy, above all."""
+        return self.contributions(iter(self._reference))
+
+    def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
+        """JSON values: each measure, `sim_acc` for accuracy, with its 95 % interval."""
+        samples = len(contributions[self.objective.name])
+        found: dict[str, Any] = {"samples": samples}
+        for name, measure in self._measures.items():
+            value = measure.finish(contributions[name].mean(0))
+            if name == "accuracy":
+                found["sim_acc"] = value
+                found["sim_acc_interval"] = list(wilson_interval(value * samples, samples))
+            else:
+                found[name] = value
+        return found
+
+    @property
+    def forwards(self) -> float:
+        """The time of all measurements, in that of one pass of the float model over the data."""
+        return self._seconds / max(self._float_seconds, 1e-9)
+
+    def score(self, plan: Plan, bits: Bits) -> Score:
+        """The Score of a Plan."""
+        return self.concluded(plan, bits, self.measure(plan))
+
+    def concluded(self, plan: Plan, bits: Bits, measured: Measured) -> Score:
+        """The Score of a Plan that was measured on all batches."""
+        value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
+        summary = self.summary(measured.contributions)
+        score = self.described(plan, bits, measured, value, summary)
+        score = replace(score, interval=self._interval(measured.contributions[self.objective.name], summary))
+        if self._best is None or score.rank > self._best.rank:
+            # Searches look around the best point, so its values are worth more than others.
+            self._best = score
+            self.reuse.prefer_latest()
+        return score
+
+    def _interval(self, contributions: Tensor, summary: Mapping[str, Any]) -> tuple[float, ...]:
+        if self.objective.name == "accuracy":
+            return tuple(summary["sim_acc_interval"])
+        # a function of the user's says one number a batch, of which no interval can be had
+        return () if self.objective.loss is None else quick_interval(contributions, self.objective.finish)
+
+    @staticmethod
+    def described(plan: Plan, bits: Bits, measured: Measured, value: float, results: Mapping[str, Any]) -> Score:
+        """A Score with all that the Plan and what was seen of its accumulators say."""
+        return Score(
+            value=value,
+            results=results,
+            overflows=measured.peaks.overflows,
+            excess_bits=measured.peaks.excess_bits,
+            unproved=sum(not n.proved for n in plan.nodes.values()),
+            total_bits=sum(bits.values()),
+            plan_key=plan.key,
+            thresholds_sha256=thresholds_sha256(plan),
+        )
+
+
+def _seen(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequence[Any]]:
+    for out in outputs:
+        if see is not None:
+            see(out)
+        yield out
+
+
+def thresholds_sha256(plan: Plan) -> str:
+    """sha256 of all thresholds that a Plan used, in the order of their keys."""
+    digest = hashlib.sha256()
+    for key, (lo, hi) in sorted(plan.thresholds.items()):
+        digest.update(key.encode() + lo.numpy().tobytes() + hi.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
+    """The widest point that fits and whose accumulators hold what calibration saw, worked out without simulating.
+
+    The real peak of a node over its accumulator's scale is the peak in integers; while it does not
+    fit, its widest operand gives up a bit.
+
+    Args:
+        largest: by node, the largest |real value| seen.
+        margin: how much larger than that accumulators must be able to hold.
+    """
+    space, graph = resolver.space, resolver.graph
+    bits, plan = widest_fitting(resolver)
+    while True:
+        tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
+        changed = False
+        for name in tight:
+            keys = [k for k in (resolver.group_of.get(e) for e in graph[name].edges) if k is not None]
+            lowerable = [k for k in keys if bits[k] > space.groups[k].choices[-1]]
+            if lowerable:
+                widest = max(bits[k] for k in lowerable)
+                chosen = [k for k in lowerable if bits[k] == widest]
+                for key in chosen if _is_common(resolver, name) else chosen[:1]:
+                    bits[key] -= 1
+                changed = True
+        if not changed:
+            return bits
+        bits, plan = fitting(resolver, bits, fewer=True) or (bits, resolver(bits))
+
+
+def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
+    """Whether a peak of that size may not fit; pairs, of which no peak is known, only where no margin is asked."""
+    pairs = plan.pairs is not None and margin > 1.0
+    return pairs or (not plan.proved and margin * _peak(plan, largest) > 1.0)
+
+
+def _peak(plan: NodePlan, largest: float) -> float:
+    return largest / float(plan.register.scale.min()) / plan.desc.register.dtype.max
+
+
+def _largest_held(plan: NodePlan) -> float:
+    """The largest real value that every accumulator of a node holds."""
+    return float(plan.register.scale.min()) * plan.desc.register.dtype.max
+
+
+def _is_common(resolver: Resolver, name: str) -> bool:
+    form = resolver.ops[resolver.graph[name].op].integer
+    return form is not None and "common" in form.slots
+
+
+def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]) -> tuple[dict[str, int], Score]:
+    """The widest point that does not overflow on the data, with its Score.
+
+    The float peaks tell nearly all; quantized values can be a little larger, so the margin grows
+    until simulation sees no overflow. Partial sums, where every addition saturates, can be much
+    larger than their results: their peaks are those that simulation has seen.
+
+    Raises:
+        InfeasibleBits: every margin overflows; names the nodes.
+    """
+    peaks = dict(largest)
+    for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
+        bits = safe_start(resolver, peaks, margin)
+        plan = resolver(bits)
+        measured = evaluator.measure(plan)
+        score = evaluator.concluded(plan, bits, measured)
+        if not score.overflows:
+            return bits, score
+        for name in score.overflows:
+            if plan.nodes[name].additions is not None:
+                partial = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
+                peaks[name] = max(peaks.get(name, 0.0), partial)
+    node, count = max(score.overflows.items(), key=lambda item: item[1])
+    hardware, op = resolver.hardware, resolver.graph[node].op
+    others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
+    register = resolver(bits).nodes[node].desc.register.dtype
+    helps = f"give {op} a signature with a wider accumulator in the hardware file"
+    if all(hardware.float_descs(resolver.graph[name].op) for name in score.overflows):
+        full = ", ".join(map(repr, sorted(score.overflows)))
+        helps = f"keep what overflows float (keep_float=[{full}]), or {helps}"
+    raise InfeasibleBits(
+        f"node {node!r} overflows its accumulator ({register}){others} {count} times on the calibration data with as "
+        f"few bits as its operands may have; {helps}"
+    )

@@ -1,0 +1,215 @@
+"""Goal: what a search is after: the best of one figure, and the limits that others must keep.
+
+A figure is a measure of the outputs (sqnr, agreement, accuracy, ...), of which more is better, or a cost
+(weight_bytes, cycles, ...), of which less is. Either may be the one that is made best of.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hago.cost.cost import METRICS, Cost
+from hago.errors import HagoError, as_strings, did_you_mean
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
+from hago.search.objective import objective as named_objective
+from hago.study.searcher import Score
+
+#: Measures that are losses by nature; they are reported negated, and limited from above.
+LOSSES: Final = frozenset({"kl", "mse"})
+
+_COUNTS: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BYTES: Final = {
+    **{f"{p}B": size for p, size in (("", 1.0), ("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9))},
+    **{f"{p}iB": 2.0**power for p, power in (("K", 10), ("M", 20), ("G", 30))},
+    "": 1.0,
+}
+_PREFIXES: Final = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+#: What may follow a number, by the unit of the figure.
+_UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "B": _BYTES,
+    "": _COUNTS,
+    "bits": {"": 1.0, "bit": 1.0, "bits": 1.0},
+    "cycles": {**_COUNTS, **{f"{p}{' ' if p else ''}cycles": size for p, size in _COUNTS.items()}},
+    "s": {f"{p}s": size for p, size in _PREFIXES.items()},
+    "J": {f"{p}J": size for p, size in _PREFIXES.items()},
+    "share": {"": 1.0, "%": 0.01},
+    "sqnr": {"": 1.0, "dB": 1.0},
+    "loss": {"": 1.0},
+}
+_FORM: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a figure must keep.
+
+    Args:
+        figure: a cost, or a measure as results report it (accuracy is `sim_acc` there).
+        least: the smallest value it may take, or None.
+        most: the largest, or None.
+        text: as the user wrote it.
+    """
+
+    figure: str
+    least: float | None
+    most: float | None
+    text: str
+
+    @property
+    def is_cost(self) -> bool:
+        return self.figure in METRICS
+
+    def shortfall(self, value: float) -> float:
+        """By how much a value misses the limit, as a part of the limit; 0 where it keeps it."""
+        limit, missing = (self.most, value - self.most) if self.most is not None else (self.least, 0.0)
+        if self.least is not None:
+            missing = self.least - value
+        if not missing > 0.0:
+            return 0.0 if missing == missing else math.inf
+        return missing / max(abs(limit or 0.0), 1e-12)
+
+
+def parse_limits(given: str | Iterable[str] | None) -> tuple[Limit, ...]:
+    """The limits that texts such as "weight_bytes <= 4 MB, agreement >= 99 %" say.
+
+    Args:
+        given: one text or several; commas separate limits within one.
+
+    Raises:
+        HagoError: an unknown figure or unit, or a limit on the wrong side.
+    """
+    return tuple(_limit(part) for text in as_strings(given, "a limit") for part in text.split(","))
+
+
+def _limit(text: str) -> Limit:
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise HagoError(
+            f"limit {text!r}; expected FIGURE <= NUMBER UNIT, e.g. 'weight_bytes <= 4 MB' or 'agreement >= 99 %'"
+        )
+    name, sign, number, unit = found.groups()
+    known = [*METRICS, *OBJECTIVES]
+    if name not in known:
+        raise HagoError(
+            f"limit {text!r}: unknown figure {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}"
+        )
+    kind = METRICS[name] if name in METRICS else _kind(name)
+    value = _number(text, number) * _scale(text, kind, unit)
+    from_above = "<" in sign
+    if from_above != (name in METRICS or name in LOSSES):
+        raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
+    if kind == "share" and value > 1.0:
+        raise HagoError(f"limit {text!r} cannot be met: {name} is at most 1")
+    figure = "sim_acc" if name == "accuracy" else name
+    if name in LOSSES:
+        return Limit(figure, -value, None, text.strip())
+    return Limit(figure, None if from_above else value, value if from_above else None, text.strip())
+
+
+def _kind(measure: str) -> str:
+    return "loss" if measure in LOSSES else measure if measure in _UNITS else "share"
+
+
+def _number(text: str, number: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise HagoError(f"limit {text!r}: {number!r} is no number") from None
+
+
+def _scale(text: str, kind: str, unit: str) -> float:
+    units = _UNITS[kind]
+    if unit not in units:
+        expected = ", ".join(u for u in units if u) or "no unit"
+        raise HagoError(f"limit {text!r}: unknown unit {unit!r}; expected {expected}")
+    return units[unit]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What makes one point better than another.
+
+    Args:
+        objective: the measure that is maximised, or breaks ties where a cost is minimised.
+        minimize: the cost that is minimised, or None.
+        limits: what every accepted point keeps.
+    """
+
+    objective: Objective
+    minimize: str | None = None
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """The costs in use, the one that breaks ties first; empty where costs do not matter."""
+        named = [self.minimize] if self.minimize else []
+        return tuple(dict.fromkeys([*named, *(x.figure for x in self.limits if x.is_cost)]))
+
+    @property
+    def of_costs(self) -> Goal:
+        """Without limits on measures."""
+        return replace(self, limits=tuple(x for x in self.limits if x.is_cost))
+
+    @property
+    def measures(self) -> tuple[Objective, ...]:
+        """What an evaluation must report beside what it always does."""
+        names = {"accuracy" if x.figure == "sim_acc" else x.figure for x in self.limits if not x.is_cost}
+        return tuple(OBJECTIVES[n] for n in sorted(names))
+
+    def judged(self, score: Score, figures: Mapping[str, float]) -> Score:
+        """The score with its costs, and with value and shortfall as this goal has them.
+
+        Args:
+            score: whose value is the objective's.
+            figures: costs by name.
+        """
+        costs = {name: float(value) for name, value in figures.items()}
+        known: dict[str, Any] = {**score.results, **costs}
+        shortfall = math.fsum(limit.shortfall(float(known[limit.figure])) for limit in self.limits)
+        if self.minimize is not None:
+            value, tie = -costs[self.minimize], score.value
+        else:
+            value, tie = score.value, -costs[self.costs[0]] if self.costs else 0.0
+        return replace(score, value=value, tie=tie if math.isfinite(tie) else 0.0, shortfall=shortfall, costs=costs)
+
+    def check(self, cost: Cost) -> None:
+        """Refuse costs that the hardware gives no figures for.
+
+        Raises:
+            HagoError: which figures are missing.
+        """
+        for name in self.costs:
+            cost[name]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a log says of it; nothing where the objective is all."""
+        said = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
+        return {k: v for k, v in said.items() if v}
+
+
+def make_goal(
+    objective: ObjectiveLike,
+    maximize: ObjectiveLike | None = None,
+    minimize: str | None = None,
+    keep: str | Sequence[str] | None = None,
+    budget_cost: str | Sequence[str] | None = None,
+) -> Goal:
+    """The goal that a user's words mean; see `hago.search_quantize_strategy`.
+
+    Raises:
+        HagoError: both sides at once, an unknown figure, or a limit that says nothing.
+    """
+    if maximize is not None and minimize is not None:
+        raise HagoError(
+            f"got maximize={maximize!r} and minimize={minimize!r}; give one of them and limit the other "
+            "(keep='...' or budget_cost='...'), or take the searcher 'pareto', which finds every trade between them"
+        )
+    if minimize is not None and minimize not in METRICS:
+        close = did_you_mean(str(minimize), METRICS)
+        raise HagoError(f"minimize={minimize!r}; expected a cost: {', '.join(METRICS)}.{close}")
+    limits = (*parse_limits(keep), *parse_limits(budget_cost))
+    return Goal(named_objective(objective if maximize is None else maximize), minimize, limits)

@@ -1,0 +1,281 @@
+"""Gradients: how much the outputs react to errors on each edge, from forward and backward passes.
+
+A probe is a random vector v on the outputs with E[v v^T] = H, where H measures how an output error
+matters. The gradient g of <v, outputs> at an edge then has E[g g^T] = J^T H J, the Gauss-Newton matrix
+of that edge, so the expected loss of a small error d there is E[(g . d)^2] / 2, or with errors of
+elements taken as independent, E[sum g^2 d^2] / 2. Signs differ from sample to sample, so that one
+backward pass of a batch gives unbiased sums over its samples.
+
+References:
+    H = I: the output's squared error. H = diag(p) - p p^T: the Kullback-Leibler divergence of class
+    probabilities. With labels, v is the gradient of the cross entropy: the empirical Fisher matrix.
+    L. Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018; Z. Dong et
+    al., "HAWQ-V2", NeurIPS 2020; Y. Li et al., "BRECQ", ICLR 2021; M. Hutchinson, 1989.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hago.arithmetic.types import Edge
+from hago.data.batches import Batch
+from hago.errors import DataError
+from hago.graph.execute import channels_last, compute_real, run
+from hago.graph.graph import CONST, OUTPUT, Graph, Node
+from hago.ops import OPS, Ops
+from hago.search.objective import check_classes
+
+#: Samples that are differentiated at once: all their intermediates are in memory together.
+CHUNK: Final = 16
+#: Bins of a weighted histogram.
+BINS: Final = 2048
+
+#: Values of an edge that are looked at of each sample, where it has more.
+VALUES: Final = 1 << 12
+
+#: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
+ErrorsOf = Callable[[Edge], Sequence[Tensor]]
+#: Hears of the gradients of a constant on an edge, chunk by chunk.
+SeeConstant = Callable[[Edge, Tensor], None]
+#: (outputs, their errors) -> H times the errors, None for outputs that do not matter.
+Pull = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor | None]]
+#: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
+Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
+
+
+def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    drawn: Tensor = torch.randint(0, 2, list(shape), generator=generator).to(torch.float32)
+    return drawn.mul_(2).sub_(1)
+
+
+def squared_error(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """H = 2 I: the loss is the squared error, summed over all outputs."""
+    return [2**0.5 * _signs(o.shape, generator) if o.is_floating_point() else None for o in outputs]
+
+
+def divergence(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
+    first = outputs[0]
+    logits = first if first.ndim > 1 else first.unsqueeze(1)
+    p = F.softmax(logits.detach().to(torch.float32), 1)
+    root = p.sqrt()
+    r = _signs(p.shape, generator)
+    v = root * r - p * (root * r).sum(1, keepdim=True)
+    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+
+
+def cross_entropy(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """The gradient of the cross entropy with the labels: the empirical Fisher matrix."""
+    if labels is None:
+        raise DataError("sensitivity to accuracy needs labels; pass (inputs, labels) batches")
+    first = outputs[0]
+    check_classes(labels, first)
+    logits = first.detach().to(torch.float32)
+    hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
+    v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)
+    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+
+
+def squared_error_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """H = 2 I."""
+    return [None if e is None else 2 * e for e in errors]
+
+
+def divergence_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
+    first, error = outputs[0], errors[0]
+    if error is None:
+        return [None] * len(outputs)
+    logits, e = (t if t.ndim > 1 else t.unsqueeze(1) for t in (first, error))
+    p = F.softmax(logits.to(torch.float32), 1)
+    v = p * e - p * (p * e).sum(1, keepdim=True)
+    return [_mean_over_rest(_mean_over_rest(v, first), first), *[None] * (len(outputs) - 1)]
+
+
+def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
+    positions = v[0].numel() / max(1, first.shape[1] if first.ndim > 1 else 1)
+    return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
+
+
+@dataclass(slots=True, eq=False)
+class Spectrum:
+    """Squared gradients of one edge, by the value that stood there: a weighted histogram.
+
+    Args:
+        low, high: the range of the values.
+        mass: float64 (BINS,), the sum of g**2 over values in each bin; exact zeros are left out,
+            since every grid holds them.
+    """
+
+    low: float
+    high: float
+    mass: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
+
+    @property
+    def width(self) -> float:
+        return max((self.high - self.low) / BINS, 1e-38)
+
+    @property
+    def centers(self) -> Tensor:
+        """The middle of every bin."""
+        return self.low + self.width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
+
+    def add(self, x: Tensor, g: Tensor) -> None:
+        """Take note of values and their gradients; of more than VALUES a sample, of a part that has all channels
+        alike."""
+        order = sorted(range(x.ndim), key=x.stride, reverse=True)  # as they lie in memory
+        step = max(1, x.numel() // (VALUES * (len(x) if x.ndim else 1)))
+        while math.gcd(step, x.shape[order[-1]] if order else 1) > 1:
+            step -= 1
+        flat = x.permute(order).reshape(-1)[::step]
+        weights = g.permute(order).reshape(-1)[::step].square().mul_(flat != 0)
+        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, BINS - 1).to(torch.int64)
+        self.mass += torch.bincount(index, weights, BINS) * step
+
+
+def thinned(parts: Iterable[Sequence[Tensor]], step: int) -> tuple[Tensor, ...]:
+    """Every `step`-th row of tensors that come in parts, as whole tensors.
+
+    >>> thinned([[torch.arange(3)], [torch.arange(3, 8)]], 2)
+    (tensor([0, 2, 4, 6]),)
+    """
+    found: list[Sequence[Tensor]] = []
+    seen = 0
+    for part in parts:
+        found.append([t[-seen % step :: step] for t in part])
+        seen += len(part[0])
+    return tuple(torch.cat(rows) for rows in zip(*found, strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """What the passes saw, summed over samples.
+
+    Args:
+        spectra: of activation edges.
+        weights: of constant edges, for every choice the sum of (g . d)**2, d being the error of one output
+            channel at a time: errors within a channel may add up or cancel, those of channels do not.
+        samples: how many.
+        signal: the sum of squared outputs.
+    """
+
+    spectra: Mapping[Edge, Spectrum]
+    weights: Mapping[Edge, Sequence[float]]
+    samples: int
+    signal: float
+
+    @staticmethod
+    def sum(parts: Sequence[Gradients]) -> Gradients:
+        """What passes over different samples saw together, their ranges being the same."""
+        first = parts[0]
+        masses = {e: torch.stack([p.spectra[e].mass for p in parts]).sum(0) for e in first.spectra}
+        spectra = {e: replace(s, mass=masses[e]) for e, s in first.spectra.items()}
+        weights = {e: [math.fsum(of) for of in zip(*(p.weights[e] for p in parts), strict=True)] for e in first.weights}
+        return Gradients(spectra, weights, sum(p.samples for p in parts), math.fsum(p.signal for p in parts))
+
+
+def gradients(
+    graph: Graph,
+    batches: Iterable[Batch],
+    ranges: Mapping[str, tuple[float, float]],
+    probe: Probe,
+    errors: ErrorsOf,
+    ops: Ops = OPS,
+    seed: int | torch.Generator = 0,
+    chunk: int = CHUNK,
+    see: SeeConstant | None = None,
+) -> Gradients:
+    """One forward and one backward pass over the data, `chunk` samples at a time.
+
+    Args:
+        ranges: (smallest, largest) value of every float-valued node whose edges are wanted.
+        probe: what an output error matters.
+        errors: of constants.
+        see: hears of every constant's gradients.
+    """
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    owner = _Pass(graph, ranges, probe, errors, ops, generator, see)
+    for batch in batches:
+        for start in range(0, batch.size, chunk):
+            labels = None if batch.labels is None else batch.labels[start : start + chunk]
+            owner.go([x[start : start + chunk] for x in batch.inputs], labels)
+    return Gradients(owner.spectra, owner.weights, owner.samples, owner.signal)
+
+
+class _Pass:
+    """Runs chunks and sums up."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        ranges: Mapping[str, tuple[float, float]],
+        probe: Probe,
+        errors: ErrorsOf,
+        ops: Ops,
+        generator: torch.Generator,
+        see: SeeConstant | None,
+    ) -> None:
+        self.graph, self.probe, self.errors, self.ops, self.generator = graph, probe, errors, ops, generator
+        self.see = see
+        self.spectra: dict[Edge, Spectrum] = {}
+        self.weights: dict[Edge, list[float]] = {}
+        self.samples, self.signal = 0, 0.0
+        self.consts = {n: channels_last(t.detach()) for n, t in graph.consts.items()}
+        for edge in graph.edges:
+            source = graph.source(edge)
+            if graph[source].op != CONST and source in ranges:
+                self.spectra[edge] = Spectrum(*ranges[source])
+
+    def go(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
+        """One chunk."""
+        leaves = [channels_last(x.detach().clone()).requires_grad_(x.is_floating_point()) for x in inputs]
+        consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
+        with torch.enable_grad():
+            outputs = run(self.graph, leaves, self._step, consts=consts)
+            outputs = [self._seen(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
+            vectors = self.probe(outputs, labels, self.generator)
+            pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if v is not None and o.requires_grad]
+            if pairs:
+                torch.autograd.backward([o for o, _ in pairs], [v for _, v in pairs])
+        self.samples += int(inputs[0].shape[0])
+        self.signal += sum(float(o.detach().square().sum(dtype=torch.float64)) for o, _ in pairs)
+
+    def _step(self, node: Node, values: Sequence[Any]) -> Any:
+        return compute_real(node, [self._seen(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops)
+
+    def _seen(self, edge: Edge, value: Any) -> Any:
+        """The value as this edge alone reads it, so that its gradient is the edge's own."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return value
+        alias = value.view_as(value)
+        kept = alias.detach()
+        if edge in self.spectra:
+            alias.register_hook(lambda g: self.spectra[edge].add(kept, g))  # type: ignore[no-untyped-call]
+        elif self.graph[self.graph.source(edge)].op == CONST:
+            alias.register_hook(lambda g: self._add_weight(edge, g))  # type: ignore[no-untyped-call]
+        return alias
+
+    def _add_weight(self, edge: Edge, g: Tensor) -> None:
+        if self.see is not None:
+            self.see(edge, g)
+        errors = self.errors(edge)
+        sums = self.weights.setdefault(edge, [0.0] * len(errors))
+        axis = channel_axis(self.graph, edge, self.ops)
+        for index, error in enumerate(errors):
+            products = g * error
+            channels = products.movedim(axis, 0).flatten(1) if products.ndim > 1 else products.reshape(-1, 1)
+            sums[index] += float(channels.sum(1).square().sum(dtype=torch.float64))
+
+
+def channel_axis(graph: Graph, edge: Edge, ops: Ops = OPS) -> int:
+    """The axis of a constant that the channels of the output of its reader run along; 0 where its rule knows none."""
+    rule = ops.get(graph[edge.dst].op)
+    weight = None if rule is None or rule.integer is None else rule.integer.weight
+    return weight.axis if weight is not None and weight.slot == edge.slot else 0

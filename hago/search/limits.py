@@ -1,0 +1,109 @@
+"""Reachable: limits that no point can keep, said before a search where that is known, and after it else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from hago.cost.cost import Cost, plan_cost
+from hago.errors import InfeasibleBits
+from hago.plan.feasibility import fitting
+from hago.plan.space import Bits
+from hago.search.goal import LOSSES, Goal
+from hago.search.objective import wilson_interval
+from hago.search.prepare import Prepared
+from hago.study.searcher import Score
+from hago.study.study import SearchResult
+
+#: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
+#: divergence over 16 samples.
+_CANCELLED: Final = 1e-3
+#: Costs that may be less in float than at the fewest bits.
+ROOFLINES: Final = frozenset({"cycles", "latency", "energy"})
+
+
+def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callable[[Bits], Score]) -> None:
+    """Refuse limits that no point can keep, before any search.
+
+    A cost is least at the fewest bits or at the start, but a roofline where nodes may be float, and unless the fewest
+    bits do not go together: then a search finds how little it can be. A measure is refused where it is missed by the
+    most bits that there are, and by more than other points gain by chance; where these overflow, or in float, a search
+    finds how much it can be.
+
+    Raises:
+        InfeasibleBits: which limit, and the nearest value that can be reached.
+        HagoError: the hardware gives no figures for a cost.
+    """
+    if not goal.costs and not goal.limits:
+        return
+    least = prepared.space.narrowest()
+    fewest = fitting(prepared.resolver, least)
+    ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(start))]
+    goal.check(ends[0])
+    kinds = any(g.is_kind for g in prepared.space.groups.values())
+    for limit in (x for x in goal.limits if x.is_cost):
+        nearest = min(cost[limit.figure] for cost in ends)
+        if kinds and limit.figure in ROOFLINES:
+            # float nodes may be cheaper than any bits: a search finds how much
+            floor = _floor(prepared, ends[0], limit.figure)
+            if limit.shortfall(floor):
+                raise InfeasibleBits(
+                    f"{limit.text!r} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
+                    f"signatures of {prepared.hardware.name}; the nearest known is {nearest:g}, at the fewest bits"
+                )
+        elif fewest and fewest.bits == least and limit.shortfall(nearest):
+            raise InfeasibleBits(
+                f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
+                f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
+            )
+    measures = [x for x in goal.limits if not x.is_cost]
+    if kinds or not measures or dict(start) != prepared.space.widest():
+        return
+    first = scored(start)
+    if not first.runs:
+        return
+    for limit in measures:
+        reached = float(first.results[limit.figure])
+        if limit.shortfall(_by_chance(limit.figure, reached, int(first.results["samples"]))):
+            raise InfeasibleBits(
+                f"{limit.text!r} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
+                "ask for less, keep sensitive nodes float (keep_float), or try another estimator"
+            )
+
+
+def _by_chance(figure: str, reached: float, samples: int) -> float:
+    """What a measure may be at a point of fewer bits than the one that reached this: errors may cancel, though not to
+    a thousandth of their square, and of shares the 95 % interval ends there."""
+    if figure in ("agreement", "sim_acc"):
+        return wilson_interval(reached * samples, samples)[1]
+    if figure == "sqnr":
+        return reached + 10.0 * math.log10(1.0 / _CANCELLED)
+    return reached * _CANCELLED if figure in LOSSES else 1.0 - (1.0 - reached) * _CANCELLED
+
+
+def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
+    """Of a roofline: what the multiply-accumulates take on the best signature of each node, float ones included."""
+    key, power = ("picojoules_per_mac", 1) if metric == "energy" else ("macs_per_cycle", -1)
+    chip, total = prepared.hardware.cost, 0.0
+    for node in (n for n in cost.nodes if n.macs):
+        each = [desc.cost.get(key) for desc in prepared.hardware.ops.get(node.op, ())]
+        known = [figure for figure in each if figure is not None]
+        if len(known) == len(each) and known:
+            total += node.macs * min(figure**power for figure in known)
+    if metric == "energy":
+        return total * 1e-12
+    return total / chip.get("cores", 1.0) / (chip["clock_hz"] if metric == "latency" else 1.0)
+
+
+def nearest(goal: Goal, result: SearchResult) -> str:
+    """What a search that kept not all limits came to."""
+    best = result.best
+    figures = {**best.score.results, **best.score.costs}
+    missed = "; ".join(
+        f"{x.text!r} is missed with {figures[x.figure]:.6g}" for x in goal.limits if x.shortfall(figures[x.figure])
+    )
+    return (
+        f"none of the {len(result.trials)} points tried keeps every limit; nearest is trial {best.index}: {missed}. "
+        "Ask for less, or give the search more trials"
+    )

@@ -1,0 +1,317 @@
+"""Objectives: how good a simulated model is, against the float model or the labels. Larger is better.
+
+An objective is two pure functions: what each sample contributes, and what the mean contribution
+means. So it streams over batches, and two models can be compared sample by sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional as F
+
+from hago.data.batches import are_whole
+from hago.errors import DataError, HagoError, did_you_mean, warn
+
+#: Where noise is nothing at all, SQNR is reported as this many dB.
+MOST_DB: Final = 200.0
+
+#: (reference outputs, outputs, labels) -> (batch, k), float64.
+PerSample = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A measure of the simulated outputs.
+
+    Args:
+        per_sample: what each sample contributes, (batch, k) float64.
+        finish: the mean contribution (k,) to the value; larger is better.
+        needs_labels: whether classes are read.
+        loss: from contributions, each sample's loss: 0 or more, and its mean orders models as `finish` does,
+            the least first; None where there is no such thing.
+    """
+
+    name: str
+    per_sample: PerSample
+    finish: Callable[[Tensor], float]
+    needs_labels: bool = False
+    loss: Callable[[Tensor], Tensor] | None = None
+
+
+def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
+    """Refuse outputs that are not one row per sample.
+
+    Raises:
+        DataError: which output, and its shape.
+    """
+    for slot, output in enumerate(outputs):
+        if output.ndim == 0 or output.shape[0] != samples:
+            raise DataError(
+                f"output {slot} of the model has shape {tuple(output.shape)} for {samples} samples; hago compares "
+                "models sample by sample, so axis 0 of every output must be the batch"
+            )
+
+
+def class_count(output: Tensor) -> int:
+    """How many classes an output chooses among: the size of axis 1."""
+    return output.shape[1] if output.ndim > 1 else 1
+
+
+def misfit(labels: Tensor, output: Tensor) -> str:
+    """Why labels are not a class for every position of an output, whose classes are on axis 1; empty where they are."""
+    count, expected = class_count(output), (*output.shape[:1], *output.shape[2:])
+    if count < 2 or tuple(labels.shape) != expected:
+        one_hot = count > 1 and labels.shape == output.shape and _is_one_hot(labels)
+        return (
+            f"labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(output.shape)}; "
+            f"expected {expected}: one class per position, two classes or more on axis 1 of the output"
+            f"{'. They are one-hot: pass labels.argmax(1)' if one_hot else ''}"
+        )
+    if not are_whole(labels):
+        return f"labels of {labels.dtype} that are not whole numbers are no classes; expected 0 to {count - 1}"
+    low, high = (int(end) for end in labels.aminmax()) if labels.numel() else (0, 0)
+    if low < 0 or high >= count:
+        from_one = ". They seem to count from 1: pass labels - 1" if low > 0 and high == count else ""
+        return f"labels from {low} to {high} do not fit outputs of {count} classes; expected 0 to {count - 1}{from_one}"
+    return ""
+
+
+def _is_one_hot(labels: Tensor) -> bool:
+    """Whether one entry along axis 1 is 1 and the others are 0."""
+    return bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) == 1).all())
+
+
+def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> str:
+    """Why the labels of all batches are no classes of the model's first output; empty where they are, or where no
+    batch has any.
+
+    Args:
+        outputs: the first output for each batch.
+    """
+    known = [made for made in labels if made is not None]
+    if not known:
+        return ""
+    if len(known) < len(labels):
+        return (
+            f"{len(labels) - len(known)} of {len(labels)} batches have no labels; pass them with every batch, or none"
+        )
+    if any(made.shape[1:] != known[0].shape[1:] for made in known):
+        return next(filter(None, map(misfit, known, outputs)), "")
+    rows = sum(len(output) for output in outputs)
+    return misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
+
+
+def warn_of_labels(why: str, instead: str) -> None:
+    """Warn that no accuracy is measured although there are labels.
+
+    Args:
+        why: what `unfit_labels` says; nothing happens where it is empty.
+        instead: what is measured.
+    """
+    if why:
+        warn(f"{why}. Accuracy is not measured, {instead}; where the labels are no classes, pass the inputs alone")
+
+
+def check_classes(labels: Tensor, output: Tensor) -> None:
+    """Refuse labels that are no classes of an output.
+
+    Raises:
+        DataError: what they are, and what is expected.
+    """
+    if why := misfit(labels, output):
+        raise DataError(why)
+
+
+def _flat(outputs: Sequence[Tensor]) -> Tensor:
+    return torch.cat([o.reshape(o.shape[0], -1).to(torch.float64) for o in outputs], 1)
+
+
+def _classes(output: Tensor) -> Tensor:
+    """(batch, classes, rest...) with classes on axis 1."""
+    return output.to(torch.float64) if output.ndim > 1 else output.to(torch.float64).unsqueeze(1)
+
+
+def _signal_and_noise(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    r, o = _flat(reference), _flat(outputs)
+    return torch.stack([r.square().sum(1), (r - o).square().sum(1)], 1)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """`10 log10(signal / noise)`, at most MOST_DB, 0 where there is no signal."""
+    if signal <= 0.0:
+        return MOST_DB if noise <= 0.0 else 0.0
+    if noise <= signal * 10 ** (-MOST_DB / 10):
+        return MOST_DB
+    return 10.0 * math.log10(signal / noise)
+
+
+def _kl(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    p = F.log_softmax(_classes(reference[0]), 1)
+    q = F.log_softmax(_classes(outputs[0]), 1)
+    return (p.exp() * (p - q)).sum(1).reshape(p.shape[0], -1).mean(1, keepdim=True)
+
+
+def _mse(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    return (_flat(reference) - _flat(outputs)).square().mean(1, keepdim=True)
+
+
+def _cosine(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    return F.cosine_similarity(_flat(reference), _flat(outputs), dim=1, eps=1e-30).unsqueeze(1)
+
+
+def _agreement(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    same = _classes(reference[0]).argmax(1) == _classes(outputs[0]).argmax(1)
+    return same.reshape(same.shape[0], -1).to(torch.float64).mean(1, keepdim=True)
+
+
+def _accuracy(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise DataError("the accuracy objective needs labels; pass (inputs, labels) batches or objective='sqnr'")
+    check_classes(labels, outputs[0])
+    right = _classes(outputs[0]).argmax(1) == labels
+    return right.reshape(right.shape[0], -1).to(torch.float64).mean(1, keepdim=True)
+
+
+def _mean(total: Tensor) -> float:
+    return float(total[0])
+
+
+def _negative(total: Tensor) -> float:
+    return -float(total[0])
+
+
+def _last(contributions: Tensor) -> Tensor:
+    # what rounding leaves below 0 is 0
+    return contributions[:, -1].clamp_min(0.0)
+
+
+def _missing(contributions: Tensor) -> Tensor:
+    return (1.0 - contributions[:, 0]).clamp_min(0.0)
+
+
+OBJECTIVES: Final[Mapping[str, Objective]] = {
+    o.name: o
+    for o in (
+        Objective("sqnr", _signal_and_noise, lambda t: decibels(float(t[0]), float(t[1])), loss=_last),
+        Objective("kl", _kl, _negative, loss=_last),
+        Objective("mse", _mse, _negative, loss=_last),
+        Objective("cosine", _cosine, _mean, loss=_missing),
+        Objective("agreement", _agreement, _mean, loss=_missing),
+        Objective("accuracy", _accuracy, _mean, needs_labels=True, loss=_missing),
+    )
+}
+
+#: What a user may pass: a name, an Objective, or a function of (reference, outputs, labels).
+ObjectiveLike = str | Objective | Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], float]
+
+
+def objective(spec: ObjectiveLike) -> Objective:
+    """The objective that `spec` means. A function is called per batch; its results are averaged over
+    samples.
+
+    Raises:
+        HagoError: an unknown name.
+    """
+    if isinstance(spec, Objective):
+        return spec
+    if isinstance(spec, str):
+        if spec not in OBJECTIVES:
+            raise HagoError(
+                f"unknown objective {spec!r}; known: {', '.join(OBJECTIVES)}.{did_you_mean(spec, OBJECTIVES)}"
+            )
+        return OBJECTIVES[spec]
+    if not callable(spec):
+        raise HagoError(f"objective {spec!r} is a {type(spec).__name__}; expected a name or a function")
+    return Objective(getattr(spec, "__name__", "custom"), _Called(spec), _mean)
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A function of the user's: one number a batch, as if every sample had given it."""
+
+    function: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], float]
+
+    def __call__(self, reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+        said = self.function(reference, outputs, labels)
+        try:
+            value = float(said)
+        except (TypeError, ValueError):
+            raise HagoError(f"the objective function returned {said!r}; expected a finite number") from None
+        if not math.isfinite(value):
+            raise HagoError(f"the objective function returned {value}; expected a finite number")
+        return torch.full((outputs[0].shape[0], 1), value, dtype=torch.float64)
+
+
+def wilson_interval(successes: float, samples: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The confidence interval of a proportion.
+
+    References:
+        E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
+    """
+    found = stats.binomtest(round(successes), samples).proportion_ci(confidence, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def paired_interval(differences: Tensor, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean and confidence interval of per-sample differences, by the normal approximation.
+
+    Args:
+        differences: (samples,), e.g. 1, 0 or -1 for right in one model and wrong in the other.
+    """
+    d = differences.to(torch.float64)
+    mean = float(d.mean())
+    if d.numel() < 2:
+        return mean, -math.inf, math.inf
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(d.std()) / math.sqrt(d.numel())
+    return mean, mean - half, mean + half
+
+
+def jackknife_interval(
+    contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """The confidence interval of a value that is a smooth function of mean contributions.
+
+    Args:
+        contributions: (samples, k).
+
+    References:
+        Tukey, "Bias and confidence in not quite large samples", 1958; Efron and Stein, "The jackknife
+        estimate of variance", 1981.
+    """
+    c = contributions.to(torch.float64)
+    n = len(c)
+    value = finish(c.mean(0))
+    if n < 2:
+        return -math.inf, math.inf
+    left = torch.tensor([finish(row) for row in (c.sum(0) - c) / (n - 1)], dtype=torch.float64)
+    error = math.sqrt((n - 1) / n * float((left - left.mean()).square().sum()))
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    return value - half, value + half
+
+
+def quick_interval(
+    contributions: Tensor, finish: Callable[[Tensor], float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """The same to first order, for a few calls of `finish` however many samples there are.
+
+    References:
+        Jaeckel, "The infinitesimal jackknife", 1972: every sample moves the value by its contribution times the
+        slope at the mean, which is found by differences.
+    """
+    c = contributions.to(torch.float64)
+    mean = c.mean(0)
+    if len(c) < 2:
+        return -math.inf, math.inf
+    steps = torch.diag(1e-4 * torch.maximum(mean.abs(), c.std(0)).clamp_min(1e-30))
+    rises = [finish(mean + step) - finish(mean - step) for step in steps]
+    slopes = torch.tensor(rises, dtype=torch.float64) / (2 * steps.diagonal())
+    error = math.sqrt(float(((c - mean) @ slopes).square().sum()) / (len(c) * (len(c) - 1)))
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    return (finish(mean) - half, finish(mean) + half) if math.isfinite(half) else (-math.inf, math.inf)

@@ -1,0 +1,61 @@
+"""Quantizer: a strategy applied to a model, simulated or realized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+
+from hago.export.onnx.export import make_onnx, write_onnx
+from hago.export.onnx.file import OnnxFile
+from hago.plan.plan import Plan
+from hago.plan.strategy import Strategy
+from hago.runtime.native.executor import named_engine
+from hago.runtime.reference import IntegerModel
+from hago.runtime.stored import Provenance
+from hago.simulation.simulator import Simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """A Plan with the strategy it came from; `simulate()` and `quantize()` give the two models.
+
+    Both are nn.Modules that take and return real values as the float model does; their outputs
+    are equal bit for bit.
+    """
+
+    plan: Plan
+    strategy: Strategy
+
+    def simulate(self) -> Simulator:
+        """The simulated model: integers carried in floats, as fast as the float model or nearly."""
+        return Simulator(self.plan)
+
+    def export_onnx(self, path: str | PathLike[str], form: str = "qdq") -> OnnxFile:
+        """Write the integer model as an ONNX file.
+
+        Args:
+            form: `qdq`, operators between DequantizeLinear and QuantizeLinear, which engines fuse; or
+                `qoperator`, operators on integers.
+
+        Returns:
+            The model, and which of its tensors stands for which value.
+
+        Raises:
+            HagoError: ONNX cannot express the strategy: each node and edge in the way is named, and nothing is
+                written. Or the package onnx is not installed.
+        """
+        made = make_onnx(self.plan, form)
+        write_onnx(made, path)
+        return made
+
+    def quantize(self, engine: str = "auto") -> IntegerModel:
+        """The integer model: weights and activations stored as integers.
+
+        Args:
+            engine: `auto` runs every node on the fastest kernel that is exact on this machine (its
+                `explain()` says which); `reference` runs all of them in int64.
+
+        Raises:
+            HagoError: no such engine.
+        """
+        return named_engine(engine)(self.plan, Provenance.of(self.strategy))

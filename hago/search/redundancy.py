@@ -1,0 +1,72 @@
+"""Waste: choices that no cost in use and no overflow can tell apart, and a space without them.
+
+Fewer bits are never expected to be more accurate. So of the choices that the same signature holds, only
+the most bits are worth a trial, unless a cost in use counts bits, or an accumulator that they feed
+could overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from hago.arithmetic.types import Edge
+from hago.graph.graph import CONST
+from hago.plan.feasibility import classes, fitting, widest_fitting
+from hago.plan.plan import Plan
+from hago.plan.space import Group, Space
+from hago.search.prepare import Prepared
+
+#: Costs that count the bits of constants alone.
+OF_CONSTANTS: Final = frozenset({"weight_bytes", "effective_bits"})
+#: Costs that count the bits of all operands.
+OF_ALL: Final = frozenset({"bops"})
+
+
+def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
+    """The same without choices that cannot matter.
+
+    Args:
+        costs: those in use. Without any, fewer bits win ties, so all choices differ and all are kept.
+    """
+    if not costs:
+        return prepared
+    resolver, groups = prepared.resolver, prepared.space.groups
+    most = widest_fitting(resolver)
+
+    def widest(group: Group) -> Plan:
+        """Where the group has its most bits."""
+        there = {**most.bits, group.key: group.choices[0]}
+        point = most if there == most.bits else fitting(resolver, there, [group.key])
+        return (point or most).plan
+
+    space = Space({key: _merged(prepared, widest(group), group, costs) for key, group in groups.items()})
+    return replace(prepared, space=space, resolver=prepared.resolver.within(space))
+
+
+def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
+    is_const = all(prepared.graph[prepared.graph.source(e)].op == CONST for e in group.edges) and bool(group.edges)
+    if group.is_kind or OF_ALL & set(costs) or (is_const and OF_CONSTANTS & set(costs)):
+        return group
+    if any(not plan.nodes[name].proved for name in _fed(plan, group)):
+        return group
+    return replace(group, choices=tuple(c[0] for c in classes(prepared.resolver, group)))
+
+
+def _fed(plan: Plan, group: Group) -> set[str]:
+    """The integer nodes whose accumulators depend on a group's bits: its readers, and theirs where the
+    values pass through unchanged."""
+    found: set[str] = set()
+    waiting: list[Edge] = list(group.edges)
+    node, _, slot = group.key.rpartition(":")
+    if slot == "out":
+        waiting += plan.graph.out_edges[node]
+    while waiting:
+        edge = waiting.pop()
+        reader = plan.nodes.get(edge.dst)
+        if reader is not None and edge.dst not in found:
+            found.add(edge.dst)
+            if reader.within_hull:
+                waiting += plan.graph.out_edges[edge.dst]
+    return found

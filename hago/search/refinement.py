@@ -1,0 +1,803 @@
+"""Refinement: thresholds for the error at the outputs, from a few passes, before any bits are searched.
+
+Activations: an estimator of the least squared error is shown every value with the weight of its squared gradient, so
+that it makes the error at the outputs small, not that of the tensor. Weights: see `weight_scales`; every round of
+changes is kept only if the outputs, simulated on all samples, are better for it.
+
+What gradients propose is confirmed on samples that they have not seen (`confirmation`): where it is not surely better
+there than the thresholds that it would replace, these stay.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.arithmetic.schemes import Grid
+from hago.arithmetic.types import Edge
+from hago.calibration.collect import Calibration
+from hago.calibration.estimators import Mse
+from hago.calibration.statistics import TensorStatistics
+from hago.cost.cost import plan_cost
+from hago.data.batches import Batch, Batches
+from hago.errors import InfeasibleBits
+from hago.plan.feasibility import Levels, fitting, planned, widest_fitting
+from hago.plan.space import Bits, Space
+from hago.plan.thresholds import Estimated, estimated_resolver
+from hago.search.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
+from hago.search.evaluate import Evaluator, Measured, safe_start
+from hago.search.goal import Goal
+from hago.search.gradients import (
+    Gradients,
+    Pull,
+    SeeConstant,
+    Spectrum,
+    divergence_pull,
+    gradients,
+    squared_error_pull,
+    thinned,
+)
+from hago.search.guidance import make_guide
+from hago.search.objective import Objective
+from hago.search.prepare import Prepared
+from hago.search.sensitivity import gradients_by_part, measure_sensitivity, probe_of
+from hago.search.weight_scales import (
+    ERROR_BYTES,
+    Chosen,
+    Thresholds,
+    WeightGradients,
+    WeightScales,
+    of_constants,
+    own_ends,
+)
+from hago.searchers.knapsack import Knapsack
+from hago.searchers.surrogate import Guide
+
+#: Samples that are differentiated, at most; what is found is confirmed on all.
+SAMPLES: Final = 128
+#: A pass forward and a pass back, in passes forward.
+PASS: Final = 3.0
+#: Samples that share one random vector, and those that are differentiated at once where nothing is random.
+CHUNK: Final = 4
+SLOPES: Final = 16
+#: Of the weight of a value, the part that does not depend on its gradient.
+PLAIN: Final = 0.002
+#: Of the loss, what one round is to gain at most.
+SHARE: Final = 0.5
+#: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
+#: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
+MORE_ERRORS: Final = 1.3
+SQUARED: Final = "squared error"
+#: How the errors of outputs matter, by what sensitivities measure. Around the float model's own outputs, the matrix of
+#: the cross entropy does not depend on the labels: it is that of the divergence.
+PULLS: Final[Mapping[str, Pull]] = {
+    SQUARED: squared_error_pull,
+    "divergence": divergence_pull,
+    "cross entropy": divergence_pull,
+}
+#: Rounds without a gain before the last ends it.
+TRIES: Final = 3
+#: Choices of each group whose losses are worked out where nothing asks for fewer bits: moves begin at the most.
+NEAR: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """What a search goes on with.
+
+    Args:
+        start: the best expected point that keeps the limits on costs.
+        forwards: what gradients took, in passes of the float model over the data.
+        simulated: how often a Plan was simulated; what that took is counted elsewhere.
+    """
+
+    prepared: Prepared
+    guide: Guide
+    start: Bits
+    forwards: float
+    simulated: float = 0.0
+
+
+def refined(
+    prepared: Prepared,
+    goal: Goal,
+    metric: str,
+    evaluator: Evaluator,
+    most: float,
+    seed: int = 0,
+    confirmation: Confirmation | None = None,
+) -> Refined:
+    """The same with other thresholds.
+
+    Args:
+        metric: which cost the guide is about; see `make_guide`.
+        evaluator: of the search, over its data.
+        most: what may be spent on one turn, in forwards; the first pass is spent in any case.
+        confirmation: what is kept aside, to take only what is surely better there; None, as in logs of version 1, to
+            take what is better on all samples.
+    """
+    whole = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, evaluator, seed)
+    if confirmation is None:
+        found = _Refinement.begun(*whole)
+        found.improve(most)
+        return found.result()
+    *turns, found = _begun_together(*whole, confirmation)
+    for turn in turns:
+        turn.known = found.known
+    steps = _Confirmed(prepared, confirmation, turns)
+    steps.choose_activations()
+    steps.choose_weights(most)
+    if len(turns) == 1:
+        return turns[0].result(said=steps.said())
+    # what was confirmed is made again from all samples
+    found.take(steps.activations)
+    if steps.rounds:
+        found.improve(most, steps.rounds)
+    return found.result(steps.spent, steps.said())
+
+
+def _begun_together(
+    prepared: Prepared,
+    plain: Prepared,
+    goal: Goal,
+    metric: str,
+    evaluator: Evaluator,
+    seed: int,
+    confirmation: Confirmation,
+) -> list[_Refinement]:
+    """The refinements of all turns, then that of all samples: what one pass sees of each turn's samples serves all
+    others. With one turn the last is that turn's, with none that of all samples."""
+    given, asides = (prepared, plain, goal.objective, evaluator, seed), confirmation.turns
+    whole = _Refinement(*given, asides[0] if len(asides) == 1 else None)
+    if not plain.hardware.requantize.power_of_two:
+        whole.scales.bar_errors(MORE_ERRORS)
+    turns = [_Refinement(*given, aside, whole.scales.copied()) for aside in asides] if len(asides) > 1 else []
+    parts = [whole.batch.rows(a.first, a.last) for a in asides] if turns else [whole.batch]
+    probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK) for part in parts), len(parts))
+    start = safe_start(plain.resolver, prepared.calibration.peaks)
+    choices = NEAR if not metric and start == widest_fitting(plain.resolver).bits else None
+    seen = gradients_by_part(plain, goal.objective, seed, parts, CHUNK, probes, choices)
+    products = whole.scales.products(probes)
+    probes.sums.clear()
+    for number, turn in enumerate([*turns, whole]):
+        own = [i for i in range(len(parts)) if not turns or i != number]
+        take = partial(WeightScales.take_products, products=products, columns=probes.columns(own))
+        turn.begin(goal, metric, take, Gradients.sum([seen[i] for i in own]), guided=turn is whole, choices=choices)
+        if turn is not whole or not turns:
+            turn.count_gradients(PASS * parts[number].size / evaluator.batches.samples)
+    return [whole, whole] if len(asides) == 1 else [*turns, whole]
+
+
+# ---------------------------------------------------------------- where the search begins
+def picked_within(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[str, int]:
+    """The best expected point that keeps the limits on costs, no group having more bits than at the start."""
+    picked = dict(start)
+    limits = [x for x in goal.limits if x.is_cost]
+    if not limits:
+        return picked
+    groups = prepared.space.groups.items()
+    space = Space({k: replace(g, choices=tuple(b for b in g.choices if b <= start[k])) for k, g in groups})
+    if guide.limit is not None:
+        solved = Knapsack(space, guide).solve(guide.limit)
+        fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
+        picked = picked if fits is None else fits.bits
+
+    def missed(bits: Bits) -> float:
+        plan = planned(prepared.resolver, bits)
+        if isinstance(plan, InfeasibleBits):
+            return math.inf
+        figures = plan_cost(plan).figures
+        return sum(x.shortfall(float(figures[x.figure])) for x in limits)
+
+    left = missed(picked)
+    while left > 0.0:
+        steps = []
+        for key, group in space.groups.items():
+            lower = [b for b in group.choices if b < picked[key]]
+            if lower and not group.is_kind:
+                point = {**picked, key: lower[0]}
+                saved = left - missed(point)
+                steps.append(((guide.loss(point) - guide.loss(picked)) / saved, key, point) if saved > 0 else None)
+        able = [s for s in steps if s is not None]
+        if not able:
+            break
+        picked = min(able, key=lambda s: s[:2])[2]
+        left = missed(picked)
+    return picked
+
+
+# ---------------------------------------------------------------- the passes
+class _Refinement:
+    """The thresholds as they get better at a point.
+
+    Attributes:
+        prepared: with the thresholds of now.
+        picked: the point.
+        guide: what every choice is expected to lose.
+        losses: of all samples, as measured last at the point.
+        ways: thresholds of activations that may be taken.
+        kept: after each round that was kept, the thresholds and the losses.
+        known: what was measured of thresholds that turns share, by the key of their Plan.
+        forwards, differentiated: what was spent, and which part of that on gradients.
+        is_first_version: whether it is done as for logs of version 1.
+    """
+
+    guide: Guide
+    picked: Bits
+    ways: Mapping[str, Prepared]
+    is_first_version = False
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        plain: Prepared,
+        objective: Objective,
+        evaluator: Evaluator,
+        seed: int,
+        aside: KeptAside | None = None,
+        scales: WeightScales | None = None,
+    ) -> None:
+        self.given, self.objective, self.evaluator, self.seed, self.aside = prepared, objective, evaluator, seed, aside
+        self.prepared = plain
+        if scales is None:
+            bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
+            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits, ERROR_BYTES)
+        self.scales = scales
+        self.forwards, self.differentiated = 0.0, 0.0
+        seen = evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
+        self.step = -(-seen // SAMPLES)
+        self.batch = self._thinned()
+        self.losses = torch.zeros(0)
+        self.kept: list[tuple[Prepared, Tensor]] = []
+        self.known: dict[str, tuple[Measured, list[Sequence[Tensor]]]] = {}
+        self._outputs: list[Sequence[Tensor]] = []
+        self._full: set[str] = set()
+
+    @staticmethod
+    def begun(
+        prepared: Prepared, plain: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int
+    ) -> _Refinement:
+        """After a first pass over all samples, as logs of version 1 began.
+
+        Args:
+            plain: with thresholds of the least squared error.
+        """
+        found = _Refinement(prepared, plain, goal.objective, evaluator, seed)
+        found.is_first_version = True
+        probes = WeightGradients.of_probes(plain)
+        found.begin(goal, metric, lambda scales: scales.take_probes(probes), see=probes.see)
+        found.count_gradients(found.price)
+        return found
+
+    def begin(
+        self,
+        goal: Goal,
+        metric: str,
+        take: Callable[[WeightScales], None],
+        seen: Gradients | None = None,
+        see: SeeConstant | None = None,
+        guided: bool = True,
+        choices: int | None = None,
+    ) -> None:
+        """Make thresholds of activations that are weighted by gradients, the guide, and the point.
+
+        Args:
+            take: says to the scales what the pass saw of weights.
+            seen: what the pass saw already; by default it is made here.
+            see: hears of gradients of constants in a pass that is made here.
+            guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
+            choices: see `measure_sensitivity`.
+        """
+
+        def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:
+            take(self.scales)
+            self.prepared = with_statistics(self.prepared, weighted(self.prepared, gradients.spectra))
+            return self.prepared, gradients
+
+        plain, calibration = self.prepared, self.given.calibration
+        how = (self.objective, self.seed, CHUNK, see, settle)
+        limited = any(x.is_cost for x in goal.limits)
+        if seen is not None and not guided and not limited:
+            settle(seen)
+            self.picked = safe_start(self.prepared.resolver, calibration.peaks)
+            self.ways = {"weighted": self.prepared, "mse": plain}
+            return
+        sensitivity = measure_sensitivity(plain, *how, batches=[self.batch], seen=seen, choices=choices)
+        start = safe_start(self.prepared.resolver, calibration.peaks)
+        guide = make_guide(self.prepared, goal, start, self.seed, metric, sensitivity)
+        self.guide, self.picked = replace(guide, most=start), picked_within(self.prepared, goal, guide, start)
+        self.ways = {"weighted": self.prepared, "mse": plain}
+
+    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refined:
+        """What a search goes on with.
+
+        Args:
+            spent: in forwards by others, on gradients and on simulations.
+            said: of what was confirmed.
+        """
+        prepared = self.prepared if said is None else replace(self.prepared, refined=said)
+        simulated = self.forwards - self.differentiated
+        return Refined(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
+
+    def take(self, activations: str) -> None:
+        """These thresholds of activations: `estimated` as a search without refinement has them, `mse`, or `weighted`
+        by gradients."""
+        self.prepared = self.ways.get(activations, self.given)
+
+    def _thinned(self) -> Batch:
+        """The samples that are differentiated, as many from everywhere in the data."""
+        batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
+        labels = self._seen([b.labels] for b in batches if b.labels is not None) if labelled else []
+        inputs = thinned(self._seen(b.inputs for b in batches), self.step)
+        return Batch(inputs, thinned(labels, self.step)[0] if labelled else None)
+
+    def _seen(self, batches: Iterable[Sequence[Tensor]]) -> Iterable[Sequence[Tensor]]:
+        """What may shape thresholds."""
+        return batches if self.aside is None else self.aside.shaping(batches)
+
+    @property
+    def price(self) -> float:
+        """What differentiating them once takes, in forwards."""
+        return PASS * self.batch.size / self.evaluator.batches.samples
+
+    def count_gradients(self, forwards: float) -> None:
+        """Count what gradients took."""
+        self.forwards += forwards
+        self.differentiated += forwards
+
+    def improve(self, most: float, rounds: float = math.inf) -> None:
+        """Rounds at the point while they pay.
+
+        Args:
+            most: forwards in all, those before included.
+            rounds: that are kept, at most.
+        """
+        for kept in self.rounds(most):
+            if kept >= rounds:
+                return
+
+    def rounds(self, most: float) -> Iterator[int]:
+        """Rounds at the point while they pay; after each that is kept, how many were.
+
+        Args:
+            most: forwards in all, those before included.
+        """
+        pull = PULLS.get(probe_of(self.objective)[1])
+        self.scales.keep(self.picked)
+        now, share, failed = self.scales.as_estimated, SHARE, 0
+        if self.is_first_version and self.objective.name == "accuracy":
+            return
+        if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
+            return
+        best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
+        known, loss = False, 0.0
+        alone = self.scales.alone(self.prepared.resolver(self.picked))
+        there: Chosen | None = None if _same(alone, now) else alone
+        while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else self.price) <= most:
+            if there is None:
+                if not known:
+                    loss, known = self._slopes(pull, outputs), True
+                there = self.scales.improved(now, loss, share)
+                if _same(there, now):
+                    return
+            tried = with_refined(self.prepared, self.scales.thresholds(there))
+            value = self.measured(tried)
+            if value is not None and self._is_better(value, best, before):
+                best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
+                before = self.losses
+                self.prepared = tried
+                self.kept.append((tried, self.losses))
+                yield len(self.kept)
+            elif value is None:
+                self.scales.bar(self._full, now)
+                failed += 1
+            else:
+                share, failed = share / 2, failed + 1
+            there = None
+
+    def _is_better(self, value: float, best: float, before: Tensor) -> bool:
+        """Whether what was measured last is better. Of objectives that few samples say little of, it is what errs less
+        and does not lower them.
+
+        Args:
+            before: the losses with which the objective was `best`.
+        """
+        if self.is_first_version or self.objective.name not in COARSE:
+            return value > best
+        new, old = (x if self.aside is None else self.aside.without(x) for x in (self.losses, before))
+        return value >= best and float(new.mean()) < float(old.mean())
+
+    def measured(self, prepared: Prepared, shared: bool = False) -> float | None:
+        """The objective at the point, over what may shape thresholds; None where an accumulator overflowed. Its outputs
+        and all losses are kept.
+
+        Args:
+            shared: whether what is found is kept for others, too.
+        """
+        plan = planned(prepared.resolver, self.picked)
+        if isinstance(plan, InfeasibleBits):
+            self.losses = torch.full((self.evaluator.batches.samples,), math.inf, dtype=torch.float64)
+            return None
+        if plan.key in self.known:
+            measured, self._outputs = self.known[plan.key]
+        else:
+            self._outputs = []
+            measured = self.evaluator.measure(plan, see=self._outputs.append)
+            self.forwards += 1
+            if shared:
+                self.known[plan.key] = measured, self._outputs
+        self.losses = losses_of(self.objective, measured)
+        self._full = {name for name, count in measured.peaks.overflows.items() if count}
+        if self._full:
+            return None
+        contributions = measured.contributions[self.objective.name]
+        shaping = contributions if self.aside is None else self.aside.without(contributions)
+        return self.objective.finish(shaping.mean(0))
+
+    def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
+        """What the weights' changes would do to the error of outputs, to first order; returns the loss."""
+        whole = thinned(self._seen(outputs), self.step)
+        chunks = ([o[start : start + SLOPES] for o in whole] for start in range(0, self.batch.size, SLOPES))
+        losses: list[float] = []
+
+        def probe(wanted: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+            there = [o.detach() for o in wanted]
+            pairs = zip(next(chunks), there, strict=True)
+            errors = [q.to(o.dtype) - o if o.is_floating_point() else None for q, o in pairs]
+            pulls = pull(there, errors)
+            both = zip(errors, pulls, strict=True)
+            losses.append(sum(float((e * v).sum()) / 2 for e, v in both if e is not None and v is not None))
+            return pulls
+
+        p, ops, seen = self.prepared, self.prepared.hardware.known_ops, WeightGradients(1, self.scales.weights.keys())
+        gradients(p.graph, [self.batch], {}, probe, lambda edge: (), ops, self.seed, SLOPES, seen.see)
+        self.scales.take_slopes(seen)
+        self.count_gradients(self.price)
+        return sum(losses)
+
+
+class _Confirmed:
+    """The steps of refinement, each taken only where it is surely better on samples that did not shape it.
+
+    Args:
+        given: with the thresholds that stand where nothing is better.
+        turns: refinements, each of which leaves other samples aside.
+
+    Attributes:
+        activations: see `_Refinement.take`.
+        rounds: how many rounds of weights' thresholds were confirmed; inf for all of them.
+    """
+
+    def __init__(self, given: Prepared, confirmation: Confirmation, turns: Sequence[_Refinement]) -> None:
+        self.given, self.confirmation, self.turns = given, confirmation, turns
+        self.activations, self.rounds = "estimated", 0.0
+        self.clipped = self.clipped_before = 0.0
+        self.before: list[Tensor] = []
+        self.after: list[Tensor] = []
+
+    def choose_activations(self) -> None:
+        """One way for all turns. What overflows is replaced by what does not."""
+        values = []
+        for turn in self.turns:
+            values.append(turn.measured(self.given, shared=True))
+            self.before.append(turn.losses)
+        self.after = self.before
+        self.clipped = self.clipped_before = self._clipped("")
+        chosen = ""
+        for way in ("weighted", "mse"):
+            if way == "mse" and self.given.estimator == Mse():
+                continue  # which is what was given
+            tried = [turn.measured(turn.ways[way], shared=True) for turn in self.turns]
+            losses, clipped = [turn.losses for turn in self.turns], self._clipped(way)
+            gain = self.confirmation.gain(self.before, losses)
+            better = all(
+                new is not None and (old is None or self._is_better(new, old))
+                for old, new in zip(values, tried, strict=True)
+            )
+            if better and (None in values or gain.is_sure(MARGIN if clipped > self.clipped else 0.0)):
+                chosen, self.after, self.clipped = way, losses, clipped
+                break
+        self.activations = chosen or self.activations
+        for turn in self.turns:
+            turn.take(self.activations)
+        # outputs may be large, and rounds begin with these alone
+        plans = [planned(turn.prepared.resolver, turn.picked) for turn in self.turns]
+        taken = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
+        for turn in self.turns:
+            turn.known = {key: found for key, found in turn.known.items() if key in taken}
+
+    def choose_weights(self, most: float) -> None:
+        """All rounds, or the first alone, or none. Where the first two gain nothing, no others follow."""
+        plain = [turn.prepared for turn in self.turns]
+        running = [turn.rounds(most) for turn in self.turns]
+        for rounds in running:
+            collections.deque(itertools.islice(rounds, 2), maxlen=0)
+        every = all(turn.kept for turn in self.turns) and bool(self.turns)
+        begun = [[turn.kept[index][1] for turn in self.turns] for index in (0, -1)] if every else []
+        if any(self.confirmation.gain(self.after, losses).part > 0.0 for losses in begun):
+            for rounds in running:
+                collections.deque(rounds, maxlen=0)
+        for taken, index in ((math.inf, -1), (1.0, 0)) if every else ():
+            losses = [turn.kept[index][1] for turn in self.turns]
+            if self.confirmation.gain(self.after, losses).is_sure():
+                for turn in self.turns:
+                    turn.prepared = turn.kept[index][0]
+                self.rounds, self.after = taken, losses
+                return
+        for turn, prepared in zip(self.turns, plain, strict=True):
+            turn.prepared = prepared
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """Forwards of all turns, on gradients and on simulations."""
+        differentiated = sum(t.differentiated for t in self.turns)
+        return differentiated, sum(t.forwards for t in self.turns) - differentiated
+
+    def said(self) -> dict[str, Any]:
+        """What was found, as JSON values."""
+        gain = self.confirmation.gain(self.before, self.after)
+        weights = "estimated" if not self.rounds else "refined" if self.rounds == math.inf else "refined once"
+        return {
+            **self.confirmation.said,
+            "activations": self.activations,
+            "weights": weights,
+            **figures_of(gain, self.clipped, self.clipped_before),
+        }
+
+    def _is_better(self, new: float, old: float) -> bool:
+        coarse = self.turns[0].objective.loss is None or self.turns[0].objective.name in COARSE
+        return new >= old if coarse else new > old
+
+    def _clipped(self, way: str) -> float:
+        """What thresholds of a way clip, on average over turns."""
+        calibration, space = self.given.calibration, self.given.space
+        plans = [planned(turn.ways.get(way, self.given).resolver, turn.picked) for turn in self.turns]
+        held = [plan.thresholds for plan in plans if not isinstance(plan, InfeasibleBits)]
+        shares = [clipped_share(calibration, space, thresholds) for thresholds in held]
+        return sum(shares) / len(shares) if shares else 0.0
+
+
+def _same(one: Chosen, other: Chosen) -> bool:
+    return all(torch.equal(one[edge], other[edge]) for edge in other)
+
+
+def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
+    """The same with thresholds of least error on what was seen; what was found of constants is kept."""
+    p, mse, source = prepared, Mse(), prepared.resolver.thresholds
+    if p.estimator == mse and isinstance(source, Estimated):
+        resolver = p.resolver.with_thresholds(source.with_statistics(calibration.statistics))
+    else:
+        ops = p.hardware.known_ops
+        resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, ops)
+    return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refined=True)
+
+
+def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
+    """The same with these thresholds; the others are not estimated again."""
+    source = prepared.resolver.thresholds
+    assert isinstance(source, Estimated)
+    resolver = prepared.resolver.with_thresholds(source.with_refined(refined))
+    return replace(prepared, calibration=replace(prepared.calibration, refined=refined), resolver=resolver)
+
+
+def weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:
+    """The statistics of activations with every value counted by its squared gradient."""
+    masses: dict[str, dict[Edge, Spectrum]] = {}
+    for key, group in prepared.space.groups.items():
+        node, _, slot = key.rpartition(":")
+        edges = prepared.graph.out_edges[node] if slot == "out" else group.edges
+        masses.setdefault(group.source, {}).update({e: spectra[e] for e in edges if e in spectra})
+    statistics = dict(prepared.calibration.statistics)
+    for source, seen in masses.items():
+        if source in statistics and statistics[source].channels == 1:
+            statistics[source] = _weighted(statistics[source], list(seen.values()))
+    return replace(prepared.calibration, statistics=statistics)
+
+
+def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorStatistics:
+    bins = plain.histogram.shape[1]
+    edges = np.linspace(-1.0, 1.0, bins + 1) * float(plain.limit)
+    mass = np.zeros(bins)
+    for spectrum in spectra:
+        below = np.concatenate([[0.0], np.cumsum(spectrum.mass.numpy())])
+        at = spectrum.low + spectrum.width * np.arange(len(below))
+        mass += np.diff(np.interp(edges, at, below))
+    if not mass.sum() > 0.0:
+        return plain
+    rest = plain.histogram / plain.histogram.sum()
+    return replace(plain, histogram=torch.from_numpy(mass / mass.sum()).unsqueeze(0) * (1.0 - PLAIN) + rest * PLAIN)
+
+
+# ---------------------------------------------------------------- refined choices
+# Refined choices: thresholds for the error at the outputs, of every weight at every number of bits, from one pass.
+# Each channel takes the threshold with which it is expected to lose the least by itself (`WeightScales.alone`). What
+# others lose does not matter to that, so the thresholds hold all over the space, and a front is searched with them.
+# The pass is the one that measures sensitivities, and gives those of the refined choices. Activations: see
+# `refinement`.
+# Under limits on costs they are better than thresholds that were made better together at one point: a search goes
+# where the limits are, and those hold at their point alone.
+
+
+def refined_choices(
+    prepared: Prepared,
+    goal: Goal,
+    metric: str,
+    seed: int = 0,
+    *,
+    evaluator: Evaluator | None = None,
+    within: bool = False,
+    confirmation: Confirmation | None = None,
+) -> Refined:
+    """The same with other thresholds, and what a search begins with: over a front, the most bits.
+
+    Args:
+        metric: which cost the guide is about; see `make_guide`.
+        evaluator: of the search's data; needed for what follows.
+        within: begin with the best expected point that keeps the limits on costs instead, with the thresholds that are
+            the best there, refined or not.
+        confirmation: what is kept aside, to take only thresholds that are surely better there; None, as in logs of
+            version 1, to take what is better on all samples within limits, and refined ones over a front.
+    """
+    start_of = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, seed)
+    if confirmation is None:
+        return _unconfirmed(_Proposed.of(*start_of), goal, evaluator if within else None)
+    if evaluator is None or not confirmation.turns:
+        whole = _Proposed.of(*start_of)
+        picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
+        return Refined(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
+    turns = [_Proposed.of(*start_of, aside) for aside in confirmation.turns]
+    # what several turns confirm is made again from all samples
+    whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
+    settled = whole.ways["refined"]
+    picked = picked_within(settled, goal, whole.guide, whole.start) if within else whole.start
+    # a front is searched from the most bits on, and used at fewer, as a point is whose cost is made least
+    tight = within and any(limit.is_cost for limit in goal.limits)
+    point = picked if tight else _middle(settled, whole.guide, whole.start)
+    value, losses = _measured(prepared, point, goal, evaluator)
+    before = [losses] * len(turns)
+    found, spent, gain = "estimated", 1.0, confirmation.gain(before, before)
+    for way in ("refined", "mse"):
+        ways = [turn.ways[way] for turn in (turns if way == "refined" else turns[:1])]
+        tried = [_measured(each, point, goal, evaluator) for each in ways]
+        spent += len(tried)
+        tried *= len(turns) // len(tried)  # the least squared error of values is the same in every turn
+        gained = confirmation.gain(before, [after for _, after in tried])
+        runs = all(other > -math.inf for other, _ in tried)
+        if runs and (value == -math.inf or gained.is_sure()):
+            found, gain = way, gained
+            break
+    plans = [planned(whole.ways[each].resolver, point) for each in (found, "estimated")]
+    held = [{} if isinstance(plan, InfeasibleBits) else plan.thresholds for plan in plans]
+    shares = [clipped_share(prepared.calibration, prepared.space, thresholds) for thresholds in held]
+    said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
+    passes = PASS * len({id(p) for p in (*turns, whole)})
+    return Refined(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
+
+
+def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> Refined:
+    """What searches whose logs are of version 1 begin with.
+
+    Args:
+        evaluator: of the search's data where it goes by limits; None for a front.
+    """
+    if evaluator is None:
+        return Refined(whole.ways["refined"], whole.guide, whole.start, PASS)
+    picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start)
+    values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
+    best = max(values, key=lambda name: values[name])
+    return Refined(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """What one pass over samples says.
+
+    Args:
+        ways: thresholds that may be taken: `refined`, of the least squared error (`mse`), and as they were
+            (`estimated`). Each channel's refined threshold is the best alone by a few random vectors; together they
+            may be worse than others.
+        start: the most bits that hold.
+    """
+
+    ways: Mapping[str, Prepared]
+    guide: Guide
+    start: Bits
+
+    @staticmethod
+    def of(
+        prepared: Prepared, begun: Prepared, goal: Goal, metric: str, seed: int, aside: KeptAside | None = None
+    ) -> _Proposed:
+        """What samples say that are not kept aside.
+
+        Args:
+            begun: with thresholds of the least squared error.
+        """
+        probes, settled, known = WeightGradients.of_probes(begun), begun, _always_scaled(begun)
+
+        def settle(seen: Gradients) -> tuple[Prepared, Gradients]:
+            nonlocal settled
+            thresholds, losses = _chosen(begun, probes, known)
+            shown = with_statistics(begun, weighted(begun, seen.spectra))
+            settled = with_refined(shown, thresholds)
+            return settled, replace(seen, weights={**seen.weights, **losses})
+
+        samples = prepared.batches.samples - (0 if aside is None else aside.last - aside.first)
+        chunk = max(1, min(CHUNK, samples // probes.count))
+        batches = None if aside is None else _shaping(prepared.batches, aside)
+        sensitivity = measure_sensitivity(begun, goal.objective, seed, chunk, probes.see, settle, known, batches)
+        start = safe_start(settled.resolver, prepared.calibration.peaks)
+        guide = make_guide(settled, goal, start, seed, metric, sensitivity)
+        ways = {"refined": settled, "mse": begun, "estimated": prepared}
+        return _Proposed(ways, replace(guide, most=start), start)
+
+
+def _shaping(batches: Batches, aside: KeptAside) -> Iterator[Batch]:
+    """What of all data may shape thresholds."""
+    inputs = aside.shaping(b.inputs for b in batches)
+    if not batches.labelled:
+        yield from (Batch(tuple(tensors), None) for tensors in inputs)
+        return
+    labels = aside.shaping([b.labels] for b in batches if b.labels is not None)
+    yield from (Batch(tuple(tensors), own) for tensors, (own,) in zip(inputs, labels, strict=True))
+
+
+def _middle(prepared: Prepared, guide: Guide, start: Bits) -> Bits:
+    """A point half way along the front, as far as the guide knows one."""
+    program = Knapsack(prepared.space, guide)
+    solved = None if program.range is None else program.solve(sum(program.range) / 2)
+    fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
+    return start if fits is None else fits.bits
+
+
+def _measured(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) -> tuple[float, Tensor]:
+    """The objective at a point, less than any where it does not run, and the losses of all samples."""
+    plan = planned(prepared.resolver, bits)
+    if isinstance(plan, InfeasibleBits):
+        return -math.inf, torch.full((evaluator.batches.samples,), math.inf, dtype=torch.float64)
+    measured = evaluator.measure(plan)
+    losses = losses_of(goal.objective, measured)
+    if any(measured.peaks.overflows.values()):
+        return -math.inf, losses
+    value = float(goal.objective.finish(measured.contributions[goal.objective.name].mean(0)))
+    return -math.inf if math.isnan(value) else value, losses
+
+
+def _chosen(
+    prepared: Prepared, probes: WeightGradients, known: Collection[Edge]
+) -> tuple[Thresholds, dict[Edge, list[float]]]:
+    """The thresholds of all choices of weights; and what each choice is then expected to lose, by edge, those of
+    most bits first.
+
+    Args:
+        known: the weights that have thresholds at every choice; the pass itself measures the others' losses.
+    """
+    thresholds: Thresholds = {}
+    losses: dict[Edge, list[float]] = {}
+    levels = Levels(prepared.resolver)
+    for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
+        scales = WeightScales.of(prepared, shown.plan, shown.bits)
+        scales.weights = {e: w for e, w in scales.weights.items() if e in known and w.key in shown.keys}
+        scales.take_probes(probes)
+        alone = scales.alone(shown.plan)
+        thresholds |= scales.thresholds(alone)
+        for edge, loss in scales.losses(alone).items():
+            losses.setdefault(edge, []).append(loss)
+    return thresholds, losses
+
+
+def _always_scaled(prepared: Prepared) -> set[Edge]:
+    """The weights that have thresholds of their own at every number of their bits."""
+    groups = of_constants(prepared)
+    found, levels = {g.edges[0] for g in groups}, Levels(prepared.resolver)
+    for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
+        found -= {g.edges[0] for g in groups if g.key in shown.keys and own_ends(shown.plan, g) is None}
+    return found

@@ -1,0 +1,190 @@
+"""Known: what earlier logs measured, so that no search evaluates an equal Plan again, whoever asked it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+from hago.cost.cost import plan_cost
+from hago.errors import HagoError, LogError, StrategyMismatch, warn
+from hago.hardware.file import hardware_hash
+from hago.plan.space import Bits
+from hago.search.goal import Goal
+from hago.search.objective import OBJECTIVES
+from hago.search.prepare import Prepared
+from hago.search.racing import Race
+from hago.search.workers import Hands, Workers, make_bench, work_of
+from hago.study.log import Notice, read_header, read_log
+from hago.study.searcher import Score
+from hago.study.trial_cache import Pending, Submit
+
+#: Scores as measured, by the key of their Plan.
+Known: TypeAlias = Mapping[str, Score]
+LogPath: TypeAlias = str | PathLike[str]
+
+
+def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, goal: Goal) -> dict[str, Score]:
+    """The scores in logs of other searches, by any searcher and for any goal, that this one can take over:
+    those of points measured on all samples that say every figure the goal needs.
+
+    A log's plan key covers thresholds, signatures and bits, so a log by another estimator is of use where
+    Plans are equal.
+
+    Raises:
+        LogError: unreadable or damaged, or of an objective that is a function of the user's own.
+        StrategyMismatch: of another model, hardware or data.
+    """
+    found: dict[str, Score] = {}
+    for path in _paths(logs):
+        for score in _scores(path, prepared, goal):
+            found.setdefault(score.plan_key, score)
+    return found
+
+
+def hashes_of(logs: LogPath | Iterable[LogPath] | None) -> list[str]:
+    """The hashes of the models that logs are of.
+
+    Raises:
+        LogError: unreadable or damaged.
+    """
+    headers = [read_header(path) for path in _paths(logs)]
+    return [header.model_hash for header in headers if header is not None]
+
+
+def _paths(logs: LogPath | Iterable[LogPath] | None) -> list[Path]:
+    given = [] if logs is None else [logs] if isinstance(logs, (str, PathLike)) else logs
+    return [Path(path) for path in given]
+
+
+def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
+    log = read_log(path)
+    if log.header is None:
+        return
+    mine = {
+        "model": prepared.graph.model_hash,
+        "hardware": hardware_hash(prepared.hardware),
+        "data": prepared.batches.sha256,
+    }
+    its = {"model": log.header.model_hash, "hardware": log.header.hardware.hash, "data": log.header.data_hash}
+    for what, hashed in mine.items():
+        if its[what] != hashed:
+            raise StrategyMismatch(
+                f"log {path} is of {what} {its[what]}, this search has {hashed}; nothing can be reused"
+            )
+    if goal.objective.name not in OBJECTIVES:
+        raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")
+    needed = {figure_of(o.name) for o in (goal.objective, *goal.measures)}
+    for trial in log.trials:
+        score = trial.score
+        if trial.same_as is None and not score.infeasible and not score.dropped and needed <= score.results.keys():
+            value = float(score.results[figure_of(goal.objective.name)])
+            yield replace(score, value=value, forwards=0.0, shortfall=0.0, tie=0.0, costs={})
+
+
+def figure_of(measure: str) -> str:
+    """A measure as results name it."""
+    return "sim_acc" if measure == "accuracy" else measure
+
+
+# ---------------------------------------------------------------- scoring
+# Scoring: points to Scores under a goal, in this process or by workers.
+
+
+class Scoring:
+    """Scores the points of one search; a worker measures, the goal is applied here.
+
+    Args:
+        cache_bytes: see Evaluator; of each process.
+        race, seed: see make_bench.
+        known: what earlier searches measured, by the key of the Plan; it is not measured again.
+
+    Raises:
+        HagoError: a race without losses by sample, or for a cost.
+    """
+
+    def __init__(
+        self,
+        goal: Goal,
+        prepared: Prepared,
+        cache_bytes: int | None = None,
+        race: Race | None = None,
+        seed: int = 0,
+        known: Known = MappingProxyType({}),
+    ) -> None:
+        if race is not None and goal.minimize is not None:
+            raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
+        self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
+        self._more = (cache_bytes, race, seed)
+        self.bench = make_bench(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
+
+    def of(self, prepared: Prepared) -> Scoring:
+        """The same with other thresholds; what is kept of simulations is shared."""
+        other = copy(self)
+        other.prepared, other.bench = prepared, replace(self.bench, resolver=prepared.resolver)
+        return other
+
+    def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
+        """The score of a point, from this process."""
+        found = self._known(bits)
+        return self.judged(bits, self.bench.score(bits, rival) if found is None else found)
+
+    def first(self, bits: Bits) -> Score:
+        """The score of a point that is measured before the search, which then does not measure it again."""
+        score = self._known(bits)
+        if score is None:
+            score = self.bench.score(bits)
+            self.known = {**self.known, score.plan_key: score}
+        return self.judged(bits, score)
+
+    def _known(self, bits: Bits) -> Score | None:
+        """What an earlier search measured of an equal Plan."""
+        found = self.known.get(self.prepared.resolver(bits).key) if self.known else None
+        return None if found is None else replace(found, total_bits=sum(bits.values()))
+
+    def judged(self, bits: Bits, score: Score) -> Score:
+        """A measured score as the goal has it."""
+        return self.goal.judged(score, plan_cost(self.prepared.resolver(bits)).figures)
+
+    def submit(self, hands: Hands | None, notice: Notice = warn) -> Submit | None:
+        """What scores points on an executor; None without one."""
+        if hands is None:
+            return None
+        work = work_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
+        workers = Workers(hands, work, self.bench.score, notice)
+
+        def start(bits: Bits, rival: Bits | None = None) -> _Judged:
+            found = self._known(bits)
+            return _Judged(self, bits, workers(bits, rival) if found is None else _There(found))
+
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """A score that nobody needs to wait for."""
+
+    score: Score
+
+    def result(self) -> Score:
+        return self.score
+
+    def cancel(self) -> object:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    scoring: Scoring
+    bits: Bits
+    pending: Pending
+
+    def result(self) -> Score:
+        return self.scoring.judged(self.bits, self.pending.result())
+
+    def cancel(self) -> object:
+        return self.pending.cancel()

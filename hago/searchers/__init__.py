@@ -1,0 +1,1 @@
+"""The search algorithms, which are asked for points and told their scores."""

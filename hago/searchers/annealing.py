@@ -1,0 +1,115 @@
+"""Simulated annealing: a walk that takes losses readily at first and hardly ever at the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hago.errors import HagoError
+from hago.plan.space import Bits, Space
+from hago.searchers.repair import feeds_of, repair
+from hago.study.searcher import Feeds, Score, Searcher, Seen, Steps, Walk, generator, measure, shifted
+
+
+@dataclass(frozen=True, slots=True)
+class AnnealingOptions:
+    """Options of simulated annealing.
+
+    Args:
+        temperature: at the start, in typical losses: at 1 a typical loss is taken with probability
+            1/e.
+        stop: the temperature at which it ends.
+        cooling: what the temperature is multiplied with after each move; with the defaults 688 times.
+        portion: of the groups that have a choice, how many a move changes; at least one.
+        step: by how many choices a move changes a group at most.
+    """
+
+    temperature: float = 0.5
+    stop: float = 0.0005
+    cooling: float = 0.99
+    portion: float = 0.1
+    step: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stop < self.temperature < math.inf:
+            raise HagoError(
+                f"annealing from temperature {self.temperature} to {self.stop}; expected it to fall, above 0"
+            )
+        if not (0 < self.cooling < 1 and 0 < self.portion <= 1 and self.step >= 1):
+            raise HagoError(
+                f"annealing with cooling {self.cooling}, portion {self.portion}, step {self.step}; expected "
+                "0 < cooling < 1, 0 < portion <= 1, step >= 1"
+            )
+
+
+def annealing(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None) -> Searcher:
+    """A searcher that walks from `start` by random moves and takes a loss with probability
+    exp(-loss / (temperature * typical loss)). A start that overflows is repaired first; from a point
+    that runs and keeps all limits it never moves to one that does not.
+
+    The typical loss is the mean change of the value over the moves so far, so that the temperature
+    has no unit and suits any objective.
+
+    Args:
+        feeds: see greedy.
+
+    References:
+        Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, Science 220, 1983. The
+        defaults are those of the first HAGO's prototype of January 2020.
+    """
+    return Walk("annealing", options, _steps(space, start, seed, options, feeds_of(space) if feeds is None else feeds))
+
+
+@dataclass(slots=True)
+class _Spread:
+    """The mean size of finite, nonzero changes of the value."""
+
+    changes: list[float] = field(default_factory=list)
+
+    def typical(self, change: float) -> float:
+        """The mean, `change` included."""
+        if change and math.isfinite(change):
+            self.changes.append(abs(change))
+        return math.fsum(self.changes) / len(self.changes) if self.changes else 1.0
+
+
+def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds) -> Steps[None]:
+    seen: Seen = {}
+    bits, score = yield from repair(space, start, feeds, seen)
+    movable = [key for key, group in space.groups.items() if len(group.choices) > 1]
+    if not movable:
+        return
+    spread = _Spread()
+    temperature, move = options.temperature, 1
+    while temperature > options.stop:
+        rng = generator(seed, move)
+        there = _moved(space, bits, movable, options, rng)
+        its = yield from measure(there, f"move {move}", seen)
+        if _accepts(score, its, temperature, spread, rng):
+            bits, score = there, its
+        temperature *= options.cooling
+        move += 1
+
+
+def _moved(
+    space: Space, bits: Bits, movable: list[str], options: AnnealingOptions, rng: np.random.Generator
+) -> dict[str, int]:
+    count = max(1, round(options.portion * len(movable)))
+    there = dict(bits)
+    for index in rng.choice(len(movable), size=count, replace=False):
+        size = int(rng.integers(1, options.step + 1))
+        there = shifted(space, there, movable[int(index)], size if rng.random() < 0.5 else -size)
+    return there
+
+
+def _accepts(mine: Score, its: Score, temperature: float, spread: _Spread, rng: np.random.Generator) -> bool:
+    loss = 0.0 if mine.value == its.value else mine.value - its.value
+    typical = spread.typical(loss)
+    if its.rank >= mine.rank:
+        return True
+    if not (mine.accepted and its.accepted):
+        return False
+    # A move that loses nothing but the tie-break counts as a typical loss.
+    return bool(rng.random() < math.exp(-(loss / typical if loss else 1.0) / temperature))

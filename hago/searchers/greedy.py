@@ -1,0 +1,146 @@
+"""Greedy search: coordinate descent over the groups, in node order, with memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hago.errors import HagoError
+from hago.plan.space import Bits, Space
+from hago.searchers.repair import feeds_of, repair, swapped
+from hago.study.searcher import Ask, Feeds, Score, Searcher, Seen, Steps, Walk, measure, point_key, shifted
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyOptions:
+    """Options of greedy search.
+
+    Args:
+        tolerance: how far below the highest value seen a point may lie and still win by fewer bits.
+        max_passes: how often all groups are visited at most.
+    """
+
+    tolerance: float = 0.0
+    max_passes: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise HagoError(f"greedy tolerance {self.tolerance}; expected a finite number, 0 or more")
+        if self.max_passes < 1:
+            raise HagoError(f"greedy max_passes {self.max_passes}; expected 1 or more")
+
+
+def greedy(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
+    """A searcher that walks from `start` to a point that no single step or trade improves.
+
+    First it repairs a start that overflows. Then it visits the groups in order: a group takes the
+    next fewer bits as long as the point does not get worse, and where the first such step was
+    refused, the next more bits as long as it gets better. Once a pass changes nothing, operands of one
+    node trade a choice of bits where that gets better. It ends where that changes nothing either.
+
+    Args:
+        feeds: for the repair, the groups that decide how large a node's accumulator gets; by
+            default those on its in-edges.
+
+    References:
+        The HAGO RFC, section on search: one pass of the descent, from the widest bits, is its greedy
+        searcher, less the trials that repeat the incumbent.
+    """
+    return Walk("greedy", options, _steps(space, start, options, feeds_of(space) if feeds is None else feeds))
+
+
+@dataclass(slots=True)
+class _Incumbent:
+    """Where the walk stands, and the highest value that it saw accepted."""
+
+    bits: dict[str, int]
+    score: Score
+    tolerance: float
+    top: float = -math.inf
+
+    def yields_to(self, score: Score, fewer_bits: bool) -> bool:
+        """Whether a neighbour with this score takes over. Ties go to fewer bits only, so that the
+        walk cannot go in circles."""
+        for seen in (self.score, score):
+            if seen.accepted:
+                self.top = max(self.top, seen.value)
+        # While nothing was accepted, values are compared as they are.
+        floor = self.top - self.tolerance if self.top > -math.inf else math.inf
+        mine, its = self.score.standing(floor), score.standing(floor)
+        return its >= mine if fewer_bits else its > mine
+
+
+def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
+    seen: Seen = {}
+    bits, score = yield from repair(space, start, feeds, seen)
+    incumbent = _Incumbent(bits, score, options.tolerance)
+    for number in range(1, options.max_passes + 1):
+        before = incumbent.bits
+        for key in space.groups:
+            if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", seen)):
+                yield from _descend(space, incumbent, key, -1, f"pass {number}", seen)
+        if incumbent.bits == before:
+            # alone, neither operand of an accumulator could take more
+            yield from _swap(space, incumbent, feeds, f"pass {number}", seen)
+        if incumbent.bits == before:
+            return
+
+
+def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: Seen) -> Steps[None]:
+    """Operands that share an accumulator trade bits."""
+    for node, keys in feeds.items():
+        for bits in swapped(space, {node: keys}, incumbent.bits):
+            score = yield from measure(bits, f"{why}: swap at {node}", seen)
+            if incumbent.yields_to(score, fewer_bits=False):
+                incumbent.bits, incumbent.score = bits, score
+                break
+
+
+def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: Seen) -> Steps[bool]:
+    """Move one group choice by choice while the incumbent yields; whether it moved."""
+    moved = False
+    while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
+        old, new = incumbent.bits[key], bits[key]
+        score = yield from measure(bits, f"{why}: {key} {old} to {new} bits", seen)
+        if not incumbent.yields_to(score, fewer_bits=step > 0):
+            break
+        incumbent.bits, incumbent.score = bits, score
+        moved = True
+    return moved
+
+
+# ---------------------------------------------------------------- rfc greedy
+# The RFC's greedy search: every choice of every group in turn, one pass; a baseline to compare with.
+
+
+@dataclass(frozen=True, slots=True)
+class RfcGreedyOptions:
+    """There is nothing to choose."""
+
+
+def rfc_greedy(space: Space, start: Bits, seed: int, options: RfcGreedyOptions, feeds: Feeds | None = None) -> Searcher:
+    """A searcher that asks, for each group in order, all its choices with the groups before as decided and those
+    after as in `start`, and decides for the best.
+
+    References:
+        The HAGO RFC and its first implementation, BatchedGreedySearchTuner; points that were asked before
+        are not asked again.
+    """
+    return Walk("rfc_greedy", options, _rfc_steps(space, start))
+
+
+def _rfc_steps(space: Space, start: Bits) -> Steps[None]:
+    seen: Seen = {}
+    decided = dict(start)
+    yield from _scores([decided], "start", seen)
+    for key, group in space.groups.items():
+        points = [{**decided, key: bits} for bits in group.choices]
+        yield from _scores(points, f"every choice at {key}", seen)
+        decided = max(points, key=lambda point: seen[point_key(point)].rank)
+
+
+def _scores(points: list[dict[str, int]], why: str, seen: Seen) -> Steps[None]:
+    new = tuple(p for p in points if point_key(p) not in seen)
+    if new:
+        scores: list[Score] = list((yield Ask(new, why)))
+        seen.update({point_key(p): s for p, s in zip(new, scores, strict=True)})

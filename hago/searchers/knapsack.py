@@ -1,0 +1,234 @@
+"""Quiet: keeps compiled code off standard output.
+
+HiGHS as scipy ships it writes a debugging line on some integer programs, whatever its log options say,
+and standard output may be a result that another program reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from hago.plan.space import FLOAT, Space
+from hago.searchers.surrogate import Guide, Term
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """While this lasts, what is written to the process's standard output is dropped; Python's own is
+    flushed before. Where the process has no standard output, nothing happens."""
+    try:
+        kept = os.dup(1)
+    except OSError:
+        yield
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    _flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        _flush()
+        os.dup2(kept, 1)
+        os.close(nowhere)
+        os.close(kept)
+
+
+def _flush() -> None:
+    """What C has buffered goes where it belongs."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+# ---------------------------------------------------------------- knapsack
+# Knapsack: the point of least expected loss whose cost stays under a limit, by integer programming.
+# One binary variable for every choice of a group, exactly one of each group's set; one for every row of a term over
+# several groups, which agree with the choices of each (the local polytope of a pairwise model, exact here since the
+# choices are integers). What a term leaves out is in no solution.
+# References:     The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu,     J.
+# Hall, Math. Prog. Comp. 10, 2018.
+
+Vector: TypeAlias = NDArray[np.float64]
+
+#: The solver looks at absolute differences of 1e-6; losses are scaled to this.
+_SCALE: Final = 1e4
+#: Part of the loss that may be lost to a cheaper point: ties go to the lower cost.
+_TIE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """At most `bits` for these groups together."""
+
+    keys: tuple[str, ...]
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A solution: the point, and what is expected of it."""
+
+    bits: Mapping[str, int]
+    loss: float
+    cost: float
+
+
+class Knapsack:
+    """The program of one space and guide; solved for any limit.
+
+    The costs that the guide holds beside its own keep their limits in every solution. Where no point keeps these and
+    the guide's own limit, as far as costs are known, they are left to evaluations, and no solution heeds them.
+
+    Args:
+        rooms: how many bits several groups may have together, e.g. operands that share an accumulator.
+    """
+
+    def __init__(self, space: Space, guide: Guide, rooms: Sequence[Room] = ()) -> None:
+        self.guide, self.rooms = guide, rooms
+        self.choices = {k: g.choices for k, g in space.groups.items()}
+        self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
+        self.size = len(self.index)
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._sides: list[float] = []
+        self._at_most: list[tuple[list[tuple[int, float]], float]] = []
+        for key, listed in self.choices.items():
+            self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
+        costs = [self._costs(terms) for terms in (guide.terms, *(h.terms for h in guide.held))]
+        gated = [(gate, key) for gate, keys in guide.gates.items() for key in keys]
+        self.gated = [self._gated(gate, key) for gate, key in gated]
+        self.cost, *beside = map(self._vector, costs)
+        self.held = list(zip(guide.held, beside, strict=True))
+        if self.held and self._within(np.zeros(self.size), guide.limit, {}) is None:
+            self.held = []
+
+    def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
+        row = len(self._sides)
+        for column, value in entries:
+            self._rows.append(row)
+            self._columns.append(column)
+            self._values.append(value)
+        self._sides.append(side)
+
+    def _gated(self, gate: str, key: str) -> tuple[str, dict[int, int]]:
+        """Variables that say that a group has these bits and its node is integer: their losses count.
+
+        They are at least the choice less the gate, and losses push them down to that.
+        """
+        found = {}
+        for bits in self.choices[key]:
+            found[bits] = self.size
+            self.size += 1
+            entries = [(self.index[key, bits], 1.0), (found[bits], -1.0)]
+            if (gate, FLOAT) in self.index:
+                entries.append((self.index[gate, FLOAT], -1.0))
+            self._at_most.append((entries, 0.0))
+        return key, found
+
+    def _room(self, room: Room) -> tuple[list[tuple[int, float]], float]:
+        """The bits of a room's groups stay within it."""
+        return [(self.index[k, b], float(b)) for k in room.keys for b in self.choices[k]], float(room.bits)
+
+    def _costs(self, terms: Sequence[Term]) -> dict[int, float]:
+        """By variable, what it costs."""
+        found: dict[int, float] = {}
+        for term in terms:
+            if len(term.keys) > 1:
+                found |= self._joint(term)
+                continue
+            for bits in self.choices[term.keys[0]]:
+                column = self.index[term.keys[0], bits]
+                if (bits,) in term.table:
+                    found[column] = found.get(column, 0.0) + term.table[(bits,)]
+                else:
+                    self._equal([(column, 1.0)], 0.0)
+        return found
+
+    def _vector(self, costs: Mapping[int, float]) -> Vector:
+        vector = np.zeros(self.size)
+        vector[list(costs)] = list(costs.values())
+        return vector
+
+    def _joint(self, term: Term) -> dict[int, float]:
+        """Variables for the rows of a term over several groups; their costs."""
+        rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
+        first = self.size
+        self.size += len(rows)
+        for slot, key in enumerate(term.keys):
+            for bits in self.choices[key]:
+                having = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
+                self._equal([*having, (self.index[key, bits], -1.0)], 0.0)
+        return {first + i: term.table[r] for i, r in enumerate(rows)}
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The least cost of any point, and the cost of the point of least loss; None where rooms and what terms leave
+        out let no point be."""
+        cheapest, best = self._within(self.cost, None, {}), self.solve(None)
+        return None if cheapest is None or best is None else (self.guide.cost(cheapest), best.cost)
+
+    def solve(self, limit: float | None, held: Mapping[str, float] | None = None) -> Picked | None:
+        """The point of least expected loss whose expected cost is at most `limit`; None where no point is.
+
+        Args:
+            held: other limits than the guide's for costs that it holds, by name.
+        """
+        losses = np.zeros(self.size)
+        gated = dict(self.gated)
+        for (key, bits), column in self.index.items():
+            if key in self.guide.losses:
+                losses[gated[key][bits] if key in gated else column] = self.guide.losses[key][bits]
+        largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
+        wanted = losses / largest * _SCALE + self.cost / dearest * _TIE
+        found = self._within(wanted, limit, held or {})
+        return None if found is None else Picked(found, self.guide.loss(found), self.guide.cost(found))
+
+    def _within(self, wanted: Vector, limit: float | None, held: Mapping[str, float]) -> dict[str, int] | None:
+        own = [] if limit is None else [(self.cost, limit - self.guide.constant)]
+        beside = [(costs, held.get(h.metric, h.most) - h.constant) for h, costs in self.held]
+        return self._solve(wanted, [*own, *beside])
+
+    def _solve(self, wanted: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
+        """The choices of the least sum of `wanted`, each (costs, limit) kept; None where no choices keep them."""
+        if not self.size:
+            return {} if all(limit >= 0.0 for _, limit in limits) else None  # the solver takes no empty program
+        shape = (len(self._sides), self.size)
+        equal = coo_matrix((self._values, (self._rows, self._columns)), shape=shape)
+        constraints = [LinearConstraint(equal, self._sides, self._sides)]
+        for costs, limit in limits:
+            unit = abs(limit) or 1.0
+            constraints.append(LinearConstraint(costs[None, :] / unit, -np.inf, limit / unit))
+        at_most = [*map(self._room, self.rooms), *self._at_most]
+        if at_most:
+            rows = [r for r, (entries, _) in enumerate(at_most) for _ in entries]
+            columns = [c for entries, _ in at_most for c, _ in entries]
+            values = [v for entries, _ in at_most for _, v in entries]
+            below = coo_matrix((values, (rows, columns)), shape=(len(at_most), self.size))
+            constraints.append(LinearConstraint(below, -np.inf, [side for _, side in at_most]))
+        integral = np.zeros(self.size)
+        integral[: len(self.index)] = 1
+        with quiet_stdout():
+            found = milp(
+                wanted,
+                constraints=constraints,
+                integrality=integral,
+                bounds=Bounds(0.0, 1.0),
+                options={"mip_rel_gap": 1e-6},
+            )
+        if found.x is None:
+            return None
+        picked = {key: max(bits, key=lambda b: found.x[self.index[key, b]]) for key, bits in self.choices.items()}
+        return {k: int(b) for k, b in picked.items()}

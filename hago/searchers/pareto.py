@@ -1,0 +1,221 @@
+"""Pareto search: the whole front between a cost and the loss, coarse first, every point evaluated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hago.errors import HagoError
+from hago.plan.space import Bits
+from hago.searchers.knapsack import Knapsack, Picked
+from hago.searchers.repair import repair
+from hago.searchers.sensitivity import Explored
+from hago.searchers.surrogate import Guide, Measured, factors, neighbours
+from hago.study.searcher import Score, Searcher, Steps, Walk, point_key
+
+#: Costs that differ by less are one to the solver.
+_APART: Final = 1.00001
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoOptions:
+    """Options of Pareto search.
+
+    Args:
+        cost: which cost the front is over; empty for the first that the goal names, else weight_bytes.
+        points: of the first round, at most, which follows the front that is expected.
+        rounds: in all, at most; each other puts half as many points into the gaps of the front that was measured, by
+            turns as the corrected program has them and next to its points.
+        gain: a round that adds less than this part to the area under the front is the last; 0 for all rounds.
+        batch: points that are asked at once, for evaluation side by side.
+    """
+
+    cost: str = ""
+    points: int = 24
+    rounds: int = 7
+    gain: float = 0.01
+    batch: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gain < 1.0:
+            raise HagoError(f"pareto search while a round adds {self.gain} of the area; expected a part, 0 <= gain < 1")
+        if min(self.points, self.rounds, self.batch) < 1:
+            raise HagoError(
+                f"pareto search of {self.points} points in {self.rounds} rounds, {self.batch} at once; "
+                "expected 1 or more"
+            )
+
+
+def pareto(explored: Explored, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
+    """A searcher that asks `start`, then the cheapest point and points in between: each is the solution of
+    the integer program at a limit in the middle of the widest gap so far, so that it can be stopped at any
+    time with points all along the front.
+
+    References:
+        The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
+    """
+    return Walk("pareto", options, _steps(explored, start, options))
+
+
+def _steps(explored: Explored, start: Bits, options: ParetoOptions) -> Steps[None]:
+    explored.scored.append((yield from repair(explored.space, start, explored.feeds, explored.seen)))
+    if all(len(g.choices) == 1 for g in explored.space.groups.values()):
+        return
+    yield from _sweep(explored, explored.program(), options, "round 1")
+    for number in range(2, options.rounds + 1):
+        count, line = len(explored.scored), _measured_front(explored)
+        yield from _refine(explored, options, f"round {number}")
+        if len(explored.scored) == count or added(line, _measured_front(explored)) < options.gain:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Between two neighbours of the expected front."""
+
+    low: Picked
+    high: Picked
+
+    @property
+    def size(self) -> float:
+        """How far apart the ends are: the product of both ratios, in logarithms."""
+        return max(_ratio(self.low.cost, self.high.cost), 0.0) * max(_ratio(self.high.loss, self.low.loss), 0.0)
+
+    @property
+    def middle(self) -> float:
+        return (self.low.cost + self.high.cost) / 2
+
+
+def _sweep(explored: Explored, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
+    ends = program.range
+    if ends is None:
+        return
+    least = ends[0]
+    low, high = program.solve(least * (1 + 1e-9)), program.solve(None)
+    if low is None or high is None:
+        return
+    yield from explored.look_at_all([low.bits, high.bits], f"{why}: the ends of the front")
+    gaps, left = [_Gap(low, high)], options.points - 2
+    while gaps and left > 0:
+        found: list[Picked] = []
+        while gaps and len(found) < min(left, options.batch):
+            gaps.sort(key=lambda g: g.size)
+            gap = gaps.pop()
+            picked, parts = _inside(program, gap)
+            found += picked
+            gaps += parts
+        new = [p.bits for p in found if point_key(p.bits) not in explored.seen]
+        left -= len(found)
+        yield from explored.look_at_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
+
+
+def _inside(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
+    """A point of the front inside a gap, and the gaps beside it; nothing where there is none."""
+    picked = program.solve(gap.middle)
+    if picked is not None and picked.cost > gap.low.cost * _APART:
+        return [picked], [_Gap(gap.low, picked), _Gap(picked, gap.high)]
+    # the lower half is empty; the next point below the upper end tells whether all of it is
+    picked = program.solve(gap.high.cost / _APART)
+    if picked is None or picked.cost <= gap.low.cost * _APART:
+        return [], []
+    return [picked], [_Gap(gap.low, picked)]
+
+
+# ---------------------------------------------------------------- the front that was measured
+def _refine(explored: Explored, options: ParetoOptions, why: str) -> Steps[None]:
+    left, empty = -(-options.points // 2), set[tuple[str, str]]()
+    while left > 0:
+        points = _fillings(explored, min(left, options.batch), empty)
+        if not points:
+            return
+        left -= len(points)
+        yield from explored.look_at_all(points, f"{why}: in the gaps of the measured front")
+
+
+def _fillings(explored: Explored, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
+    """Points that were not seen yet: by turns the program's in the gaps of the measured front, and
+    neighbours of its points.
+
+    Args:
+        empty: see `_between`.
+    """
+    line = _measured_front(explored)
+    guide = explored.guide.corrected(factors(explored.guide, explored.scored))
+    sources = [_between(explored.program(), line, empty)]
+    if guide.measured is not None:
+        sources.append(neighbours(explored.space, guide, line, explored.rooms))
+    found: dict[str, Bits] = {}
+    while sources and len(found) < count:
+        source = sources.pop(0)
+        for bits in source:
+            key = point_key(bits)
+            if key not in explored.seen and key not in found:
+                found[key] = bits
+                sources.append(source)
+                break
+    return list(found.values())
+
+
+def _between(program: Knapsack, line: Sequence[Measured], empty: set[tuple[str, str]]) -> Iterator[Bits]:
+    """A point inside each gap of a front, the widest first.
+
+    Args:
+        empty: the ends of gaps in which a program had no point, which are not asked again; those of this one are added.
+    """
+    for low, high in sorted(itertools.pairwise(line), key=_width, reverse=True):
+        ends, found = (point_key(low.bits), point_key(high.bits)), False
+        if ends in empty:
+            continue
+        for limit in ((low.cost + high.cost) / 2, high.cost / _APART):
+            picked = program.solve(limit)
+            if picked is not None and picked.cost > low.cost * _APART:
+                found = True
+                yield picked.bits
+        if not found:
+            empty.add(ends)
+
+
+def _width(gap: tuple[Measured, Measured]) -> float:
+    """How far apart two neighbours of a front are: the ratio of their costs, in logarithms, times what lies between
+    their merits."""
+    low, high = gap
+    return _ratio(low.cost, high.cost) * (high.merit - low.merit)
+
+
+def added(before: Sequence[Measured], after: Sequence[Measured]) -> float:
+    """The part of the area under a front that another did not have: merits above the least, over logarithms of
+    costs."""
+    if not before or not after:
+        return float(len(after) > len(before))
+    least, most = min(before[0].merit, after[0].merit), max(before[-1].cost, after[-1].cost)
+
+    def area(line: Sequence[Measured]) -> float:
+        ends = [*(p.cost for p in line), most][1:]
+        return math.fsum((p.merit - least) * _ratio(p.cost, end) for p, end in zip(line, ends, strict=True))
+
+    whole = area(after)
+    return (whole - area(before)) / whole if whole > 0.0 else 0.0
+
+
+def _ratio(low: float, high: float) -> float:
+    """In logarithms."""
+    return math.log(max(high, 1e-300) / max(low, 1e-300))
+
+
+def _measured_front(explored: Explored) -> list[Measured]:
+    """The points that none beats in both, by rising cost."""
+    guide = explored.guide
+    taken = [Measured(guide.cost_of(bits, s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
+    line: list[Measured] = []
+    for point in sorted(taken, key=lambda p: (p.cost, -p.merit)):
+        if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):
+            line.append(point)
+    return line
+
+
+def _merit(guide: Guide, score: Score) -> float:
+    """Larger is better; the logarithm of the loss where a score tells it."""
+    return score.value if guide.measured is None else -math.log(max(guide.measured(score), 1e-300))

@@ -1,0 +1,205 @@
+"""The searchers by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from hago.errors import HagoError, did_you_mean
+from hago.plan.space import Bits, Space
+from hago.searchers.annealing import AnnealingOptions, annealing
+from hago.searchers.exhaustive import DefaultOptions, ExhaustiveOptions, default, exhaustive
+from hago.searchers.greedy import GreedyOptions, RfcGreedyOptions, greedy, rfc_greedy
+from hago.searchers.optuna import OptunaOptions, gp, nsga2, tpe
+from hago.searchers.pareto import ParetoOptions, pareto
+from hago.searchers.random import RandomOptions, random_search
+from hago.searchers.repair import feeds_of
+from hago.searchers.sensitivity import (
+    Explored,
+    GradientOptions,
+    LimitedOptions,
+    SensitivityOptions,
+    gradient,
+    limited,
+    sensitivity,
+)
+from hago.searchers.surrogate import Guide, plain_guide
+from hago.study.searcher import Feeds, Searcher
+
+Refines = Literal["", "start", "choices", "within"]
+
+#: In a searcher's place: the one that is best for the goal, see `searcher_for`.
+AUTO: Final = "auto"
+#: What that may be.
+DEFAULTS: Final = ("gradient", "limited")
+
+
+@dataclass(frozen=True, slots=True)
+class SearcherEntry:
+    """How a searcher is made.
+
+    Args:
+        make: takes (space, start, seed, options, feeds); where it is guided, an Explored that is empty yet, which
+            holds space, feeds and guide, and (start, seed, options).
+        options: the dataclass of its options.
+        guided: whether it reads expected losses and costs.
+        refined: which thresholds are made better before it begins, where nobody chose them: for the point where it
+            starts, or alike for every choice (then it starts with the most bits, or within the limits); empty for none.
+        front: whether it looks for a front, on which points that are worse than the best belong, too.
+    """
+
+    make: Callable[..., Searcher]
+    options: type[Any]
+    guided: bool = False
+    refined: Refines = ""
+    front: bool = False
+
+
+SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
+    {
+        "default": SearcherEntry(default, DefaultOptions),
+        "gradient": SearcherEntry(gradient, GradientOptions, guided=True, refined="start"),
+        "random": SearcherEntry(random_search, RandomOptions),
+        "greedy": SearcherEntry(greedy, GreedyOptions),
+        "annealing": SearcherEntry(annealing, AnnealingOptions),
+        "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
+        "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True, front=True),
+        "limited": SearcherEntry(limited, LimitedOptions, guided=True, refined="within"),
+        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True, refined="choices", front=True),
+        "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
+        "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
+        "gp": SearcherEntry(gp, OptunaOptions, guided=True),
+        "rfc_greedy": SearcherEntry(rfc_greedy, RfcGreedyOptions),
+    }
+)
+
+
+def searcher_for(limited: bool) -> str:
+    """The searcher that `auto` stands for.
+
+    Args:
+        limited: whether the goal asks for fewer bits than the most.
+    """
+    return "limited" if limited else "gradient"
+
+
+def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:
+    """The name and options that `NAME` or `NAME:OPTION=VALUE,...` says.
+
+    Raises:
+        HagoError: an option without a value.
+
+    >>> parse_searcher("greedy:tolerance=0.1,max_passes=2")
+    ('greedy', {'tolerance': 0.1, 'max_passes': 2.0})
+    """
+    name, colon, rest = text.partition(":")
+    options: dict[str, float | str] = {}
+    for part in rest.split(",") if colon else []:
+        key, equals, value = part.partition("=")
+        if not (equals and key.strip() and value.strip()):
+            raise HagoError(f"searcher {text!r}: got {part!r}, expected OPTION=VALUE")
+        options[key.strip()] = _value(value.strip())
+    return name, options
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def make_searcher(
+    name: str,
+    space: Space,
+    start: Bits | None = None,
+    seed: int = 0,
+    feeds: Feeds | None = None,
+    options: Any = None,
+    guide: Guide | None = None,
+) -> Searcher:
+    """A fresh searcher.
+
+    Args:
+        name: a key of SEARCHERS.
+        start: where it begins; by default the most bits everywhere.
+        seed: of its randomness, 0 or more.
+        feeds: by node, the groups that decide how large its accumulator gets; by default those on
+            its in-edges.
+        options: the searcher's own dataclass, or a mapping of its fields; what is absent has its
+            default.
+        guide: expected losses and costs, for a searcher that is guided; those of any space by default.
+
+    Raises:
+        HagoError: an unknown name or option, or one of a wrong type or range.
+        InfeasibleBits: `start` is not a point of the space.
+    """
+    if name not in SEARCHERS:
+        raise HagoError(f"unknown searcher {name!r}; known: {', '.join(SEARCHERS)}.{did_you_mean(name, SEARCHERS)}")
+    check_seed(seed)
+    begin = space.widest() if start is None else {k: int(b) for k, b in start.items()}
+    space.check(begin)
+    entry = SEARCHERS[name]
+    chosen = make_options(name, options)
+    if not entry.guided:
+        return entry.make(space, begin, seed, chosen, feeds)
+    known = Explored(space, plain_guide(space) if guide is None else guide, feeds or feeds_of(space))
+    return entry.make(known, begin, seed, chosen)
+
+
+def check_racing(name: str) -> None:
+    """Refuse searchers that need every point's whole score.
+
+    Raises:
+        HagoError: it looks for a front.
+    """
+    if name in SEARCHERS and SEARCHERS[name].front:
+        raise HagoError(
+            f"searcher {name!r} looks for a front, on which points that are worse than the best belong, too; "
+            "do not race"
+        )
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
+
+
+def make_options(name: str, given: Any = None) -> Any:
+    """A searcher's options as its dataclass.
+
+    Args:
+        name: a key of SEARCHERS.
+        given: that dataclass, or a mapping of its fields.
+
+    Raises:
+        HagoError: an unknown option, or one of a wrong type or range.
+    """
+    kind = SEARCHERS[name].options
+    values = asdict(given) if isinstance(given, kind) else given or {}
+    if not isinstance(values, Mapping):
+        raise HagoError(f"options of searcher {name!r}: got {given!r}, expected {kind.__name__} or a mapping")
+    defaults = {f.name: f.default for f in fields(kind)}
+    typed = {}
+    for key, value in values.items():
+        if key not in defaults:
+            known = f"known: {', '.join(defaults)}" if defaults else "it has none"
+            raise HagoError(f"searcher {name!r} has no option {key!r}; {known}.{did_you_mean(str(key), defaults)}")
+        typed[key] = _as_type_of(defaults[key], value, f"option {key!r} of searcher {name!r}")
+    return kind(**typed)
+
+
+def _as_type_of(default: Any, value: Any, what: str) -> Any:
+    wanted = type(default)
+    if wanted is str:
+        if not isinstance(value, str):
+            raise HagoError(f"{what}: got {value!r}, expected a text")
+        return value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (wanted is int and value != int(value)):
+        raise HagoError(f"{what}: got {value!r}, expected {'an integer' if wanted is int else 'a number'}")
+    return wanted(value)

@@ -1,1 +1,0 @@
-"""Searching: all that stands around a searcher, from what is wanted to what was found."""

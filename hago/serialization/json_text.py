@@ -1,0 +1,264 @@
+"""JSON text: the one way JSON is written, read strictly, and checked against a JSON Schema.
+
+The text is canonical: sorted keys, ASCII, floats in the shortest form that reads back exactly. Errors
+name the file, the JSON path, what was got and what was expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import itertools
+import json
+import math
+import numbers
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+
+from hago.errors import LogError, did_you_mean, shortened
+
+#: Integers of more digits than this would not fit a float.
+_DIGITS: Final = 300
+_LARGEST: Final = 10**_DIGITS
+#: Lists and objects within one another, at most.
+_DEEPEST: Final = 100
+#: Seconds after which a temporary file that no process holds is taken for one that a killed process left.
+_STALE_SECONDS: Final = 60.0
+
+
+def canonical(value: Any) -> str:
+    """The one text of JSON values: sorted keys, one line, ASCII, floats that read back exactly."""
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def json_values(value: Any, where: str) -> Any:
+    """`value` with only what JSON has: numbers become Python's, tuples lists, and numbers that are
+    not finite the texts "inf", "-inf" and "nan".
+
+    Raises:
+        LogError: something that is no JSON value, with its path.
+    """
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, numbers.Integral) and abs(int(value)) < _LARGEST:
+        return int(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {k: json_values(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_values(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    raise LogError(f"at {where}: got {type(value).__name__} {_short(value)}, expected a JSON value")
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The values of one JSON text, read strictly: no NaN, no number that overflows, no key twice.
+
+    Raises:
+        LogError: naming `where` and what is wrong.
+    """
+
+    def integer(digits: str) -> int:
+        if len(digits) > _DIGITS:
+            raise ValueError(f"an integer of {len(digits)} digits")
+        return int(digits)
+
+    def real(digits: str) -> float:
+        if not math.isfinite(float(digits)):
+            raise ValueError(f"{digits} is too large for a float")
+        return float(digits)
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is not a JSON number")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [k for k, _ in pairs]
+            raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+        return found
+
+    try:
+        value = json.loads(text, parse_int=integer, parse_float=real, parse_constant=refuse, object_pairs_hook=unique)
+        _check_depth(value)
+    except (ValueError, RecursionError) as error:
+        raise LogError(f"{where}: not the JSON that hago writes: {error}") from None
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what is nested deeper than anything that hago writes: what reads it further is recursive."""
+    layer, depth = [value], 0
+    while layer:
+        layer = [v for x in layer if isinstance(x, (dict, list)) for v in (x.values() if isinstance(x, dict) else x)]
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"values nested more than {_DEEPEST} deep")
+
+
+def check_version(value: Any, newest: int, where: str) -> None:
+    """Refuse JSON values of a form that this hago does not read.
+
+    Raises:
+        LogError: naming the version got and those it reads.
+    """
+    version = value.get("version") if isinstance(value, Mapping) else None
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= newest:
+        known = "1" if newest == 1 else f"1 to {newest}"
+        raise LogError(
+            f"{where}: at $.version: got {_short(version)}, expected {known}; a larger one is written by a newer hago"
+        )
+
+
+@functools.cache
+def _validator(name: str) -> Any:
+    text = (files("hago.serialization") / "schemas" / f"{name}.schema.json").read_text("utf-8")
+    # JSON Schema takes 4.0 for an integer; Python's range and shifts do not
+    base = jsonschema.Draft202012Validator
+    whole = base.TYPE_CHECKER.redefine("integer", lambda _, v: isinstance(v, int) and not isinstance(v, bool))
+    return jsonschema.validators.extend(base, type_checker=whole)(json.loads(text))
+
+
+def check_schema(value: Any, name: str, where: str) -> None:
+    """Refuse JSON values that break `schemas/<name>.schema.json`.
+
+    Raises:
+        LogError: naming `where`, the JSON path, what was got and what was expected.
+    """
+    error = jsonschema.exceptions.best_match(_validator(name).iter_errors(value))
+    if error is not None:
+        got, expected = _short(error.instance), _expected(error)
+        raise LogError(f"{where}: at {error.json_path}: got {got}, expected {expected}")
+
+
+def _expected(error: Any) -> str:
+    rule, wanted = error.validator, error.validator_value
+    if rule == "required":
+        missing = next(k for k in wanted if k not in error.instance)
+        return f"the key {missing!r}.{did_you_mean(missing, error.instance)}"
+    if rule == "additionalProperties":
+        known = error.schema.get("properties", {})
+        extra = next(k for k in error.instance if k not in known)
+        return f"no key {extra!r}.{did_you_mean(extra, known)}"
+    return f"{rule} {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a regular file stands at a path; also False of what can be no path, such as one that is too long."""
+    try:
+        return os.path.isfile(path)
+    except (OSError, ValueError):
+        return False
+
+
+def read_file(path: str | os.PathLike[str], most: int = -1) -> bytes:
+    """The bytes of a regular file, the first `most` where that is given.
+
+    Pipes and devices are refused: a read of them may never end.
+
+    Raises:
+        OSError: there is none, it is something else, or it cannot be read.
+        ValueError: no path can be so.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{os.fspath(path)} is a pipe or a device; expected a regular file")
+        return file.read(most)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, also a pipe that nobody writes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Put `content` (text in UTF-8) at `path` at once: written beside it, synced, then renamed over it.
+
+    Raises:
+        LogError: it could not be written; what stood at `path` is untouched.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        _remove_stale(path)
+        with open(beside, "xb") as file:
+            _lock(file.fileno())
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except (OSError, ValueError) as error:
+        raise LogError(f"cannot write {path}: {error}; what stood there is unchanged") from None
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            beside.unlink()
+
+
+def _lock(fd: int) -> bool:
+    """Whether a file is now held by this process, where the system has such locks; they end with the process."""
+    try:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Windows has none
+        return False
+    return True
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what processes that were killed while they wrote `path` left beside it."""
+    with contextlib.suppress(OSError):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            with open(left, "rb") as file:
+                if time.time() - os.fstat(file.fileno()).st_mtime > _STALE_SECONDS and _lock(file.fileno()):
+                    left.unlink()
+
+
+def check_distinct(paths: Mapping[str, str | os.PathLike[str] | None]) -> None:
+    """Refuse files to write of which one would replace another.
+
+    Args:
+        paths: by the argument that gave them; None where there is none.
+
+    Raises:
+        LogError: two of them are one file, also by way of links; both arguments are named.
+    """
+    given = [(name, _real(name, path)) for name, path in paths.items() if path is not None]
+    for (first, a), (second, b) in itertools.combinations(given, 2):
+        both = os.path.exists(a) and os.path.exists(b)
+        if os.path.normcase(a) == os.path.normcase(b) or (both and os.path.samefile(a, b)):
+            raise LogError(
+                f"{first} and {second} are one file, {a}, and each would write over the other; give each a path of "
+                "its own"
+            )
+
+
+def _real(name: str, path: str | os.PathLike[str]) -> str:
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError) as error:
+        raise LogError(f"{name} is {shortened(os.fspath(path))}, which is no path: {error}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in `folder` survive a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,238 @@
+"""The simulator: the Plan on float carriers, real values in and out, at nearly the float model's speed.
+
+Values are centered integers in float32, or float64 where a sum may pass 2**24; a convolution or
+matrix product with such sums runs as exact partial sums instead. Edges of one producer that ask for
+the same integers share one SimQ. Float nodes run as they are, on contiguous values, so that the
+integer model's float nodes are the same calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hago.arithmetic.numerics import apply_simq, clip_range, dequantize
+from hago.arithmetic.types import Edge, QParams, SimQ
+from hago.caching import LRU
+from hago.graph.execute import channels_last, compute_laid_out, flatten_inputs, laid_out, nest_outputs
+from hago.graph.graph import CONST, INPUT, OUTPUT, Node
+from hago.graph.schedule import Step, last_uses, run_steps
+from hago.plan.fusion import fuse_clamps
+from hago.plan.plan import NodePlan, Plan
+
+#: Bytes of constants in carrier form that one Carriers keeps.
+CARRIER_BYTES: Final = 1 << 30
+
+#: Sees the accumulators of an integer node before its register cuts them; and, where they may lose something
+#: before their sums are complete, what that is.
+Watch = Callable[..., None]
+OnValue = Callable[[Node, Any], None]
+#: Sees what arrives on an edge of an integer node: centered integers, or real values.
+OnEdge = Callable[[Edge, Any], None]
+#: The integers of a node at one target: (source node, identity of the target qparams).
+Shared = tuple[str, int]
+
+
+class Carriers:
+    """Constants as floats, kept between simulators of one search and bounded by CARRIER_BYTES."""
+
+    def __init__(self) -> None:
+        self._kept: LRU[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = LRU(
+            CARRIER_BYTES, lambda pair: pair[1].numel() * pair[1].element_size()
+        )
+
+    def __call__(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
+        # holding the key's object keeps its id unique
+        return self._kept.made((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
+
+
+class Simulator(nn.Module):
+    """A Plan as a module: real values in, real values out.
+
+    Args:
+        plan: what to simulate.
+        carriers: shared between simulators of one search.
+        watch: sees every integer node's accumulators before overflow.
+    """
+
+    def __init__(self, plan: Plan, carriers: Carriers | None = None, watch: Watch | None = None) -> None:
+        super().__init__()
+        self.plan, self.watch = plan, watch
+        self.carriers = carriers or Carriers()
+        self.fused = fuse_clamps(plan)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The simulated outputs, nested as the model's."""
+        graph = self.plan.graph
+        return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
+
+    def run(
+        self, inputs: Sequence[Tensor], on_value: OnValue | None = None, on_edge: OnEdge | None = None
+    ) -> list[Any]:
+        """The simulated outputs of flat inputs; `on_value` sees every node's carrier, `on_edge` what
+        arrives at integer nodes. Clamps are fused where nobody looks: the outputs are the same."""
+        graph = self.plan.graph
+        watched = on_value is not None or on_edge is not None
+        steps, done = (self.steps(fuse=False, on_edge=on_edge), None) if watched else self._unwatched
+        values = self.begin(inputs)
+
+        def look(step: Step, made: Sequence[Any]) -> None:
+            if on_value is not None and step.name in graph.by_name:
+                on_value(graph[step.name], made[0])
+
+        with torch.no_grad():
+            if on_value is not None:
+                for name in graph.inputs:
+                    on_value(graph[name], values[name])
+            run_steps(steps, values, graph.outputs, on_step=look if watched else None, done=done)
+        return self.end(values)
+
+    @functools.cached_property
+    def _unwatched(self) -> tuple[tuple[Step, ...], Mapping[str, tuple[str, ...]]]:
+        steps = self.steps()
+        return steps, last_uses(steps, self.plan.graph.outputs)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The values that `end` reads."""
+        return self.plan.graph.outputs
+
+    def begin(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """The values that the steps start from: flat inputs and constants."""
+        graph = self.plan.graph
+        return {**graph.consts, **{n: channels_last(x) for n, x in zip(graph.inputs, inputs, strict=True)}}
+
+    def end(self, values: Mapping[str, Any]) -> list[Any]:
+        """The outputs, from the values of the nodes that give them."""
+        plan = self.plan
+        with torch.no_grad():
+            return [laid_out(to_real(plan.edges[Edge(OUTPUT, i)], values[n])) for i, n in enumerate(plan.graph.outputs)]
+
+    def steps(self, *, fuse: bool = True, on_edge: OnEdge | None = None) -> tuple[Step, ...]:
+        """The pass: a step for the integers of every edge that makes some, shared by edges that ask
+        for the same, and one for every node.
+
+        Args:
+            fuse: leave out clamps that the clipping of their readers stands for.
+        """
+        return tuple(_Stepping(self, fuse=fuse, on_edge=on_edge))
+
+
+class _Stepping:
+    """Makes the steps of one simulator."""
+
+    def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnEdge | None) -> None:
+        self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch
+        self.on_edge = on_edge
+        self.skipped = owner.fused.skipped if fuse else frozenset()
+        self.simqs = {**owner.plan.edges, **(owner.fused.simqs if fuse else {})}
+        self.made: dict[Shared, str] = {}
+
+    def __iter__(self) -> Iterator[Step]:
+        for node in self.plan.graph:
+            if node.op in (INPUT, CONST) or node.name in self.skipped:
+                continue
+            plan = self.plan.nodes.get(node.name)
+            if plan is None:
+                yield self._float(node)
+            else:
+                yield from self._integer(node, plan)
+
+    def _origin(self, source: str) -> str:
+        """The value that is read for a node's: its input's where it is skipped."""
+        while source in self.skipped:
+            (source,) = self.plan.graph[source].inputs
+        return source
+
+    def _float(self, node: Node) -> Step:
+        simqs = [self.simqs[e] for e in node.edges]
+        ops, stored = self.plan.ops, {e.slot: w for e in node.edges if (w := self.plan.weights.get(e))}
+
+        def compute(values: Sequence[Any]) -> tuple[Any]:
+            held = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
+            return (compute_laid_out(node, [to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
+
+        inputs = tuple(map(self._origin, node.inputs))
+        digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
+        return Step(inputs, (node.name,), compute, digest.encode(), (None,))
+
+    def _integer(self, node: Node, plan: NodePlan) -> Iterator[Step]:
+        """Those of the edges that are not there yet, then the node's."""
+        inputs: dict[int, str] = {}
+        for slot, (edge, source) in enumerate(zip(node.edges, node.inputs, strict=True)):
+            simq = self.simqs[edge]
+            if slot in plan.consts:
+                continue
+            inputs[slot] = self._origin(source)
+            if simq is not None and plan.operands[slot] is not None:
+                key = (source, id(simq.target))
+                if key not in self.made:
+                    self.made[key] = str(edge)
+                    yield self._edge(str(edge), inputs[slot], simq)
+                inputs[slot] = self.made[key]
+        yield self._node(node, plan, inputs)
+
+    def _edge(self, name: str, source: str, simq: SimQ) -> Step:
+        how = self.plan.hardware.requantize
+        assert simq.target is not None
+
+        def compute(values: Sequence[Any]) -> tuple[Tensor]:
+            return (apply_simq(values[0], simq, how),)
+
+        return Step((source,), (name,), compute, repr(simq.key).encode(), (centered_span(simq.target),))
+
+    def _node(self, node: Node, plan: NodePlan, inputs: Mapping[int, str]) -> Step:
+        slots = range(len(node.inputs))
+
+        def compute(values: Sequence[Any]) -> tuple[Tensor]:
+            arrived = dict(zip(inputs, values, strict=True))
+            operands = [self._operand(node, plan, slot, arrived.get(slot)) for slot in slots]
+            if self.on_edge is not None:
+                for edge, operand in zip(node.edges, operands, strict=True):
+                    self.on_edge(edge, operand)
+            if plan.table is not None:
+                return (plan.look_up(operands[0]),)
+            c = self._accumulate(node, plan, operands)
+            lost = plan.lost(operands)
+            if self.watch is not None:
+                self.watch(node, c, *([] if lost is None else [lost]))
+            return (apply_simq(plan.held(c, lost), plan.out_simq, self.plan.hardware.requantize),)
+
+        watched = self.watch is not None and plan.table is None and not plan.proved
+        digest = node.name.encode() + plan.digest
+        spans = (centered_span(plan.out),)
+        return Step(tuple(inputs.values()), (node.name,), compute, digest, spans, watched)
+
+    def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
+        carrier = torch.float32 if plan.parts > 1 else plan.carrier
+        if slot in plan.consts:
+            return self.carriers(plan.consts[slot], carrier)
+        if plan.operands[slot] is None:
+            return laid_out(to_real(self.simqs[node.edges[slot]], value))
+        return value.to(carrier)
+
+    def _accumulate(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
+        rule = self.plan.ops[node.op]
+        if plan.parts == 1:
+            return rule.compute_int(plan.attrs, *operands)
+        assert rule.integer is not None and rule.integer.split is not None
+        chunks = rule.integer.split(plan.attrs, operands, plan.parts)
+        total = rule.compute_int(plan.attrs, *chunks[0]).to(torch.float64)
+        for chunk in chunks[1:]:
+            total += rule.compute_int(plan.attrs, *chunk)
+        return total
+
+
+def centered_span(qparams: QParams) -> tuple[int, int]:
+    """The least and the greatest centered integer of a tensor."""
+    low, high = clip_range(qparams)
+    return int(torch.as_tensor(low).min()), int(torch.as_tensor(high).max())
+
+
+def to_real(simq: SimQ | None, value: Any) -> Any:
+    """A value as a float node reads it: dequantized where it was integer."""
+    return value if simq is None or simq.source is None else dequantize(value, simq.source)

@@ -1,0 +1,1 @@
+"""The search loop, which knows no Plan: trials, log, budget, resume, and the protocol of a searcher."""

@@ -1,0 +1,625 @@
+"""Trial: one scored point of a search, which is one line of its log."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from hago.errors import LONGEST_QUOTE, LogError, StrategyMismatch, as_strings, shortened, shortened_to
+from hago.plan.space import Space
+from hago.plan.strategy import HardwareId
+from hago.serialization.json_text import (
+    canonical,
+    check_schema,
+    check_version,
+    is_file,
+    json_values,
+    parse_json,
+    read_file,
+    replace_file,
+    sync_folder,
+)
+from hago.study.searcher import Score, Searcher
+from hago.version import VERSION as HAGO_VERSION
+
+TRIAL_VERSION: Final = 1
+
+#: Fields of Score that stand under "score" as they are.
+_PLAIN: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
+#: The same, left out where they say nothing.
+_OPTIONAL: Final = ("costs", "shortfall", "tie", "dropped", "interval")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A point and its score.
+
+    Args:
+        index: from 0, in the order asked.
+        bits: of every group.
+        score: what its evaluation said, or that of the trial it repeats.
+        same_as: the earlier trial that had the same Plan; None where this one was evaluated.
+        why: the searcher's reason to ask.
+        at: when it was logged, UTC, ISO 8601.
+        seconds: that its evaluation took; 0 for a repeat.
+        elapsed: seconds that the search had taken by then, all its sessions together, what came before trials included.
+    """
+
+    index: int
+    bits: Mapping[str, int]
+    score: Score
+    same_as: int | None = None
+    why: str = ""
+    at: str = ""
+    seconds: float = 0.0
+    elapsed: float = 0.0
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """What the objective measured."""
+        return self.score.results
+
+    @property
+    def thresholds_sha256(self) -> str:
+        """Of the thresholds that were used."""
+        return self.score.thresholds_sha256
+
+    def to_json(self, model_hash: str) -> dict[str, Any]:
+        """The JSON values of its line.
+
+        Raises:
+            LogError: a result that is no JSON value.
+        """
+        score = self.score
+        where = f"trial {self.index}: $.score"
+        return {
+            "version": TRIAL_VERSION,
+            "index": self.index,
+            "strategy": {
+                "model_hash": model_hash,
+                "bits": {k: int(b) for k, b in self.bits.items()},
+                "thresholds_sha256": score.thresholds_sha256,
+            },
+            "score": {
+                "value": json_values(score.value, where),
+                "overflows": json_values(score.overflows, where),
+                "excess_bits": json_values(score.excess_bits, where),
+                **{name: json_values(getattr(score, name), where) for name in _PLAIN},
+                **{name: json_values(value, where) for name in _OPTIONAL if (value := getattr(score, name))},
+            },
+            "results": json_values(score.results, f"trial {self.index}: $.results"),
+            "same_as": self.same_as,
+            "why": self.why,
+            "time": {"at": self.at, "seconds": self.seconds, "elapsed": self.elapsed},
+        }
+
+    @staticmethod
+    def from_json(record: Any) -> Trial:
+        """The trial of JSON values that obey the trial schema."""
+        score, time = record["score"], record["time"]
+        return Trial(
+            index=int(record["index"]),
+            bits={k: int(b) for k, b in record["strategy"]["bits"].items()},
+            score=Score(
+                value=float(score["value"]),
+                results=record["results"],
+                overflows={k: int(n) for k, n in score["overflows"].items()},
+                excess_bits={k: int(n) for k, n in score["excess_bits"].items()},
+                unproved=int(score["unproved"]),
+                total_bits=int(score["total_bits"]),
+                plan_key=score["plan_key"],
+                infeasible=score["infeasible"],
+                forwards=float(score["forwards"]),
+                thresholds_sha256=record["strategy"]["thresholds_sha256"],
+                costs={k: float(v) for k, v in score.get("costs", {}).items()},
+                shortfall=float(score.get("shortfall", 0.0)),
+                tie=float(score.get("tie", 0.0)),
+                dropped=score.get("dropped", {}),
+                interval=tuple(map(float, score.get("interval", ()))),
+            ),
+            same_as=None if record["same_as"] is None else int(record["same_as"]),
+            why=record["why"],
+            at=time["at"],
+            seconds=float(time["seconds"]),
+            elapsed=float(time["elapsed"]),
+        )
+
+
+def best_trial(trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: bool = False) -> Trial | None:
+    """The best of `trials`: highest rank, the first of equals.
+
+    Args:
+        tolerance: values that lie within it of the highest count as equal, so that fewer bits win.
+        allow_overflow: take a point that overflowed on the calibration data where none did not.
+
+    Returns:
+        The trial, or None where no trial can be taken.
+    """
+    whole = [t for t in trials if not t.score.dropped]
+    taken = [t for t in whole if t.score.runs or (allow_overflow and not t.score.infeasible)]
+    floor = max((t.score.value for t in taken if t.score.accepted), default=math.inf) - tolerance
+    return max(taken, key=lambda t: t.score.standing(floor), default=None)
+
+
+# ---------------------------------------------------------------- header
+# Header: line 1 of a search log, all that makes the search again.
+
+HEADER_VERSION: Final = 2
+
+#: What a log is made for; a log that differs here belongs to another task altogether.
+_MADE_FOR: Final = ("model_hash", "hardware", "data_hash", "space")
+#: How it was searched; a log that differs here would not be continued but mixed.
+_MADE_HOW: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a search was run on, how, and by what.
+
+    Args:
+        model_hash: of the Graph.
+        hardware: name and hash of the description.
+        data_hash: of the calibration data.
+        seed: of all randomness.
+        searcher: {"name", "options"}.
+        estimator, objective: a name, or a name and options; any JSON value.
+        keep_float: patterns of nodes kept float.
+        fix_bits: bits that the user fixed.
+        space: {"groups", "choices", "hash"}.
+        settings: whatever else changes the scores.
+        made_by: versions, machine and threads; a difference is worth a notice, not a refusal.
+        confirmed: what refined thresholds gain on samples that were kept aside.
+    """
+
+    model_hash: str
+    hardware: HardwareId
+    data_hash: str
+    seed: int
+    searcher: Mapping[str, Any]
+    estimator: Any
+    objective: Any
+    keep_float: Sequence[str]
+    fix_bits: Mapping[str, Any]
+    space: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    confirmed: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self, at: str = "") -> dict[str, Any]:
+        """The JSON values of the line, `at` being the time that stands in it.
+
+        Raises:
+            LogError: a value that JSON does not have.
+        """
+        parts = {name: getattr(self, name) for name in (*_MADE_FOR, *_MADE_HOW, "made_by")}
+        parts["hardware"] = {"name": self.hardware.name, "hash": self.hardware.hash}
+        if self.confirmed:
+            parts["confirmed"] = self.confirmed
+        record: dict[str, Any] = json_values(parts, "log header")
+        return {**record, "version": HEADER_VERSION, "time": {"at": at}}
+
+    @staticmethod
+    def from_json(record: Any, where: str) -> Header:
+        """The header of JSON values.
+
+        Raises:
+            LogError: what breaks the header schema, with its JSON path.
+        """
+        check_schema(record, "log_header", where)
+        parts = {k: v for k, v in record.items() if k not in ("version", "time")}
+        return Header(**{**parts, "hardware": HardwareId(**record["hardware"])})
+
+    def check_same(self, logged: Header, where: str) -> None:
+        """Refuse to continue a log that another search wrote.
+
+        Raises:
+            StrategyMismatch: it was for another model, hardware, data or space.
+            LogError: it was searched otherwise.
+        """
+        mine, theirs = self.to_json(), logged.to_json()
+        for part in (*_MADE_FOR, *_MADE_HOW):
+            for path, ours, old in _differences(part, mine[part], theirs[part]):
+                kind = StrategyMismatch if part in _MADE_FOR else LogError
+                raise kind(
+                    f"{where} cannot be continued: its {path} is {old}, this search has {ours}; "
+                    "give what it was made with, or another log"
+                )
+
+    def notices(self, logged: Header, where: str) -> Iterator[str]:
+        """What differs without being refused: versions, machine, threads."""
+        mine, theirs = self.to_json()["made_by"], logged.to_json()["made_by"]
+        for path, ours, old in _differences("made_by", mine, theirs):
+            what, was, now = (shortened_to(text, LONGEST_QUOTE) for text in (path, old, ours))
+            yield f"{where} was written with {what} {was}, this is {now}; scores may differ"
+
+
+def make_header(
+    space: Space,
+    searcher: Searcher,
+    *,
+    seed: int,
+    model_hash: str,
+    hardware: HardwareId,
+    data_hash: str,
+    estimator: Any,
+    objective: Any,
+    keep_float: Sequence[str] = (),
+    fix_bits: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    confirmed: Mapping[str, Any] | None = None,
+) -> Header:
+    """The header of a search in `space` by `searcher`.
+
+    Args:
+        threads: that each worker computes with; others: see Header.
+    """
+    return Header(
+        model_hash=model_hash,
+        hardware=hardware,
+        data_hash=data_hash,
+        seed=seed,
+        searcher={"name": searcher.name, "options": dict(searcher.options)},
+        estimator=estimator,
+        objective=objective,
+        keep_float=as_strings(keep_float, "keep_float"),
+        fix_bits=dict(fix_bits or {}),
+        space={"groups": len(space.groups), "choices": space.size, "hash": space_hash(space)},
+        settings=dict(settings or {}),
+        made_by=versions(threads),
+        confirmed=dict(confirmed or {}),
+    )
+
+
+def space_hash(space: Space) -> str:
+    """sha256 over every group's key, source, edges and choices, in order."""
+    parts = [[g.key, g.source, [str(e) for e in g.edges], list(g.choices)] for g in space.groups.values()]
+    return hashlib.sha256(canonical(parts).encode()).hexdigest()
+
+
+def versions(threads: int | None = None) -> dict[str, Any]:
+    """Versions of what computes the scores, the machine's architecture, and `threads`."""
+    return {
+        "hago": HAGO_VERSION,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        **{package: version(package) for package in ("torch", "numpy")},
+        "threads": threads,
+    }
+
+
+def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in sorted({*ours, *theirs}):
+            yield from _differences(f"{path}.{key}", ours.get(key), theirs.get(key))
+    elif canonical(ours) != canonical(theirs):
+        yield path, canonical(ours), canonical(theirs)
+
+
+# ---------------------------------------------------------------- log
+# Log: a search as JSON lines, a header and then one trial a line; the log is the search's state.
+# A line is on disk before the next trial starts, or it is not there at all. The last line may be torn by a crash: it
+# is recognised and dropped. Anything else that is not as written is refused with its line number. The format:
+# docs/log-format.md.
+
+Notice = Callable[[str], None]
+
+#: How a header begins, which tells a torn one from a file that is none of ours.
+_HEADER_START: Final = b'{"data_hash": '
+
+
+def log_notice(text: str) -> None:
+    """The default way to tell the user something: a warning of the logger "hago"."""
+    logging.getLogger("hago").warning(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a log file says.
+
+    Args:
+        header: None where the file is empty or its header is torn.
+        trials: in order.
+        good: how many bytes from the start are whole lines.
+        torn: how many bytes after them are not.
+    """
+
+    header: Header | None
+    trials: tuple[Trial, ...]
+    good: int
+    torn: int
+
+
+def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
+    """Read a log without changing it.
+
+    Raises:
+        LogError: unreadable, or a line that is not as hago wrote it, by number.
+    """
+    try:
+        content = read_file(path)
+    except (OSError, ValueError) as error:
+        raise LogError(f"cannot read log {path}: {error}") from None
+    found = parse_log(content, str(path))
+    if found.torn:
+        notice(f"{path}: the last line is torn ({found.torn} bytes); left out")
+    return found
+
+
+def read_header(path: str | Path) -> Header | None:
+    """The header of a log; None where no file stands there, or none with a whole header.
+
+    Raises:
+        LogError: unreadable, or a header that is not as hago wrote it.
+    """
+    if not is_file(path):
+        return None
+    try:
+        with open(path, "rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise LogError(f"cannot read log {path}: {error}") from None
+    return parse_log(line, str(path)).header
+
+
+def parse_log(content: bytes, where: str) -> Log:
+    """The log that `content` is.
+
+    Raises:
+        LogError: a line, other than a torn last one, that is not as hago wrote it.
+    """
+    *whole, rest = content.split(b"\n")
+    torn = len(rest)
+    if not rest and whole and not _is_json(whole[-1]):
+        torn = len(whole.pop()) + 1
+    if not whole:
+        start = content[: len(_HEADER_START)]
+        if not _HEADER_START.startswith(start):
+            raise LogError(f"{where} is not a search log of hago: it starts with {start!r}")
+        return Log(None, (), 0, torn)
+    records = [_parse_line(line, f"{where}, line {n}") for n, line in enumerate(whole, start=1)]
+    header = Header.from_json(records[0], f"{where}, line 1")
+    trials: list[Trial] = []
+    for number, record in enumerate(records[1:], start=2):
+        trials.append(_parse_trial(record, header, trials, f"{where}, line {number}"))
+    return Log(header, tuple(trials), len(content) - torn, torn)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _parse_line(line: bytes, where: str) -> Any:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LogError(f"{where}: not text: {error}") from None
+    record = parse_json(text, where)
+    check_version(record, HEADER_VERSION, where)
+    return record
+
+
+def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: str) -> Trial:
+    check_schema(record, "trial", where)
+    trial = Trial.from_json(record)
+    if trial.index != len(earlier):
+        raise LogError(f"{where}: at $.index: got {trial.index}, expected {len(earlier)}")
+    model_hash = record["strategy"]["model_hash"]
+    if model_hash != header.model_hash:
+        raise LogError(
+            f"{where}: at $.strategy.model_hash: got {model_hash!r}, expected the header's {header.model_hash!r}"
+        )
+    measured = trial.results.get(header.objective, 0.0) if isinstance(header.objective, str) else 0.0
+    if not _is_figure(measured):
+        raise LogError(f"{where}: at $.results.{header.objective}: got {shortened(measured)}, expected a number")
+    if earlier and trial.bits.keys() != earlier[0].bits.keys():
+        odd = min(trial.bits.keys() ^ earlier[0].bits.keys())
+        raise LogError(f"{where}: at $.strategy.bits: {odd!r} is not in every trial")
+    if trial.same_as is not None:
+        if trial.same_as >= trial.index:
+            raise LogError(f"{where}: at $.same_as: got {trial.same_as}, expected an earlier trial")
+        if trial.score != earlier[trial.same_as].score:
+            raise LogError(f"{where}: at $.score: got another than trial {trial.same_as}, which it repeats")
+    return trial
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a JSON value is a number, as hago writes one."""
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or value in ("inf", "-inf", "nan")
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What stands at a path; None where nothing does."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+class LogFile:
+    """A log that is open for appending; a context manager. One process at a time may hold it."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open or create the file, changing nothing in it.
+
+        Raises:
+            LogError: it cannot be opened, or another search is writing it.
+        """
+        self.path = Path(path)
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise LogError(f"cannot open log {path}: it is no regular file; give a path of its own")
+            is_new = not self.path.exists()
+            # Windows alone has O_BINARY, and would translate line ends without it.
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        except (OSError, ValueError) as error:
+            raise LogError(f"cannot open log {path}: {error}") from None
+        try:
+            self._lock()
+            if is_new:
+                sync_folder(self.path.parent)
+            self._good = 0
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            return  # not a POSIX system: two searches on one log are then not noticed
+        try:
+            # Not flock: worker processes would inherit it, and one that outlives a killed search
+            # would keep the next one out.
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Other errors come from file systems that cannot lock; a search may still run there.
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise LogError(f"another search is writing {self.path}; give this one its own log") from None
+
+    def __enter__(self) -> LogFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def start(self, header: Header, at: str, resume: bool, notice: Notice) -> tuple[Trial, ...]:
+        """Make the file ready for the next trial: check or write its header, drop a torn line.
+
+        Args:
+            header: of this search.
+            at: the time to write into a new header.
+            resume: whether a file that holds something may be continued.
+
+        Returns:
+            The trials that it holds.
+
+        Raises:
+            LogError: the file holds something and `resume` is false, it is not as hago wrote it, or
+                it was searched otherwise.
+            StrategyMismatch: it is of another model, hardware, data or space.
+        """
+        content = self._read()
+        if content and not resume:
+            raise LogError(f"log {self.path} exists; resume it, or give another path")
+        found = parse_log(content, str(self.path))
+        if found.header is not None:
+            header.check_same(found.header, str(self.path))
+            for text in header.notices(found.header, str(self.path)):
+                notice(text)
+        if found.torn:
+            notice(f"{self.path}: the last line is torn ({found.torn} bytes); dropped")
+        self._good = found.good
+        self._truncate()
+        if found.header is None:
+            record = header.to_json(at)
+            check_schema(record, "log_header", "log header")
+            self._append(record)
+        return found.trials
+
+    def append(self, trial: Trial, model_hash: str) -> None:
+        """Add one line; it is on disk, under the log's name, when this returns.
+
+        Raises:
+            LogError: it could not be written whole, and the file ends with the line before it; or somebody else
+                removed, replaced or changed the file.
+        """
+        self._check_length()
+        self._append(trial.to_json(model_hash))
+        self._check_place()
+
+    def check(self) -> None:
+        """Refuse to go on with a log that others changed while it was open. One that was removed is written again.
+
+        Raises:
+            LogError: the file was removed, renamed, replaced, or is not as long as what was written.
+        """
+        self._check_length()
+        self._check_place()
+
+    def _check_length(self) -> None:
+        try:
+            size = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise LogError(f"cannot read log {self.path}: {error}") from None
+        if size != self._good:
+            raise LogError(
+                f"log {self.path} was changed while it was written: it has {size} bytes, expected {self._good}; give "
+                "another path for the log, and leave it alone until the search ends"
+            )
+
+    def _check_place(self) -> None:
+        try:
+            mine, there = os.fstat(self._fd), _stat(self.path)
+        except OSError as error:
+            raise LogError(f"cannot read log {self.path}: {error}") from None
+        if there is None and mine.st_nlink == 0:
+            replace_file(self.path, self._read())
+            raise LogError(
+                f"log {self.path} was removed while it was written; all that it held stands there again: search on "
+                "with it, and leave it alone until the search ends"
+            )
+        if there is None:
+            raise LogError(
+                f"log {self.path} was renamed while it was written; give it its name back to search on with it, and "
+                "leave it alone until the search ends"
+            )
+        if not os.path.samestat(mine, there):
+            raise LogError(
+                f"log {self.path} was replaced by another file while it was written; what was searched is not in that "
+                "one: give another path for the log, and leave it alone until the search ends"
+            )
+
+    def _read(self) -> bytes:
+        try:
+            with open(self._fd, "rb", closefd=False) as file:
+                file.seek(0)
+                return file.read()
+        except OSError as error:
+            raise LogError(f"cannot read log {self.path}: {error}") from None
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = canonical(record).encode() + b"\n"
+        try:
+            with self._whole_or_nothing():
+                os.lseek(self._fd, self._good, os.SEEK_SET)
+                written = 0
+                while written < len(line):
+                    written += os.write(self._fd, line[written:])
+                os.fsync(self._fd)
+        except OSError as error:
+            raise LogError(
+                f"cannot write log {self.path}: {error}; it holds every trial before this one, so make room and resume"
+            ) from None
+        self._good += len(line)
+
+    def _truncate(self) -> None:
+        try:
+            os.ftruncate(self._fd, self._good)
+        except OSError as error:
+            raise LogError(f"cannot drop the torn line of log {self.path}: {error}") from None
+
+    @contextlib.contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            # Where this fails too, the next reader finds a torn line and drops it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._good)
+            raise

@@ -1,0 +1,125 @@
+"""The logs of the RFC's prototype: no header, and bits by position.
+
+They can be read and ranked for ever, but not continued: they do not say what they were made for. A
+line of the years 2019 to 2021 has `result` or `results`, with some of accuracy, kl_distance,
+kl_divergence, sim_acc, quant_acc and validation_acc, and a strategy with or without topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hago.errors import LogError, did_you_mean
+from hago.plan.space import Space
+from hago.serialization.json_text import canonical, parse_json, read_file
+
+
+@dataclass(frozen=True, slots=True)
+class RfcTrial:
+    """One line.
+
+    Args:
+        version: 0.1, say.
+        model_hash: a structural hash, which may be negative.
+        bits: one per quantized edge, in the order of the prototype's traversal.
+        thresholds: one per node, in that order.
+        topology: node_conds and edge_conds where the line has them.
+        results: what was measured, by name.
+    """
+
+    version: float
+    model_hash: int
+    bits: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    topology: Mapping[str, Any] | None
+    results: Mapping[str, Any]
+
+    def to_line(self) -> str:
+        """The line, keys sorted, without its end."""
+        strategy: dict[str, Any] = {
+            "bits": self.bits,
+            "model_hash": self.model_hash,
+            "thresholds": self.thresholds,
+        }
+        if self.topology is not None:
+            strategy["topology"] = self.topology
+        return canonical({"result": self.results, "strategy": strategy, "version": self.version})
+
+    def named(self, space: Space) -> dict[str, int]:
+        """The bits by group, where the groups of `space` stand in the prototype's order.
+
+        Raises:
+            LogError: there are not as many groups.
+            InfeasibleBits: a group does not have that choice.
+        """
+        if len(self.bits) != len(space.groups):
+            raise LogError(f"the line has {len(self.bits)} bits, the space {len(space.groups)} groups")
+        bits = dict(zip(space.groups, self.bits, strict=True))
+        space.check(bits)
+        return bits
+
+
+def parse_rfc_line(line: str, where: str = "line") -> RfcTrial:
+    """The trial of one line.
+
+    Raises:
+        LogError: it is no such line.
+    """
+    record = parse_json(line, where)
+    try:
+        strategy = record["strategy"]
+        results = record["result"] if "result" in record else record["results"]
+        trial = RfcTrial(
+            version=float(record["version"]),
+            model_hash=_whole(strategy["model_hash"]),
+            bits=tuple(_whole(b) for b in strategy["bits"]),
+            thresholds=tuple(float(t) for t in strategy["thresholds"]),
+            topology=strategy.get("topology"),
+            results=dict(results),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LogError(
+            f"{where}: got no line of the RFC's prototype ({type(error).__name__}: {error}); expected "
+            "version, strategy with bits, model_hash and thresholds, and result"
+        ) from None
+    return trial
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def read_rfc_log(path: str | Path) -> tuple[RfcTrial, ...]:
+    """Every line of a log of the RFC's prototype.
+
+    Raises:
+        LogError: unreadable, or a line that is none, by number.
+    """
+    try:
+        lines = read_file(path).decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise LogError(f"cannot read log {path}: {error}") from None
+    return tuple(parse_rfc_line(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1))
+
+
+def best_rfc_trial(trials: Iterable[RfcTrial], measure: str = "accuracy") -> RfcTrial:
+    """The trial with the highest result called `measure`, then the fewest bits, then the first.
+
+    Raises:
+        LogError: there is no trial, or one lacks that result.
+    """
+    listed = list(trials)
+    for index, trial in enumerate(listed):
+        if not isinstance(trial.results.get(measure), (int, float)):
+            raise LogError(
+                f"trial {index} has no number called {measure!r}; it has {', '.join(trial.results)}."
+                + did_you_mean(measure, trial.results)
+            )
+    if not listed:
+        raise LogError("a log without trials has no best one")
+    return max(listed, key=lambda t: (t.results[measure], -sum(t.bits)))

@@ -1,1 +1,0 @@
-"""Trials: points of a space to scores, in this process or in others."""
