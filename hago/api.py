@@ -26,7 +26,7 @@ from hago.runtime.native.executor import named_engine
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import load_plan
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator, first_safe
+from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.objective import ObjectiveLike
 from hago.search.objective import objective as named_objective
 from hago.search.prepare import (
@@ -38,17 +38,16 @@ from hago.search.prepare import (
     import_on,
     input_names,
     make_strategy,
+    plan_and_batches,
     plan_of,
-    planned,
     prepare,
 )
 from hago.search.quantizer import Quantizer
-from hago.search.racing import Race
+from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.scoring import LogPath
-from hago.search.sensitivity import Sensitivity
-from hago.search.sensitivity import measure_sensitivity as sensitivity_of
-from hago.search.session import Result, SearchOptions, find
+from hago.search.sensitivity import Sensitivity, sensitivity_of
+from hago.search.session import SearchOptions, SearchScore, run_search
 from hago.serialization.json_text import check_distinct
 from hago.study.searcher import Score, Searcher
 
@@ -80,11 +79,11 @@ def search_quantize_strategy(
     executor: Executor | str | None = None,
     cache_bytes: int | None = None,
     front: str | PathLike[str] | None = None,
-    race: bool | float | Race = False,
+    race: bool | float | RaceOptions = False,
     reuse: LogPath | Sequence[LogPath] | None = None,
     search_topology: bool | None = None,
     finetune: Mapping[str, Any] | None = None,
-) -> tuple[Strategy, Result]:
+) -> tuple[Strategy, SearchScore]:
     """Search for the best strategy.
 
     Args:
@@ -156,7 +155,7 @@ def search_quantize_strategy(
         # the data is read once more
         dataset = Batches(dataset, input_names(model))
         held_out = None if held_out is None else Batches(held_out, input_names(model))
-    found = find(
+    found = run_search(
         model,
         hardware,
         dataset,
@@ -169,8 +168,8 @@ def search_quantize_strategy(
     if isinstance(dataset, Batches) and finetune is not None:
         best, measure = (found.strategy, found.score), objective if maximize is None else maximize
         tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
-        return tuned.strategy, Result.of(replace(found, score=tuned.score))
-    return found.strategy, Result.of(found)
+        return tuned.strategy, SearchScore.of(replace(found, score=tuned.score))
+    return found.strategy, SearchScore.of(found)
 
 
 def quantize(
@@ -205,7 +204,7 @@ def quantize(
         modes=modes,
     )
     evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops)
-    bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     plan = prepared.resolver(bits)
     how = made_by(prepared, "sqnr", 0, prepared.keep_float, prepared.fix_bits) | {"results": dict(score.results)}
     return Quantizer(plan, make_strategy(prepared, plan, bits, how))
@@ -282,7 +281,7 @@ def evaluate_strategy(
 ) -> Score:
     """How a strategy does on a data set."""
     chosen = as_strategy(strategy)
-    plan, batches = planned(model, hardware, chosen, dataset)
+    plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     return Evaluator(plan.graph, batches, named_objective(objective), plan.ops).score(plan, chosen.bits)
 
 
@@ -377,4 +376,4 @@ def inspect_graph_statistic(
     Returns:
         A table: print it, or take `.to_json()`, `.to_csv()`, `.first_wrong`.
     """
-    return inspect_plan(*planned(model, hardware, strategy, dataset))
+    return inspect_plan(*plan_and_batches(model, hardware, strategy, dataset))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hago.analysis.strategy_report import Judgement, figure_cells, judge
+from hago.analysis.strategy_report import StrategyReport, figure_cells, report_strategy
 from hago.api import explain, inspect_graph_statistic, search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import HagoError, as_strings
@@ -139,7 +139,7 @@ class HardwareResult:
         trials, seconds: that the search took.
     """
 
-    judgement: Judgement
+    judgement: StrategyReport
     widest: Mapping[str, Any]
     widest_overflows: int
     trials: int
@@ -268,7 +268,7 @@ def _on(
     strategy, _ = search_quantize_strategy(model, chip, calibration, budget=budget, seed=seed, log=log, save=saved)
     seconds, trials = time.monotonic() - started, len(read_log(log).trials)
     say(f"searched {trials} trials in {seconds:.1f} s; every one is a line of {log}, the best is {saved}")
-    judgement = judge(model, chip, strategy, test)
+    judgement = report_strategy(model, chip, strategy, test)
     say(f"{judgement.weights}\n{judgement.exactness_text()[0]}\n")
     say(str(inspect_graph_statistic(model, chip, strategy, test)))
     widest, overflows = _widest(model, chip, digits)

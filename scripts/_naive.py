@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hago import Graph
 from hago.arithmetic.types import QParams
-from hago.graph.execute import channels_last, compute_real, run
+from hago.graph.execute import channels_last, compute_real, run_graph
 from hago.graph.graph import CONST, Node
 from hago.plan.plan import Plan
 
@@ -22,7 +22,7 @@ def float_forward(graph: Graph, batches: Sequence[Sequence[Tensor]]) -> Callable
 
     def forward() -> Any:
         with torch.no_grad():
-            return [run(graph, batch, compute_real, consts=consts) for batch in laid]
+            return [run_graph(graph, batch, compute_real, consts=consts) for batch in laid]
 
     return forward
 
@@ -45,7 +45,7 @@ def naive_forward(plan: Plan, batches: Sequence[Sequence[Tensor]]) -> Callable[[
 
     def forward() -> Any:
         with torch.no_grad():
-            return [run(graph, batch, step, consts=consts) for batch in laid]
+            return [run_graph(graph, batch, step, consts=consts) for batch in laid]
 
     return forward
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hago.cost.cost import Cost, plan_cost
 from hago.runtime.native.executor import FastModel
 from hago.search.prepare import as_graph, as_hardware, plan_of
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     network = task.network()
     task.start()
     how = SearchOptions(searcher=searcher, progress=False, search_topology=True)  # peers, too, may leave layers float
-    found = find(network, hardware, data, how)
+    found = run_search(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = as_graph(network, data)
     after = {trial.index: trial.elapsed for trial in found.result.trials}

@@ -22,7 +22,7 @@ from _assets import Asset, Samples
 from torch import Tensor, nn
 
 from hago import Graph
-from hago.graph.execute import compute_real, run, run_real
+from hago.graph.execute import compute_real, run_graph, run_real
 from hago.graph.graph import CONST, Node
 
 _QUANTIZED = ("conv1d", "conv2d", "linear")
@@ -52,7 +52,7 @@ def plain_outputs(graph: Graph, calibration: Sequence[Samples], test: Sequence[S
         return compute_real(node, values)
 
     with torch.no_grad():
-        return torch.cat([run(graph, batch, step)[0] for batch in test])
+        return torch.cat([run_graph(graph, batch, step)[0] for batch in test])
 
 
 def _fake_quantized(x: Tensor, largest: float) -> Tensor:

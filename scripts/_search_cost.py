@@ -25,8 +25,8 @@ from _search_subjects import Subject, asset, naive_and_float, seconds_of, subjec
 
 from hago import Graph, HagoError
 from hago.search.prepare import prepare
-from hago.search.session import SearchOptions, find
-from hago.study.study import SearchResult
+from hago.search.session import SearchOptions, run_search
+from hago.study.study import StudyResult
 
 ASSETS = (
     "mlperf_kws",
@@ -49,7 +49,7 @@ class Searched:
         wall: its seconds by the clock of its trials.
     """
 
-    result: SearchResult
+    result: StudyResult
     seconds: float
     forwards: float
     wall: float
@@ -80,7 +80,7 @@ def default_cost(options: Any) -> list[Row]:
             how = SearchOptions(searcher=options.searcher, progress=False, seed=options.seed)
             before = _given_forward(subject, options)
             begun = options.clock()
-            found = find(subject.network, hardware, subject.batches, how)
+            found = run_search(subject.network, hardware, subject.batches, how)
             seconds = options.clock() - begun
             forward = (before + _given_forward(subject, options)) / 2
             row = {"network": subject.name, "hardware": hardware, "seconds": seconds, "forward_seconds": forward}
@@ -178,6 +178,6 @@ def searched(subject: Subject, hardware: str, searcher: str, most: Mapping[str, 
     limits = [f"{name} <= {most[name]!r}" for name in COSTS if name in most]
     begun, started = options.clock(), time.monotonic()
     how = SearchOptions(searcher=searcher, progress=False, budget=options.trials, budget_cost=limits or None)
-    found = find(subject.network, hardware, subject.batches, how)
+    found = run_search(subject.network, hardware, subject.batches, how)
     seconds, wall = options.clock() - begun, time.monotonic() - started
     return Searched(found.result, seconds, found.forwards, wall)

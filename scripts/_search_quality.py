@@ -22,18 +22,18 @@ from _fronts import Point, Row, compared, listed, plot
 
 from hago.data.batches import Batches
 from hago.plan.space import Bits, Space
-from hago.search.evaluate import Evaluator, safe_start
+from hago.search.evaluate import Evaluator, widest_safe_bits
 from hago.search.goal import make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, prepare
-from hago.search.redundancy import tidied
+from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import PASS, refined_choices
-from hago.search.scoring import Scoring
-from hago.search.session import SearchOptions, find
+from hago.search.scoring import PlanScorer
+from hago.search.session import SearchOptions, run_search
 from hago.study.front import Front
 from hago.study.log import Trial
-from hago.study.searcher import Ask, Score, Searcher, Steps, Walk, point_key, shifted
-from hago.study.study import search
+from hago.study.searcher import Ask, GeneratorSearcher, Score, Searcher, Steps, point_key, shifted
+from hago.study.study import run_study
 
 #: Of the plain greedy search, in dB: each gives one point, and those on the way to it.
 TOLERANCES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -80,13 +80,13 @@ def listed_points(points: Sequence[Bits]) -> Make:
                 seen.add(point_key(point))
                 yield Ask((dict(point),), "listed")
 
-    return lambda space, start, seed: Walk("listed", Nothing(), steps(start))
+    return lambda space, start, seed: GeneratorSearcher("listed", Nothing(), steps(start))
 
 
 def descent(space: Space, start: Bits, seed: int) -> Searcher:
     """Steepest descent: of all weights that could take one choice fewer, the one that loses the least squared error
     for each byte it saves does, until all have their fewest."""
-    return Walk("descent", Nothing(), _descent(space, start))
+    return GeneratorSearcher("descent", Nothing(), _descent(space, start))
 
 
 def _descent(space: Space, start: Bits) -> Steps[None]:
@@ -131,7 +131,7 @@ def tpe(trials: int) -> Make:
             (score,) = yield Ask(({k: g.choices[trial.params[k]] for k, g in groups.items()},), "tpe")
             study.tell(trial, [float(score.results.get("sqnr", -200.0)), score.costs.get("weight_bytes", 1e12)])
 
-    return lambda space, start, seed: Walk("tpe", Nothing(), steps(space, start, seed))
+    return lambda space, start, seed: GeneratorSearcher("tpe", Nothing(), steps(space, start, seed))
 
 
 # ---------------------------------------------------------------- what is measured
@@ -171,15 +171,15 @@ class Contest:
         # with a limit on the cost that nothing exceeds, every searcher has the same space
         limit = None if searcher == "pareto" else NO_LIMIT
         how = SearchOptions(searcher=searcher, progress=False, seed=self.seed, budget_cost=limit)
-        yield from find(self.asset.module, self.hardware, self.asset.calibration, how).result.trials
+        yield from run_search(self.asset.module, self.hardware, self.asset.calibration, how).result.trials
 
     def _given(self, searcher: str | Make) -> Sequence[Trial]:
         """The trials of a search on refined thresholds."""
         resolver, space = self.refined.resolver, self.refined.space
-        start = safe_start(resolver, self.refined.calibration.peaks)
+        start = widest_safe_bits(resolver, self.refined.calibration.peaks)
         assert callable(searcher)
-        scored = Scoring(make_goal("sqnr", budget_cost=NO_LIMIT), self.refined)
-        return search(space, searcher(space, start, self.seed), scored, plan_key=lambda b: resolver(b).key).trials
+        scored = PlanScorer(make_goal("sqnr", budget_cost=NO_LIMIT), self.refined)
+        return run_study(space, searcher(space, start, self.seed), scored, plan_key=lambda b: resolver(b).key).trials
 
     def point(self, trial: Trial, prepared: Prepared) -> Point:
         """A trial on held-out samples."""
@@ -196,7 +196,7 @@ class Contest:
 def contest(assets: str, net: str, hardware: str, options: Any) -> Contest:
     """Prepared for searches."""
     asset = load(assets, net, options.images, options.held_out)
-    prepared = tidied(prepare(asset.module, hardware, asset.calibration), ("weight_bytes",))
+    prepared = prune_redundant_choices(prepare(asset.module, hardware, asset.calibration), ("weight_bytes",))
     rows: Any = asset.test
     if asset.labels is not None:
         labels = asset.labels.split([len(b[0]) for b in asset.test])

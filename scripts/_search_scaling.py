@@ -19,7 +19,7 @@ from hago.graph.graph import Node
 from hago.plan.space import Bits
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, prepare
-from hago.search.workers import Workers, make_bench, open_executor, work_of
+from hago.search.workers import Workers, make_worker_state, open_executor, worker_spec_of
 from hago.study.log import read_log
 from hago.study.searcher import Score
 
@@ -54,7 +54,7 @@ def scaling(options: Any) -> list[Row]:
         data = [(x,) for x in torch.randn(images, 8, 8, 8).split(options.batch)]
         prepared = prepare(graph, options.hardware[0], data, estimator="power2_range")
         forward = float_forward(prepared.graph, data)
-        bench = make_bench(prepared.resolver, prepared.batches, objective("sqnr"))
+        bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"))
         points = one_edge_at_a_time(prepared, 40)
         floats = [seconds_of(forward, options.clock) for _ in range(options.pairs + 1)][1:]
         spent = [seconds_of(partial(bench.score, point), options.clock) for point in points][8:]
@@ -100,7 +100,7 @@ def workers(options: Any) -> list[Row]:
     rows: list[Row] = []
     for subject in subjects(options):
         prepared = prepare(subject.network, options.hardware[0], subject.batches, estimator="power2_range")
-        work = work_of(prepared, objective("sqnr"))
+        work = worker_spec_of(prepared, objective("sqnr"))
         points = one_edge_at_a_time(prepared, 10 * options.workers)[1:]
         rates = {count: _rate(count, work, points, options.pairs) for count in (1, options.workers)}
         ratios = [many / one for one, many in zip(rates[1], rates[options.workers], strict=True)]

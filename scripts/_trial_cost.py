@@ -23,16 +23,16 @@ from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 
 from hago.data.batches import Batches
 from hago.plan.space import Bits
-from hago.search.evaluate import Evaluator, safe_start
+from hago.search.evaluate import Evaluator, widest_safe_bits
 from hago.search.goal import make_goal
-from hago.search.guidance import make_guide
+from hago.search.guidance import make_surrogate
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, prepare
-from hago.search.racing import Race
-from hago.search.workers import Bench, make_bench
+from hago.search.racing import RaceOptions
+from hago.search.workers import WorkerState, make_worker_state
 from hago.searchers.registry import SEARCHERS, make_searcher
 from hago.study.searcher import Score
-from hago.study.study import search
+from hago.study.study import run_study
 
 SCALES = {"powers of two": "power2_range", "float scales": "mse"}
 #: By the name that a row has, the searcher; what is raced is raced with the default error level.
@@ -47,7 +47,7 @@ BETWEEN = 96
 class Timed:
     """A bench whose evaluation time is counted, and a float forward that is timed now and then between."""
 
-    bench: Bench
+    bench: WorkerState
     forward: Callable[[], Any]
     clock: Callable[[], float]
     pairs: int
@@ -117,17 +117,17 @@ def _row(path: str, name: str, timed: Timed) -> Row:
 
 def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> Timed:
     """A whole search, on the fastest kernels that are exact."""
-    race = Race() if name.endswith("raced") else None
+    race = RaceOptions() if name.endswith("raced") else None
     goal = make_goal("sqnr")
-    bench = make_bench(prepared.resolver, prepared.batches, goal.objective, race=race)
+    bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, race=race)
     timed = Timed(bench, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
     timed.forward()
-    start, found = safe_start(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
+    start, found = widest_safe_bits(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
     begun = options.clock()
-    guide = make_guide(prepared, goal, start) if SEARCHERS[found].guided else None
+    guide = make_surrogate(prepared, goal, start) if SEARCHERS[found].guided else None
     timed.before = options.clock() - begun if guide is not None else 0.0
     searcher = make_searcher(found, prepared.space, start, guide=guide)
-    search(
+    run_study(
         prepared.space,
         searcher,
         timed,
@@ -144,7 +144,7 @@ def _again(prepared: Prepared, subject: Subject, points: Sequence[Bits], options
     evaluator = Evaluator(prepared.graph, batches, objective("sqnr"), prepared.hardware.known_ops, engine="float")
     forward = float_forward(prepared.graph, subject.batches)
     forward()
-    timed = Timed(Bench(prepared.resolver, evaluator), forward, options.clock, options.pairs)
+    timed = Timed(WorkerState(prepared.resolver, evaluator), forward, options.clock, options.pairs)
     for bits in points:
         timed(bits)
     return timed

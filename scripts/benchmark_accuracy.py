@@ -31,7 +31,7 @@ from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
 from hago.search.objective import decibels, paired_interval, wilson_interval
 from hago.search.prepare import prepare
-from hago.simulation.overflow import Peaks
+from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 
 HARDWARE = ("x86_vnni", "vta", "int16_accumulator")
@@ -127,7 +127,7 @@ class Measurement:
             self.notes.append(f"{name}: {error}")
             return
         seconds = time.perf_counter() - started
-        peaks = Peaks(plan)
+        peaks = AccumulatorExtremes(plan)
         out = outputs(Simulator(plan, watch=peaks), self.asset.test)
         few = [t[:CHECKED] for t in self.asset.test[0]]
         row = self.row(out)

@@ -25,7 +25,7 @@ from hago import from_torch
 from hago.hardware.file import available_hardware
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import kernels
-from hago.search.evaluate import safe_start
+from hago.search.evaluate import widest_safe_bits
 from hago.search.prepare import prepare
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-18": ResNet, "MobileNetV2": MobileNetV2}
@@ -56,7 +56,7 @@ def one_network(name: str, options: argparse.Namespace) -> None:
     graph = from_torch(with_statistics(NETWORKS[name](), images), (images[:2],))
     for spec in options.hardware:
         prepared = prepare(graph, spec, [images])
-        executor = Executor(prepared.resolver(safe_start(prepared.resolver, prepared.calibration.peaks)))
+        executor = Executor(prepared.resolver(widest_safe_bits(prepared.resolver, prepared.calibration.peaks)))
         parts: dict[str, Callable[[], Any]] = {
             "float": float_forward(graph, images),
             spec: partial(executor.run, [images]),

@@ -24,7 +24,7 @@ from _assets import NAMES, Asset, Samples, load
 from _peers import static_file
 from scipy import stats
 
-from hago.analysis.comparison import Against, compare_plan
+from hago.analysis.comparison import RealizationDifference, compare_plan
 from hago.data.batches import Batches
 from hago.errors import HagoError
 from hago.export.onnx.check import OnnxCheck, check_onnx
@@ -130,7 +130,7 @@ def differing(check: OnnxCheck) -> list[dict[str, Any]]:
     return [p.to_json() for p in check.places if p.integer and p.differing]
 
 
-def wrong(found: Against) -> int:
+def wrong(found: RealizationDifference) -> int:
     """Differing outputs."""
     return sum(p.differing for p in found.outputs)
 

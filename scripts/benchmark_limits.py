@@ -28,11 +28,11 @@ from torch import Tensor
 
 from hago.cost.cost import plan_cost
 from hago.errors import HagoError
-from hago.search.evaluate import safe_start
+from hago.search.evaluate import widest_safe_bits
 from hago.search.objective import decibels
 from hago.search.prepare import as_graph, as_hardware, plan_of, prepare
 from hago.search.refinement import PASS
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 from hago.searchers.registry import AUTO
 from hago.simulation.simulator import Simulator
 
@@ -60,7 +60,7 @@ def measure(case: Mapping[str, Any]) -> Case:
     begun = time.process_time()
     try:
         options = SearchOptions(searcher=case["searcher"], budget=case["budget"], progress=False, **how)
-        found = find(asset.module, hardware, data, options)
+        found = run_search(asset.module, hardware, data, options)
     except HagoError as error:
         return {"refused": str(error), "limit": limit}
     seconds = time.process_time() - begun
@@ -92,7 +92,7 @@ def goal_of(case: Mapping[str, Any], module: Any, data: Any) -> tuple[dict[str, 
         return {"minimize": cost, "keep": f"sqnr >= {least} dB"}, float(least)
     cost, _, part = goal.partition("*")
     prepared = prepare(module, case["hardware"], data)
-    start = safe_start(prepared.resolver, prepared.calibration.peaks)
+    start = widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
     limit = math.floor(float(part) * plan_cost(prepared.resolver(start)).figures[cost])
     return {"budget_cost": f"{cost} <= {limit}"}, limit
 

@@ -24,9 +24,9 @@ from hago.calibration.collect import collect
 from hago.calibration.estimators import ESTIMATORS, estimator
 from hago.calibration.observer import constant_statistics
 from hago.data.batches import Batches
-from hago.graph.execute import channels_last, compute_real, run
+from hago.graph.execute import channels_last, compute_real, run_graph
 from hago.plan.resolve import Resolver
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import Prepared, prepare
 from hago.simulation.simulator import Simulator
 
@@ -69,7 +69,7 @@ def simulation(name: str, network: nn.Module, images: Tensor, specs: Sequence[st
         plan = prepared.resolver(prepared.space.widest())
         simulator = Simulator(plan)
         parts[spec] = partial(simulator.run, [images])
-        found = compare(plan, [images[:COMPARED]])
+        found = compare_plan_exactly(plan, [images[:COMPARED]])
         differ[spec] = f"{sum(found.differences.values())} of {found.compared} values differ from the integer model"
     seconds = interleaved(parts, rounds, clock)
     print(f"{name}: float forward {1e3 * statistics.median(seconds['float']):.1f} ms")
@@ -84,7 +84,7 @@ def float_forward(graph: Graph, images: Tensor) -> Callable[[], Any]:
 
     def forward() -> Any:
         with torch.no_grad():
-            return run(graph, [laid], compute_real, consts=consts)
+            return run_graph(graph, [laid], compute_real, consts=consts)
 
     return forward
 

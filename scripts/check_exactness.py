@@ -24,7 +24,7 @@ from _assets import NAMES, load
 from hago import available_hardware
 from hago.errors import HagoError, InfeasibleBits
 from hago.plan.plan import Plan
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import Prepared, prepare
 
 ESTIMATORS = ("mse", "power2_range")
@@ -119,7 +119,7 @@ class Tally:
 
     def add(self, plan: Plan, inputs: list[torch.Tensor]) -> None:
         """Compare one plan."""
-        found = compare(plan, inputs)
+        found = compare_plan_exactly(plan, inputs)
         self.points += 1
         self.compared += found.compared
         self.differ += sum(found.differences.values())

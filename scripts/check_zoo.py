@@ -44,10 +44,10 @@ from hago.export.onnx.export import FORMS, make_onnx
 from hago.graph.frontend import from_torch
 from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search import session as search
 from hago.search.prepare import prepare
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 
 SEED = 0
 #: Wall time that a case may take for each second of processor time that it may take: the machine may be busy.
@@ -108,7 +108,7 @@ def checked(network: nn.Module, images: Tensor, hardware: str, onnx: str | None)
     """How many values differ, and a line."""
     prepared = prepare(network, hardware, [images[:2], images[2:]])
     plan = prepared.resolver(prepared.space.widest())
-    found = compare(plan, [images[:1]])
+    found = compare_plan_exactly(plan, [images[:1]])
     differ = sum(found.differences.values())
     counts = f"{len(plan.nodes):5} integer nodes {in_float(plan):4} float, {found.compared:11} values, {differ} differ"
     return differ, counts + (in_onnx(plan, images, onnx) if onnx else "")
@@ -316,7 +316,7 @@ def searched(
 
     with steps("searching"), mock.patch.object(search, "prepare", timed):
         how = SearchOptions(searcher=searcher, progress=False, budget=options.trials, seed=SEED)
-        found = find(graph, hardware, batches, how)
+        found = run_search(graph, hardware, batches, how)
     quantizer = create_quantizer(graph, hardware, found.strategy)
     plan = quantizer.simulate().plan
     rows = plan_cost(plan).nodes
@@ -331,7 +331,7 @@ def searched(
     with torch.no_grad():
         model(batches[0][:1])
     with steps("comparing"):
-        result = compare(plan, [batches[0][:1]])
+        result = compare_plan_exactly(plan, [batches[0][:1]])
     say({"compared": result.compared, "differ": sum(result.differences.values()), "where": dict(result.differences)})
     return steps.spent["importing"] + steps.spent["searching"]
 

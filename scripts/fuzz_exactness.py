@@ -26,7 +26,7 @@ from random_hardware import random_hardware
 from hago.errors import UnsupportedOp
 from hago.hardware.file import available_hardware, load_hardware
 from hago.hardware.hardware import Hardware
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import Prepared, prepare
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
@@ -83,7 +83,7 @@ def check(seed: int, counts: Counts) -> None:
     widest = prepared.space.widest()
     chosen = {k: rng.choice(g.choices) for k, g in prepared.space.groups.items()}
     for bits, size in ((widest, rng.choice([1.0, 6.0])), (chosen, 1.0)):
-        found = compare(prepared.resolver(bits), random_inputs(graph, seed + 77, batch=2, size=size))
+        found = compare_plan_exactly(prepared.resolver(bits), random_inputs(graph, seed + 77, batch=2, size=size))
         counts.plans += 1
         counts.values += found.compared
         if not found.same:

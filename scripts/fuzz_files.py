@@ -45,7 +45,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 import hago
-from hago.calibration.given_ranges import make_seed
+from hago.calibration.given_ranges import make_given_ranges
 from hago.data.sources import ImageShape, load_data, read_image
 from hago.errors import HagoError, HagoWarning
 from hago.graph.model_source import read_weights
@@ -344,8 +344,8 @@ READERS: Final[dict[str, Callable[[Path], object]]] = {
     "safetensors": read_weights,
     "checkpoint": lambda path: Checkpoint.load(path, _SETTINGS),
     "image": lambda path: read_image(path, ImageShape((8, 8))),
-    "ranges": lambda path: make_seed(path, None, hago.load_hardware("x86_vnni")),
-    "modes": lambda path: make_seed(None, path, hago.load_hardware("x86_vnni")),
+    "ranges": lambda path: make_given_ranges(path, None, hago.load_hardware("x86_vnni")),
+    "modes": lambda path: make_given_ranges(None, path, hago.load_hardware("x86_vnni")),
     "kernels": _load_kernels,
     "quantizer": _make_quantizer,
     "replay": _replay,

@@ -18,7 +18,7 @@ from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.plan.resolve import Resolver
 from hago.plan.space import Space, build_space
-from hago.plan.thresholds import Estimated
+from hago.plan.thresholds import EstimatedThresholds
 from hago.plan.topology import analyze
 
 
@@ -30,7 +30,7 @@ def resolver_of(
     topology = analyze(graph, hardware, ops=ops)
     space = build_space(graph, hardware, topology, ops=ops)
     calibration = collect(graph, batches, {g.source for g in space.groups.values()}, ops)
-    thresholds = Estimated(graph, calibration, named_estimator(estimator))
+    thresholds = EstimatedThresholds(graph, calibration, named_estimator(estimator))
     return Resolver(graph, hardware, topology, space, thresholds, ops)
 
 

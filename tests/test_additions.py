@@ -29,23 +29,29 @@ from hago.data.batches import Batches
 from hago.errors import HagoError, HardwareError, ModelFileError
 from hago.export.onnx.export import check_plan
 from hago.graph.graph import Graph
-from hago.hardware.file import check_hardware, from_document, hardware_hash, load_hardware, save_hardware, to_document
+from hago.hardware.file import (
+    check_hardware,
+    hardware_from_document,
+    hardware_hash,
+    hardware_to_document,
+    load_hardware,
+    save_hardware,
+)
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.hardware.table import explain_hardware
 from hago.ops import OPS
 from hago.ops._rule import Attrs
 from hago.plan import accumulators as additions
-from hago.plan.document import from_document as plan_from_document
-from hago.plan.document import to_document as plan_to_document
+from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import NodePlan, Plan
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.runtime.stored import from_file_bytes, to_file_bytes
-from hago.search.evaluate import Evaluator, first_safe
+from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.objective import objective
 from hago.search.prepare import make_strategy, prepare
-from hago.simulation.overflow import Peaks
+from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 
 ORDERS, BIASES = get_args(Order), get_args(BiasAt)
@@ -145,7 +151,7 @@ class Seen:
     node: NodePlan
     operands: list[Tensor]
     out: Tensor
-    peaks: Peaks
+    peaks: AccumulatorExtremes
 
 
 def run(graph: Graph, hardware: Hardware, inputs: Sequence[Tensor], name: str, plan: Plan | None = None) -> Seen:
@@ -156,9 +162,9 @@ def run(graph: Graph, hardware: Hardware, inputs: Sequence[Tensor], name: str, p
     read: dict[str, Tensor] = {}
     held: dict[str, Tensor] = {}
     IntegerModel(plan).run(inputs, lambda n, v: held.__setitem__(n.name, v), lambda e, c: read.__setitem__(str(e), c))
-    found = compare(plan, inputs)
+    found = compare_plan_exactly(plan, inputs)
     assert found.same, found.differences
-    peaks = Peaks(plan)
+    peaks = AccumulatorExtremes(plan)
     Simulator(plan, watch=peaks).run(inputs)
     node = plan.nodes[name]
     operands = [read[f"{name}:{slot}"] for slot in range(len(node.operands))]
@@ -431,8 +437,8 @@ def test_whole_networks(chip: str) -> None:
     for bits, _ in zip(points(resolver.space, 5), range(5), strict=False):
         plan = resolver(bits)
         for inputs in ([seeded(2, 3, 8, 8, seed=5) * 20], *extreme_inputs(graph)):
-            assert compare(plan, inputs).same
-            peaks = Peaks(plan)
+            assert compare_plan_exactly(plan, inputs).same
+            peaks = AccumulatorExtremes(plan)
             Simulator(plan, watch=peaks).run(inputs)
             clamped += sum(peaks.overflows.values())
             proved += sum(n.proved and n.desc.register.overflow == "saturate_each" for n in plan.nodes.values())
@@ -456,13 +462,13 @@ def test_random_networks(seed: int) -> None:
     graph = random_graph(seed)
     resolver = resolver_of(graph, chip.hardware(), random_inputs(graph, seed))
     for bits, _ in zip(points(resolver.space, seed), range(3), strict=False):
-        assert compare(resolver(bits), random_inputs(graph, seed + 1, batch=2, size=4.0)).same
+        assert compare_plan_exactly(resolver(bits), random_inputs(graph, seed + 1, batch=2, size=4.0)).same
 
 
 def test_an_empty_batch() -> None:
     plan, x = unproved()
     (out,) = IntegerModel(plan).run([x[:0]])
-    assert out.shape[0] == 0 and compare(plan, [x[:0]]).same
+    assert out.shape[0] == 0 and compare_plan_exactly(plan, [x[:0]]).same
 
 
 def test_no_proved_node_would_lose_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,7 +554,7 @@ def test_hardware_files_keep_the_order(tmp_path: Path) -> None:
     ({"overflow": "saturate_eech"}, "Did you mean 'saturate_each'"),
 ])  # fmt: skip
 def test_what_files_are_refused_for(tmp_path: Path, register: dict[str, str], expected: str) -> None:
-    document = to_document(Chip(register="int16", overflow="saturate_end").hardware())
+    document = hardware_to_document(Chip(register="int16", overflow="saturate_end").hardware())
     (name,) = (n for n in document["ops"]["conv2d"])
     document["signatures"][name]["accumulator"] = {"dtype": "int16", "overflow": "saturate_each"} | register
     (tmp_path / "chip.json").write_text(json.dumps(document))
@@ -570,9 +576,9 @@ def test_what_python_is_refused_for(given: tuple[Any, ...], expected: str) -> No
 
 def test_what_says_no_order_is_written_as_before() -> None:
     chip = Chip(register="int16", overflow="saturate_end").hardware()
-    registers = [s["accumulator"] for s in to_document(chip)["signatures"].values() if "accumulator" in s]
+    registers = [s["accumulator"] for s in hardware_to_document(chip)["signatures"].values() if "accumulator" in s]
     assert registers and all(set(r) == {"dtype", "overflow"} for r in registers)
-    assert from_document(to_document(chip), "", OPS) == chip
+    assert hardware_from_document(hardware_to_document(chip), "", OPS) == chip
 
 
 def unproved() -> tuple[Plan, Tensor]:
@@ -589,7 +595,7 @@ def test_stored_models_run_the_same() -> None:
     assert added and added == {n for n, node in again.nodes.items() if node.additions is not None}
     for one, other in zip(IntegerModel(plan).run([x]), IntegerModel(again).run([x]), strict=True):
         assert one.equal(other)
-    assert compare(again, [x]).same
+    assert compare_plan_exactly(again, [x]).same
 
 
 @pytest.mark.parametrize("key, value", [("order", "kkc"), ("bias", "middle"), ("order", None)])
@@ -643,10 +649,10 @@ def test_a_search_finds_bits(chip: str) -> None:
     net = Net().eval()
     strategy, value = hago.search_quantize_strategy(net, hardware, images, budget="6 trials")
     plan = hago.create_quantizer(net, hardware, strategy).plan
-    peaks = Peaks(plan)
+    peaks = AccumulatorExtremes(plan)
     Simulator(plan, watch=peaks).run(images)
     assert not peaks.overflows and value > 3.0
-    assert compare(plan, images).same
+    assert compare_plan_exactly(plan, images).same
 
 
 def test_the_start_of_a_search_holds_sums_on_the_way() -> None:
@@ -659,14 +665,14 @@ def test_the_start_of_a_search_holds_sums_on_the_way() -> None:
     evaluator = Evaluator(b.graph(), Batches([(x,)], b.inputs), objective("sqnr"))
     widest = evaluator.score(resolver(resolver.space.widest()), resolver.space.widest())
     assert widest.overflows == {"fc": 4} and widest.excess_bits == {"fc": 4} and widest.unproved == 1
-    bits, score = first_safe(evaluator, resolver, {"fc": 0.0})
+    bits, score = first_safe_bits(evaluator, resolver, {"fc": 0.0})
     assert not score.overflows and sum(bits.values()) in (11, 12)
 
 
 def test_inspection_counts_and_blames() -> None:
     plan, x = unproved()
     found = inspect_plan(plan, Batches([(x,)], plan.graph.inputs))
-    peaks = Peaks(plan)
+    peaks = AccumulatorExtremes(plan)
     Simulator(plan, watch=peaks).run([x])
     assert peaks.overflows
     for row in found.rows:
@@ -685,7 +691,7 @@ def test_training_computes_what_the_plan_says() -> None:
     for _ in range(2):
         found = trained.train()(more)
         quantizer = from_qat(trained)
-        peaks = Peaks(quantizer.plan)
+        peaks = AccumulatorExtremes(quantizer.plan)
         Simulator(quantizer.plan, watch=peaks).run([more])
         assert peaks.overflows
         assert found.equal(trained.eval()(more)) and found.equal(quantizer.quantize()(more))

@@ -47,19 +47,19 @@ from hago.graph.nesting import read_tree
 from hago.hardware.hardware import Accumulator, OpDesc, Requantize, TensorScheme
 from hago.plan.space import Group, Space
 from hago.plan.strategy import HardwareId
-from hago.qat.losses import cross_entropy as labels_loss
-from hago.qat.losses import divergence
+from hago.qat.losses import cross_entropy_loss as labels_loss
+from hago.qat.losses import divergence_loss
 from hago.qat.trained_state import trained_state
 from hago.runtime.compiling import registered, run_compiled
 from hago.runtime.native.library import _refuse_open
-from hago.search.gradients import cross_entropy
+from hago.search.gradients import cross_entropy_probe
 from hago.search.objective import OBJECTIVES
 from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions
 from hago.searchers.registry import make_searcher
 from hago.study.log import make_header
 from hago.study.searcher import Score
-from hago.study.study import search as drive
+from hago.study.study import run_study as drive
 
 CHIP: Final = "x86_vnni"
 DATA: Final = [images(4, 1, 6, 6)]
@@ -350,7 +350,7 @@ CASES: Final = (
     ),
     Case(
         "sensitivity to accuracy needs labels; pass (inputs, labels) batches",
-        lambda _: cross_entropy([torch.ones(4, 3)], None, torch.Generator()),
+        lambda _: cross_entropy_probe([torch.ones(4, 3)], None, torch.Generator()),
         lambda _: hago.measure_sensitivity(graph(), CHIP, LABELS, objective="accuracy"),
     ),
     Case(
@@ -371,7 +371,7 @@ CASES: Final = (
     ),
     Case(
         "objective 'kl' needs classes on axis 1; the first output has shape {}: use 'mse'",
-        lambda _: divergence([torch.ones(4, 1)], [torch.ones(4, 1)], None),
+        lambda _: divergence_loss([torch.ones(4, 1)], [torch.ones(4, 1)], None),
         lambda _: hago.qat.losses.LOSSES["mse"]([torch.ones(4, 1)], [torch.ones(4, 1)], None),
     ),
     Case(

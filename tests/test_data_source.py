@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hago.data.batches import Batches
-from hago.data.sources import ImageShape, load_data, read_image, spread
+from hago.data.sources import ImageShape, load_data, read_image, spread_indices
 from hago.errors import DataError, HagoError
 
 
@@ -27,7 +27,7 @@ def whole(batches: Batches) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 @given(st.integers(1, 200), st.none() | st.integers(1, 300))
 def test_spread_takes_so_many_and_from_everywhere(count: int, wanted: int | None) -> None:
-    rows = spread(count, wanted)
+    rows = spread_indices(count, wanted)
     assert len(rows) == min(count, wanted or count) and rows == sorted(set(rows)) and rows[0] >= 0 and rows[-1] < count
     gaps = [b - a for a, b in zip(rows, [*rows[1:], count + rows[0]], strict=True)]
     assert max(gaps) - min(gaps) <= 1

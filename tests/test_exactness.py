@@ -19,7 +19,7 @@ from torch import Tensor
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.ops._rule import Attrs
-from hago.runtime.exactness import compare, differing
+from hago.runtime.exactness import compare_plan_exactly, differing
 from hago.runtime.reference import IntegerModel
 from hago.search.prepare import make_strategy, plan_of, prepare
 from hago.search.quantizer import Quantizer
@@ -40,7 +40,7 @@ def test_random_networks(seed: int) -> None:
         for bits in islice(points(prepared.space, seed), 3):
             plan = prepared.resolver(bits)
             for size in (1.0, 6.0):
-                found = compare(plan, random_inputs(graph, seed + 77, size=size))
+                found = compare_plan_exactly(plan, random_inputs(graph, seed + 77, size=size))
                 assert found.compared > 100
                 assert found.same, (seed, name, dict(found.differences))
             strategy = make_strategy(prepared, plan, bits, {})
@@ -56,7 +56,7 @@ def test_random_networks_with_stored_weights(name: str, seed: int) -> None:
     prepared = prepare(graph, hardware, [tuple(random_inputs(graph, seed))], estimator="max_range")
     for bits in islice(points(prepared.space, seed), 3):
         plan = prepared.resolver(bits)
-        found = compare(plan, random_inputs(graph, seed + 77))
+        found = compare_plan_exactly(plan, random_inputs(graph, seed + 77))
         assert found.same, (seed, name, dict(found.differences))
         strategy = make_strategy(prepared, plan, bits, {})
         assert plan_of(graph, hardware, strategy).key == plan.key
@@ -67,14 +67,14 @@ def test_random_networks_with_stored_weights(name: str, seed: int) -> None:
 def test_values_of_any_size(name: str, size: float) -> None:
     graph = residual_block()
     resolver = resolver_of(graph, EVERY[name], [seeded(2, 3, 8, 8)])
-    assert compare(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8, seed=5) * size]).same
+    assert compare_plan_exactly(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8, seed=5) * size]).same
 
 
 def test_a_tensor_of_zeros_was_all_that_was_seen() -> None:
     for name in EVERY:
         graph = residual_block()
         resolver = resolver_of(graph, EVERY[name], [torch.zeros(2, 3, 8, 8)])
-        assert compare(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8)]).same
+        assert compare_plan_exactly(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8)]).same
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
@@ -98,7 +98,7 @@ def test_deep_sums_stay_exact(depth: int, parts: int) -> None:
     plan = resolver({"fc:0": 8, "fc:1": 8})
     node = plan.nodes["fc"]
     assert node.bound == 127 * 127 * depth and node.parts == parts
-    assert compare(plan, [torch.cat([weight, seeded(3, depth)])]).same
+    assert compare_plan_exactly(plan, [torch.cat([weight, seeded(3, depth)])]).same
 
 
 def test_a_deep_convolution_is_split_over_its_channels() -> None:
@@ -108,7 +108,9 @@ def test_a_deep_convolution_is_split_over_its_channels() -> None:
     resolver = fixed_resolver(b.graph(), CHIPS["symmetric"].hardware(), {"conv:0": (-1.0, 1.0)})
     plan = resolver({"conv:0": 8, "conv:1": 8})
     assert plan.nodes["conv"].parts == 2
-    assert compare(plan, [torch.ones(1, 200, 4, 4), torch.where(seeded(1, 200, 4, 4) < 0, -1.0, 1.0)][:1]).same
+    assert compare_plan_exactly(
+        plan, [torch.ones(1, 200, 4, 4), torch.where(seeded(1, 200, 4, 4) < 0, -1.0, 1.0)][:1]
+    ).same
 
 
 # ---------------------------------------------------------------- what the two models are
@@ -149,7 +151,7 @@ def test_outputs_that_are_inputs_constants_or_shared() -> None:
     for name in ("x86_vnni", "arm_dot", "vta"):
         resolver = resolver_of(graph, EVERY[name], [seeded(2, 3, 8, 8)])
         plan = resolver(resolver.space.widest())
-        assert compare(plan, [seeded(2, 3, 8, 8)]).same
+        assert compare_plan_exactly(plan, [seeded(2, 3, 8, 8)]).same
         outputs = Simulator(plan).run([seeded(2, 3, 8, 8)])
         assert outputs[0].equal(seeded(2, 3, 8, 8)) and outputs[1].equal(outputs[3])
         assert outputs[4].equal(graph.consts["conv.weight"])
@@ -172,7 +174,7 @@ def test_a_difference_is_found_where_it_is() -> None:
         return torch.relu(c) + (not c.is_floating_point())
 
     broken = replace(rule, integer=replace(rule.integer, compute=off_by_one))
-    found = compare(replace(plan, ops={**plan.ops, "relu": broken}), [seeded(2, 3, 8, 8)])
+    found = compare_plan_exactly(replace(plan, ops={**plan.ops, "relu": broken}), [seeded(2, 3, 8, 8)])
     assert not found.same
     assert next(iter(found.differences)) == "stem.relu"  # the first place, and all of it
     assert found.differences["stem.relu"] == 2 * 4 * 8 * 8

@@ -19,7 +19,7 @@ from hago.graph.execute import (
     infer_shape,
     last_readers,
     nest_outputs,
-    run,
+    run_graph,
     run_real,
 )
 from hago.graph.graph import Graph, Node
@@ -74,7 +74,7 @@ def test_last_readers_name_every_value_once() -> None:
 def test_constants_can_be_replaced() -> None:
     graph = residual_block()
     zeros = {n: torch.zeros_like(t) for n, t in graph.consts.items()}
-    (out,) = run(graph, [seeded(2, 3, 8, 8)], lambda n, v: compute_real(n, v), consts=zeros)
+    (out,) = run_graph(graph, [seeded(2, 3, 8, 8)], lambda n, v: compute_real(n, v), consts=zeros)
     assert out.tolist() == torch.zeros(2, 5).tolist()
 
 

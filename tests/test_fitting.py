@@ -15,7 +15,16 @@ from hago import quantize
 from hago.cost.report import cost_range
 from hago.errors import InfeasibleBits
 from hago.hardware.hardware import Hardware
-from hago.plan.feasibility import Levels, classes, fitting, level, may_refuse, planned, supported, widest_fitting
+from hago.plan.feasibility import (
+    ChoicePoints,
+    choice_level,
+    classes,
+    may_refuse,
+    nearest_feasible,
+    plan_or_refusal,
+    prune_infeasible_choices,
+    widest_feasible,
+)
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Space, build_space
 from hago.plan.topology import analyze
@@ -45,7 +54,7 @@ def resolver_of(chip: Hardware, fixed: Mapping[str, int], whole: bool = True) ->
 
 
 def refused(resolver: Resolver, bits: Bits) -> bool:
-    return isinstance(planned(resolver, bits), InfeasibleBits)
+    return isinstance(plan_or_refusal(resolver, bits), InfeasibleBits)
 
 
 def every_kind(resolver: Resolver) -> list[dict[str, int]]:
@@ -59,7 +68,7 @@ def every_kind(resolver: Resolver) -> list[dict[str, int]]:
 def test_what_is_supported_is_what_some_point_has(name: str, fixed: Mapping[str, int]) -> None:
     resolver = resolver_of(CHIPS[name], fixed)
     fits = [point for point in every_kind(resolver) if not refused(resolver, point)]
-    found = supported(resolver)
+    found = prune_infeasible_choices(resolver)
     for key, group in resolver.space.groups.items():
         kept = {b for c in classes(resolver, group) if any(point[key] == c[0] for point in fits) for b in c}
         assert set(found.groups[key].choices) == kept, key
@@ -68,7 +77,7 @@ def test_what_is_supported_is_what_some_point_has(name: str, fixed: Mapping[str,
 @cases
 def test_the_most_bits_that_fit_have_none_above_them(name: str, fixed: Mapping[str, int]) -> None:
     resolver = resolver_of(CHIPS[name], fixed)
-    most = widest_fitting(resolver)
+    most = widest_feasible(resolver)
     assert not refused(resolver, most.bits)
     above = (p for p in every_kind(resolver) if p != most.bits and all(p[k] >= b for k, b in most.bits.items()))
     assert all(refused(resolver, point) for point in above)
@@ -82,7 +91,7 @@ def test_groups_that_are_held_keep_their_bits(name: str, fixed: Mapping[str, int
     fits = [point for point in every if not refused(resolver, point)]
     for point in rng.sample(every, min(40, len(every))):
         held = rng.sample(list(point), 2)
-        found = fitting(resolver, point, held)
+        found = nearest_feasible(resolver, point, held)
         there = any(all(other[k] == point[k] for k in held) for other in fits)
         assert (found is not None) == there
         if found is not None:
@@ -92,7 +101,7 @@ def test_groups_that_are_held_keep_their_bits(name: str, fixed: Mapping[str, int
 @cases
 def test_every_choice_is_shown(name: str, fixed: Mapping[str, int]) -> None:
     resolver = resolver_of(CHIPS[name], fixed, whole=False)
-    levels = Levels(resolver)
+    levels = ChoicePoints(resolver)
     for key, group in resolver.space.groups.items():
         for rung, bits in enumerate(group.choices):
             (shown,) = (s for s in levels.of(rung) if key in s.keys)
@@ -103,10 +112,10 @@ def test_every_choice_is_shown(name: str, fixed: Mapping[str, int]) -> None:
 
 def test_one_point_shows_a_level_where_all_goes_together() -> None:
     resolver = prepare(layers(2), "x86_vnni", DATA, estimator="max_range").resolver
-    levels = Levels(resolver)
+    levels = ChoicePoints(resolver)
     for rung in range(levels.count):
-        assert [dict(shown.bits) for shown in levels.of(rung)] == [level(resolver.space, rung)]
-    assert supported(resolver) is resolver.space
+        assert [dict(shown.bits) for shown in levels.of(rung)] == [choice_level(resolver.space, rung)]
+    assert prune_infeasible_choices(resolver) is resolver.space
 
 
 def test_bits_that_nothing_fits_are_refused_before_a_search() -> None:

@@ -17,12 +17,18 @@ import hago
 from hago.errors import HardwareError
 from hago.export.onnx.engines import PRECISE
 from hago.hardware.check import check_document
-from hago.hardware.file import check_hardware, from_document, hardware_hash, load_hardware, to_document
+from hago.hardware.file import (
+    check_hardware,
+    hardware_from_document,
+    hardware_hash,
+    hardware_to_document,
+    load_hardware,
+)
 from hago.hardware.hardware import FixedOut, Hardware, OpDesc
 from hago.hardware.table import explain_hardware
 from hago.ops import OPS
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 
 #: Of the 8-bit quantization specification of TensorFlow Lite.
 FIXED = {"sigmoid": (1 / 256, -128), "tanh": (1 / 128, 0), "softmax": (1 / 256, -128)}
@@ -61,7 +67,7 @@ def test_outputs_that_tensorflow_lite_fixes(name: str, model: nn.Module, data: l
         out = plan.nodes[node].out
         assert (float(out.scale), int(out.zero_point), out.qmin, out.qmax) == (scale, zero, -128, 127)
         assert f"{node}:out" not in {**quantizer.strategy.bits, **quantizer.strategy.thresholds}
-    assert compare(plan, data[:1]).same
+    assert compare_plan_exactly(plan, data[:1]).same
     assert hago.replay(model, name, quantizer.strategy, data).same
     integers = quantizer.quantize()
     integers.save(tmp_path / "model.hago")
@@ -112,13 +118,13 @@ def unsigned() -> Hardware:
 def test_a_hardware_of_ones_own(model: nn.Module, data: list[Tensor]) -> None:
     chip = unsigned()
     check_hardware(chip)
-    again = from_document(to_document(chip), "", OPS)
+    again = hardware_from_document(hardware_to_document(chip), "", OPS)
     assert again == chip and hardware_hash(again) == hardware_hash(chip)
     other = replace(chip.ops["sigmoid"][0], fixed_out=FixedOut(1 / 128))
     assert hardware_hash(replace(chip, ops={**chip.ops, "sigmoid": (other,)})) != hardware_hash(chip)
     assert "fixed to 0.00390625 +0" in str(explain_hardware(chip))
     plan = hago.quantize(model, chip, data).plan
-    assert compare(plan, data[:1]).same
+    assert compare_plan_exactly(plan, data[:1]).same
     (node,) = (n.name for n in plan.graph if n.op == "sigmoid")
     assert (float(plan.nodes[node].out.scale), int(plan.nodes[node].out.zero_point)) == (1 / 256, 0)
 
@@ -150,7 +156,7 @@ MISTAKES: dict[str, tuple[Callable[[Document], Any], str]] = {
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes(case: str) -> None:
-    document = to_document(load_hardware("tflite"))
+    document = hardware_to_document(load_hardware("tflite"))
     change, says = MISTAKES[case]
     change(document["signatures"]["s8_sigmoid"])
     found = [str(f) for f in check_document(document, OPS)]
@@ -158,7 +164,7 @@ def test_mistakes(case: str) -> None:
 
 
 def test_only_integers_requantized_at_the_output_are_fixed() -> None:
-    document = to_document(load_hardware("tflite"))
+    document = hardware_to_document(load_hardware("tflite"))
     for name in ("s8", "f32"):
         document["signatures"][name]["fixed_out"] = {"scale": 0.5, "zero_point": 0}
     found = " ".join(str(f) for f in check_document(document, OPS))

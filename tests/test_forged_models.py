@@ -19,7 +19,7 @@ import hago
 from hago.errors import HagoError, ModelFileError
 from hago.hardware.file import load_hardware
 from hago.plan import check as plan_check
-from hago.plan.document import from_document, to_document
+from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import KIND, from_file_bytes, to_file_bytes
@@ -48,7 +48,7 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 
 def document_of(plan: Plan) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    document, tensors = to_document(plan)
+    document, tensors = plan_to_document(plan)
     return json.loads(json.dumps(document)), tensors
 
 
@@ -147,11 +147,11 @@ FORGED: Final[Mapping[str, tuple[Callable[[Any], None], str]]] = {
 @pytest.mark.parametrize("case", FORGED)
 def test_what_kernels_trust_is_checked(case: str, plan: Plan) -> None:
     document, tensors = document_of(plan)
-    assert from_document(document, tensors, "model").nodes
+    assert plan_from_document(document, tensors, "model").nodes
     edit, says = FORGED[case]
     edit(document)
     with pytest.raises(ModelFileError, match=says):
-        from_document(document, tensors, "model")
+        plan_from_document(document, tensors, "model")
 
 
 def test_edges_end_where_their_readers_take_them(plan: Plan) -> None:
@@ -159,7 +159,7 @@ def test_edges_end_where_their_readers_take_them(plan: Plan) -> None:
     edge = next(e for e, ends in document["edges"].items() if None not in ends)
     document["edges"][edge].reverse()
     with pytest.raises(ModelFileError, match=f"on edge {edge}"):
-        from_document(document, tensors, "model")
+        plan_from_document(document, tensors, "model")
 
 
 def test_every_check_is_needed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_every_check_is_needed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> N
         document, tensors = document_of(plan)
         FORGED[case][0](document)
         try:
-            let_through += bool(from_document(document, tensors, "model").nodes)
+            let_through += bool(plan_from_document(document, tensors, "model").nodes)
         except HagoError:
             continue
     assert let_through == 4

@@ -12,7 +12,7 @@ import pytest
 
 from hago.arithmetic.types import INT32
 from hago.errors import HardwareError
-from hago.hardware.file import from_document, load_hardware, save_hardware, to_document
+from hago.hardware.file import hardware_from_document, hardware_to_document, load_hardware, save_hardware
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.ops import OPS
 
@@ -20,7 +20,9 @@ from hago.ops import OPS
 def small() -> dict[str, Any]:
     """A document without mistakes."""
     mac = OpDesc(["uint8", "int8"], "int8", Accumulator(INT32), "output", name="mac", cost={"macs_per_cycle": 64})
-    return to_document(Hardware({"conv2d": (mac,), "add": (OpDesc("int32", "int32", name="i32", max_bits=23),)}))
+    return hardware_to_document(
+        Hardware({"conv2d": (mac,), "add": (OpDesc("int32", "int32", name="i32", max_bits=23),)})
+    )
 
 
 def write(folder: Path, document: Any) -> Path:
@@ -158,4 +160,4 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="cannot be written"):
-        save_hardware(from_document(small(), "", OPS), tmp_path / "no" / "chip.json")
+        save_hardware(hardware_from_document(small(), "", OPS), tmp_path / "no" / "chip.json")

@@ -22,7 +22,7 @@ from hago.arithmetic.types import DTYPES, DType
 from hago.errors import HardwareError
 from hago.hardware import hardware
 from hago.hardware.check import check_document
-from hago.hardware.file import from_document, hardware_hash, load_hardware, save_hardware, to_document
+from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document, load_hardware, save_hardware
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
 
@@ -115,7 +115,7 @@ def test_round_trip(tmp_path: Path, chip: Hardware) -> None:
     again = load_hardware(path)
     assert again == chip
     assert hardware_hash(again) == hardware_hash(chip)
-    assert to_document(again)["ops"].keys() == to_document(chip)["ops"].keys()
+    assert hardware_to_document(again)["ops"].keys() == hardware_to_document(chip)["ops"].keys()
 
 
 def shuffled(value: Any, rng: random.Random) -> Any:
@@ -128,7 +128,10 @@ def shuffled(value: Any, rng: random.Random) -> Any:
 
 @given(st.randoms(use_true_random=False))
 def test_order_of_keys_does_not_count(rng: random.Random) -> None:
-    one, other = (from_document(d, "", OPS) for d in (to_document(SMALL), shuffled(to_document(SMALL), rng)))
+    one, other = (
+        hardware_from_document(d, "", OPS)
+        for d in (hardware_to_document(SMALL), shuffled(hardware_to_document(SMALL), rng))
+    )
     assert one == other
     assert hardware_hash(one) == hardware_hash(other)
 
@@ -171,8 +174,8 @@ def mutate(document: Any, draw: Callable[[Any], Any]) -> Any:
 
 
 SEEDS: dict[str, Document] = {
-    "small": to_document(SMALL),
-    **{name: to_document(chip) for name, chip in SHIPPED.items()},
+    "small": hardware_to_document(SMALL),
+    **{name: hardware_to_document(chip) for name, chip in SHIPPED.items()},
 }
 
 
@@ -187,13 +190,13 @@ def test_no_mutation_raises_anything_but_hardware_error(data: st.DataObject) -> 
     findings = check_document(document, OPS)
     assert all(str(f).startswith("$") for f in findings)
     if not findings:
-        hardware_hash(from_document(document, "", OPS))
+        hardware_hash(hardware_from_document(document, "", OPS))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_text_raises_anything_but_hardware_error(tmp_path: Path, data: st.DataObject) -> None:
-    text = json.dumps(to_document(SMALL))
+    text = json.dumps(hardware_to_document(SMALL))
     at = data.draw(st.integers(0, len(text)))
     until = data.draw(st.integers(at, min(len(text), at + 20)))
     path = tmp_path / "chip.json"

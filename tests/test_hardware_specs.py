@@ -16,9 +16,9 @@ from hago.hardware.file import (
     available_hardware,
     check_hardware,
     hardware_hash,
+    hardware_to_document,
     load_hardware,
     save_hardware,
-    to_document,
 )
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, create_sample_hardware
 from hago.hardware.table import explain_hardware
@@ -267,7 +267,7 @@ def test_the_table_has_a_line_per_signature(name: str) -> None:
     lines = str(explain_hardware(chip)).splitlines()
     assert len(lines) == 2 + sum(map(len, chip.ops.values()))
     assert all(f"hardware_specs/{name}.json: " in line for line in lines[2:])
-    assert len(to_document(chip)["signatures"]) == len({line.split(": ")[-1] for line in lines[2:]})
+    assert len(hardware_to_document(chip)["signatures"]) == len({line.split(": ")[-1] for line in lines[2:]})
 
 
 def test_specs_are_found_from_another_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import hago
 from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import Prepared, prepare
 
 #: Hardware that requantizes at outputs and concatenates integers of one scale.
@@ -78,7 +78,7 @@ def test_scales_in_and_out_are_one(name: str, model: nn.Module, data: list[Tenso
     assert shared[0] is shared[1]
     assert {k for k in prepared.space.groups if k.startswith(f"{second}:")} == {f"{second}:0"}
     for plan in (widest, *others):
-        assert compare(plan, data[:1]).same
+        assert compare_plan_exactly(plan, data[:1]).same
 
 
 @pytest.mark.parametrize("name", ["tflite", "tpu_mlir_bm1684x"])
@@ -93,7 +93,7 @@ def test_operands_of_different_bits_meet_in_the_coarsest(name: str, model: nn.Mo
     node, sources = plan.nodes[first], [plan.nodes[s].out for s in plan.graph[first].inputs]
     assert float(sources[0].scale) < float(sources[1].scale)
     assert node.out is sources[1] and node.simqs[1] is None and node.simqs[0] is not None
-    assert compare(plan, data[:1]).same
+    assert compare_plan_exactly(plan, data[:1]).same
 
 
 def test_hardware_that_requantizes_on_edges_is_as_it_was(model: nn.Module, data: list[Tensor]) -> None:
@@ -112,7 +112,7 @@ def test_ranges_that_were_given_per_operand(model: nn.Module, data: list[Tensor]
         quantizer = hago.quantize(model, name, data, thresholds=rows)
         node = quantizer.plan.nodes[first.name]
         assert node.operands[0] is node.operands[1]
-        assert compare(quantizer.plan, data[:1]).same
+        assert compare_plan_exactly(quantizer.plan, data[:1]).same
         assert hago.replay(model, name, quantizer.strategy, data).same
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hago
 from hago.analysis import strategy_report as judgement
-from hago.analysis.strategy_report import judge
+from hago.analysis.strategy_report import report_strategy
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
 
@@ -33,7 +33,7 @@ def strategy() -> Strategy:
 
 
 def test_the_figures_of_three_models(strategy: Strategy) -> None:
-    found = judge(model(), "int16_accumulator", strategy, data())
+    found = report_strategy(model(), "int16_accumulator", strategy, data())
     assert list(found.figures) == ["float", "simulated", "integer"] and found.samples == 80
     assert found.figures["float"]["sim_acc"] == 1.0 and found.figures["float"]["agreement"] == 1.0
     assert found.figures["simulated"] == found.figures["integer"] and found.figures["simulated"]["sqnr"] < 100
@@ -42,14 +42,14 @@ def test_the_figures_of_three_models(strategy: Strategy) -> None:
 
 
 def test_without_labels_and_without_the_integer_model(strategy: Strategy) -> None:
-    found = judge(model(), "int16_accumulator", strategy, data(labelled=False), integer=False)
+    found = report_strategy(model(), "int16_accumulator", strategy, data(labelled=False), integer=False)
     assert list(found.figures) == ["float", "simulated"] and found.same and found.compared == 0
     assert "sim_acc" not in found.figures["float"] and "==" not in str(found)
     assert "same" not in found.to_json()
 
 
 def test_bytes_before_and_after(strategy: Strategy) -> None:
-    weights = judge(model(), "int16_accumulator", strategy, data(), integer=False).weights
+    weights = report_strategy(model(), "int16_accumulator", strategy, data(), integer=False).weights
     conv, linear = 2 * 4 * 9, 64 * 5  # linear has float signatures only on this chip
     assert weights.before == 4 * (conv + 4 + linear + 5)
     assert weights.integer == conv + 2 * 4 and weights.left == 4 * (linear + 5)
@@ -67,7 +67,7 @@ def test_a_weight_that_two_nodes_read_counts_once() -> None:
     torch.manual_seed(0)
     net, batches = Shared().eval(), [torch.randn(8, 6)]
     quantizer = hago.quantize(net, "x86_vnni", batches)
-    weights = judge(net, "x86_vnni", quantizer.strategy, batches).weights
+    weights = report_strategy(net, "x86_vnni", quantizer.strategy, batches).weights
     assert (weights.before, weights.integer, weights.left) == (4 * (36 + 12 + 2), 36 + 12 + 4 * 2, 0)
     whole = quantizer.quantize("reference")
     assert not any(whole.load_state_dict(whole.state_dict()))
@@ -87,7 +87,7 @@ class OffByOne(IntegerModel):
 
 def test_one_bit_of_one_value_is_seen(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "IntegerModel", OffByOne)
-    found = judge(model(), "int16_accumulator", strategy, data())
+    found = report_strategy(model(), "int16_accumulator", strategy, data())
     assert not found.same and found.differences == {"output 0 of batch 1": 1}
     assert "simulated != integer: 1 of" in str(found) and found.to_json()["same"] is False
 
@@ -95,7 +95,7 @@ def test_one_bit_of_one_value_is_seen(strategy: Strategy, monkeypatch: pytest.Mo
 def test_overflow_is_counted(strategy: Strategy) -> None:
     loud = [x * 50 for x in data(labelled=False)]
     wide = replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
-    found = judge(model(), "int16_accumulator", wide, loud)
+    found = report_strategy(model(), "int16_accumulator", wide, loud)
     assert found.same  # overflow is simulated, so the models agree on it
     assert found.overflows["0"] > 0 and found.verdicts["0"] == "possible"
     assert "SEEN at 0" in str(found) and found.to_json()["overflow"]["seen"] == dict(found.overflows)

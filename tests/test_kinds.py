@@ -17,12 +17,12 @@ from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.plan.space import FLOAT, INTEGER, kind_key
 from hago.plan.strategy import Strategy
 from hago.plan.topology import analyze
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.goal import make_goal
-from hago.search.guidance import make_guide
+from hago.search.guidance import make_surrogate
 from hago.search.prepare import Prepared, make_strategy, plan_of, prepare
 from hago.search.replay import replay_log
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 from hago.searchers.knapsack import Knapsack
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -68,7 +68,7 @@ def test_bits_of_a_float_node_say_nothing(prepared: Prepared) -> None:
 
 def test_simulation_equals_integers_in_every_topology(prepared: Prepared) -> None:
     for bits in points(prepared, 4):
-        assert not compare(prepared.resolver(bits), [DATA[0][0]]).differences
+        assert not compare_plan_exactly(prepared.resolver(bits), [DATA[0][0]]).differences
 
 
 def test_strategies_read_as_any_other(prepared: Prepared, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_strategies_read_as_any_other(prepared: Prepared, tmp_path: Path) -> Non
 @pytest.mark.parametrize("metric", ["bops", "weight_bytes", "cycles", "energy"])
 def test_one_float_node_costs_what_is_expected(prepared: Prepared, metric: str) -> None:
     start = prepared.space.widest()
-    guide = make_guide(prepared, make_goal("sqnr"), start, metric=metric)
+    guide = make_surrogate(prepared, make_goal("sqnr"), start, metric=metric)
     for key in guide.gates:
         bits = {**start, key: FLOAT}
         assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=0.02)
@@ -105,7 +105,7 @@ def test_crossings_are_paid(prepared: Prepared) -> None:
 
 def test_the_program_chooses_kinds(prepared: Prepared) -> None:
     start = prepared.space.widest()
-    guide = make_guide(prepared, make_goal("sqnr"), start, metric="bops")
+    guide = make_surrogate(prepared, make_goal("sqnr"), start, metric="bops")
     program = Knapsack(prepared.space, guide)
     whole = program.solve(None)
     assert whole is not None and prepared.space.floats(whole.bits) == {g.rpartition(":")[0] for g in guide.gates}
@@ -123,8 +123,10 @@ def test_the_program_chooses_kinds(prepared: Prepared) -> None:
 def test_a_search_leaves_float_what_pays(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     options = {"budget_cost": "bops <= 4M", "progress": False, "budget": 30}
-    free = find(residual_block(), "x86_vnni", DATA, SearchOptions("sensitivity", log=log, **options))
-    fixed = find(residual_block(), "x86_vnni", DATA, SearchOptions("sensitivity", search_topology=False, **options))
+    free = run_search(residual_block(), "x86_vnni", DATA, SearchOptions("sensitivity", log=log, **options))
+    fixed = run_search(
+        residual_block(), "x86_vnni", DATA, SearchOptions("sensitivity", search_topology=False, **options)
+    )
     assert free.result.score.costs["bops"] <= 4e6 and fixed.result.score.costs["bops"] <= 4e6
     assert free.result.score.results["sqnr"] > fixed.result.score.results["sqnr"] + 3
     assert free.strategy.made_by["keep_float"] and not fixed.strategy.made_by["keep_float"]
@@ -149,12 +151,12 @@ def test_what_is_cheaper_wins(float_rate: float, requantize_rate: float, floats:
     chip = Hardware(ops, name="crossing", cost={"requantize_per_cycle": requantize_rate})
     for searcher in ("exhaustive", "greedy", "sensitivity"):
         options = SearchOptions(searcher, minimize="cycles", progress=False)
-        found = find(b.graph(), chip, [seeded(64, 6, seed=3)], options)
+        found = run_search(b.graph(), chip, [seeded(64, 6, seed=3)], options)
         assert set(found.strategy.made_by["keep_float"]) == floats, searcher
 
 
 def test_bytes_alone_turn_nothing_float() -> None:
-    found = find(
+    found = run_search(
         residual_block(), "x86_vnni", DATA, SearchOptions("default", budget_cost="weight_bytes <= 400", progress=False)
     )
     assert not any(k.endswith(":kind") for k in found.result.best.bits)

@@ -19,7 +19,7 @@ from hago.analysis import measure_hardware as timing
 from hago.analysis.measure_hardware import TIMED, Case, Measurement, TimedOp, measure_hardware
 from hago.cli import main
 from hago.errors import HardwareError
-from hago.hardware.file import available_hardware, load_hardware, save_hardware, to_document
+from hago.hardware.file import available_hardware, hardware_to_document, load_hardware, save_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.runtime.native.self_test import kernels
 
@@ -83,7 +83,7 @@ def test_only_costs_differ_and_they_are_figures(
     chip: Hardware, found: Measurement, threads: int, tmp_path: Path
 ) -> None:
     copy = found.hardware
-    assert without_costs(to_document(copy)) == without_costs(to_document(chip))
+    assert without_costs(hardware_to_document(copy)) == without_costs(hardware_to_document(chip))
     assert copy.name == "small_measured"
     # without kernels of our own nothing requantizes as an engine would
     assert set(copy.cost) >= (CHIP if kernels().passes.exact else CHIP - {"requantize_per_cycle"})

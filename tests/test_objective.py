@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
-from hago.search.gradients import cross_entropy as gradient_of_cross_entropy
+from hago.search.gradients import cross_entropy_probe as gradient_of_cross_entropy
 from hago.search.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
 
 

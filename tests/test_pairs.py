@@ -22,9 +22,9 @@ from hago.graph.graph import Graph
 from hago.hardware.file import check_hardware, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.plan.plan import NodePlan
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
-from hago.search.evaluate import Evaluator, first_safe
+from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.objective import objective
 
 AVX2 = load_hardware("x86_avx2")
@@ -58,7 +58,7 @@ def accumulators(graph: Graph, hardware: Hardware, x: Tensor) -> tuple[NodePlan,
     node, seen = plan.nodes[name], {}
     held: dict[str, Tensor] = {}
     IntegerModel(plan).run([x], lambda n, v: held.__setitem__(n.name, v), lambda e, c: seen.__setitem__(str(e), c))
-    assert compare(plan, [x]).same
+    assert compare_plan_exactly(plan, [x]).same
     return node, stored(node, 0, seen[f"{name}:0"]), center(held[name], node.out)
 
 
@@ -117,7 +117,7 @@ def test_products_of_two_activations() -> None:
     resolver = resolver_of(b.graph(), hardware, [seeded(2, 2, 3, 5), seeded(2, 2, 5, 4)])
     plan = resolver(resolver.space.widest())
     node, ends = plan.nodes["product"], [torch.full((2, 2, 3, 5), 9.0), torch.full((2, 2, 5, 4), 9.0)]
-    assert not node.proved and compare(plan, ends).same
+    assert not node.proved and compare_plan_exactly(plan, ends).same
     seen: dict[str, Tensor] = {}
     held: dict[str, Tensor] = {}
     IntegerModel(plan).run(ends, lambda n, v: held.__setitem__(n.name, v), lambda e, c: seen.__setitem__(str(e), c))
@@ -161,7 +161,7 @@ def test_saturation_is_counted_and_avoided() -> None:
     evaluator = Evaluator(graph, Batches([(x,)], graph.inputs), objective("sqnr"))
     widest = evaluator.score(resolver(resolver.space.widest()), resolver.space.widest())
     assert widest.overflows == {"fc": 3} and widest.excess_bits == {"fc": 1} and widest.unproved == 1
-    bits, score = first_safe(evaluator, resolver, {"fc": 8.0})
+    bits, score = first_safe_bits(evaluator, resolver, {"fc": 8.0})
     assert not score.overflows and sorted(bits.values()) == [7, 8] and score.unproved == 0
     assert score.value > widest.value
 
@@ -187,7 +187,7 @@ def test_whole_networks(overflow: str) -> None:
     graph = residual_block()
     resolver = resolver_of(graph, hardware, [seeded(2, 3, 8, 8)])
     for bits, _ in zip(points(resolver.space, 5), range(4), strict=False):
-        assert compare(resolver(bits), [seeded(2, 3, 8, 8, seed=5) * 20]).same
+        assert compare_plan_exactly(resolver(bits), [seeded(2, 3, 8, 8, seed=5) * 20]).same
 
 
 def test_ops_whose_pairs_nobody_knows_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from networks import Small, images, randomized
 
 import hago
-from hago.calibration.given_ranges import make_seed
+from hago.calibration.given_ranges import make_given_ranges
 from hago.cli import main
 from hago.data.sources import load_data
 from hago.errors import HagoError
@@ -32,7 +32,7 @@ READERS: Final[dict[str, tuple[str, Callable[[Path], Any]]]] = {
     "weights": (".pt", read_weights),
     "safetensors": (".safetensors", read_weights),
     "data": (".npz", lambda path: load_data(str(path))),
-    "table": ("", lambda path: make_seed(path, None, hago.load_hardware("x86_vnni"))),
+    "table": ("", lambda path: make_given_ranges(path, None, hago.load_hardware("x86_vnni"))),
     "checkpoint": ("", lambda path: Checkpoint.load(path, {}) or _absent()),
     "search": (".jsonl", lambda path: _search(path)),
 }

@@ -42,7 +42,7 @@ READERS: Final = (
     "hago.data.sources._arrays",
     "hago.data.sources._image_folder",
     "hago.data.sources.read_image",
-    "hago.calibration.given_ranges.make_seed",
+    "hago.calibration.given_ranges.make_given_ranges",
     "hago.runtime.native.library._kept",
     # from strategies and logs
     "hago.search.prepare.stored_resolver",

@@ -15,7 +15,7 @@ from hago.graph.graph import CONST, INPUT, Graph
 from hago.hardware.file import load_hardware
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import prepare
 
 
@@ -68,7 +68,7 @@ def test_residuals_keep_their_order(graph: Graph) -> None:
 def test_simulated_equals_realized(graph: Graph, name: str) -> None:
     prepared = prepare(graph, name, [images(4, 3, 32, 32, seed=1)])
     for bits in (prepared.space.widest(), prepared.space.narrowest()):
-        found = compare(prepared.resolver(bits), [images(2, 3, 32, 32, seed=2)])
+        found = compare_plan_exactly(prepared.resolver(bits), [images(2, 3, 32, 32, seed=2)])
         assert found.same and found.compared > 10_000
 
 

@@ -20,7 +20,7 @@ from hago.plan.space import Bits
 from hago.search.evaluate import EvaluationEngine, Evaluator
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, prepare
-from hago.simulation.overflow import Peaks
+from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 
 
@@ -72,7 +72,7 @@ def test_outputs_and_peaks_are_those_of_a_pass_from_the_start(seed: int) -> None
     evaluator = evaluator_of(prepared, 100_000)
     for bits in walk(prepared, seed, 6):
         plan = prepared.resolver(bits)
-        whole, measured = Peaks(plan), evaluator.measure(plan)
+        whole, measured = AccumulatorExtremes(plan), evaluator.measure(plan)
         simulator = Simulator(plan, watch=whole)
         outputs = (simulator.run(b.inputs) for b in prepared.batches)
         found = evaluator.contributions(outputs)

@@ -18,7 +18,7 @@ from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS
-from hago.plan.topology import analyze, check_patterns, crossings, fitting_descs, misfit
+from hago.plan.topology import analyze, check_patterns, fitting_descs, float_boundaries, why_not_integer
 
 #: The prototype's own test hardware: products of bytes, concat in three ways, the rest float.
 TOY = Hardware(
@@ -132,7 +132,7 @@ def test_an_opaque_op_is_float() -> None:
     b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 1], kwargs={}, name="cumsum")
     topology = analyze(b.graph(), load_hardware("x86_vnni"))
     assert topology.reasons["cumsum"] == "hago has no rule for aten.cumsum.default"
-    assert [str(e) for e in crossings(b.graph(), topology)] == ["conv:0", "cumsum:0"]
+    assert [str(e) for e in float_boundaries(b.graph(), topology)] == ["conv:0", "cumsum:0"]
 
 
 # ---------------------------------------------------------------- keep_float
@@ -171,12 +171,12 @@ def test_the_rule_over_random_graphs(seed: int, name: str) -> None:
     for node in graph:
         form = OPS[node.op].integer if node.op in OPS else None
         if topology.nodes[node.name]:
-            assert form is not None and misfit(graph, node, chip) is None
+            assert form is not None and why_not_integer(graph, node, chip) is None
             fed = any(topology.nodes[s] for s in node.inputs)
             assert form.seed or fed or not chip.float_descs(node.op)
             assert fitting_descs(graph, node, chip) == chip.integer_descs(node.op)
         assert all(not topology.edges[e] for e in node.edges) or topology.nodes[node.name]
-    for edge in crossings(graph, topology):
+    for edge in float_boundaries(graph, topology):
         source = graph.source(edge)
         reader = edge.dst != OUTPUT and topology.edges[edge]
         assert topology.nodes[source] != reader and graph[source].op != CONST

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hago.caching import free_bytes
-from hago.simulation.value_cache import Call, ValueCache, pack
+from hago.simulation.value_cache import StepSignature, ValueCache, pack_value
 
 KB = 1 << 10
 
@@ -24,16 +24,16 @@ def block(kilobytes: int = 1) -> torch.Tensor:
     return torch.zeros(kilobytes * KB // 4)
 
 
-def chain(*names: str) -> list[Call]:
+def chain(*names: str) -> list[StepSignature]:
     """Steps that each read what the one before made."""
     made = [*map(signature, names)]
-    return [Call((one,), tuple(made[max(0, i - 1) : i])) for i, one in enumerate(made)]
+    return [StepSignature((one,), tuple(made[max(0, i - 1) : i])) for i, one in enumerate(made)]
 
 
-def parts(*names: str) -> list[Call]:
+def parts(*names: str) -> list[StepSignature]:
     """Steps without inputs, and one that reads all that they made, and was never seen before."""
     made = tuple(map(signature, names))
-    return [*(Call((one,), ()) for one in made), Call((os.urandom(8),), made)]
+    return [*(StepSignature((one,), ()) for one in made), StepSignature((os.urandom(8),), made)]
 
 
 def turn(cache: ValueCache, *names: str, times: int = 1) -> None:
@@ -58,7 +58,7 @@ def held(cache: ValueCache, *names: str) -> set[str]:
 def test_integers_come_back_as_they_were(span: tuple[int, int], dtype: torch.dtype, draw: random.Random) -> None:
     low, high = span if dtype == torch.float64 else (max(span[0], -(2**24)), min(span[1], 2**24))
     value = torch.tensor([low, high, 0, *(draw.randint(low, high) for _ in range(9))], dtype=dtype)
-    packed = pack(value, span)
+    packed = pack_value(value, span)
     assert packed.value().equal(value) and packed.value().dtype == dtype
     needed = 1 if span[1] - span[0] < 256 and span[1] - (span[0] < 0) * 128 <= 255 and span != (-200, 100) else 2
     assert packed.bytes <= value.numel() * (needed if span[1] < 2**15 else 4)
@@ -66,18 +66,18 @@ def test_integers_come_back_as_they_were(span: tuple[int, int], dtype: torch.dty
 
 def test_real_values_come_back_as_they_were() -> None:
     for value in (torch.randn(5), torch.tensor([0.1], dtype=torch.float64), torch.tensor([3]), torch.tensor([True])):
-        assert pack(value, None).value().equal(value) and pack(value, None).value().dtype == value.dtype
+        assert pack_value(value, None).value().equal(value) and pack_value(value, None).value().dtype == value.dtype
 
 
 def test_layout_is_kept() -> None:
     x = torch.randn(2, 3, 4, 4).round().contiguous(memory_format=torch.channels_last)
-    assert pack(x, (-10, 10)).value().is_contiguous(memory_format=torch.channels_last)
+    assert pack_value(x, (-10, 10)).value().is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_view_does_not_keep_the_whole_alive() -> None:
     whole = torch.randn(1000)
-    assert pack(whole[:10], None).tensor.untyped_storage().nbytes() == 40
-    assert pack(whole, None).tensor is whole
+    assert pack_value(whole[:10], None).tensor.untyped_storage().nbytes() == 40
+    assert pack_value(whole, None).tensor is whole
 
 
 # ---------------------------------------------------------------- what comes in
@@ -102,7 +102,7 @@ def test_what_several_steps_read_is_kept_where_any_of_them_is_new() -> None:
     """A residual: a's reader b was seen before, and c, which reads both, was not."""
     cache = ValueCache(9 * KB)
     for last in (b"c", b"d"):
-        cache.begin([Call((b"a",), ()), Call((b"b",), (b"a",)), Call((last,), (b"a", b"b"))])
+        cache.begin([StepSignature((b"a",), ()), StepSignature((b"b",), (b"a",)), StepSignature((last,), (b"a", b"b"))])
         for name in (b"a", b"b", last):
             cache.put((name, 0), block())
     assert held(cache, *"abcd") == {"a", "b"}

@@ -21,18 +21,18 @@ from hago.data.batches import Batches
 from hago.errors import HagoError, HardwareError, ModelFileError, UnsupportedOp
 from hago.export.tpu_mlir import make_tables
 from hago.graph.graph import CONST, Graph
-from hago.hardware.file import check_hardware, from_document, hardware_hash, to_document
+from hago.hardware.file import check_hardware, hardware_from_document, hardware_hash, hardware_to_document
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
 from hago.plan.check import check_plan
 from hago.plan.plan import Plan
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
 from hago.search.prepare import make_strategy, plan_of, prepare
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 from hago.simulation.simulator import Simulator
 
 INT4 = OpDesc(["float32", "int4"], "float32", name="w4", cost={"macs_per_cycle": 8})
@@ -80,7 +80,7 @@ def test_float_nodes_read_scale_times_integer(stored: str, scheme: str) -> None:
         plan = plan_on(chip(desc, scheme=scheme, granularity=granularity))
         assert set(map(str, plan.weights)) == {"conv:1", "fc:1", "again:1"} and not plan.nodes
         x = seeded(4, 3, 6, 6, seed=7)
-        assert compare(plan, [x]).same
+        assert compare_plan_exactly(plan, [x]).same
         consts = dict(plan.graph.consts)
         made = {
             e.dst: w.integers.to(torch.float32) * w.qparams.scale.to(torch.float32) for e, w in plan.weights.items()
@@ -107,7 +107,7 @@ def test_every_op_that_has_a_weight(key: tuple[str, int]) -> None:
     resolver = resolver_of(graph, chip(INT4), [seeded(*s) for s in shapes])
     plan = resolver(resolver.space.widest())
     assert [e.slot for e in plan.weights] == [1]
-    assert compare(plan, [seeded(*s, seed=4) for s in shapes]).same
+    assert compare_plan_exactly(plan, [seeded(*s, seed=4) for s in shapes]).same
 
 
 def test_integers_that_differ_from_the_nearest_show() -> None:
@@ -143,7 +143,7 @@ def test_which_nodes(descs: tuple[OpDesc, ...], keep: list[str], integer: str, s
     plan = prepared.resolver(bits)
     assert set(plan.nodes) - {"relu", "flat"} == set(integer.split())
     assert {e.dst for e in plan.weights} == set(stored.split())
-    assert compare(plan, DATA).same
+    assert compare_plan_exactly(plan, DATA).same
     strategy = make_strategy(prepared, plan, bits, {"keep_float": keep})
     assert plan_of(network(), hardware, strategy).key == plan.key
 
@@ -208,7 +208,7 @@ def test_costs() -> None:
 def test_a_search_gives_bits_to_weights(searcher: str) -> None:
     hardware = chip(OpDesc(["float32", "int8"], "float32"), REAL)
     options = SearchOptions(searcher, budget="12 trials", progress=False, budget_cost="weight_bytes <= 600")
-    found = find(network(), hardware, [(seeded(8, 3, 6, 6),)], options)
+    found = run_search(network(), hardware, [(seeded(8, 3, 6, 6),)], options)
     assert set(found.strategy.bits) == {"conv:1", "fc:1", "again:1"}
     plan = plan_of(network(), hardware, found.strategy)
     assert 400 < plan_cost(plan)["weight_bytes"] <= 600 and not plan.nodes
@@ -259,8 +259,8 @@ def test_a_stored_model_holds_packed_integers(tmp_path: Path) -> None:
     ],
 )
 def test_an_edited_model_is_refused(edit: object, says: str) -> None:
-    from hago.plan.document import from_document as plan_from
-    from hago.plan.document import to_document as plan_to
+    from hago.plan.document import plan_from_document as plan_from
+    from hago.plan.document import plan_to_document as plan_to
 
     assert callable(edit)
     document, tensors = plan_to(plan_on(chip(INT4, REAL)))
@@ -318,7 +318,7 @@ def test_an_integer_register_of_floats_is_no_weight() -> None:
 def test_a_signature_is_read_as_it_was_written() -> None:
     hardware = chip(OpDesc(["float32", "int8", "float32"], "float32", min_bits=5, max_bits=7), REAL)
     check_hardware(hardware)
-    again = from_document(json.loads(json.dumps(to_document(hardware))), "", OPS)
+    again = hardware_from_document(json.loads(json.dumps(hardware_to_document(hardware))), "", OPS)
     assert again == hardware and hardware_hash(again) == hardware_hash(hardware)
     assert hardware_hash(again) != hardware_hash(chip(OpDesc(["float32", "int8", "float32"], "float32"), REAL))
 
@@ -328,5 +328,5 @@ def test_a_layer_of_tensorrt_with_int4_weights() -> None:
     plan = prepared.resolver(prepared.space.widest())
     weight = plan.weights[Edge("fc", 1)].qparams
     assert (weight.dtype.name, weight.qmin, weight.qmax, weight.scale.numel()) == ("int4", -7, 7, 5)
-    assert {"conv", "again"} <= set(plan.nodes) and compare(plan, DATA).same
+    assert {"conv", "again"} <= set(plan.nodes) and compare_plan_exactly(plan, DATA).same
     assert from_file_bytes(to_file_bytes(plan), "x")[0].key == plan.key

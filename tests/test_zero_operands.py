@@ -9,7 +9,7 @@ from building import Builder, seeded
 from hago import create_quantizer, quantize
 from hago.graph.graph import Graph
 from hago.hardware.file import available_hardware
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 
 DATA = [seeded(16, 6, seed=s) * 0.01 for s in range(2)]
 
@@ -47,4 +47,4 @@ def test_zeros_take_nothing_with_them(name: str, op: str, zero: str, first: bool
         assert found.strategy.made_by["results"]["sqnr"] >= least["sqnr"] - 1.0
         again = create_quantizer(joined(op, zero, first, 0.0), name, found.strategy)
         assert again.plan.key == found.plan.key
-        assert compare(found.plan, [DATA[0]]).same
+        assert compare_plan_exactly(found.plan, [DATA[0]]).same

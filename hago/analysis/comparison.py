@@ -25,7 +25,7 @@ from hago.graph.graph import CONST, INPUT, Node
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import FastModel
 from hago.runtime.reference import IntegerModel
-from hago.search.prepare import HardwareLike, StrategyLike, planned
+from hago.search.prepare import HardwareLike, StrategyLike, plan_and_batches
 from hago.serialization.text_table import table
 from hago.simulation.simulator import Simulator
 
@@ -106,7 +106,7 @@ REALIZATIONS: Final[Mapping[str, Callable[[Plan], Realize]]] = {
 
 # ---------------------------------------------------------------- what was found
 @dataclass(frozen=True, slots=True)
-class Against:
+class RealizationDifference:
     """One realization against the base.
 
     Args:
@@ -151,7 +151,7 @@ class Comparison:
 
     base: str
     samples: int
-    against: tuple[Against, ...]
+    against: tuple[RealizationDifference, ...]
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Comparison:
         return "\n".join([*lines, *self.notes])
 
 
-def _row(found: Against) -> tuple[str, ...]:
+def _row(found: RealizationDifference) -> tuple[str, ...]:
     if found.skipped:
         return (found.name, "skipped", "", "", "")
     compared, out = (sum(p.compared for p in places) for places in (found.integers, found.outputs))
@@ -215,7 +215,7 @@ def compare_realizations(
         if name not in REALIZATIONS:
             known = ", ".join(REALIZATIONS)
             raise HagoError(f"unknown realization {name!r}; expected one of {known}.{did_you_mean(name, REALIZATIONS)}")
-    plan, batches = planned(model, hardware, strategy, dataset)
+    plan, batches = plan_and_batches(model, hardware, strategy, dataset)
     return compare_plan(plan, batches, realizations, base)
 
 
@@ -235,8 +235,8 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
         expected = ours(batch.inputs)
         for name, run in running.items():
             _compare(plan, expected, run(batch.inputs), places[name], outputs[name])
-    found = {n: Against(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
-    found |= {n: Against(n, skipped=why) for n, why in skipped.items()}
+    found = {n: RealizationDifference(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
+    found |= {n: RealizationDifference(n, skipped=why) for n, why in skipped.items()}
     notes = (f"onnxruntime: {SATURATES}",) if "onnxruntime" in (base, *running) and saturates_pairs() else ()
     return Comparison(base, batches.samples, tuple(found[n] for n in dict.fromkeys(realizations) if n != base), notes)
 

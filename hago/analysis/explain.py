@@ -18,7 +18,7 @@ from hago.ops import OPS, Ops
 from hago.ops._rule import Operand
 from hago.plan.accumulators import CUTS
 from hago.plan.space import Space
-from hago.plan.topology import Topology, crossings, fitting_descs, weight_only_descs
+from hago.plan.topology import Topology, fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
 
 
@@ -142,7 +142,7 @@ class NodeChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class FloatBoundary:
     """An edge where values go from float to integer or back."""
 
     edge: str
@@ -166,7 +166,7 @@ class Explanation:
 
     hardware: str
     rows: tuple[NodeChoice, ...]
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[FloatBoundary, ...]
     groups: int
     choices: int
 
@@ -246,13 +246,13 @@ def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space
     rows = tuple(
         _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
     )
-    crossed = tuple(_crossing(graph, topology, e) for e in crossings(graph, topology))
+    crossed = tuple(_crossing(graph, topology, e) for e in float_boundaries(graph, topology))
     return Explanation(hardware.name, rows, crossed, len(space.groups), space.size)
 
 
-def _crossing(graph: Graph, topology: Topology, edge: Edge) -> Crossing:
+def _crossing(graph: Graph, topology: Topology, edge: Edge) -> FloatBoundary:
     source = graph.source(edge)
-    return Crossing(str(edge), source, "float" if topology.nodes[source] else "integer")
+    return FloatBoundary(str(edge), source, "float" if topology.nodes[source] else "integer")
 
 
 def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, space: Space, ops: Ops) -> NodeChoice:

@@ -21,7 +21,7 @@ from hago.analysis.statistic import (
     OUT,
     Cause,
     CauseStatistic,
-    EdgeKind,
+    EdgeRole,
     EdgeSample,
     EdgeStatistic,
     GraphStatistic,
@@ -45,7 +45,7 @@ from hago.search.objective import decibels
 from hago.simulation.simulator import Simulator
 
 #: How many values are turned into float64 at a time.
-CHUNK: Final = 1 << 17
+INSPECTED_AT_ONCE: Final = 1 << 17
 
 
 @dataclass(slots=True)
@@ -192,8 +192,8 @@ class Tally:
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """The tensors, flat, side by side, in float64 pieces."""
     flat = [t.reshape(-1) for t in tensors]
-    for start in range(0, flat[0].numel(), CHUNK):
-        yield [t[start : start + CHUNK].to(torch.float64) for t in flat]
+    for start in range(0, flat[0].numel(), INSPECTED_AT_ONCE):
+        yield [t[start : start + INSPECTED_AT_ONCE].to(torch.float64) for t in flat]
 
 
 # ---------------------------------------------------------------- summary
@@ -314,7 +314,7 @@ def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:
     return tuple(found)
 
 
-def _edge(edge: str, source: str, kind: EdgeKind, qparams: QParams) -> EdgeStatistic:
+def _edge(edge: str, source: str, kind: EdgeRole, qparams: QParams) -> EdgeStatistic:
     """An edge on which nothing changes."""
     bits, scale = (qparams.qmax - qparams.qmin).bit_length(), float(qparams.scale.max())
     return EdgeStatistic(edge, source, kind, bits, str(qparams.dtype), scale, qparams.per_channel, requantized=False)

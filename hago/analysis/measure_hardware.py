@@ -24,7 +24,7 @@ from hago.errors import HagoError, HardwareError
 from hago.graph.execute import channels_last, compute_real
 from hago.graph.frontend import from_torch
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
-from hago.hardware.file import check_hardware, from_document, to_document
+from hago.hardware.file import check_hardware, hardware_from_document, hardware_to_document
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS
 from hago.plan.plan import Plan
@@ -35,8 +35,8 @@ from hago.search.prepare import HardwareLike, as_hardware, prepare
 from hago.serialization.text_table import table
 from hago.study.log import versions
 
-Kind = Literal["macs", "elements"]
-Shape = tuple[int, ...]
+JobKind = Literal["macs", "elements"]
+TensorShape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Case:
     """A module of one op, and the shapes of what it reads, the batch first."""
 
     make: Callable[[], nn.Module]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[TensorShape, ...]
 
     def __str__(self) -> str:
         return " and ".join("x".join(map(str, shape)) for shape in self.shapes)
@@ -60,7 +60,7 @@ class TimedOp:
         in_memory: where moving values takes the time: several times what caches hold.
     """
 
-    kind: Kind
+    kind: JobKind
     in_cache: Case
     in_memory: Case
 
@@ -92,8 +92,8 @@ class _Product(nn.Module):
         return x @ self.weight
 
 
-_SMALL: Final[Shape] = (1, 128, 32, 32)
-_LARGE: Final[Shape] = (64, 64, 64, 64)
+_SMALL: Final[TensorShape] = (1, 128, 32, 32)
+_LARGE: Final[TensorShape] = (64, 64, 64, 64)
 
 
 def _elements(make: Callable[[], nn.Module], operands: int = 1) -> TimedOp:
@@ -108,7 +108,9 @@ def _call2(function: Callable[..., Tensor]) -> TimedOp:
     return _elements(partial(_Call2, function), 2)
 
 
-def _macs(small: Callable[[], nn.Module], shape: Shape, large: Callable[[], nn.Module], wide: Shape) -> TimedOp:
+def _macs(
+    small: Callable[[], nn.Module], shape: TensorShape, large: Callable[[], nn.Module], wide: TensorShape
+) -> TimedOp:
     return TimedOp("macs", Case(small, (shape,)), Case(large, (wide,)))
 
 
@@ -148,7 +150,7 @@ TIMED: Final[Mapping[str, TimedOp]] = {
 ROUNDS: Final = 9
 SLICE: Final = 0.004
 #: The figure that each kind of work is for.
-FIGURES: Final[Mapping[Kind, str]] = {"macs": "macs_per_cycle", "elements": "elements_per_cycle"}
+FIGURES: Final[Mapping[JobKind, str]] = {"macs": "macs_per_cycle", "elements": "elements_per_cycle"}
 #: Bytes of a copy.
 _COPIED: Final = 128 << 20
 #: A convolution whose sums are of a size that caches hold.
@@ -383,11 +385,11 @@ def measure_hardware(hardware: HardwareLike) -> Measurement:
     """
     given = as_hardware(hardware)
     check_processor(given)
-    document = to_document(given)
+    document = hardware_to_document(given)
     small: dict[tuple[str, str], Job] = {}
     large = [copy_job()]
     reasons: dict[tuple[str, str], str] = {}
-    for name, key, found in signature_jobs(from_document(document, given.origin, given.known_ops)):
+    for name, key, found in signature_jobs(hardware_from_document(document, given.origin, given.known_ops)):
         if isinstance(found, str):
             reasons[name, key] = found
         else:
@@ -467,7 +469,7 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
         f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in made.items())}"
     )
     notes = [f"{f.of}, {f.key}: {f.said}." for f in figures]
-    copy = from_document(
+    copy = hardware_from_document(
         {
             **document,
             "name": given.name.removesuffix(_MEASURED) + _MEASURED,

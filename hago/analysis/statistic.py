@@ -48,7 +48,7 @@ from hago.serialization.text_table import count, decimals, head, number, percent
 
 Cause = Literal["inherited", "rounding", "constants", "saturation", "overflow"]
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
-Step = tuple[Cause, Tensor]
+SplitStep = tuple[Cause, Tensor]
 
 #: Limits that no integer here reaches; float64 and int64 hold them.
 _FAR: Final = 1 << 52
@@ -86,7 +86,7 @@ class Split:
     """
 
     reference: Tensor
-    steps: tuple[Step, ...]
+    steps: tuple[SplitStep, ...]
     edges: Mapping[int, EdgeSample] = field(default_factory=dict)
     overflows: int = 0
     accumulators: int = 0
@@ -171,7 +171,7 @@ class NodeSplitter:
             body = self._looked_up(free, clipped)
         else:
             body = self._accumulated(free, clipped, accumulator, lost)
-        steps: list[Step] = [("inherited", inherited)]
+        steps: list[SplitStep] = [("inherited", inherited)]
         if self.consts:
             steps.append(("rounding", self._rounded(sources, free, inherited)))
         steps += [("constants" if self.consts else "rounding", body[0][1]), *body[1:]]
@@ -218,7 +218,9 @@ class NodeSplitter:
         return compute_real(self.node, real, self.plan.ops) if changed else inherited
 
     # ------------------------------------------------------------ v3 to v6
-    def _accumulated(self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Lost | None) -> list[Step]:
+    def _accumulated(
+        self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Lost | None
+    ) -> list[SplitStep]:
         plan = self.node_plan
         limited = dequantize(accumulator, plan.register)
         unclipped = limited
@@ -227,13 +229,13 @@ class NodeSplitter:
             unclipped = dequantize(self.plan.ops[self.node.op].compute_int(plan.attrs, *operands), plan.register)
         held = plan.held(accumulator, lost)
         cut = limited if held is accumulator else dequantize(held, plan.register)
-        steps: list[Step] = [("constants", unclipped), ("saturation", limited), ("overflow", cut)]
+        steps: list[SplitStep] = [("constants", unclipped), ("saturation", limited), ("overflow", cut)]
         if plan.out_simq is not None:
             moved = apply_simq(held, SimQ(plan.out_simq.source, unlimited(plan.out)), self.how)
             steps.append(("rounding", dequantize(moved, plan.out)))
         return steps
 
-    def _looked_up(self, free: Sequence[Tensor], clipped: bool) -> list[Step]:
+    def _looked_up(self, free: Sequence[Tensor], clipped: bool) -> list[SplitStep]:
         source = self.node_plan.operands[0]
         assert source is not None and self._table is not None and self._free_table is not None
         index = (limit(free[0], source) + (source.zero_point - source.qmin)).to(torch.int64)
@@ -287,7 +289,7 @@ def moved_sample(before: Tensor, free: Tensor, target: QParams) -> EdgeSample:
 # ---------------------------------------------------------------- statistic
 # What an inspection found of one node: frozen values, in real units and dB.
 
-EdgeKind = Literal["data", "constant", "output"]
+EdgeRole = Literal["data", "constant", "output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +348,7 @@ class EdgeStatistic:
 
     edge: str
     source: str
-    kind: EdgeKind
+    kind: EdgeRole
     bits: int
     dtype: str
     scale: float
@@ -492,7 +494,7 @@ def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class ErrorDiagnosis:
     """Where a model goes wrong.
 
     Args:
@@ -518,7 +520,7 @@ class Wrong:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def find_wrong(rows: Sequence[NodeStatistic]) -> Wrong | None:
+def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
     """Where it goes wrong: see `GraphStatistic.first_wrong`."""
     symptom = next((r for r in rows if r.sqnr is not None and r.sqnr < WRONG_DB and r.error_power), None)
     if symptom is None or symptom.sqnr is None:
@@ -531,12 +533,12 @@ def find_wrong(rows: Sequence[NodeStatistic]) -> Wrong | None:
     row = by_name[node]
     cause = row.main_cause
     assert cause is not None
-    words, remedy = in_words(row, cause)
-    return Wrong(node, parts[node], symptom.name, symptom.sqnr, cause, words, remedy)
+    words, remedy = cause_in_words(row, cause)
+    return ErrorDiagnosis(node, parts[node], symptom.name, symptom.sqnr, cause, words, remedy)
 
 
 # ---------------------------------------------------------------- words
-def in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
+def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
     """A cause with the edge or register it sits on, and what may help."""
     if cause == "overflow":
         past = "wrap" if row.on_overflow == "wrap" else "are clamped"
@@ -604,7 +606,7 @@ _NAMED: Final = 5
 
 
 def error_table(
-    rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: Wrong | None, differences: int
+    rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None, differences: int
 ) -> list[str]:
     """Lines: what the columns mean, a line per node, and what went wrong."""
     cells = [_cells(r, blame.get(r.name)) for r in rows]
@@ -656,7 +658,7 @@ def _sums(row: NodeStatistic) -> str:
     return "" if row.verdict == "float" else row.verdict
 
 
-def _story(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: Wrong | None) -> Iterator[str]:
+def _story(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None) -> Iterator[str]:
     by_name = {r.name: r for r in rows}
     if wrong is None:
         yield f"no node falls below {WRONG_DB:.0f} dB"
@@ -674,7 +676,7 @@ def _story(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: Wro
         yield "most of the outputs' error comes from"
     for row in (by_name[n] for n in most):
         cause = row.main_cause
-        words = "" if cause is None else f": {cause}: {in_words(row, cause)[0]}"
+        words = "" if cause is None else f": {cause}: {cause_in_words(row, cause)[0]}"
         yield from wrapped(f"  {percent(blame[row.name]):>3} %  {row.name} ({row.op}){words}", " " * 9)
 
 
@@ -778,7 +780,7 @@ class GraphStatistic:
         return blame(self.rows, self.outputs)
 
     @property
-    def first_wrong(self) -> Wrong | None:
+    def first_wrong(self) -> ErrorDiagnosis | None:
         """Where the model goes wrong, or None where no node does.
 
         The rule: the symptom is the first node in order whose SQNR is below 20 dB, that is, whose
@@ -786,7 +788,7 @@ class GraphStatistic:
         in the symptom's error, which may be the symptom itself or a node before it; its main cause
         is the largest part of what that node added.
         """
-        return find_wrong(self.rows)
+        return diagnose_error(self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values; None where there is no number."""

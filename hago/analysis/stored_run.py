@@ -27,7 +27,7 @@ Forward = Callable[[Sequence[Tensor]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """What running a model over data gave.
 
     Args:
@@ -72,7 +72,7 @@ class Run:
         return "\n".join(lines)
 
 
-def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
+def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
     """Run an integer model, and its simulation beside it, over a data set.
 
     Args:
@@ -103,7 +103,7 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> Run:
         right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in said)
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
     whole = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
-    return Run(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)
+    return StoredRun(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)
 
 
 def save_outputs(path: str | PathLike[str], names: Sequence[str], outputs: Sequence[Tensor]) -> None:

@@ -16,11 +16,11 @@ from hago.data.batches import Batches
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST
 from hago.plan.plan import Plan
-from hago.runtime.exactness import compare, differing
+from hago.runtime.exactness import compare_plan_exactly, differing
 from hago.runtime.reference import IntegerModel
 from hago.search.evaluate import Evaluator
 from hago.search.objective import MOST_DB, objective
-from hago.search.prepare import HardwareLike, StrategyLike, planned
+from hago.search.prepare import HardwareLike, StrategyLike, plan_and_batches
 from hago.serialization.text_table import count, table
 from hago.simulation.simulator import Simulator
 
@@ -56,7 +56,7 @@ class WeightBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class StrategyReport:
     """What was found; prints as a table.
 
     Args:
@@ -139,7 +139,7 @@ def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
     )
 
 
-def in_words(figures: Mapping[str, Any]) -> str:
+def figures_in_words(figures: Mapping[str, Any]) -> str:
     """Accuracy where it is known, agreement, SQNR, and of how many samples."""
     accuracy, interval, agreement, sqnr = figure_cells(figures)
     right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in figures else ""
@@ -147,14 +147,14 @@ def in_words(figures: Mapping[str, Any]) -> str:
     return f"{right}agreement {agreement}, SQNR {sqnr}{unit}, {figures['samples']} samples"
 
 
-def judge(
+def report_strategy(
     model: ModelLike,
     hardware: HardwareLike,
     strategy: StrategyLike,
     dataset: Iterable[Any],
     *,
     integer: bool = True,
-) -> Judgement:
+) -> StrategyReport:
     """Judge a strategy on data.
 
     Args:
@@ -163,10 +163,10 @@ def judge(
     Raises:
         HagoError: the strategy is of another model or hardware, or the data is not the model's.
     """
-    return judge_plan(*planned(model, hardware, strategy, dataset), integer=integer)
+    return report_plan(*plan_and_batches(model, hardware, strategy, dataset), integer=integer)
 
 
-def judge_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Judgement:
+def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> StrategyReport:
     """Judge a Plan on data; see `judge`."""
     graph = plan.graph
     # `simulated` is what the simulator says, not the integer engine that stands in for it in searches
@@ -179,7 +179,7 @@ def judge_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Judgeme
     pair = _Pair(plan, batches)
     if integer:
         figures["integer"] = evaluator.summary(evaluator.contributions(pair.outputs()))
-    return Judgement(
+    return StrategyReport(
         plan.hardware.name,
         batches.samples,
         figures,
@@ -204,7 +204,7 @@ class _Pair:
         simulator, model = Simulator(self.plan), IntegerModel(self.plan)
         for index, batch in enumerate(self.batches):
             if index == 0:
-                inside = compare(self.plan, [x[:INSIDE_SAMPLES] for x in batch.inputs])
+                inside = compare_plan_exactly(self.plan, [x[:INSIDE_SAMPLES] for x in batch.inputs])
                 self.compared += inside.compared
                 self.differences |= inside.differences
             found = model.run(batch.inputs)

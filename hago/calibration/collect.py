@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hago.arithmetic.numerics import extremes
 from hago.arithmetic.schemes import Grid
-from hago.calibration.given_ranges import Seed
+from hago.calibration.given_ranges import GivenRanges
 from hago.calibration.observer import Observer
 from hago.calibration.statistics import TensorStatistics
 from hago.data.batches import Batches
@@ -37,7 +37,7 @@ class Calibration:
 
     statistics: Mapping[str, TensorStatistics]
     ranges: Mapping[str, tuple[float, float]]
-    given: Seed = field(default_factory=Seed)
+    given: GivenRanges = field(default_factory=GivenRanges)
     refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property

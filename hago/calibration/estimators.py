@@ -450,7 +450,7 @@ def _leading_zero(sums: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=sums.dtype), sums])
 
 
-def divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tensor:
+def kl_divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tensor:
     """KL(P || Q) of each candidate threshold, in nats.
 
     P is the histogram clipped at the threshold: what lies beyond counts in the last bin. Q is the
@@ -541,7 +541,7 @@ class KlEstimate:
         histogram = without_zeros(magnitudes(statistics, grid), 0)[0]
         rows = max(1, _TABLE // top)
         pieces = (ends[i : i + rows] for i in range(0, len(ends), rows))
-        found = torch.cat([divergence(histogram, piece, steps, top) for piece in pieces])
+        found = torch.cat([kl_divergence(histogram, piece, steps, top) for piece in pieces])
         best = ends.flip(0)[found.flip(0).argmin()]
         return around_zero(statistics, grid, best * statistics.bin_width)
 

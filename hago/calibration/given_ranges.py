@@ -54,7 +54,7 @@ ModesLike = Mapping[str, str] | QuantizeTable | str | PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class GivenRanges:
     """What a search is given.
 
     Args:
@@ -75,14 +75,14 @@ class Seed:
         return {**ends, "slack": self.slack}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Seed:
+    def from_json(value: Mapping[str, Any]) -> GivenRanges:
         """The seed of JSON values.
 
         Raises:
             DataError, LookupError, TypeError, ValueError, AttributeError: the values are of another form.
         """
         ranges, narrow = ({n: _checked(n, r) for n, r in value[k].items()} for k in ("ranges", "narrow"))
-        return Seed(ranges, narrow, slack=float(value["slack"]))
+        return GivenRanges(ranges, narrow, slack=float(value["slack"]))
 
     @property
     def gives_ranges(self) -> bool:
@@ -95,7 +95,7 @@ class Seed:
         yield from self.narrow
         yield from self.modes
 
-    def at(self, graph: Graph) -> Seed:
+    def at(self, graph: Graph) -> GivenRanges:
         """The seed with the names of the graph's nodes.
 
         Raises:
@@ -108,7 +108,7 @@ class Seed:
             if node in twice and node != name:
                 raise HagoError(f"the tables name node {node!r} twice, once as {name!r}; expected one row each")
         ranges, narrow = ({found[n]: v for n, v in part.items()} for part in (self.ranges, self.narrow))
-        return Seed(ranges, narrow, {found[n]: m for n, m in self.modes.items()}, self.slack)
+        return GivenRanges(ranges, narrow, {found[n]: m for n, m in self.modes.items()}, self.slack)
 
     # ------------------------------------------------------------ thresholds
     def named(self, key: str, source: str) -> str | None:
@@ -169,7 +169,9 @@ def _node_called(name: str, known: Iterable[str]) -> str:
 
 
 # ---------------------------------------------------------------- from what users give
-def make_seed(thresholds: ThresholdsLike | Seed | None, modes: ModesLike | None, hardware: Hardware) -> Seed:
+def make_given_ranges(
+    thresholds: ThresholdsLike | GivenRanges | None, modes: ModesLike | None, hardware: Hardware
+) -> GivenRanges:
     """What thresholds and modes mean on a piece of hardware.
 
     Args:
@@ -188,16 +190,16 @@ def make_seed(thresholds: ThresholdsLike | Seed | None, modes: ModesLike | None,
             hint = "" if mode.upper() in MODES else did_you_mean(mode.upper(), _MODES)
             raise HagoError(f"the quantize table runs {name!r} in {mode}; hago has counterparts of {known}.{hint}")
     named = {name: mode.upper() for name, mode in named.items()}
-    if isinstance(thresholds, Seed):
-        return Seed(thresholds.ranges, thresholds.narrow, named, thresholds.slack)
+    if isinstance(thresholds, GivenRanges):
+        return GivenRanges(thresholds.ranges, thresholds.narrow, named, thresholds.slack)
     if thresholds is None:
-        return Seed(modes=named)
+        return GivenRanges(modes=named)
     if isinstance(thresholds, Mapping):
-        return Seed({n: _checked(n, ends) for n, ends in thresholds.items()}, modes=named)
+        return GivenRanges({n: _checked(n, ends) for n, ends in thresholds.items()}, modes=named)
     table = thresholds if isinstance(thresholds, CalibrationTable) else _read(thresholds, parse_calibration_table)
     two_sided = hardware.activation.scheme in TWO_SIDED
     rows, four = ({n: _of_row(row, two_sided) for n, row in part.items()} for part in (table.rows, table.int4))
-    return Seed(rows, four, named, PRINTED)
+    return GivenRanges(rows, four, named, PRINTED)
 
 
 def _modes(modes: ModesLike | None) -> Mapping[str, str]:

@@ -20,12 +20,12 @@ _TOGETHER = 64
 #: Bytes of statistics of constants' channels that are kept, since a constant is asked for on one grid after another.
 _BYTES = 1 << 28
 
-Range = tuple[Tensor, Tensor]
+RangeOfNode = tuple[Tensor, Tensor]
 #: Node, grid, channel axis, and which statistics.
 _Asked = tuple[str, Grid, int | None, int]
 
 
-class Thresholds:
+class ThresholdCache:
     """What an estimator says of each node, by (node, grid, channel axis).
 
     A constant's statistics are taken when it is first asked for. Those of the whole tensor are kept;
@@ -50,17 +50,17 @@ class Thresholds:
         self._whole: dict[str, TensorStatistics] = {}
         self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
         self._blocks: LRU[tuple[str, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
-        self._ranges: dict[_Asked, tuple[Range, TensorStatistics | None]] = {}
+        self._ranges: dict[_Asked, tuple[RangeOfNode, TensorStatistics | None]] = {}
 
-    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Thresholds:
+    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
         """The same with others of the nodes. What either finds of constants, and of statistics that both have, is
         found once."""
-        other = Thresholds(statistics, self._constants, self.estimator)
+        other = ThresholdCache(statistics, self._constants, self.estimator)
         other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
         other._ranges, other._blocks = self._ranges, self._blocks
         return other
 
-    def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> Range:
+    def __call__(self, node: str, grid: Grid, channel_axis: int | None = None) -> RangeOfNode:
         """(lo, hi) of a node for a grid.
 
         Args:
@@ -106,7 +106,7 @@ class Thresholds:
         whole = self._whole_tensor(node)
         return float(whole.minimum), float(whole.maximum)
 
-    def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> Range:
+    def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> RangeOfNode:
         if channel_axis is None:
             return self._checked(node, self._whole_tensor(node), grid)
         if node not in self._constants:
@@ -168,7 +168,7 @@ class Thresholds:
                 self._whole[node] = merge_channels(self._observed(node))
         return self._whole[node]
 
-    def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> Range:
+    def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> RangeOfNode:
         lo, hi = self.estimator(statistics, grid)
         shape = (statistics.channels,)
         right = all(t.dtype == torch.float64 and tuple(t.shape) == shape for t in (lo, hi))

@@ -12,9 +12,9 @@ import torch
 from hago import api
 from hago import api as reports
 from hago.analysis.measure_hardware import measure_hardware
-from hago.analysis.strategy_report import judge_plan
+from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
-from hago.cli.export import compare, export
+from hago.cli.export import compare_command, export
 from hago.cli.finetune import run_finetune
 from hago.cli.options import (
     NO,
@@ -29,8 +29,8 @@ from hago.cli.options import (
     make_folder_of,
     named,
 )
-from hago.cli.search import quantize, search
-from hago.cli.stored import run, with_stored
+from hago.cli.search import quantize_command, search_command
+from hago.cli.stored import run_command, with_stored
 from hago.cost.report import cost_text, range_text
 from hago.data.batches import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
@@ -42,14 +42,14 @@ from hago.hardware.table import explain_hardware
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.runtime.native.executor import Executor
-from hago.search.prepare import input_names, planned
+from hago.search.prepare import input_names, plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
 from hago.study.log import read_log
 
 
 # ---------------------------------------------------------------- explain
-def explain(args: Namespace, voices: Voices) -> Outcome:
+def explain_command(args: Namespace, voices: Voices) -> Outcome:
     """What will be integer, and why."""
     if (args.data is None) == (args.input_shape is None):
         raise HagoError("explain needs the model's inputs: give --data or --input-shape, one of them")
@@ -78,8 +78,8 @@ def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
 def _judge(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    plan, batches = planned(model, hardware, strategy, load_batches(args))
-    found = judge_plan(plan, batches, integer=integer)
+    plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
+    found = report_plan(plan, batches, integer=integer)
     return strategy, plan, Outcome(str(found), found.to_json(), OK if found.same else NO)
 
 
@@ -107,7 +107,7 @@ def cost(args: Namespace, voices: Voices) -> Outcome:
     return Outcome(cost_text(found), found.to_json())
 
 
-def sensitivity(args: Namespace, voices: Voices) -> Outcome:
+def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
     """The expected loss of every choice."""
     found = reports.measure_sensitivity(
         load_model(args.model, args.weights),
@@ -140,7 +140,7 @@ def inspect(args: Namespace, voices: Voices) -> Outcome:
     return Outcome(text, found.to_json(), NO if found.total_differences else OK)
 
 
-def replay(args: Namespace, voices: Voices) -> Outcome:
+def replay_command(args: Namespace, voices: Voices) -> Outcome:
     """Do it again and compare."""
     record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
     hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
@@ -212,17 +212,17 @@ def demo(args: Namespace, voices: Voices) -> Outcome:
 
 
 COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
-    "search": search,
-    "quantize": quantize,
-    "explain": explain,
+    "search": search_command,
+    "quantize": quantize_command,
+    "explain": explain_command,
     "simulate": simulate,
     "realize": realize,
-    "run": run,
+    "run": run_command,
     "cost": cost,
-    "sensitivity": sensitivity,
-    "compare": compare,
+    "sensitivity": sensitivity_command,
+    "compare": compare_command,
     "inspect": inspect,
-    "replay": replay,
+    "replay": replay_command,
     "finetune": run_finetune,
     "export": export,
     "hardware": hardware,

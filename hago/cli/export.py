@@ -39,7 +39,7 @@ def compare_options(parser: Any) -> None:
     parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
 
 
-def compare(args: Namespace, voices: Voices) -> Outcome:
+def compare_command(args: Namespace, voices: Voices) -> Outcome:
     """Realizations on the same data, node by node; exit code 1 where one of hago's own differs from another."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)

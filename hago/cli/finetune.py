@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hago.analysis.strategy_report import in_words
+from hago.analysis.strategy_report import figures_in_words
 from hago.cli.options import (
     OK,
     Outcome,
@@ -31,7 +31,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
 from hago.qat.finetune import Finetuned, finetune
 from hago.qat.losses import LOSSES
-from hago.qat.scheme import SCHEMES
+from hago.qat.scheme import TRAINING_SCHEMES
 from hago.qat.trained_state import save_state, trained_state
 from hago.serialization.json_text import check_distinct
 
@@ -52,7 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"{', '.join(LOSSES)}, or package.module:callable; default: %(default)s, which needs no labels",
     )
-    group.add_argument("--scheme", default="lsq", metavar="NAME", help=f"{', '.join(SCHEMES)}; default: %(default)s")
+    group.add_argument(
+        "--scheme", default="lsq", metavar="NAME", help=f"{', '.join(TRAINING_SCHEMES)}; default: %(default)s"
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
     group.add_argument("--held-out", metavar="DATA", help="more data, to measure before and after on")
     group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
@@ -120,7 +122,10 @@ def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights:
     how = "the trained strategy" if found.kept else "training did not help on the samples kept aside; as it was"
     lines = [
         f"trained {found.steps} steps in {found.seconds:.1f} s: {how}",
-        *(f"{when:<7} {in_words(results)}" for when, results in (("before", found.before), ("after", found.after))),
+        *(
+            f"{when:<7} {figures_in_words(results)}"
+            for when, results in (("before", found.before), ("after", found.after))
+        ),
         f"log       {log}",
         f"strategy  {saved}",
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hago import api
-from hago.analysis.strategy_report import in_words
+from hago.analysis.strategy_report import figures_in_words
 from hago.cli.arguments import table_lines, tables_of
 from hago.cli.options import (
     OK,
@@ -39,7 +39,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
 from hago.qat.finetune import Tuned, trained_after
 from hago.search.prepare import input_names
-from hago.search.session import Found, SearchOptions, find
+from hago.search.session import SearchOptions, SearchOutcome, run_search
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study.log import Trial, read_log
 
@@ -77,7 +77,7 @@ def tuning_options(text: str) -> dict[str, Any]:
 
 
 def tune(
-    args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, found: Found, saved: Path
+    args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, found: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train what a search found. A killed run goes on from the checkpoint of the same strategy."""
     mark = hashlib.sha256(canonical(found.strategy.to_json()).encode()).hexdigest()[:12]
@@ -109,7 +109,10 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better than what was found, which is kept"
     return [
         f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
-        *(f"  {when:<7} {in_words(results)}" for when, results in (("before", run.before), ("after", run.after))),
+        *(
+            f"  {when:<7} {figures_in_words(results)}"
+            for when, results in (("before", run.before), ("after", run.after))
+        ),
     ]
 
 
@@ -125,7 +128,7 @@ def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
     }
 
 
-def strategy_of(found: Found, tuned: Tuned | None) -> Strategy:
+def strategy_of(found: SearchOutcome, tuned: Tuned | None) -> Strategy:
     """The strategy that a search ends with."""
     return found.strategy if tuned is None else tuned.strategy
 
@@ -134,7 +137,7 @@ def strategy_of(found: Found, tuned: Tuned | None) -> Strategy:
 # The commands that make a strategy: search and quantize.
 
 
-def search(args: Namespace, voices: Voices) -> Outcome:
+def search_command(args: Namespace, voices: Voices) -> Outcome:
     """Search, say what was found and how to go on."""
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
@@ -157,7 +160,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
         return f"after {trials} trials, which are in {log}{best}"
 
     with resumable(so_far):
-        found = find(
+        found = run_search(
             model,
             hardware,
             data,
@@ -191,7 +194,7 @@ def search(args: Namespace, voices: Voices) -> Outcome:
     return _outcome(args, voices, found, log, saved, tuned, _took(args, found, earlier))
 
 
-def _took(args: Namespace, found: Found, earlier: int) -> str:
+def _took(args: Namespace, found: SearchOutcome, earlier: int) -> str:
     """The time of all sessions; of one alone, also what came before the first trial, and forwards if made here."""
     took = f"{found.result.trials[-1].elapsed:.1f} s"
     if earlier:
@@ -201,7 +204,7 @@ def _took(args: Namespace, found: Found, earlier: int) -> str:
 
 
 def _outcome(
-    args: Namespace, voices: Voices, found: Found, log: Path, saved: Path, tuned: Tuned | None, took: str
+    args: Namespace, voices: Voices, found: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
 ) -> Outcome:
     strategy, trials, best = strategy_of(found, tuned), found.result.trials, found.result.best
     held_out = strategy.made_by.get("held_out")
@@ -266,7 +269,7 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
 def _figures(results: Mapping[str, Any]) -> str:
     known = {"samples", "sqnr", "agreement", "sim_acc", "sim_acc_interval"}
     others = {n: v for n, v in results.items() if n not in known and not isinstance(v, list)}
-    return ", ".join([*(f"{name} {value:.6g}" for name, value in others.items()), in_words(results)])
+    return ", ".join([*(f"{name} {value:.6g}" for name, value in others.items()), figures_in_words(results)])
 
 
 def _costs(best: Trial) -> str:
@@ -298,7 +301,7 @@ def _next(args: Namespace, strategy: Path, weights: Path | None = None) -> str:
     return command_line(*words)
 
 
-def quantize(args: Namespace, voices: Voices) -> Outcome:
+def quantize_command(args: Namespace, voices: Voices) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))

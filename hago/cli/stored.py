@@ -25,7 +25,7 @@ def run_options(parser: Any) -> None:
     parser.add_argument("--save", metavar="FILE", help="the outputs, as an .npz file")
 
 
-def run(args: Namespace, voices: Voices) -> Outcome:
+def run_command(args: Namespace, voices: Voices) -> Outcome:
     """Run a stored model, and its simulation beside it."""
     model = api.load_integer_model(args.stored, load_ops(args), args.engine)
     found = run_model(model, load_batches(args))

@@ -18,7 +18,7 @@ from hago.cost.cost import METRICS, Cost, EdgeCost, NodeCost, float_cost, plan_c
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
-from hago.plan.feasibility import fitting, widest_fitting
+from hago.plan.feasibility import nearest_feasible, widest_feasible
 from hago.plan.resolve import Resolver
 from hago.plan.space import Space
 from hago.plan.topology import Topology
@@ -80,8 +80,8 @@ def cost_range(
     """
     resolver = static_resolver(graph, hardware, topology, space, ops)
 
-    widest = widest_fitting(resolver)
-    narrowest = fitting(resolver, space.narrowest()) or widest
+    widest = widest_feasible(resolver)
+    narrowest = nearest_feasible(resolver, space.narrowest()) or widest
     return CostRange(plan_cost(widest.plan, batch), plan_cost(narrowest.plan, batch), float_cost(widest.plan, batch))
 
 

@@ -40,16 +40,16 @@ def _why_not_imported(module: str, error: Exception) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and (module == missing or module.startswith(missing + ".")):
         return f"there is no module {missing!r}; run in the folder that holds it, or install it"
-    return f"importing {module} raised {said(error)}"
+    return f"importing {module} raised {one_line(error)}"
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An exception that someone else's code raised, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
-def call(function: Callable[[], Any], spec: str, what: str) -> Any:
+def call_named(function: Callable[[], Any], spec: str, what: str) -> Any:
     """What the named callable returns.
 
     Raises:
@@ -62,4 +62,4 @@ def call(function: Callable[[], Any], spec: str, what: str) -> Any:
     except HagoError:
         raise
     except Exception as error:
-        raise HagoError(f"{what} {spec!r} raised {said(error)}") from error
+        raise HagoError(f"{what} {spec!r} raised {one_line(error)}") from error

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hago.data.batches import native
-from hago.data.named_objects import call, import_object, said
+from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
 
 #: Samples of one batch, where nothing else is said.
@@ -91,7 +91,7 @@ def load_data(
     )
 
 
-def spread(count: int, wanted: int | None) -> list[int]:
+def spread_indices(count: int, wanted: int | None) -> list[int]:
     """Evenly spread indices: at most `wanted` of `count`."""
     taken = count if wanted is None else min(count, wanted)
     return [i * count // taken for i in range(taken)]
@@ -123,7 +123,7 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
     except DataError:
         raise
     except Exception as error:  # of a damaged file, whatever numpy's and zip's readers stumble over
-        raise DataError(f"data {str(path)!r} cannot be read: {said(error)}") from None
+        raise DataError(f"data {str(path)!r} cannot be read: {one_line(error)}") from None
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
     if not arrays or min(lengths.values()) == 0:
         raise DataError(f"data {str(path)!r} holds no samples: arrays of lengths {lengths}")
@@ -132,7 +132,7 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise DataError(f"data {str(path)!r}: array {name!r} holds {array.dtype}; expected numbers")
-    rows = spread(next(iter(lengths.values())), samples)
+    rows = spread_indices(next(iter(lengths.values())), samples)
     return ArrayBatches({n: native(a[rows]) for n, a in arrays.items()}, batch_size)
 
 
@@ -185,7 +185,7 @@ def _image_folder(folder: Path, shape: ImageShape, batch_size: int, samples: int
     files = [(f, label) for label, d in enumerate(classes) for f in _image_files(d, "**/*")] or [(f, 0) for f in flat]
     if not files:
         raise DataError(f"{folder} holds no images; expected files that end in {', '.join(_IMAGES)}")
-    chosen = [files[i] for i in spread(len(files), samples)]
+    chosen = [files[i] for i in spread_indices(len(files), samples)]
     labels = tuple(label for _, label in chosen) if classes else None
     return ImageBatches(tuple(f for f, _ in chosen), labels, shape, batch_size)
 
@@ -206,7 +206,7 @@ def read_image(file: Path, shape: ImageShape) -> Tensor:
         with Image.open(file, formats=_FORMATS) as opened:
             image = opened.convert("L" if shape.gray else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"image {file} cannot be read: {said(error)}") from None
+        raise DataError(f"image {file} cannot be read: {one_line(error)}") from None
     if shape.size is not None:
         height, width = shape.size
         factor = max(width / image.width, height / image.height)
@@ -247,7 +247,7 @@ class CalledBatches:
         self._kept = None if isinstance(made, Iterator) else made
 
     def _call(self) -> Any:
-        made = call(import_object(self.spec, "data"), self.spec, "data")
+        made = call_named(import_object(self.spec, "data"), self.spec, "data")
         if isinstance(made, Tensor):
             return torch.split(made, BATCH_SIZE)
         if not isinstance(made, Iterable):
@@ -267,7 +267,7 @@ class CalledBatches:
         except HagoError:
             raise
         except Exception as error:
-            raise DataError(f"data {self.spec!r} raised {said(error)}") from error
+            raise DataError(f"data {self.spec!r} raised {one_line(error)}") from error
 
 
 def _first(value: Any, count: int) -> Any:

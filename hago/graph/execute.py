@@ -22,7 +22,7 @@ from hago.graph.nesting import Nesting, read_tree
 from hago.ops import OPS, Ops, _opaque
 
 #: Computes a node from the values of its inputs.
-Step = Callable[[Node, Sequence[Any]], Any]
+NodeFunction = Callable[[Node, Sequence[Any]], Any]
 
 
 def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
@@ -40,10 +40,10 @@ def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     return {reader: tuple(names) for reader, names in found.items()}
 
 
-def run(
+def run_graph(
     graph: Graph,
     inputs: Sequence[Tensor],
-    step: Step,
+    step: NodeFunction,
     *,
     consts: Mapping[str, Any] | None = None,
     on_value: Callable[[Node, Any], None] | None = None,
@@ -111,7 +111,7 @@ def run_real(
 ) -> list[Any]:
     """The float model."""
     with torch.no_grad():
-        return run(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
+        return run_graph(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from hago.data.named_objects import call, import_object, said
+from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import GraphError, HagoError
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import Graph
@@ -38,7 +38,7 @@ def load_model(spec: str, weights: str | Path | None = None) -> ModelLike:
     """
     named = import_object(spec, "model")
     kinds = (nn.Module, ExportedProgram, Graph)
-    model = named if isinstance(named, kinds) else call(named, spec, "model")
+    model = named if isinstance(named, kinds) else call_named(named, spec, "model")
     if not isinstance(model, kinds):
         raise GraphError(f"model {spec!r} returned {type(model).__name__}; expected an nn.Module")
     if isinstance(model, nn.Module):
@@ -103,7 +103,7 @@ def _read_safetensors(file: Path) -> Any:
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise GraphError(f"{file} is not a safetensors file: {said(error)}") from None
+        raise GraphError(f"{file} is not a safetensors file: {one_line(error)}") from None
 
 
 def _read_torch(file: Path) -> Any:
@@ -115,4 +115,4 @@ def _read_torch(file: Path) -> Any:
             "torch.save(model.state_dict(), path)"
         ) from None
     except Exception as error:  # of a damaged file, whatever torch's reader stumbles over
-        raise GraphError(f"{file} cannot be read as a state dict: {said(error)}") from None
+        raise GraphError(f"{file} cannot be read as a state dict: {one_line(error)}") from None

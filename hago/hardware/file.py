@@ -22,20 +22,20 @@ from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, Tens
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import read_file, replace_file
 
-VERSION: Final = 1
+HARDWARE_VERSION: Final = 1
 _SCHEMA: Final = "../hago/schemas/hardware.schema.json"
 #: Keys of a signature that are no cost figures.
 _SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out")
 
 
-def to_document(hardware: Hardware) -> dict[str, Any]:
+def hardware_to_document(hardware: Hardware) -> dict[str, Any]:
     """The hardware as the JSON that a file holds; a signature without a name is given one."""
     signatures: dict[str, dict[str, Any]] = {}
     ops = {op: [_name(signatures, desc) for desc in descs] for op, descs in hardware.ops.items()}
     how = hardware.requantize
     document: dict[str, Any] = {
         "$schema": _SCHEMA,
-        "version": VERSION,
+        "version": HARDWARE_VERSION,
         "name": hardware.name,
         "processor": hardware.processor,
         "sources": list(hardware.sources),
@@ -99,7 +99,7 @@ def hardware_hash(hardware: Hardware) -> str:
     """
     how = hardware.requantize
     content = {
-        "version": VERSION,
+        "version": HARDWARE_VERSION,
         "name": hardware.name,
         "activation": _scheme(hardware.activation),
         "weight": _scheme(hardware.weight),
@@ -129,7 +129,7 @@ def _content(desc: OpDesc) -> list[Any]:
     ]
 
 
-def from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> Hardware:
+def hardware_from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> Hardware:
     """The hardware that a document without findings describes.
 
     Args:
@@ -249,7 +249,7 @@ def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) ->
         _refuse(origin, check_document(document, known_ops))
     except RecursionError as error:
         raise HardwareError(f"hardware file {origin!r} is nested too deeply") from error
-    return from_document(document, origin, known_ops)
+    return hardware_from_document(document, origin, known_ops)
 
 
 def check_hardware(hardware: Hardware) -> None:
@@ -258,7 +258,7 @@ def check_hardware(hardware: Hardware) -> None:
     Raises:
         HardwareError: every contradiction, by its path in the file that `save_hardware` would write.
     """
-    _refuse(hardware.name, check_document(to_document(hardware), hardware.known_ops))
+    _refuse(hardware.name, check_document(hardware_to_document(hardware), hardware.known_ops))
 
 
 def _refuse(origin: str, findings: Sequence[Finding]) -> None:
@@ -321,7 +321,7 @@ def save_hardware(hardware: Hardware, path: str | os.PathLike[str]) -> None:
     """
     check_hardware(hardware)
     try:
-        replace_file(Path(path), _layout(to_document(hardware)))
+        replace_file(Path(path), _layout(hardware_to_document(hardware)))
     except (LogError, ValueError) as error:
         raise HardwareError(f"hardware {hardware.name!r} cannot be written: {error}") from error
 

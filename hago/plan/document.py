@@ -26,9 +26,7 @@ from hago.errors import GraphError, HagoError, ModelFileError
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import read_tree
 from hago.hardware.check import check_document
-from hago.hardware.file import from_document as hardware_from_document
-from hago.hardware.file import hardware_hash
-from hago.hardware.file import to_document as hardware_to_document
+from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
@@ -46,7 +44,7 @@ _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 
 
-class Writer:
+class ValueWriter:
     """Turns values into JSON values; lives while one document is written.
 
     Attributes:
@@ -161,7 +159,7 @@ def _order(t: Tensor) -> list[int]:
     return sorted(range(t.ndim), key=t.stride, reverse=True)
 
 
-class Reader:
+class ValueReader:
     """Turns the JSON values of a Writer back; lives while one document is read.
 
     Raises:
@@ -243,7 +241,7 @@ def _not_finite(text: str) -> float:
 # Graph document: a Graph as JSON values, and back.
 
 
-def write_graph(graph: Graph, needed: Collection[str], write: Writer) -> dict[str, Any]:
+def write_graph(graph: Graph, needed: Collection[str], write: ValueWriter) -> dict[str, Any]:
     """The JSON values of a graph.
 
     Args:
@@ -273,7 +271,7 @@ def write_graph(graph: Graph, needed: Collection[str], write: Writer) -> dict[st
     }
 
 
-def written(write: Writer, value: Any, node: str, name: str) -> Any:
+def written(write: ValueWriter, value: Any, node: str, name: str) -> Any:
     """The JSON values of a value of a node.
 
     Raises:
@@ -285,7 +283,7 @@ def written(write: Writer, value: Any, node: str, name: str) -> Any:
         raise GraphError(f"node {node!r} cannot be stored: {error}") from None
 
 
-def read_graph(said: Mapping[str, Any], read: Reader) -> Graph:
+def read_graph(said: Mapping[str, Any], read: ValueReader) -> Graph:
     """The graph of JSON values; constants that were left out have a shape and no values.
 
     Raises:
@@ -344,13 +342,13 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 # ---------------------------------------------------------------- writing
-def to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def plan_to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON values and the tensors of a Plan.
 
     Raises:
         GraphError: a node that cannot be stored, by name, and why.
     """
-    write = Writer(plan.hardware.requantize)
+    write = ValueWriter(plan.hardware.requantize)
     for node in plan.graph:
         _check_node(node, plan)
     for text in (plan.graph.in_spec, plan.graph.out_spec):
@@ -397,11 +395,11 @@ def _read_as_floats(plan: Plan) -> Iterator[str]:
             yield source
 
 
-def _simq(simq: SimQ, write: Writer) -> list[int | None]:
+def _simq(simq: SimQ, write: ValueWriter) -> list[int | None]:
     return [None if q is None else write.number(q) for q in (simq.source, simq.target)]
 
 
-def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: Writer) -> dict[str, Any]:
+def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: ValueWriter) -> dict[str, Any]:
     number, name = _desc_number(plan, edge.dst, weight.desc), plan.graph.source(edge)
     return {"desc": number, "integers": written(write, weight.integers, edge.dst, name)}
 
@@ -413,7 +411,7 @@ def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
     return descs.index(desc)
 
 
-def _node_plan(plan: Plan, name: str, write: Writer) -> dict[str, Any]:
+def _node_plan(plan: Plan, name: str, write: ValueWriter) -> dict[str, Any]:
     node, found = plan.graph[name], plan.nodes[name]
     data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
     said = {key: written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
@@ -432,7 +430,7 @@ def _is_const(plan: Plan, key: str) -> bool:
 
 
 # ---------------------------------------------------------------- reading
-def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, ops: Ops = OPS) -> Plan:
+def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, ops: Ops = OPS) -> Plan:
     """The Plan of a document that its schema finds nothing wrong in.
 
     Args:
@@ -445,7 +443,7 @@ def from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], wh
     try:
         with _reading("$.hardware"):
             hardware = _hardware(document, where, ops)
-        rules, read = hardware.computes(ops), Reader(tensors, hardware.requantize)
+        rules, read = hardware.computes(ops), ValueReader(tensors, hardware.requantize)
         with _reading("$.scales, $.qparams"):
             read.enter(document["scales"], document["qparams"])
         with _reading("$.graph"):
@@ -498,7 +496,7 @@ def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
     return hardware
 
 
-def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: Reader) -> dict[Edge, SimQ | None]:
+def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: ValueReader) -> dict[Edge, SimQ | None]:
     found: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
     for text, said in listed.items():
         edge = Edge.parse(text)
@@ -510,7 +508,12 @@ def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: Read
 
 
 def _read_node(
-    node: Node, said: Mapping[str, Any], read: Reader, hardware: Hardware, edges: Mapping[Edge, SimQ | None], ops: Ops
+    node: Node,
+    said: Mapping[str, Any],
+    read: ValueReader,
+    hardware: Hardware,
+    edges: Mapping[Edge, SimQ | None],
+    ops: Ops,
 ) -> NodePlan:
     descs, plain = hardware.ops.get(node.op, ()), {key: read(said[key]) for key in _PLAIN}
     wrong = [key for key, kinds in _KINDS.items() if not isinstance(plain[key], kinds)]
@@ -536,7 +539,7 @@ def _read_weight(
     graph: Graph,
     edge: Edge,
     said: Mapping[str, Any],
-    read: Reader,
+    read: ValueReader,
     hardware: Hardware,
     edges: Mapping[Edge, SimQ | None],
 ) -> StoredWeight:

@@ -24,11 +24,11 @@ from hago.plan.operands import ThresholdSource
 
 #: The largest weight in its unit, where sizes are relative: tanh is linear there to 2 %, as it is on the
 #: weights of layers that a batch norm follows, for which DoReFa-Net was made.
-LARGEST: Final = 0.25
+LARGEST_UNIT_WEIGHT: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class DoReFaLevels:
     """The levels of one weight.
 
     Args:
@@ -41,10 +41,10 @@ class Levels:
     unit: float = 1.0
 
     @staticmethod
-    def of(how: DoReFa, name: str, start: Tensor) -> Levels:
+    def of(how: DoReFa, name: str, start: Tensor) -> DoReFaLevels:
         """Those of a constant that training, or a search, starts from."""
         largest = float(start.abs().max()) if how.relative and start.numel() else 0.0
-        return Levels(how, name, largest / LARGEST if largest else 1.0)
+        return DoReFaLevels(how, name, largest / LARGEST_UNIT_WEIGHT if largest else 1.0)
 
     def quantized(self, weight: Tensor, bits: int) -> Tensor:
         """The weight on its levels, with DoReFa's gradient.
@@ -85,7 +85,7 @@ def unit_threshold(levels: int, scheme: str) -> float:
     return (levels + 1) / levels if scheme in ("hago", "hago_affine") else 1.0
 
 
-def is_weight(graph: Graph, edge: Edge, ops: Ops) -> bool:
+def is_layer_weight(graph: Graph, edge: Edge, ops: Ops) -> bool:
     """Whether an edge brings a layer its weight, a constant."""
     rule = None if edge.dst == OUTPUT else ops.get(graph[edge.dst].op)
     weight = None if rule is None or rule.integer is None else rule.integer.weight
@@ -127,8 +127,8 @@ class DoReFaWeights:
     def __init__(self, graph: Graph, hardware: Hardware, scheme: str, ops: Ops) -> None:
         self.how: DoReFa = DOREFAS[scheme]
         self._graph, self._hardware = graph, hardware
-        sources = {graph.source(e) for e in graph.edges if is_weight(graph, e, ops)}
-        self._levels = {name: Levels.of(self.how, name, graph.consts[name]) for name in sorted(sources)}
+        sources = {graph.source(e) for e in graph.edges if is_layer_weight(graph, e, ops)}
+        self._levels = {name: DoReFaLevels.of(self.how, name, graph.consts[name]) for name in sorted(sources)}
         check_holds(hardware)
 
     def __call__(self, name: str, target: QParams) -> Tensor | None:

@@ -144,27 +144,31 @@ def _given(resolver: Resolver, node: Node, form: IntegerForm) -> dict[int, set[D
 # group then needs some of another's. What does fit is asked of the Resolver, which alone decides.
 
 #: Points that are tried for one that fits, for every group.
-TRIES: Final = 16
+FEASIBILITY_ATTEMPTS: Final = 16
 #: What a bit more than asked weighs beside the loss that bits fewer are expected to cause.
 _MORE: Final = 1e-12
 
 
-class Fitted(NamedTuple):
+class FeasiblePoint(NamedTuple):
     """A point that fits, and its Plan."""
 
     bits: dict[str, int]
     plan: Plan
 
 
-def fitting(resolver: Resolver, bits: Bits, held: Collection[str] = (), *, fewer: bool = False) -> Fitted | None:
+def nearest_feasible(
+    resolver: Resolver, bits: Bits, held: Collection[str] = (), *, fewer: bool = False
+) -> FeasiblePoint | None:
     """The nearest point that fits: where bits must be fewer, those that lose the least; None where none is found.
 
     Args:
         held: groups that keep their bits.
         fewer: whether no group may have more bits than it has here.
     """
-    made = planned(resolver, bits)
-    return Fitted(dict(bits), made) if isinstance(made, Plan) else _Fitting(resolver, bits, held, fewer).found(made)
+    made = plan_or_refusal(resolver, bits)
+    return (
+        FeasiblePoint(dict(bits), made) if isinstance(made, Plan) else _Fitting(resolver, bits, held, fewer).found(made)
+    )
 
 
 class _Fitting:
@@ -175,7 +179,7 @@ class _Fitting:
         self.resolver, self.bits, self.held, self.fewer = resolver, bits, held, fewer
         self._classes: dict[str, list[tuple[int, ...]]] = {}
 
-    def found(self, error: InfeasibleBits) -> Fitted | None:
+    def found(self, error: InfeasibleBits) -> FeasiblePoint | None:
         """The nearest point that fits.
 
         Args:
@@ -184,7 +188,7 @@ class _Fitting:
         place = {node.name: i for i, node in enumerate(self.resolver.graph)}
         order, point, seen = itertools.count(), dict(self.bits), {tuple(self.bits.values())}
         waiting: list[tuple[int, float, int, dict[str, int]]] = []
-        for _ in range(TRIES * (1 + len(self.bits))):
+        for _ in range(FEASIBILITY_ATTEMPTS * (1 + len(self.bits))):
             for other in self._others(point, error.node):
                 if (key := tuple(other.values())) not in seen:
                     seen.add(key)
@@ -193,9 +197,9 @@ class _Fitting:
             if not waiting:
                 return None
             point = heapq.heappop(waiting)[-1]
-            made = planned(self.resolver, point)
+            made = plan_or_refusal(self.resolver, point)
             if isinstance(made, Plan):
-                return Fitted(point, made)
+                return FeasiblePoint(point, made)
             error = made
         return None
 
@@ -249,7 +253,7 @@ class _Fitting:
         return sum(4.0**-b - 4.0**-a if b < a else _MORE * (b - a) for b, a in pairs)
 
 
-def planned(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
+def plan_or_refusal(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
     """The Plan of a point, or the error of the first node that has no signature for its bits."""
     try:
         return resolver(bits)
@@ -259,18 +263,18 @@ def planned(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
         return error
 
 
-def widest_fitting(resolver: Resolver) -> Fitted:
+def widest_feasible(resolver: Resolver) -> FeasiblePoint:
     """The most bits that fit.
 
     Raises:
         InfeasibleBits: no bits were found to fit.
     """
     widest = resolver.space.widest()
-    found = fitting(resolver, widest, fewer=True)
+    found = nearest_feasible(resolver, widest, fewer=True)
     if found is None:
         raise InfeasibleBits(
             f"no bits were found that fit every node of the network on {resolver.hardware.name}; at the most, "
-            f"{planned(resolver, widest)}. Fix fewer bits (fix_bits), keep nodes float (keep_float), or list "
+            f"{plan_or_refusal(resolver, widest)}. Fix fewer bits (fix_bits), keep nodes float (keep_float), or list "
             "signatures whose dtypes neighbours share"
         )
     return found
@@ -280,13 +284,13 @@ def widest_fitting(resolver: Resolver) -> Fitted:
 # Levels: points in which every group has each of its choices, for whatever is read off Plans choice by choice.
 
 
-def level(space: Space, rung: int) -> dict[str, int]:
+def choice_level(space: Space, rung: int) -> dict[str, int]:
     """Every group at its `rung`-th choice, or at its last where it has fewer; all nodes integer."""
     return {key: g.choices[0 if g.is_kind else min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ChoicePoint:
     """A point that fits.
 
     Args:
@@ -298,20 +302,20 @@ class Shown:
     keys: frozenset[str]
 
 
-class Levels:
+class ChoicePoints:
     """Points that have every group at its `rung`-th choice: one for each rung, and more where these bits do not go
     together."""
 
     def __init__(self, resolver: Resolver) -> None:
         self.resolver = resolver
-        self._found: list[list[Shown]] = []
+        self._found: list[list[ChoicePoint]] = []
 
     @property
     def count(self) -> int:
         """Rungs of the group with the most choices."""
         return max((len(g.choices) for g in self.resolver.space.groups.values()), default=0)
 
-    def of(self, rung: int) -> list[Shown]:
+    def of(self, rung: int) -> list[ChoicePoint]:
         """The points of a rung. A group is in none of them where no point fits that has its choice."""
         while len(self._found) <= rung:
             self._found.append(self._points(len(self._found)))
@@ -326,19 +330,19 @@ class Levels:
         for shown in self.of(rung):
             if key in shown.keys:
                 return shown.plan
-        bits = level(self.resolver.space, rung)[key]
+        bits = choice_level(self.resolver.space, rung)[key]
         raise InfeasibleBits(f"{bits} bits for edge {key!r} fit no signature, whatever the others have")
 
-    def _points(self, rung: int) -> list[Shown]:
-        groups, wanted, found = self.resolver.space.groups, level(self.resolver.space, rung), list[Shown]()
+    def _points(self, rung: int) -> list[ChoicePoint]:
+        groups, wanted, found = self.resolver.space.groups, choice_level(self.resolver.space, rung), list[ChoicePoint]()
         left = [k for k, g in groups.items() if rung < len(g.choices) and not g.is_kind]
 
         def look(held: Collection[str]) -> None:
             nonlocal left
-            point = fitting(self.resolver, wanted, held)
+            point = nearest_feasible(self.resolver, wanted, held)
             if point is not None:
                 keys = frozenset(k for k in left if point.bits[k] == wanted[k])
-                found.append(Shown(*point, keys))
+                found.append(ChoicePoint(*point, keys))
                 left = [k for k in left if k not in keys]
 
         look(())
@@ -351,7 +355,7 @@ class Levels:
         return found
 
 
-def supported(resolver: Resolver) -> Space:
+def prune_infeasible_choices(resolver: Resolver) -> Space:
     """The space without choices that no point has that fits.
 
     Raises:
@@ -360,8 +364,8 @@ def supported(resolver: Resolver) -> Space:
     space = resolver.space
     if not may_refuse(resolver):
         return space
-    widest_fitting(resolver)
-    levels = Levels(resolver)
+    widest_feasible(resolver)
+    levels = ChoicePoints(resolver)
     kept: dict[str, dict[int, None]] = {key: {} for key in space.groups}
     for rung in range(levels.count):
         for shown in levels.of(rung):

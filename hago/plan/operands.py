@@ -15,7 +15,7 @@ from hago.graph.graph import CONST, Graph, Node
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import Ops
 from hago.ops._rule import IntegerForm, Site
-from hago.plan.topology import Topology, passes, range_node
+from hago.plan.topology import Topology, passes_through, range_node
 
 #: Fraction bits kept under the coarsest operand when operands that have no bits of their own are
 #: brought to one scale inside a node; 8-bit operands then stay below 2**24.
@@ -34,7 +34,7 @@ class ThresholdSource(Protocol):
         ...
 
 
-class Owner(Protocol):
+class OperandContext(Protocol):
     """What a builder needs of the Resolver that it works for."""
 
     graph: Graph
@@ -59,7 +59,7 @@ class Operands:
         raised: channels of the weight whose scale was raised so that the bias fits; see `targets`.
     """
 
-    owner: Owner
+    owner: OperandContext
     node: Node
     form: IntegerForm
     bits: Sequence[int | None]
@@ -76,7 +76,7 @@ class Operands:
         source = self.sources[slot]
         ndim = len(self.owner.graph[self.node.inputs[slot]].shape or ())
         follows = self.form.slot(slot) == "follow" and source is not None
-        return follows and source is not None and passes(self.form, source, desc.in_dtype(slot), ndim)
+        return follows and source is not None and passes_through(self.form, source, desc.in_dtype(slot), ndim)
 
     def holds(self, desc: OpDesc, slot: int) -> bool:
         """Whether a signature can take an operand with its bits."""
@@ -211,7 +211,7 @@ class Operands:
             if self.form.slot(slot) != "common":  # another dtype takes the same integers
                 return self.owner.intern(replace(source, dtype=dtype))
             if desc.requantize_at == "edge":  # the sign differs, where ranges were given
-                return self.made(self.owner.hardware.activation.scheme, *represented_ends(source), dtype.bits, dtype)
+                return self.made(self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype)
             return source
         return self.quantized(slot, bits, desc.in_dtype(slot))
 
@@ -291,7 +291,7 @@ class Operands:
 
     def _union(self, slots: Sequence[int], asked: Sequence[QParams]) -> QParams:
         """Affine operands: the union of their ranges, at the fewest bits asked."""
-        stored = {s: represented_ends(t) for s, t in zip(slots, asked, strict=True) if self.bits[s] is None}
+        stored = {s: quantizable_ends(t) for s, t in zip(slots, asked, strict=True) if self.bits[s] is None}
         pairs = [stored[s] if s in stored else self.thresholds[str(self.node.edges[s])] for s in slots]
         lo = torch.stack([lo.min() for lo, _ in pairs]).min()
         hi = torch.stack([hi.max() for _, hi in pairs]).max()
@@ -308,7 +308,7 @@ def _stores(dtype: DType, q: QParams) -> bool:
     return dtype.min <= q.qmin and q.qmax <= dtype.max
 
 
-def represented_ends(q: QParams) -> tuple[Tensor, Tensor]:
+def quantizable_ends(q: QParams) -> tuple[Tensor, Tensor]:
     """The least and the greatest real value that a tensor with one scale holds."""
     scale, zero = q.scale.reshape(()), q.zero_point.reshape(())
     return (q.qmin - zero) * scale, (q.qmax - zero) * scale

@@ -405,7 +405,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
 }
 
 
-def place(policy: str | Policy, graph: Graph, hardware: Hardware, ops: Ops = OPS) -> Placement:
+def place_policy(policy: str | Policy, graph: Graph, hardware: Hardware, ops: Ops = OPS) -> Placement:
     """What a policy says of a graph on a piece of hardware.
 
     Args:
@@ -434,7 +434,7 @@ def topology_of(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str
     patterns: list[str] = []
     for pattern in as_strings(keep_float, "keep_float"):
         if pattern.startswith(PREFIX):
-            patterns += map(glob.escape, place(pattern.removeprefix(PREFIX), graph, hardware, ops).keep_float)
+            patterns += map(glob.escape, place_policy(pattern.removeprefix(PREFIX), graph, hardware, ops).keep_float)
         else:
             patterns.append(pattern)
     return analyze(graph, hardware, patterns, ops)

@@ -23,13 +23,13 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops
 from hago.ops._rule import Site
 from hago.plan.accumulators import CUTS, Bounds, Pairs, additions_of, largest_centered, pairs_of
-from hago.plan.operands import Operands, Owner, ThresholdSource
+from hago.plan.operands import OperandContext, Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
 from hago.plan.topology import Topology, analyze, escape, fitting_descs, weight_only_descs
 
 
-def stored_weight(owner: Owner, node: Node, edge: Edge, bits: int) -> StoredWeight:
+def stored_weight(owner: OperandContext, node: Node, edge: Edge, bits: int) -> StoredWeight:
     """A weight at its bits, in the first signature that holds them; of those that differ in the sign only, the
     first that holds its values.
 
@@ -76,7 +76,7 @@ class NodeBuilder:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: OperandContext,
         node: Node,
         bits: Sequence[int | None],
         out_bits: int | None,

@@ -24,10 +24,10 @@ from hago.ops import OPS, Ops
 from hago.ops._rule import IntegerForm
 from hago.plan.topology import (
     Topology,
+    accepts_scale,
     check_patterns,
-    crosses,
     fitting_descs,
-    joins,
+    joins_operands,
     matches,
     range_chain,
     weight_only_descs,
@@ -196,7 +196,11 @@ class _Builder:
             self.requantized.add(node.name)
             if any(d.fixed_out is None for d in descs):
                 self._add_output(node, descs)
-        elif not chosen and node.inputs[0] in self.requantized and (follows or joins(form, self.hardware, node.op)):
+        elif (
+            not chosen
+            and node.inputs[0] in self.requantized
+            and (follows or joins_operands(form, self.hardware, node.op))
+        ):
             self.requantized.add(node.name)
             self.covers[node.name] = self.covers.get(node.inputs[0], frozenset())
 
@@ -228,7 +232,7 @@ class _Builder:
             return True
         taken = {d.in_dtype(edge.slot) for d in descs}
         ndim = len(self.graph[source].shape or ())
-        return not (emitted <= taken and (requantized or crosses(form, self.scales[source], ndim)))
+        return not (emitted <= taken and (requantized or accepts_scale(form, self.scales[source], ndim)))
 
     def _add(self, edge: Edge, descs: Sequence[OpDesc]) -> None:
         source = self.graph.source(edge)

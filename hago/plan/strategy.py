@@ -24,7 +24,7 @@ from hago.serialization.json_text import (
     replace_file,
 )
 
-VERSION: Final = 1
+STRATEGY_VERSION: Final = 1
 
 #: One end of a range, in real units: a number, or one per channel.
 Bound: TypeAlias = float | tuple[float, ...]
@@ -69,7 +69,7 @@ class Strategy:
     bits: Mapping[str, int]
     thresholds: Mapping[str, tuple[Bound, Bound]]
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    version: int = VERSION
+    version: int = STRATEGY_VERSION
 
     def __post_init__(self) -> None:
         for key, bits in self.bits.items():
@@ -149,7 +149,7 @@ class Strategy:
         Raises:
             LogError: what is malformed or contradicts itself, with its JSON path.
         """
-        check_version(value, VERSION, where)
+        check_version(value, STRATEGY_VERSION, where)
         check_schema(value, "strategy", where)
         topology = value["topology"]
         try:

@@ -13,7 +13,7 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration.collect import Calibration
 from hago.calibration.estimators import dorefa_of
 from hago.calibration.statistics import Estimator, TensorStatistics
-from hago.calibration.thresholds import Thresholds
+from hago.calibration.thresholds import ThresholdCache
 from hago.errors import StrategyMismatch
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
@@ -29,7 +29,7 @@ from hago.plan.topology import Topology
 _NOTHING: Final = 2.0**-24
 
 
-class Estimated:
+class EstimatedThresholds:
     """Thresholds from an estimator over calibration statistics, or as they were given.
 
     An operand that was always 0 has no range, and stands for itself at any scale. Where it is joined to others on one
@@ -38,17 +38,17 @@ class Estimated:
     """
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator, ops: Ops = OPS) -> None:
-        self._thresholds = Thresholds(calibration.statistics, graph.consts, estimator)
+        self._thresholds = ThresholdCache(calibration.statistics, graph.consts, estimator)
         self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
         self._beside = _joined(graph, ops)
 
-    def with_refined(self, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Estimated:
+    def with_refined(self, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> EstimatedThresholds:
         """The same with these instead of estimated ones, by group and grid; what was estimated is shared."""
         other = copy(self)
         other._refined = refined
         return other
 
-    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> Estimated:
+    def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> EstimatedThresholds:
         """The same for other values of activations; what was estimated of constants is shared."""
         other = copy(self)
         other._thresholds = self._thresholds.with_statistics(statistics)
@@ -106,7 +106,7 @@ def estimated_resolver(
     Raises:
         HagoError: the hardware cannot hold DoReFa's weights.
     """
-    source, scheme = Estimated(graph, calibration, estimator, ops), dorefa_of(estimator)
+    source, scheme = EstimatedThresholds(graph, calibration, estimator, ops), dorefa_of(estimator)
     if scheme is None:
         return Resolver(graph, hardware, topology, space, source, ops)
     weights = DoReFaWeights(graph, hardware, scheme, ops)
@@ -114,7 +114,7 @@ def estimated_resolver(
     return Resolver(graph, hardware, topology, space, thresholds, ops, constants=weights)
 
 
-class Stored:
+class StoredThresholds:
     """Thresholds as a strategy stores them.
 
     Raises:

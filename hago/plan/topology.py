@@ -71,7 +71,7 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> 
 
 def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
     """The integer signatures that the node's attributes and operands fit, preferred first."""
-    return () if misfit(graph, node, hardware, ops) else hardware.integer_descs(node.op)
+    return () if why_not_integer(graph, node, hardware, ops) else hardware.integer_descs(node.op)
 
 
 def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
@@ -90,7 +90,7 @@ def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
     return None if weight is None else node.edges[weight.slot]
 
 
-def misfit(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
+def why_not_integer(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
     """Why the node cannot be integer on this hardware, or None."""
     rule = hardware.rule(node.op, ops)
     if node.op == _opaque.NAME and rule is None:
@@ -166,7 +166,7 @@ def _decide(
     keep_float: Sequence[str],
     ops: Ops,
 ) -> _Kind:
-    why_not = misfit(graph, node, hardware, ops)
+    why_not = why_not_integer(graph, node, hardware, ops)
     has_float = bool(hardware.float_descs(node.op, fits=why_not is None))
     remedy = "List a signature for it, or other_ops: float32"
     if why_not is None and (kept := _kept(node, keep_float)):
@@ -248,7 +248,7 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
         )
 
 
-def crossings(graph: Graph, topology: Topology) -> list[Edge]:
+def float_boundaries(graph: Graph, topology: Topology) -> list[Edge]:
     """Edges where values go from integer to float or back, constants aside."""
     found = []
     for edge in graph.edges:
@@ -268,15 +268,15 @@ def varies_along(scale: Tensor, ndim: int) -> tuple[int, ...]:
     return tuple(ndim - scale.ndim + d for d, size in enumerate(scale.shape) if size > 1)
 
 
-def crosses(form: IntegerForm, scale: Tensor, ndim: int) -> bool:
+def accepts_scale(form: IntegerForm, scale: Tensor, ndim: int) -> bool:
     """Whether an op with this form may take a value of `ndim` axes with this scale as it is."""
     axes = varies_along(scale, ndim)
     return not axes or form.crosses == "all" or (form.crosses == "axis1" and axes == (1,))
 
 
-def passes(form: IntegerForm, source: QParams, dtype: DType, ndim: int) -> bool:
+def passes_through(form: IntegerForm, source: QParams, dtype: DType, ndim: int) -> bool:
     """Whether a `follow` operand needs no requantization."""
-    return source.dtype == dtype and crosses(form, source.scale, ndim)
+    return source.dtype == dtype and accepts_scale(form, source.scale, ndim)
 
 
 def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, name: str) -> tuple[str, ...]:
@@ -295,14 +295,14 @@ def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, 
         form = ops[graph[name].op].integer
         if form is None or not (form.within_hull and form.hides):
             break
-        if form.slots != ("follow",) and not joins(form, hardware, graph[name].op):
+        if form.slots != ("follow",) and not joins_operands(form, hardware, graph[name].op):
             break
         found.append(name)
         edges = graph.out_edges[name]
     return tuple(found)
 
 
-def joins(form: IntegerForm, hardware: Hardware, op: str) -> bool:
+def joins_operands(form: IntegerForm, hardware: Hardware, op: str) -> bool:
     """Whether an op puts operands of one scale together and changes nothing, whatever signature it takes."""
     descs = hardware.integer_descs(op)
     widths = {d.in_dtype(0).bits for d in descs}

@@ -22,11 +22,11 @@ Norms = Literal["frozen", "tensorflow", "oneflow"]
 #: The weight on levels of its own, which the multipliers of its output channels stretch.
 Squash = Callable[[Tensor, Tensor], Tensor]
 #: The layer on real values, with a weight and a bias (or none).
-Layer = Callable[[Tensor, Tensor | None], Tensor]
+FoldedLayer = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class FoldedSite:
     """A batch norm that folding moved into a layer.
 
     Args:
@@ -42,16 +42,16 @@ class Site:
     folded: tuple[str, str]
 
 
-def sites(unfolded: Graph, folded: Graph) -> list[Site]:
+def sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
     """Every batch norm that was folded, of layers that one was folded into."""
-    found: dict[str, list[Site]] = {}
+    found: dict[str, list[FoldedSite]] = {}
     for norm in unfolded:
         if norm.op != "batch_norm" or norm.name in folded.by_name:
             continue
         before, after = unfolded[norm.inputs[0]], folded.by_name.get(norm.inputs[0])
         if before.op in CHANNEL_AXIS and after is not None:
             bias = before.inputs[2] if len(before.inputs) > 2 else None
-            site = Site(before, norm, (before.inputs[1], bias), (after.inputs[1], after.inputs[2]))
+            site = FoldedSite(before, norm, (before.inputs[1], bias), (after.inputs[1], after.inputs[2]))
             found.setdefault(before.name, []).append(site)
     return [one[0] for one in found.values() if len(one) == 1]
 
@@ -103,7 +103,7 @@ class FoldedNorm(nn.Module):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, site: Site, graph: Graph, style: str, momentum: float, fixed: frozenset[str]) -> None:
+    def __init__(self, site: FoldedSite, graph: Graph, style: str, momentum: float, fixed: frozenset[str]) -> None:
         super().__init__()
         self.site, self.style, self.momentum = site, style, momentum
         self.squash: Squash | None = None
@@ -145,7 +145,7 @@ class FoldedNorm(nn.Module):
         bias = torch.zeros_like(m) if self.bias is None else self.part("bias").to(torch.float64)
         return self._scaled(m, squashed=squashed), (bias * m + o).to(torch.float32)
 
-    def in_training(self, layer: Layer) -> Folded:
+    def in_training(self, layer: FoldedLayer) -> Folded:
         """What the layer runs with on this batch; the moving statistics take it in.
 
         Args:
@@ -168,7 +168,7 @@ class FoldedNorm(nn.Module):
         m = gamma / torch.sqrt(variance + self.eps)
         return Folded(self._scaled(m.to(torch.float64)), beta - centre * m)
 
-    def normalized(self, layer: Layer) -> Tensor:
+    def normalized(self, layer: FoldedLayer) -> Tensor:
         """The layer and its batch norm in training, on real values."""
         bias = None if self.bias is None else self.part("bias")
         y = layer(self.part("weight"), bias)
@@ -177,7 +177,7 @@ class FoldedNorm(nn.Module):
         m = self.part("gamma") / torch.sqrt(variance + self.eps)
         return (y - mu.reshape(shape)) * m.reshape(shape) + self.part("beta").reshape(shape)
 
-    def _statistics(self, layer: Layer, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _statistics(self, layer: FoldedLayer, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The batch's mean and variance of the unquantized layer, in float32; the moving ones take them in."""
         y = layer(weight, None if self.bias is None else self.part("bias")).float()
         count = y.numel() // y.shape[1]

@@ -15,10 +15,10 @@ from torch import Tensor
 from hago.arithmetic.types import Edge, QParams
 from hago.emulation.dorefa import DoReFa
 from hago.errors import HagoError
-from hago.plan.dorefa_weights import Levels, check_holds, held, is_weight, unit_threshold
+from hago.plan.dorefa_weights import DoReFaLevels, check_holds, held, is_layer_weight, unit_threshold
 from hago.plan.plan import Plan
 from hago.qat.batch_norm import FoldedNorm
-from hago.qat.ranges import Range
+from hago.qat.ranges import TrainableRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +32,10 @@ class Weight:
         ranges: of the edges it travels on; they follow the weight.
     """
 
-    levels: Levels
+    levels: DoReFaLevels
     bits: int
     held: int
-    ranges: tuple[Range, ...]
+    ranges: tuple[TrainableRange, ...]
 
     def __call__(self, weight: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """The quantized weight, with DoReFa's gradient; the ranges are set so that their grid is its own.
@@ -58,7 +58,11 @@ class Weight:
 
 
 def dorefa_weights(
-    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, Range], starts: Mapping[str, Tensor], how: DoReFa
+    plan: Plan,
+    bits: Mapping[Edge, int],
+    ranges: Mapping[str, TrainableRange],
+    starts: Mapping[str, Tensor],
+    how: DoReFa,
 ) -> dict[str, Weight]:
     """The weights of a Plan's convolutions, linear layers and products.
 
@@ -71,7 +75,9 @@ def dorefa_weights(
     found: dict[str, Weight] = {}
     for name, start in starts.items():
         edges = [
-            e for e in plan.graph.out_edges[name] if plan.target(e) is not None and is_weight(plan.graph, e, plan.ops)
+            e
+            for e in plan.graph.out_edges[name]
+            if plan.target(e) is not None and is_layer_weight(plan.graph, e, plan.ops)
         ]
         if not edges:
             continue
@@ -82,13 +88,13 @@ def dorefa_weights(
             check_holds(plan.hardware, plan.target(edge))
         width = min(chosen)
         own = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
-        levels = Levels.of(how, name, start)
+        levels = DoReFaLevels.of(how, name, start)
         found[name] = Weight(levels, width - 1, held(plan.hardware, width), tuple(own.values()))
     return found
 
 
 def squash_norms(
-    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, Range], norms: Iterable[FoldedNorm], how: DoReFa
+    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, TrainableRange], norms: Iterable[FoldedNorm], how: DoReFa
 ) -> None:
     """Quantize the weights of layers with live batch norms before the batch norm, as DoReFa-Net has them.
 
@@ -108,7 +114,7 @@ def squash_norms(
         norm.squash = made
 
 
-def set_activation(found: Range, target: QParams, scheme: str) -> None:
+def set_activation(found: TrainableRange, target: QParams, scheme: str) -> None:
     """Make a range of values that are never negative the one that DoReFa clips to: [0, 1].
 
     Where the integers are signed, a bit of them is the sign.

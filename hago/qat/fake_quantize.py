@@ -111,7 +111,7 @@ class Ends:
     high: Tensor | None = None
 
 
-def move(
+def move_on_edge(
     x: Tensor,
     source: QParams | None,
     target: QParams,
@@ -148,7 +148,7 @@ def _end(limit: Tensor | int, margin: float) -> Tensor | float:
     return limit + margin if isinstance(limit, Tensor) else float(limit) + margin
 
 
-def to_real(c: Tensor, source: QParams) -> Tensor:
+def trained_to_real(c: Tensor, source: QParams) -> Tensor:
     """Centered integers to float32, as `numerics.dequantize`; a gradient reaches the scale too."""
     real: Tensor = c.to(torch.float32) * source.scale.to(torch.float32)
     return real

@@ -28,10 +28,10 @@ from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
-from hago.qat.run import Run, Samples, Schedule
+from hago.qat.run import Samples, Schedule, TrainingRun
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.trained_state import save_state, trained_state
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.description import confirmed
 from hago.search.evaluate import Evaluator
 from hago.search.objective import ObjectiveLike, objective
@@ -155,7 +155,7 @@ def _finetune(
     trained = make_trainable(graph, chip, chosen, training_scheme(options.scheme), constants_of(model))
     start = trained.training_plan.plan
     measure = _measure(start, batches, options.held_out)
-    run = Run(
+    run = TrainingRun(
         trained,
         Samples.of(graph, batches, start.ops),
         loss,
@@ -176,7 +176,7 @@ def _finetune(
 
 
 def _finished(
-    run: Run, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
+    run: TrainingRun, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
 ) -> Finetuned:
     """The trained quantizer, or the one that training started from where it did not help."""
     found = from_qat(run.trained)
@@ -321,6 +321,6 @@ def training_files(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _confirm(plan: Plan, batches: Batches) -> None:
     """Run the integer model and its simulation."""
-    differences = compare(plan, next(iter(batches)).inputs)
+    differences = compare_plan_exactly(plan, next(iter(batches)).inputs)
     if not differences.same:
         raise HagoError(f"the trained integer model differs from its simulation: {dict(differences.differences)}")

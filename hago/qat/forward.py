@@ -21,12 +21,12 @@ from hago.ops._rule import IntegerForm, Site, Weight
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import Topology, weight_edge
-from hago.qat.batch_norm import Folded, FoldedNorm, Layer
-from hago.qat.fake_quantize import Ends, Slope, move, to_real
-from hago.qat.ranges import Range
+from hago.qat.batch_norm import Folded, FoldedLayer, FoldedNorm
+from hago.qat.fake_quantize import Ends, Slope, move_on_edge, trained_to_real
+from hago.qat.ranges import TrainableRange
 
 #: What qparams depend on (producers' qparams, states of ranges), and what they were last time.
-Known = tuple[tuple[Any, ...], Any]
+KnownOperands = tuple[tuple[Any, ...], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,12 @@ class Training:
     topology: Topology
     bits: Mapping[str, int]
     groups: Mapping[Edge, str]
-    ranges: Mapping[str, Range]
+    ranges: Mapping[str, TrainableRange]
     cut: frozenset[str]
     slope: Slope
-    known: dict[str, Known] = field(default_factory=dict)
+    known: dict[str, KnownOperands] = field(default_factory=dict)
 
-    def range_of(self, edge: Edge) -> Range | None:
+    def range_of(self, edge: Edge) -> TrainableRange | None:
         """The range of an edge that has one."""
         return self.ranges.get(str(edge))
 
@@ -73,8 +73,8 @@ class LiveOperands(Operands):
         biases: their values now, by slot, float64 (channels,).
     """
 
-    ranges: Sequence[Range | None] = ()
-    out: Range | None = None
+    ranges: Sequence[TrainableRange | None] = ()
+    out: TrainableRange | None = None
     shared: dict[tuple[int, int, str, bool], QParams] = field(default_factory=dict)
     biases: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -118,7 +118,7 @@ class LiveOperands(Operands):
         return replace(found, scale=found.scale * torch.where(size > 0, relative, torch.ones_like(size)))
 
 
-def _ends(found: Range | None) -> tuple[Tensor, Tensor]:
+def _ends(found: TrainableRange | None) -> tuple[Tensor, Tensor]:
     assert found is not None
     return found.ends()
 
@@ -126,7 +126,7 @@ def _ends(found: Range | None) -> tuple[Tensor, Tensor]:
 class RangeThresholds:
     """A ThresholdSource that reads ranges as they are when asked."""
 
-    def __init__(self, ranges: Mapping[str, Range]) -> None:
+    def __init__(self, ranges: Mapping[str, TrainableRange]) -> None:
         self._ranges = ranges
 
     def signed(self, key: str, source: str) -> bool:
@@ -139,7 +139,9 @@ class RangeThresholds:
         return low.clone(), high.clone()
 
 
-def extremes(value: Tensor, source: QParams | None, found: Range, weight: Weight | None) -> tuple[Tensor, Tensor]:
+def batch_extremes(
+    value: Tensor, source: QParams | None, found: TrainableRange, weight: Weight | None
+) -> tuple[Tensor, Tensor]:
     """(low, high) of a value in real units, of shape (1,), or (channels,) where the range has channels."""
     x = value.detach()
     if found.low.numel() > 1:
@@ -165,7 +167,7 @@ _MOVING: Final = object()
 
 
 class LivePass:
-    """One forward pass, quantized; a `Step` of `execute.run`, and the Owner of its operands.
+    """One forward pass, quantized; a `SplitStep` of `execute.run`, and the Owner of its operands.
 
     Args:
         observing: whether ranges take in what they see.
@@ -229,13 +231,13 @@ class LivePass:
         dtype = self.plan.weights[edge].desc.in_dtype(edge.slot)
         bits = self.training.bits[self.training.groups[edge]]
         target = self._operands(node).quantized(edge.slot, bits, dtype)
-        return to_real(self._quantized(node, edge.slot, value, target, None), target).contiguous()
+        return trained_to_real(self._quantized(node, edge.slot, value, target, None), target).contiguous()
 
     def real(self, source: str, value: Any) -> Any:
         """A value as a float node, or the caller, reads it."""
         qparams = self.qparams.get(source)
         if qparams is not None:
-            value = to_real(value, qparams)
+            value = trained_to_real(value, qparams)
         return value.contiguous() if isinstance(value, Tensor) else value
 
     def _operand(self, node: Node, plan: NodePlan, target: QParams | None, slot: int, value: Any) -> Any:
@@ -254,7 +256,7 @@ class LivePass:
         found = self._moved.get(key)
         if found is None:
             const = name in self.graph.consts
-            found = move(
+            found = move_on_edge(
                 value.to(torch.float64) if const else value,
                 source,
                 self._narrowed(name, target),
@@ -302,16 +304,16 @@ class LivePass:
         """The node's value, requantized where its signature says so."""
         out = self._out(node, plan, c, register)
         self.qparams[node.name] = out or register
-        return c if out is None else move(c, register, out, self.hardware.requantize, self.training.slope)
+        return c if out is None else move_on_edge(c, register, out, self.hardware.requantize, self.training.slope)
 
     def _land(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
         """An op that goes to the output's scale by itself: its integers, with the gradient of the real op."""
-        reals = [x if t is None else to_real(x, t) for x, t in zip(operands, targets, strict=True)]
+        reals = [x if t is None else trained_to_real(x, t) for x, t in zip(operands, targets, strict=True)]
         real = compute_real(node, reals, self.ops)
         out = self.qparams[node.name] = self._out(node, plan, real, None)
         assert out is not None
         how, slope = self.hardware.requantize, self.training.slope
-        nearest = move(real, None, out, how, slope)
+        nearest = move_on_edge(real, None, out, how, slope)
         if plan.table is not None:
             return nearest
         register, attrs = self._register(node, plan, targets, out)
@@ -327,7 +329,7 @@ class LivePass:
         if found is None:
             return self._operands(node).fixed(plan.desc)
         if self.observing and found.observes:
-            found.observe(*extremes(value, register, found, None))
+            found.observe(*batch_extremes(value, register, found, None))
         bits = self.training.bits[key]
         made: QParams = self._remembered(
             key, tuple(self._stamps([found])), lambda: self._operands(node).output(bits, plan.desc)
@@ -373,7 +375,7 @@ class LivePass:
         return known[key][1]
 
     @staticmethod
-    def _stamps(ranges: Sequence[Range | None]) -> list[Any]:
+    def _stamps(ranges: Sequence[TrainableRange | None]) -> list[Any]:
         grad = torch.is_grad_enabled()
         return [None if r is None else _MOVING if r.moves and grad else r.stamp for r in ranges]
 
@@ -402,7 +404,7 @@ class LivePass:
             if self.observing and found is not None and found.observes and id(found) not in self._seen:
                 self._seen.add(id(found))
                 name = node.inputs[edge.slot]
-                low, high = extremes(value, self.qparams.get(name), found, self._form(node).weight)
+                low, high = batch_extremes(value, self.qparams.get(name), found, self._form(node).weight)
                 found.observe(low.clamp_min(0.0) if name in self.training.cut else low, high)
 
 
@@ -449,7 +451,7 @@ class NormedPass(LivePass):
             return self._float_layer(node, norm, values[0])
         self._observe_operands(node, values[:1])
         first = self._operands(node).first(plan.desc)
-        x = to_real(self._operand(node, plan, first, 0, values[0]), first)
+        x = trained_to_real(self._operand(node, plan, first, 0, values[0]), first)
         folded = self._folded[node.name] = norm.in_training(self._layer(node, x))
         return super().__call__(node, [values[0], folded.weight, folded.bias])
 
@@ -469,7 +471,7 @@ class NormedPass(LivePass):
         shape = [1, -1, *[1] * (y.ndim - 2)]
         return y * folded.correction.reshape(shape) + folded.shift.reshape(shape)
 
-    def _layer(self, node: Node, x: Tensor) -> Layer:
+    def _layer(self, node: Node, x: Tensor) -> FoldedLayer:
         def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
             found: Tensor = compute_real(node, [x, weight] if bias is None else [x, weight, bias], self.ops)
             return found
@@ -525,4 +527,4 @@ class FloatPass:
         if found is not None and found.observes and id(found) not in self._seen:
             self._seen.add(id(found))
             form = self.ops[node.op].integer
-            found.observe(*extremes(value, None, found, None if form is None else form.weight))
+            found.observe(*batch_extremes(value, None, found, None if form is None else form.weight))

@@ -28,7 +28,7 @@ def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor], label
     return torch.stack(parts).mean()
 
 
-def divergence(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+def divergence_loss(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
     """KL divergence from the float model's distribution over classes (axis 1 of the first output). No labels.
 
     References:
@@ -42,7 +42,7 @@ def divergence(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: T
     return (p.exp() * (p - q)).sum(1).mean()
 
 
-def cross_entropy(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+def cross_entropy_loss(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
     """Cross entropy with the labels: classes, on axis 1 of the first output, or their probabilities, of its shape."""
     if labels is None:
         raise DataError("objective 'labels' needs labels; pass (inputs, labels) batches, or use 'mse' or 'kl'")
@@ -54,7 +54,7 @@ def cross_entropy(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels
     return loss
 
 
-LOSSES: Final[Mapping[str, Loss]] = {"mse": relative_error, "kl": divergence, "labels": cross_entropy}
+LOSSES: Final[Mapping[str, Loss]] = {"mse": relative_error, "kl": divergence_loss, "labels": cross_entropy_loss}
 
 
 def named_loss(spec: str | Loss) -> tuple[str, Loss]:

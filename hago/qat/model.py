@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hago.emulation.dorefa import DoReFa
 from hago.emulation.tensorflow.fake_quantize import Schedule
-from hago.graph.execute import channels_last, flatten_inputs, last_readers, nest_outputs, run
+from hago.graph.execute import channels_last, flatten_inputs, last_readers, nest_outputs, run_graph
 from hago.graph.frontend import check_finite
 from hago.graph.graph import OUTPUT, Graph
 from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS
@@ -32,7 +32,7 @@ from hago.qat.dorefa import Weight, dorefa_weights, squash_norms
 from hago.qat.fake_quantize import Slope
 from hago.qat.forward import FloatPass, LivePass, NormedPass, RangeThresholds, Training
 from hago.qat.optimizer import channel_sizes
-from hago.qat.ranges import Range
+from hago.qat.ranges import TrainableRange
 from hago.simulation.simulator import Simulator
 
 
@@ -63,7 +63,7 @@ class QatModel(nn.Module):
         topology: Topology,
         space: Space,
         strategy: Strategy,
-        ranges: Mapping[str, Range],
+        ranges: Mapping[str, TrainableRange],
         trainable: Iterable[str],
         slope: Slope,
         norms: Mapping[str, FoldedNorm] | None = None,
@@ -194,12 +194,12 @@ class QatModel(nn.Module):
         )
         step.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
         laid = [channels_last(x) for x in inputs]
-        outputs = run(self.graph, laid, step, consts=self.consts(folded=frozen), done=self._done)
+        outputs = run_graph(self.graph, laid, step, consts=self.consts(folded=frozen), done=self._done)
         return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
 
     def _real(self, inputs: Sequence[Tensor], norms: Mapping[str, FoldedNorm], *, observing: bool) -> list[Any]:
         step = FloatPass(self.training_plan, norms, observing=observing)
-        return run(self.graph, inputs, step, consts=self.consts(folded=not norms), done=self._done)
+        return run_graph(self.graph, inputs, step, consts=self.consts(folded=not norms), done=self._done)
 
     # ------------------------------------------------------------ freezing
     def frozen(self) -> tuple[Plan, Simulator]:

@@ -26,10 +26,10 @@ from hago.plan.thresholds import store_thresholds
 from hago.qat.batch_norm import FoldedNorm, Norms, sites
 from hago.qat.dorefa import set_activation
 from hago.qat.model import QatModel
-from hago.qat.ranges import Range
+from hago.qat.ranges import TrainableRange
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator, first_safe
+from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.objective import objective
 from hago.search.prepare import (
     HardwareLike,
@@ -216,7 +216,7 @@ def _calibrated(
     """A strategy as `hago.quantize` makes it."""
     prepared = prepare(graph, hardware, batches, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
     evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
-    bits, score = first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+    bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
     return make_strategy(prepared, prepared.resolver(bits), bits, how)
 
@@ -226,11 +226,11 @@ class _Builder:
 
     def __init__(self, plan: Plan, scheme: TrainingScheme) -> None:
         self.plan, self.scheme = plan, scheme
-        self.made: dict[tuple[str, int], Range] = {}
+        self.made: dict[tuple[str, int], TrainableRange] = {}
 
-    def ranges(self) -> dict[str, Range]:
-        found: dict[str, Range] = {}
-        outs: dict[int, Range] = {}
+    def ranges(self) -> dict[str, TrainableRange]:
+        found: dict[str, TrainableRange] = {}
+        outs: dict[int, TrainableRange] = {}
         for name, node in self.plan.nodes.items():
             for key, ends in node.thresholds.items():
                 slot = key.rpartition(":")[2]
@@ -245,13 +245,13 @@ class _Builder:
             found[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
         return found
 
-    def _shared(self, key: str, source: str, target: QParams, ends: Any) -> Range:
+    def _shared(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
         asked = (source, id(target))
         if asked not in self.made:
             self.made[asked] = self._range(key, source, target, ends)
         return self.made[asked]
 
-    def _range(self, key: str, source: str, target: QParams, ends: Any) -> Range:
+    def _range(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
         graph, hardware = self.plan.graph, self.plan.hardware
         const = source in graph.consts
         kind = self.scheme.weight if const else self.scheme.activation
@@ -263,7 +263,7 @@ class _Builder:
         features = 1
         for size in shape if const else shape[1:]:
             features *= size
-        made = Range(
+        made = TrainableRange(
             f"edge {key}",
             low,
             high,

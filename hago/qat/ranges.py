@@ -30,7 +30,7 @@ class Average(nn.Module):
         return low, high
 
 
-class Range(nn.Module):
+class TrainableRange(nn.Module):
     """One range.
 
     Args:

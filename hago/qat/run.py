@@ -39,7 +39,7 @@ from hago.serialization.tensor_file import from_bytes, to_bytes
 from hago.simulation.simulator import Simulator
 from hago.study.interrupts import Interrupts
 
-VERSION: Final = 1
+CHECKPOINT_VERSION: Final = 1
 _KIND: Final = "hago checkpoint"
 
 
@@ -65,7 +65,12 @@ class Checkpoint:
         Raises:
             LogError: it could not be written; what stood there is untouched.
         """
-        document = {"version": VERSION, "settings": dict(self.settings), "step": self.step, "seconds": self.seconds}
+        document = {
+            "version": CHECKPOINT_VERSION,
+            "settings": dict(self.settings),
+            "step": self.step,
+            "seconds": self.seconds,
+        }
         replace_file(path, to_bytes(_KIND, document, self.tensors))
 
     @staticmethod
@@ -84,7 +89,7 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             raise LogError(f"cannot read checkpoint {path}: {error}") from None
         document, tensors = from_bytes(content, _KIND, f"checkpoint {path}")
-        check_version(document, VERSION, str(path))
+        check_version(document, CHECKPOINT_VERSION, str(path))
         _check_same(document.get("settings"), settings, path)
         step, seconds = document.get("step"), document.get("seconds")
         if type(step) is not int or step < 0 or type(seconds) not in (int, float) or seconds < 0:
@@ -194,7 +199,7 @@ class Schedule:
         return 0.5 * (1.0 + math.cos(math.pi * (part - self.rise) / (1.0 - self.rise)))
 
 
-class Run:
+class TrainingRun:
     """One training run.
 
     Args:

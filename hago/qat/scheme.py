@@ -113,7 +113,7 @@ class TrainingScheme:
 
 _LAST: Final = Ranges(average=last)
 
-SCHEMES: Final[Mapping[str, TrainingScheme]] = {
+TRAINING_SCHEMES: Final[Mapping[str, TrainingScheme]] = {
     s.name: s
     for s in (
         TrainingScheme("hago"),
@@ -135,8 +135,9 @@ def training_scheme(spec: str | TrainingScheme) -> TrainingScheme:
     """
     if isinstance(spec, TrainingScheme):
         return spec
-    if not isinstance(spec, str) or spec not in SCHEMES:
+    if not isinstance(spec, str) or spec not in TRAINING_SCHEMES:
         raise HagoError(
-            f"unknown training scheme {spec!r}; known: {', '.join(SCHEMES)}." + did_you_mean(str(spec), SCHEMES)
+            f"unknown training scheme {spec!r}; known: {', '.join(TRAINING_SCHEMES)}."
+            + did_you_mean(str(spec), TRAINING_SCHEMES)
         )
-    return SCHEMES[spec]
+    return TRAINING_SCHEMES[spec]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hago.data.batches import as_tensor
 from hago.errors import HagoError
-from hago.graph.execute import check_inputs, compute_real, run
+from hago.graph.execute import check_inputs, compute_real, run_graph
 from hago.plan.plan import Plan
 
 _NAME: Final = "hago::run_integer_model"
@@ -97,5 +97,5 @@ def _shapes(inputs: Sequence[Tensor], handle: str) -> list[Tensor]:
     """The outputs without their values: those of the float model, whose shapes and dtypes are the same."""
     plan = _model(handle).plan
     consts = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in plan.graph.consts.items()}
-    real = run(plan.graph, inputs, lambda node, values: compute_real(node, values, plan.ops), consts=consts)
+    real = run_graph(plan.graph, inputs, lambda node, values: compute_real(node, values, plan.ops), consts=consts)
     return [torch.empty(value.shape, dtype=value.dtype) for value in real]

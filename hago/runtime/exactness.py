@@ -45,7 +45,7 @@ def differing(a: Tensor, b: Tensor) -> int:
     return int((a.to(torch.float64) != b.to(torch.float64)).sum())
 
 
-def compare(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
+def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     """Run both models, the integer one on both engines, on one batch and compare everything.
 
     Memory: all values of one batch, so keep the batch small.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hago.arithmetic.numerics import Requantize, apply_simq, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.graph.execute import check_inputs, compute_laid_out, laid_out, last_readers, nesting_of, run
+from hago.graph.execute import check_inputs, compute_laid_out, laid_out, last_readers, nesting_of, run_graph
 from hago.graph.graph import OUTPUT, Node
 from hago.ops import OPS
 from hago.ops._rule import OpRule
@@ -25,7 +25,7 @@ from hago.plan.plan import NodePlan, Plan
 from hago.runtime.compiling import registered, run_compiled
 from hago.runtime.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 
-OnEdge = Callable[[Edge, Any], None]
+OnStoredEdge = Callable[[Edge, Any], None]
 
 
 class IntegerModel(nn.Module):
@@ -61,7 +61,7 @@ class IntegerModel(nn.Module):
         self,
         inputs: Sequence[Tensor],
         on_value: Callable[[Node, Any], None] | None = None,
-        on_edge: OnEdge | None = None,
+        on_edge: OnStoredEdge | None = None,
     ) -> list[Any]:
         """The outputs of flat inputs; `on_value` sees every node's stored integers, `on_edge` the
         centered integers that arrive at integer nodes."""
@@ -73,7 +73,7 @@ class IntegerModel(nn.Module):
             return compute_float(self.plan, node, values, self._constant, self.plan.edges)
 
         with torch.no_grad():
-            outputs = run(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
+            outputs = run_graph(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
             return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
 
     def save(self, path: str | PathLike[str]) -> StoredSize:
@@ -140,7 +140,7 @@ def compute_integer(
     made: NodePlan,
     values: Sequence[Any],
     constant: Callable[[str, int], Tensor],
-    on_edge: OnEdge | None = None,
+    on_edge: OnStoredEdge | None = None,
     carrier: torch.dtype = torch.int64,
 ) -> Tensor:
     """The stored value of an integer node from those of its inputs, in int64.

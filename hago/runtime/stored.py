@@ -16,14 +16,14 @@ import torch
 
 from hago.errors import LogError, ModelFileError
 from hago.ops import OPS, Ops
-from hago.plan.document import from_document, to_document
+from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.serialization.json_text import check_schema, check_version, json_values, read_file, replace_file
 from hago.serialization.tensor_file import begins, from_bytes, to_bytes
 from hago.version import VERSION as HAGO_VERSION
 
-VERSION: Final = 1
+STORED_VERSION: Final = 1
 KIND: Final = "hago integer model"
 
 
@@ -66,7 +66,7 @@ def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:
     Raises:
         GraphError: a node that cannot be stored, by name, and why.
     """
-    document, tensors = to_document(plan)
+    document, tensors = plan_to_document(plan)
     said = None
     if provenance is not None:
         said = {
@@ -75,7 +75,7 @@ def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:
             "made_by": json_values(provenance.made_by, "$.provenance.made_by"),
         }
     made_with = {"hago": HAGO_VERSION, "torch": torch.__version__.partition("+")[0]}
-    return to_bytes(KIND, document | {"version": VERSION, "made_with": made_with, "provenance": said}, tensors)
+    return to_bytes(KIND, document | {"version": STORED_VERSION, "made_with": made_with, "provenance": said}, tensors)
 
 
 def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Provenance | None]:
@@ -86,12 +86,12 @@ def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Prov
     """
     document, tensors = from_bytes(data, KIND, where)
     try:
-        check_version(document, VERSION, where)
+        check_version(document, STORED_VERSION, where)
         check_schema(document, "integer_model", where)
     except (LogError, RecursionError) as error:
         raise ModelFileError(str(error)) from None
     said = document["provenance"]
-    return from_document(document, tensors, where, ops), None if said is None else Provenance(**said)
+    return plan_from_document(document, tensors, where, ops), None if said is None else Provenance(**said)
 
 
 def save_plan(path: str | PathLike[str], plan: Plan, provenance: Provenance | None = None) -> StoredSize:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hago.calibration.collect import Calibration
 from hago.plan.space import Space
-from hago.search.evaluate import Measured
+from hago.search.evaluate import Measurement
 from hago.search.objective import OBJECTIVES, Objective
 
 #: Parts of the samples; of many the last is kept aside, of fewer than so many each in turn.
@@ -37,7 +37,7 @@ UNEVEN: Final = 0.6
 BLOCKS: Final = 8
 #: What is added to the losses of blocks, as a part of the mean, before they are divided: a block that loses next to
 #: nothing says next to nothing.
-LEAST: Final = 0.01
+LEAST_GAIN: Final = 0.01
 #: How sure it must be that what is proposed is better.
 CONFIDENCE: Final = 0.95
 #: By which part of the loss activations' thresholds that clip more must be better: they decide what happens to values
@@ -159,7 +159,7 @@ class Confirmation:
         mean = float(difference.mean())
         part = mean / whole if (whole := float(old_losses.mean())) > 0.0 else 0.0
         # a few samples lose most; ratios let every block say as much
-        least = LEAST * abs(whole)
+        least = LEAST_GAIN * abs(whole)
         befores, afters = (
             torch.stack([x[a:b].mean() for a, b in blocks]).clamp_min(0.0) + least
             for x in (old_losses, old_losses - difference)
@@ -180,7 +180,7 @@ class Confirmation:
         return [i * count // blocks for i in range(blocks + 1)]
 
 
-def losses_of(objective: Objective, measured: Measured) -> Tensor:
+def losses_of(objective: Objective, measured: Measurement) -> Tensor:
     """The losses of all samples, float64: those of the objective, or squared errors where it has none of single samples
     or few say little of it."""
     if objective.loss is None or objective.name in COARSE:

@@ -17,7 +17,7 @@ from hago.plan.strategy import HardwareId
 from hago.search.evaluate import Evaluator
 from hago.search.objective import Objective, jackknife_interval
 from hago.search.prepare import Prepared
-from hago.search.scoring import Scoring
+from hago.search.scoring import PlanScorer
 from hago.study.log import Header, make_header
 from hago.study.searcher import Searcher
 
@@ -27,7 +27,7 @@ NOT_SAID: Final = frozenset({"searcher", "goal", "race", "estimated", "topology"
 _ASIDE: Final = ("kept_aside", "turns")
 
 
-def description(prepared: Prepared, scored: Scoring, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
+def description(prepared: Prepared, scored: PlanScorer, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
     """What strategies and the log say of how they were found."""
     goal, race = scored.goal, scored.race
     how = made_by(prepared, goal.objective.name, seed, prepared.keep_float, prepared.fix_bits)

@@ -21,7 +21,7 @@ from hago.errors import DataError, InfeasibleBits
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.ops import OPS, Ops
-from hago.plan.feasibility import fitting, widest_fitting
+from hago.plan.feasibility import nearest_feasible, widest_feasible
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
@@ -37,23 +37,23 @@ from hago.search.objective import (
     warn_of_labels,
     wilson_interval,
 )
-from hago.simulation.overflow import Peaks, Seen
+from hago.simulation.overflow import AccumulatorExtremes, SeenAccumulators
 from hago.simulation.simulator import Carriers, Simulator
 from hago.simulation.value_cache import Reuse, ValueCache
 from hago.study.searcher import Score
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """Contributions of every sample to every objective, and what overflowed."""
 
     contributions: Mapping[str, Tensor]
-    peaks: Peaks
+    peaks: AccumulatorExtremes
 
 
 EvaluationEngine = Literal["auto", "integer", "float"]
 #: (contributions so far, what was seen of accumulators) -> whether that is enough.
-Enough = Callable[[Mapping[str, Tensor], Peaks], bool]
+Enough = Callable[[Mapping[str, Tensor], AccumulatorExtremes], bool]
 #: Hears of the outputs of a batch.
 See = Callable[[Sequence[Any]], None]
 
@@ -98,7 +98,7 @@ class Evaluator:
                     "pass (inputs, labels) batches"
                 )
         self.carriers, self.packs, self.engine = Carriers(), Packs(), engine
-        self.reuse: Reuse[Seen] = Reuse(ValueCache(cache_bytes))
+        self.reuse: Reuse[SeenAccumulators] = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
         begun = time.perf_counter()
         self._reference = [run_real(graph, b.inputs, ops=ops) for b in batches]
@@ -115,7 +115,7 @@ class Evaluator:
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}
         self._measures |= {o.name: o for o in (objective, *also)}
 
-    def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measured:
+    def measure(self, plan: Plan, enough: Enough | None = None, see: See | None = None) -> Measurement:
         """Simulate a Plan over all batches, or until it is enough.
 
         Args:
@@ -123,7 +123,7 @@ class Evaluator:
             see: called with the outputs of every batch.
         """
         begun = time.perf_counter()
-        peaks = Peaks(plan)
+        peaks = AccumulatorExtremes(plan)
         model = self._model(plan, peaks)
         numbers = range(len(self._reference))
         starts = (partial(model.begin, batch.inputs) for batch in self.batches)
@@ -135,9 +135,9 @@ class Evaluator:
                 break
         peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
         self._seconds += time.perf_counter() - begun
-        return Measured(contributions, peaks)
+        return Measurement(contributions, peaks)
 
-    def _model(self, plan: Plan, peaks: Peaks) -> Simulator | Executor:
+    def _model(self, plan: Plan, peaks: AccumulatorExtremes) -> Simulator | Executor:
         fast = self.engine == "integer" or (self.engine == "auto" and kernels().outrun_floats)
         if fast and all(node.proved for node in plan.nodes.values()):
             return Executor(plan, self.packs)
@@ -178,7 +178,7 @@ class Evaluator:
         """The Score of a Plan."""
         return self.concluded(plan, bits, self.measure(plan))
 
-    def concluded(self, plan: Plan, bits: Bits, measured: Measured) -> Score:
+    def concluded(self, plan: Plan, bits: Bits, measured: Measurement) -> Score:
         """The Score of a Plan that was measured on all batches."""
         value = self.objective.finish(measured.contributions[self.objective.name].mean(0))
         summary = self.summary(measured.contributions)
@@ -197,7 +197,7 @@ class Evaluator:
         return () if self.objective.loss is None else quick_interval(contributions, self.objective.finish)
 
     @staticmethod
-    def described(plan: Plan, bits: Bits, measured: Measured, value: float, results: Mapping[str, Any]) -> Score:
+    def described(plan: Plan, bits: Bits, measured: Measurement, value: float, results: Mapping[str, Any]) -> Score:
         """A Score with all that the Plan and what was seen of its accumulators say."""
         return Score(
             value=value,
@@ -226,7 +226,7 @@ def thresholds_sha256(plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
+def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
     """The widest point that fits and whose accumulators hold what calibration saw, worked out without simulating.
 
     The real peak of a node over its accumulator's scale is the peak in integers; while it does not
@@ -237,7 +237,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
         margin: how much larger than that accumulators must be able to hold.
     """
     space, graph = resolver.space, resolver.graph
-    bits, plan = widest_fitting(resolver)
+    bits, plan = widest_feasible(resolver)
     while True:
         tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
         changed = False
@@ -252,7 +252,7 @@ def safe_start(resolver: Resolver, largest: Mapping[str, float], margin: float =
                 changed = True
         if not changed:
             return bits
-        bits, plan = fitting(resolver, bits, fewer=True) or (bits, resolver(bits))
+        bits, plan = nearest_feasible(resolver, bits, fewer=True) or (bits, resolver(bits))
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
@@ -275,7 +275,9 @@ def _is_common(resolver: Resolver, name: str) -> bool:
     return form is not None and "common" in form.slots
 
 
-def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]) -> tuple[dict[str, int], Score]:
+def first_safe_bits(
+    evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]
+) -> tuple[dict[str, int], Score]:
     """The widest point that does not overflow on the data, with its Score.
 
     The float peaks tell nearly all; quantized values can be a little larger, so the margin grows
@@ -287,7 +289,7 @@ def first_safe(evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, f
     """
     peaks = dict(largest)
     for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
-        bits = safe_start(resolver, peaks, margin)
+        bits = widest_safe_bits(resolver, peaks, margin)
         plan = resolver(bits)
         measured = evaluator.measure(plan)
         score = evaluator.concluded(plan, bits, measured)

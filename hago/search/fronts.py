@@ -16,7 +16,7 @@ from typing import Any, Final
 from hago.cost.report import amount
 from hago.errors import LogError
 from hago.plan.strategy import Strategy
-from hago.search.scoring import Scoring, figure_of
+from hago.search.scoring import PlanScorer, figure_of
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -165,7 +165,7 @@ def _interval(ends: tuple[float, float] | None) -> str:
 FRONT_COST = "weight_bytes"
 
 
-class Anytime:
+class FrontWriter:
     """Called with every trial: keeps the front, and its file, and says what a progress bar shows.
 
     Args:
@@ -179,7 +179,7 @@ class Anytime:
 
     def __init__(
         self,
-        scoring: Scoring,
+        scoring: PlanScorer,
         path: Path | None,
         made_by: Mapping[str, Any],
         here: bool,

@@ -19,7 +19,7 @@ from hago.search.objective import objective as named_objective
 from hago.study.searcher import Score
 
 #: Measures that are losses by nature; they are reported negated, and limited from above.
-LOSSES: Final = frozenset({"kl", "mse"})
+LOSS_MEASURES: Final = frozenset({"kl", "mse"})
 
 _COUNTS: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BYTES: Final = {
@@ -100,18 +100,18 @@ def _limit(text: str) -> Limit:
     kind = METRICS[name] if name in METRICS else _kind(name)
     value = _number(text, number) * _scale(text, kind, unit)
     from_above = "<" in sign
-    if from_above != (name in METRICS or name in LOSSES):
+    if from_above != (name in METRICS or name in LOSS_MEASURES):
         raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
     if kind == "share" and value > 1.0:
         raise HagoError(f"limit {text!r} cannot be met: {name} is at most 1")
     figure = "sim_acc" if name == "accuracy" else name
-    if name in LOSSES:
+    if name in LOSS_MEASURES:
         return Limit(figure, -value, None, text.strip())
     return Limit(figure, None if from_above else value, value if from_above else None, text.strip())
 
 
 def _kind(measure: str) -> str:
-    return "loss" if measure in LOSSES else measure if measure in _UNITS else "share"
+    return "loss" if measure in LOSS_MEASURES else measure if measure in _UNITS else "share"
 
 
 def _number(text: str, number: str) -> float:

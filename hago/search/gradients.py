@@ -27,15 +27,15 @@ from torch.nn import functional as F
 from hago.arithmetic.types import Edge
 from hago.data.batches import Batch
 from hago.errors import DataError
-from hago.graph.execute import channels_last, compute_real, run
+from hago.graph.execute import channels_last, compute_real, run_graph
 from hago.graph.graph import CONST, OUTPUT, Graph, Node
 from hago.ops import OPS, Ops
 from hago.search.objective import check_classes
 
 #: Samples that are differentiated at once: all their intermediates are in memory together.
-CHUNK: Final = 16
+GRADIENT_CHUNK: Final = 16
 #: Bins of a weighted histogram.
-BINS: Final = 2048
+SPECTRUM_BINS: Final = 2048
 
 #: Values of an edge that are looked at of each sample, where it has more.
 VALUES: Final = 1 << 12
@@ -55,12 +55,14 @@ def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return drawn.mul_(2).sub_(1)
 
 
-def squared_error(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+def squared_error_probe(
+    outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
+) -> list[Tensor | None]:
     """H = 2 I: the loss is the squared error, summed over all outputs."""
     return [2**0.5 * _signs(o.shape, generator) if o.is_floating_point() else None for o in outputs]
 
 
-def divergence(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+def divergence_probe(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
     """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
     first = outputs[0]
     logits = first if first.ndim > 1 else first.unsqueeze(1)
@@ -71,7 +73,9 @@ def divergence(outputs: Sequence[Any], labels: Tensor | None, generator: torch.G
     return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
 
 
-def cross_entropy(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+def cross_entropy_probe(
+    outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
+) -> list[Tensor | None]:
     """The gradient of the cross entropy with the labels: the empirical Fisher matrix."""
     if labels is None:
         raise DataError("sensitivity to accuracy needs labels; pass (inputs, labels) batches")
@@ -116,16 +120,16 @@ class Spectrum:
 
     low: float
     high: float
-    mass: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
+    mass: Tensor = field(default_factory=lambda: torch.zeros(SPECTRUM_BINS, dtype=torch.float64))
 
     @property
     def width(self) -> float:
-        return max((self.high - self.low) / BINS, 1e-38)
+        return max((self.high - self.low) / SPECTRUM_BINS, 1e-38)
 
     @property
     def centers(self) -> Tensor:
         """The middle of every bin."""
-        return self.low + self.width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
+        return self.low + self.width * (torch.arange(SPECTRUM_BINS, dtype=torch.float64) + 0.5)
 
     def add(self, x: Tensor, g: Tensor) -> None:
         """Take note of values and their gradients; of more than VALUES a sample, of a part that has all channels
@@ -136,8 +140,8 @@ class Spectrum:
             step -= 1
         flat = x.permute(order).reshape(-1)[::step]
         weights = g.permute(order).reshape(-1)[::step].square().mul_(flat != 0)
-        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, BINS - 1).to(torch.int64)
-        self.mass += torch.bincount(index, weights, BINS) * step
+        index = flat.sub(self.low).mul_(1.0 / self.width).clamp_(0, SPECTRUM_BINS - 1).to(torch.int64)
+        self.mass += torch.bincount(index, weights, SPECTRUM_BINS) * step
 
 
 def thinned(parts: Iterable[Sequence[Tensor]], step: int) -> tuple[Tensor, ...]:
@@ -189,7 +193,7 @@ def gradients(
     errors: ErrorsOf,
     ops: Ops = OPS,
     seed: int | torch.Generator = 0,
-    chunk: int = CHUNK,
+    chunk: int = GRADIENT_CHUNK,
     see: SeeConstant | None = None,
 ) -> Gradients:
     """One forward and one backward pass over the data, `chunk` samples at a time.
@@ -238,7 +242,7 @@ class _Pass:
         leaves = [channels_last(x.detach().clone()).requires_grad_(x.is_floating_point()) for x in inputs]
         consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
-            outputs = run(self.graph, leaves, self._step, consts=consts)
+            outputs = run_graph(self.graph, leaves, self._step, consts=consts)
             outputs = [self._seen(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
             vectors = self.probe(outputs, labels, self.generator)
             pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if v is not None and o.requires_grad]

@@ -16,13 +16,21 @@ from typing import Final
 
 from hago.arithmetic.types import Edge
 from hago.cost.cost import EdgeCost, NodeCost, plan_cost
-from hago.plan.feasibility import Levels, classes, feeding, fitting, groups_at, may_refuse, widest_fitting
+from hago.plan.feasibility import (
+    ChoicePoints,
+    classes,
+    feeding,
+    groups_at,
+    may_refuse,
+    nearest_feasible,
+    widest_feasible,
+)
 from hago.plan.plan import Plan
 from hago.plan.space import FLOAT, INTEGER, Bits, kind_key
 from hago.search.goal import Goal
 from hago.search.prepare import Prepared
-from hago.search.sensitivity import Sensitivity, measure_sensitivity
-from hago.searchers.surrogate import Guide, Held, Term
+from hago.search.sensitivity import Sensitivity, sensitivity_of
+from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 from hago.study.searcher import Score
 
 #: The cost that a front is over where nothing else is said.
@@ -35,14 +43,14 @@ MIXTURES: Final = 512
 ROWS: Final = 1 << 17
 
 
-def make_guide(
+def make_surrogate(
     prepared: Prepared,
     goal: Goal,
     start: Bits,
     seed: int = 0,
     metric: str = "",
     found: Sensitivity | None = None,
-) -> Guide:
+) -> Surrogate:
     """The guide for a goal.
 
     Args:
@@ -50,7 +58,7 @@ def make_guide(
         metric: which cost counts; empty for the total of bits.
         found: expected losses; measured by default.
     """
-    found = measure_sensitivity(prepared, goal.objective, seed) if found is None else found
+    found = sensitivity_of(prepared, goal.objective, seed) if found is None else found
     terms, constant = _terms(prepared, metric, start)
     if metric in OF_ALL_DTYPES:
         terms += _fits(prepared, start)
@@ -59,17 +67,17 @@ def make_guide(
         if x.most is not None:
             most[x.figure] = min(x.most, most.get(x.figure, math.inf))
     limit = most.pop(metric, None)
-    return Guide(
+    return Surrogate(
         metric,
         found.losses,
         terms,
         constant,
         limit=limit,
-        held=[Held(name, *_terms(prepared, name, start), value) for name, value in most.items()],
+        held=[CostConstraint(name, *_terms(prepared, name, start), value) for name, value in most.items()],
         minimize=bool(metric) and goal.minimize == metric,
         measured=_measured(found),
         gates=gates(prepared),
-        widest=widest_fitting(prepared.resolver).bits,
+        widest=widest_feasible(prepared.resolver).bits,
     )
 
 
@@ -115,7 +123,7 @@ def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], fl
 # ---------------------------------------------------------------- bytes of constants
 def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
     groups = prepared.space.groups
-    levels = Levels(prepared.resolver)
+    levels = ChoicePoints(prepared.resolver)
     rows = [_edges_at(levels, rung) for rung in range(max(1, levels.count))]
     weights = sum(e.elements for e in rows[0].values() if e.kind == "weight" and e.weight_bytes) or 1
 
@@ -135,7 +143,7 @@ def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
     return terms, rest
 
 
-def _edges_at(levels: Levels, rung: int) -> dict[str, EdgeCost]:
+def _edges_at(levels: ChoicePoints, rung: int) -> dict[str, EdgeCost]:
     """What every edge costs where its group has its rung-th choice."""
     found: dict[str, EdgeCost] = {}
     for shown in levels.of(rung):
@@ -159,7 +167,7 @@ def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None
 
 # ---------------------------------------------------------------- operations
 def _operations(prepared: Prepared) -> tuple[list[Term], float]:
-    widest = plan_cost(widest_fitting(prepared.resolver).plan)
+    widest = plan_cost(widest_feasible(prepared.resolver).plan)
     bits = {e.edge: e.bits for e in widest.edges}
     terms, rest = [], 0.0
     for node in widest.nodes:
@@ -202,7 +210,7 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
         in_float: float | None = 0.0
         if kind in groups:
             # with what its neighbours pay for the crossings
-            there = fitting(prepared.resolver, {**start, kind: FLOAT}, [kind])
+            there = nearest_feasible(prepared.resolver, {**start, kind: FLOAT}, [kind])
             others = whole - before[node]
             in_float = None if there is None else math.fsum(_local(metric, there.plan).values()) - others
             if len(made) != 1:
@@ -222,7 +230,7 @@ def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[
     table: dict[tuple[int, ...], float] = {}
     for alike in itertools.product(*kinds):
         there = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
-        point = fitting(prepared.resolver, {**start, **there}, there)
+        point = nearest_feasible(prepared.resolver, {**start, **there}, there)
         if point is not None:
             table |= dict.fromkeys(itertools.product(*alike), price(point.plan))
     return Term(tuple(keys), table)

@@ -8,13 +8,13 @@ from typing import Final
 
 from hago.cost.cost import Cost, plan_cost
 from hago.errors import InfeasibleBits
-from hago.plan.feasibility import fitting
+from hago.plan.feasibility import nearest_feasible
 from hago.plan.space import Bits
-from hago.search.goal import LOSSES, Goal
+from hago.search.goal import LOSS_MEASURES, Goal
 from hago.search.objective import wilson_interval
 from hago.search.prepare import Prepared
 from hago.study.searcher import Score
-from hago.study.study import SearchResult
+from hago.study.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
 #: divergence over 16 samples.
@@ -38,7 +38,7 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
     if not goal.costs and not goal.limits:
         return
     least = prepared.space.narrowest()
-    fewest = fitting(prepared.resolver, least)
+    fewest = nearest_feasible(prepared.resolver, least)
     ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(start))]
     goal.check(ends[0])
     kinds = any(g.is_kind for g in prepared.space.groups.values())
@@ -79,7 +79,7 @@ def _by_chance(figure: str, reached: float, samples: int) -> float:
         return wilson_interval(reached * samples, samples)[1]
     if figure == "sqnr":
         return reached + 10.0 * math.log10(1.0 / _CANCELLED)
-    return reached * _CANCELLED if figure in LOSSES else 1.0 - (1.0 - reached) * _CANCELLED
+    return reached * _CANCELLED if figure in LOSS_MEASURES else 1.0 - (1.0 - reached) * _CANCELLED
 
 
 def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
@@ -96,7 +96,7 @@ def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
     return total / chip.get("cores", 1.0) / (chip["clock_hz"] if metric == "latency" else 1.0)
 
 
-def nearest(goal: Goal, result: SearchResult) -> str:
+def nearest(goal: Goal, result: StudyResult) -> str:
     """What a search that kept not all limits came to."""
     best = result.best
     figures = {**best.score.results, **best.score.costs}

@@ -64,7 +64,7 @@ def class_count(output: Tensor) -> int:
     return output.shape[1] if output.ndim > 1 else 1
 
 
-def misfit(labels: Tensor, output: Tensor) -> str:
+def why_labels_misfit(labels: Tensor, output: Tensor) -> str:
     """Why labels are not a class for every position of an output, whose classes are on axis 1; empty where they are."""
     count, expected = class_count(output), (*output.shape[:1], *output.shape[2:])
     if count < 2 or tuple(labels.shape) != expected:
@@ -103,9 +103,9 @@ def unfit_labels(labels: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> 
             f"{len(labels) - len(known)} of {len(labels)} batches have no labels; pass them with every batch, or none"
         )
     if any(made.shape[1:] != known[0].shape[1:] for made in known):
-        return next(filter(None, map(misfit, known, outputs)), "")
+        return next(filter(None, map(why_labels_misfit, known, outputs)), "")
     rows = sum(len(output) for output in outputs)
-    return misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
+    return why_labels_misfit(torch.cat(known), torch.empty((rows, *outputs[0].shape[1:]), device="meta"))
 
 
 def warn_of_labels(why: str, instead: str) -> None:
@@ -125,7 +125,7 @@ def check_classes(labels: Tensor, output: Tensor) -> None:
     Raises:
         DataError: what they are, and what is expected.
     """
-    if why := misfit(labels, output):
+    if why := why_labels_misfit(labels, output):
         raise DataError(why)
 
 

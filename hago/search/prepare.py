@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from hago.arithmetic.types import torch_dtype
 from hago.calibration.collect import Calibration, collect
 from hago.calibration.estimators import estimator as named_estimator
-from hago.calibration.given_ranges import ModesLike, Seed, ThresholdsLike, make_seed
+from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import Estimator
 from hago.data.batches import Batches
 from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
@@ -31,13 +31,13 @@ from hago.hardware.file import check_hardware, hardware_hash, load_hardware
 from hago.hardware.hardware import Hardware
 from hago.ops import OPS
 from hago.plan.dorefa_weights import DoReFaWeights, dorefa_made
-from hago.plan.feasibility import supported
+from hago.plan.feasibility import prune_infeasible_choices
 from hago.plan.placement import topology_of
 from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Space, build_space, with_kinds
 from hago.plan.strategy import Conditions, HardwareId, Strategy
-from hago.plan.thresholds import Stored, estimated_resolver, store_thresholds
+from hago.plan.thresholds import StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, escape, warn_of_unknown
 
 #: Entries of an input that a strategy may ask for, at most.
@@ -176,7 +176,7 @@ def prepare(
     estimator: str | Estimator | None = None,
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
-    thresholds: ThresholdsLike | Seed | None = None,
+    thresholds: ThresholdsLike | GivenRanges | None = None,
     modes: ModesLike | None = None,
     kinds: bool = False,
     made_for: Collection[str] = (),
@@ -197,7 +197,7 @@ def prepare(
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph, batches = as_graph(model, dataset, chip, made_for=made_for)
-    given = make_seed(thresholds, modes, chip).at(graph)
+    given = make_given_ranges(thresholds, modes, chip).at(graph)
     kept, fixed = (*as_strings(keep_float, "keep_float"), *given.float_patterns()), fix_bits
     topology = topology_of(graph, chip, kept, ops)
     warn_of_unknown(graph, chip)
@@ -215,7 +215,7 @@ def prepare(
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
     calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, chosen, ops)
-    if (fits := supported(resolver)) is not space:
+    if (fits := prune_infeasible_choices(resolver)) is not space:
         space, resolver = fits, resolver.within(fits)
     return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver, kept, dict(fixed or {}))
 
@@ -249,7 +249,7 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     space = build_space(graph, hardware, topology, fixed, ops)
     how = dorefa_made(made_by)
     weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
-    return Resolver(graph, hardware, topology, space, Stored(graph, strategy), ops, constants=weights)
+    return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=weights)
 
 
 def import_for(
@@ -296,7 +296,7 @@ def inputs_of(graph: Graph) -> dict[str, Any]:
     return {"tensors": tensors, "spec": spec}
 
 
-def planned(
+def plan_and_batches(
     model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
 ) -> tuple[Plan, Batches]:
     """The Plan of a strategy for a model, and the data to run it on.

@@ -35,8 +35,8 @@ from hago.data.batches import Batch, Batches
 from hago.errors import DataError, HagoError
 from hago.plan.plan import Plan
 from hago.plan.space import Bits
-from hago.search.evaluate import Evaluator, Measured
-from hago.simulation.overflow import Peaks
+from hago.search.evaluate import Evaluator, Measurement
+from hago.simulation.overflow import AccumulatorExtremes
 from hago.study.searcher import Score
 
 #: Of the largest bet that cannot lose all, what is bet at most.
@@ -44,7 +44,7 @@ BOLD: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class RaceOptions:
     """How points are raced.
 
     Args:
@@ -89,15 +89,15 @@ class Race:
         return False
 
 
-def as_race(given: bool | float | Race) -> Race | None:
+def as_race(given: bool | float | RaceOptions) -> RaceOptions | None:
     """The race that a user means: none, the default one, or one with an error level."""
-    if isinstance(given, Race):
+    if isinstance(given, RaceOptions):
         return given
     if isinstance(given, bool):
-        return Race() if given else None
+        return RaceOptions() if given else None
     if not isinstance(given, float):
         raise HagoError(f"race {given!r}; expected True, an error level such as 0.01, or a Race")
-    return Race(given)
+    return RaceOptions(given)
 
 
 def shuffled(batches: Batches, seed: int, first: int, names: Sequence[str]) -> Batches:
@@ -151,7 +151,7 @@ def looks(sizes: Iterable[int], first: int) -> list[bool]:
 REMEMBERED: Final = 64
 
 
-class Racer:
+class Pruner:
     """Scores points; those that are worse than their rival, on fewer samples.
 
     Args:
@@ -161,7 +161,7 @@ class Racer:
         HagoError: the objective has no loss by sample.
     """
 
-    def __init__(self, evaluator: Evaluator, race: Race) -> None:
+    def __init__(self, evaluator: Evaluator, race: RaceOptions) -> None:
         if evaluator.objective.loss is None:
             raise HagoError(
                 f"objective {evaluator.objective.name!r} gives no loss for each sample, so points cannot be raced; "
@@ -183,7 +183,7 @@ class Racer:
         name, look = self.evaluator.objective.name, iter(self._looks)
         because = ""
 
-        def enough(found: Mapping[str, Tensor], peaks: Peaks) -> bool:
+        def enough(found: Mapping[str, Tensor], peaks: AccumulatorExtremes) -> bool:
             nonlocal because
             if next(look):
                 worse = self.race.worse(self._loss(found[name]), self._loss(theirs), len(theirs))
@@ -209,7 +209,7 @@ class Racer:
             self._whole.put(rival.key, found)
         return found
 
-    def _dropped(self, plan: Plan, bits: Bits, measured: Measured, theirs: Tensor, because: str) -> Score:
+    def _dropped(self, plan: Plan, bits: Bits, measured: Measurement, theirs: Tensor, because: str) -> Score:
         objective = self.evaluator.objective
         mine = measured.contributions[objective.name]
         best = objective.finish(theirs.mean(0))

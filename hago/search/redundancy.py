@@ -13,7 +13,7 @@ from typing import Final
 
 from hago.arithmetic.types import Edge
 from hago.graph.graph import CONST
-from hago.plan.feasibility import classes, fitting, widest_fitting
+from hago.plan.feasibility import classes, nearest_feasible, widest_feasible
 from hago.plan.plan import Plan
 from hago.plan.space import Group, Space
 from hago.search.prepare import Prepared
@@ -24,7 +24,7 @@ OF_CONSTANTS: Final = frozenset({"weight_bytes", "effective_bits"})
 OF_ALL: Final = frozenset({"bops"})
 
 
-def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
+def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepared:
     """The same without choices that cannot matter.
 
     Args:
@@ -33,12 +33,12 @@ def tidied(prepared: Prepared, costs: Collection[str]) -> Prepared:
     if not costs:
         return prepared
     resolver, groups = prepared.resolver, prepared.space.groups
-    most = widest_fitting(resolver)
+    most = widest_feasible(resolver)
 
     def widest(group: Group) -> Plan:
         """Where the group has its most bits."""
         there = {**most.bits, group.key: group.choices[0]}
-        point = most if there == most.bits else fitting(resolver, there, [group.key])
+        point = most if there == most.bits else nearest_feasible(resolver, there, [group.key])
         return (point or most).plan
 
     space = Space({key: _merged(prepared, widest(group), group, costs) for key, group in groups.items()})

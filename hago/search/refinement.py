@@ -30,11 +30,11 @@ from hago.calibration.statistics import TensorStatistics
 from hago.cost.cost import plan_cost
 from hago.data.batches import Batch, Batches
 from hago.errors import InfeasibleBits
-from hago.plan.feasibility import Levels, fitting, planned, widest_fitting
+from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal, widest_feasible
 from hago.plan.space import Bits, Space
-from hago.plan.thresholds import Estimated, estimated_resolver
+from hago.plan.thresholds import EstimatedThresholds, estimated_resolver
 from hago.search.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
-from hago.search.evaluate import Evaluator, Measured, safe_start
+from hago.search.evaluate import Evaluator, Measurement, widest_safe_bits
 from hago.search.goal import Goal
 from hago.search.gradients import (
     Gradients,
@@ -46,33 +46,33 @@ from hago.search.gradients import (
     squared_error_pull,
     thinned,
 )
-from hago.search.guidance import make_guide
+from hago.search.guidance import make_surrogate
 from hago.search.objective import Objective
 from hago.search.prepare import Prepared
-from hago.search.sensitivity import gradients_by_part, measure_sensitivity, probe_of
+from hago.search.sensitivity import gradients_by_part, probe_of, sensitivity_of
 from hago.search.weight_scales import (
-    ERROR_BYTES,
+    KEPT_ERROR_BYTES,
     Chosen,
-    Thresholds,
+    ThresholdPair,
     WeightGradients,
     WeightScales,
     of_constants,
     own_ends,
 )
 from hago.searchers.knapsack import Knapsack
-from hago.searchers.surrogate import Guide
+from hago.searchers.surrogate import Surrogate
 
 #: Samples that are differentiated, at most; what is found is confirmed on all.
 SAMPLES: Final = 128
 #: A pass forward and a pass back, in passes forward.
 PASS: Final = 3.0
 #: Samples that share one random vector, and those that are differentiated at once where nothing is random.
-CHUNK: Final = 4
+CHUNK_SAMPLES: Final = 4
 SLOPES: Final = 16
 #: Of the weight of a value, the part that does not depend on its gradient.
 PLAIN: Final = 0.002
 #: Of the loss, what one round is to gain at most.
-SHARE: Final = 0.5
+MEMORY_SHARE: Final = 0.5
 #: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
 #: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
 MORE_ERRORS: Final = 1.3
@@ -85,13 +85,13 @@ PULLS: Final[Mapping[str, Pull]] = {
     "cross entropy": divergence_pull,
 }
 #: Rounds without a gain before the last ends it.
-TRIES: Final = 3
+REFINEMENT_ROUNDS: Final = 3
 #: Choices of each group whose losses are worked out where nothing asks for fewer bits: moves begin at the most.
 NEAR: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Refined:
+class Refinement:
     """What a search goes on with.
 
     Args:
@@ -101,7 +101,7 @@ class Refined:
     """
 
     prepared: Prepared
-    guide: Guide
+    guide: Surrogate
     start: Bits
     forwards: float
     simulated: float = 0.0
@@ -115,7 +115,7 @@ def refined(
     most: float,
     seed: int = 0,
     confirmation: Confirmation | None = None,
-) -> Refined:
+) -> Refinement:
     """The same with other thresholds.
 
     Args:
@@ -162,10 +162,10 @@ def _begun_together(
         whole.scales.bar_errors(MORE_ERRORS)
     turns = [_Refinement(*given, aside, whole.scales.copied()) for aside in asides] if len(asides) > 1 else []
     parts = [whole.batch.rows(a.first, a.last) for a in asides] if turns else [whole.batch]
-    probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK) for part in parts), len(parts))
-    start = safe_start(plain.resolver, prepared.calibration.peaks)
-    choices = NEAR if not metric and start == widest_fitting(plain.resolver).bits else None
-    seen = gradients_by_part(plain, goal.objective, seed, parts, CHUNK, probes, choices)
+    probes = WeightGradients.of_probes(plain, max(-(-part.size // CHUNK_SAMPLES) for part in parts), len(parts))
+    start = widest_safe_bits(plain.resolver, prepared.calibration.peaks)
+    choices = NEAR if not metric and start == widest_feasible(plain.resolver).bits else None
+    seen = gradients_by_part(plain, goal.objective, seed, parts, CHUNK_SAMPLES, probes, choices)
     products = whole.scales.products(probes)
     probes.sums.clear()
     for number, turn in enumerate([*turns, whole]):
@@ -178,7 +178,7 @@ def _begun_together(
 
 
 # ---------------------------------------------------------------- where the search begins
-def picked_within(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> dict[str, int]:
+def picked_within(prepared: Prepared, goal: Goal, guide: Surrogate, start: Bits) -> dict[str, int]:
     """The best expected point that keeps the limits on costs, no group having more bits than at the start."""
     picked = dict(start)
     limits = [x for x in goal.limits if x.is_cost]
@@ -188,11 +188,11 @@ def picked_within(prepared: Prepared, goal: Goal, guide: Guide, start: Bits) -> 
     space = Space({k: replace(g, choices=tuple(b for b in g.choices if b <= start[k])) for k, g in groups})
     if guide.limit is not None:
         solved = Knapsack(space, guide).solve(guide.limit)
-        fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
+        fits = None if solved is None else nearest_feasible(prepared.resolver, solved.bits, fewer=True)
         picked = picked if fits is None else fits.bits
 
     def missed(bits: Bits) -> float:
-        plan = planned(prepared.resolver, bits)
+        plan = plan_or_refusal(prepared.resolver, bits)
         if isinstance(plan, InfeasibleBits):
             return math.inf
         figures = plan_cost(plan).figures
@@ -231,7 +231,7 @@ class _Refinement:
         is_first_version: whether it is done as for logs of version 1.
     """
 
-    guide: Guide
+    guide: Surrogate
     picked: Bits
     ways: Mapping[str, Prepared]
     is_first_version = False
@@ -249,8 +249,8 @@ class _Refinement:
         self.given, self.objective, self.evaluator, self.seed, self.aside = prepared, objective, evaluator, seed, aside
         self.prepared = plain
         if scales is None:
-            bits = safe_start(self.prepared.resolver, prepared.calibration.peaks)
-            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits, ERROR_BYTES)
+            bits = widest_safe_bits(self.prepared.resolver, prepared.calibration.peaks)
+            scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits, KEPT_ERROR_BYTES)
         self.scales = scales
         self.forwards, self.differentiated = 0.0, 0.0
         seen = evaluator.batches.samples - (0 if aside is None else aside.last - aside.first)
@@ -258,7 +258,7 @@ class _Refinement:
         self.batch = self._thinned()
         self.losses = torch.zeros(0)
         self.kept: list[tuple[Prepared, Tensor]] = []
-        self.known: dict[str, tuple[Measured, list[Sequence[Tensor]]]] = {}
+        self.known: dict[str, tuple[Measurement, list[Sequence[Tensor]]]] = {}
         self._outputs: list[Sequence[Tensor]] = []
         self._full: set[str] = set()
 
@@ -304,20 +304,20 @@ class _Refinement:
             return self.prepared, gradients
 
         plain, calibration = self.prepared, self.given.calibration
-        how = (self.objective, self.seed, CHUNK, see, settle)
+        how = (self.objective, self.seed, CHUNK_SAMPLES, see, settle)
         limited = any(x.is_cost for x in goal.limits)
         if seen is not None and not guided and not limited:
             settle(seen)
-            self.picked = safe_start(self.prepared.resolver, calibration.peaks)
+            self.picked = widest_safe_bits(self.prepared.resolver, calibration.peaks)
             self.ways = {"weighted": self.prepared, "mse": plain}
             return
-        sensitivity = measure_sensitivity(plain, *how, batches=[self.batch], seen=seen, choices=choices)
-        start = safe_start(self.prepared.resolver, calibration.peaks)
-        guide = make_guide(self.prepared, goal, start, self.seed, metric, sensitivity)
+        sensitivity = sensitivity_of(plain, *how, batches=[self.batch], seen=seen, choices=choices)
+        start = widest_safe_bits(self.prepared.resolver, calibration.peaks)
+        guide = make_surrogate(self.prepared, goal, start, self.seed, metric, sensitivity)
         self.guide, self.picked = replace(guide, most=start), picked_within(self.prepared, goal, guide, start)
         self.ways = {"weighted": self.prepared, "mse": plain}
 
-    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refined:
+    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refinement:
         """What a search goes on with.
 
         Args:
@@ -326,7 +326,7 @@ class _Refinement:
         """
         prepared = self.prepared if said is None else replace(self.prepared, refined=said)
         simulated = self.forwards - self.differentiated
-        return Refined(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
+        return Refinement(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
 
     def take(self, activations: str) -> None:
         """These thresholds of activations: `estimated` as a search without refinement has them, `mse`, or `weighted`
@@ -373,7 +373,7 @@ class _Refinement:
         """
         pull = PULLS.get(probe_of(self.objective)[1])
         self.scales.keep(self.picked)
-        now, share, failed = self.scales.as_estimated, SHARE, 0
+        now, share, failed = self.scales.as_estimated, MEMORY_SHARE, 0
         if self.is_first_version and self.objective.name == "accuracy":
             return
         if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
@@ -382,7 +382,11 @@ class _Refinement:
         known, loss = False, 0.0
         alone = self.scales.alone(self.prepared.resolver(self.picked))
         there: Chosen | None = None if _same(alone, now) else alone
-        while best is not None and failed < TRIES and self.forwards + 1 + (0 if known or there else self.price) <= most:
+        while (
+            best is not None
+            and failed < REFINEMENT_ROUNDS
+            and self.forwards + 1 + (0 if known or there else self.price) <= most
+        ):
             if there is None:
                 if not known:
                     loss, known = self._slopes(pull, outputs), True
@@ -423,7 +427,7 @@ class _Refinement:
         Args:
             shared: whether what is found is kept for others, too.
         """
-        plan = planned(prepared.resolver, self.picked)
+        plan = plan_or_refusal(prepared.resolver, self.picked)
         if isinstance(plan, InfeasibleBits):
             self.losses = torch.full((self.evaluator.batches.samples,), math.inf, dtype=torch.float64)
             return None
@@ -510,7 +514,7 @@ class _Confirmed:
         for turn in self.turns:
             turn.take(self.activations)
         # outputs may be large, and rounds begin with these alone
-        plans = [planned(turn.prepared.resolver, turn.picked) for turn in self.turns]
+        plans = [plan_or_refusal(turn.prepared.resolver, turn.picked) for turn in self.turns]
         taken = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
         for turn in self.turns:
             turn.known = {key: found for key, found in turn.known.items() if key in taken}
@@ -560,7 +564,7 @@ class _Confirmed:
     def _clipped(self, way: str) -> float:
         """What thresholds of a way clip, on average over turns."""
         calibration, space = self.given.calibration, self.given.space
-        plans = [planned(turn.ways.get(way, self.given).resolver, turn.picked) for turn in self.turns]
+        plans = [plan_or_refusal(turn.ways.get(way, self.given).resolver, turn.picked) for turn in self.turns]
         held = [plan.thresholds for plan in plans if not isinstance(plan, InfeasibleBits)]
         shares = [clipped_share(calibration, space, thresholds) for thresholds in held]
         return sum(shares) / len(shares) if shares else 0.0
@@ -573,7 +577,7 @@ def _same(one: Chosen, other: Chosen) -> bool:
 def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
     """The same with thresholds of least error on what was seen; what was found of constants is kept."""
     p, mse, source = prepared, Mse(), prepared.resolver.thresholds
-    if p.estimator == mse and isinstance(source, Estimated):
+    if p.estimator == mse and isinstance(source, EstimatedThresholds):
         resolver = p.resolver.with_thresholds(source.with_statistics(calibration.statistics))
     else:
         ops = p.hardware.known_ops
@@ -584,7 +588,7 @@ def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
 def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
     """The same with these thresholds; the others are not estimated again."""
     source = prepared.resolver.thresholds
-    assert isinstance(source, Estimated)
+    assert isinstance(source, EstimatedThresholds)
     resolver = prepared.resolver.with_thresholds(source.with_refined(refined))
     return replace(prepared, calibration=replace(prepared.calibration, refined=refined), resolver=resolver)
 
@@ -636,7 +640,7 @@ def refined_choices(
     evaluator: Evaluator | None = None,
     within: bool = False,
     confirmation: Confirmation | None = None,
-) -> Refined:
+) -> Refinement:
     """The same with other thresholds, and what a search begins with: over a front, the most bits.
 
     Args:
@@ -653,7 +657,7 @@ def refined_choices(
     if evaluator is None or not confirmation.turns:
         whole = _Proposed.of(*start_of)
         picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
-        return Refined(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
+        return Refinement(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
     turns = [_Proposed.of(*start_of, aside) for aside in confirmation.turns]
     # what several turns confirm is made again from all samples
     whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
@@ -675,26 +679,26 @@ def refined_choices(
         if runs and (value == -math.inf or gained.is_sure()):
             found, gain = way, gained
             break
-    plans = [planned(whole.ways[each].resolver, point) for each in (found, "estimated")]
+    plans = [plan_or_refusal(whole.ways[each].resolver, point) for each in (found, "estimated")]
     held = [{} if isinstance(plan, InfeasibleBits) else plan.thresholds for plan in plans]
     shares = [clipped_share(prepared.calibration, prepared.space, thresholds) for thresholds in held]
     said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
     passes = PASS * len({id(p) for p in (*turns, whole)})
-    return Refined(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
+    return Refinement(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
 
 
-def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> Refined:
+def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> Refinement:
     """What searches whose logs are of version 1 begin with.
 
     Args:
         evaluator: of the search's data where it goes by limits; None for a front.
     """
     if evaluator is None:
-        return Refined(whole.ways["refined"], whole.guide, whole.start, PASS)
+        return Refinement(whole.ways["refined"], whole.guide, whole.start, PASS)
     picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start)
     values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
     best = max(values, key=lambda name: values[name])
-    return Refined(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
+    return Refinement(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,7 +713,7 @@ class _Proposed:
     """
 
     ways: Mapping[str, Prepared]
-    guide: Guide
+    guide: Surrogate
     start: Bits
 
     @staticmethod
@@ -731,11 +735,11 @@ class _Proposed:
             return settled, replace(seen, weights={**seen.weights, **losses})
 
         samples = prepared.batches.samples - (0 if aside is None else aside.last - aside.first)
-        chunk = max(1, min(CHUNK, samples // probes.count))
+        chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
         batches = None if aside is None else _shaping(prepared.batches, aside)
-        sensitivity = measure_sensitivity(begun, goal.objective, seed, chunk, probes.see, settle, known, batches)
-        start = safe_start(settled.resolver, prepared.calibration.peaks)
-        guide = make_guide(settled, goal, start, seed, metric, sensitivity)
+        sensitivity = sensitivity_of(begun, goal.objective, seed, chunk, probes.see, settle, known, batches)
+        start = widest_safe_bits(settled.resolver, prepared.calibration.peaks)
+        guide = make_surrogate(settled, goal, start, seed, metric, sensitivity)
         ways = {"refined": settled, "mse": begun, "estimated": prepared}
         return _Proposed(ways, replace(guide, most=start), start)
 
@@ -750,17 +754,17 @@ def _shaping(batches: Batches, aside: KeptAside) -> Iterator[Batch]:
     yield from (Batch(tuple(tensors), own) for tensors, (own,) in zip(inputs, labels, strict=True))
 
 
-def _middle(prepared: Prepared, guide: Guide, start: Bits) -> Bits:
+def _middle(prepared: Prepared, guide: Surrogate, start: Bits) -> Bits:
     """A point half way along the front, as far as the guide knows one."""
     program = Knapsack(prepared.space, guide)
     solved = None if program.range is None else program.solve(sum(program.range) / 2)
-    fits = None if solved is None else fitting(prepared.resolver, solved.bits, fewer=True)
+    fits = None if solved is None else nearest_feasible(prepared.resolver, solved.bits, fewer=True)
     return start if fits is None else fits.bits
 
 
 def _measured(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) -> tuple[float, Tensor]:
     """The objective at a point, less than any where it does not run, and the losses of all samples."""
-    plan = planned(prepared.resolver, bits)
+    plan = plan_or_refusal(prepared.resolver, bits)
     if isinstance(plan, InfeasibleBits):
         return -math.inf, torch.full((evaluator.batches.samples,), math.inf, dtype=torch.float64)
     measured = evaluator.measure(plan)
@@ -773,16 +777,16 @@ def _measured(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) 
 
 def _chosen(
     prepared: Prepared, probes: WeightGradients, known: Collection[Edge]
-) -> tuple[Thresholds, dict[Edge, list[float]]]:
+) -> tuple[ThresholdPair, dict[Edge, list[float]]]:
     """The thresholds of all choices of weights; and what each choice is then expected to lose, by edge, those of
     most bits first.
 
     Args:
         known: the weights that have thresholds at every choice; the pass itself measures the others' losses.
     """
-    thresholds: Thresholds = {}
+    thresholds: ThresholdPair = {}
     losses: dict[Edge, list[float]] = {}
-    levels = Levels(prepared.resolver)
+    levels = ChoicePoints(prepared.resolver)
     for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
         scales = WeightScales.of(prepared, shown.plan, shown.bits)
         scales.weights = {e: w for e, w in scales.weights.items() if e in known and w.key in shown.keys}
@@ -797,7 +801,7 @@ def _chosen(
 def _always_scaled(prepared: Prepared) -> set[Edge]:
     """The weights that have thresholds of their own at every number of their bits."""
     groups = of_constants(prepared)
-    found, levels = {g.edges[0] for g in groups}, Levels(prepared.resolver)
+    found, levels = {g.edges[0] for g in groups}, ChoicePoints(prepared.resolver)
     for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
         found -= {g.edges[0] for g in groups if g.key in shown.keys and own_ends(shown.plan, g) is None}
     return found

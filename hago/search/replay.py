@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hago.calibration.given_ranges import Seed
+from hago.calibration.given_ranges import GivenRanges
 from hago.errors import LogError, StrategyMismatch, shortened
 from hago.graph.frontend import ModelLike
 from hago.hardware.file import hardware_hash
@@ -17,10 +17,10 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import HardwareLike, Prepared, StrategyLike, as_strategy, planned, prepare
-from hago.search.racing import Race
-from hago.search.redundancy import tidied
-from hago.search.scoring import Scoring
+from hago.search.prepare import HardwareLike, Prepared, StrategyLike, as_strategy, plan_and_batches, prepare
+from hago.search.racing import RaceOptions
+from hago.search.redundancy import prune_redundant_choices
+from hago.search.scoring import PlanScorer
 from hago.search.session import costs_in_use, refined_as
 from hago.searchers.registry import SEARCHERS
 from hago.study.log import Header, Trial, read_log
@@ -80,7 +80,7 @@ def replay_strategy(
         StrategyMismatch: it was made for another model, hardware or data.
     """
     chosen = as_strategy(strategy)
-    plan, batches = planned(model, hardware, chosen, dataset)
+    plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     _same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
     measure = named_objective(objective or str(chosen.made_by.get("objective", "sqnr")))
     score = Evaluator(plan.graph, batches, measure, plan.ops).score(plan, chosen.bits)
@@ -109,7 +109,7 @@ def replay_log(
     with _reading(log):
         fixed = {k: _integer(v) for k, v in header.fix_bits.items()}
         said = header.settings.get("thresholds")
-        thresholds = None if said is None else Seed.from_json(said)
+        thresholds = None if said is None else GivenRanges.from_json(said)
     prepared = prepare(
         model,
         hardware,
@@ -167,13 +167,13 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
     """With the thresholds that the search began with."""
     said = header.settings
     with _reading(log):
-        race = None if said.get("race") is None else Race(**said["race"])
+        race = None if said.get("race") is None else RaceOptions(**said["race"])
         goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits")))
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
-    scored = Scoring(goal, tidied(prepared, costs), None, race, header.seed)
+    scored = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
     metric, which = next(iter(costs), ""), SEARCHERS[name].refined
     # logs of version 1 kept nothing aside
     sizes = [b.size for b in scored.bench.evaluator.batches]

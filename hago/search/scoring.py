@@ -17,14 +17,14 @@ from hago.plan.space import Bits
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared
-from hago.search.racing import Race
-from hago.search.workers import Hands, Workers, make_bench, work_of
+from hago.search.racing import RaceOptions
+from hago.search.workers import WorkerPool, Workers, make_worker_state, worker_spec_of
 from hago.study.log import Notice, read_header, read_log
 from hago.study.searcher import Score
-from hago.study.trial_cache import Pending, Submit
+from hago.study.trial_cache import PendingScore, Submit
 
 #: Scores as measured, by the key of their Plan.
-Known: TypeAlias = Mapping[str, Score]
+ScoreCache: TypeAlias = Mapping[str, Score]
 LogPath: TypeAlias = str | PathLike[str]
 
 
@@ -95,7 +95,7 @@ def figure_of(measure: str) -> str:
 # Scoring: points to Scores under a goal, in this process or by workers.
 
 
-class Scoring:
+class PlanScorer:
     """Scores the points of one search; a worker measures, the goal is applied here.
 
     Args:
@@ -112,17 +112,17 @@ class Scoring:
         goal: Goal,
         prepared: Prepared,
         cache_bytes: int | None = None,
-        race: Race | None = None,
+        race: RaceOptions | None = None,
         seed: int = 0,
-        known: Known = MappingProxyType({}),
+        known: ScoreCache = MappingProxyType({}),
     ) -> None:
         if race is not None and goal.minimize is not None:
             raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
         self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
         self._more = (cache_bytes, race, seed)
-        self.bench = make_bench(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
+        self.bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
 
-    def of(self, prepared: Prepared) -> Scoring:
+    def of(self, prepared: Prepared) -> PlanScorer:
         """The same with other thresholds; what is kept of simulations is shared."""
         other = copy(self)
         other.prepared, other.bench = prepared, replace(self.bench, resolver=prepared.resolver)
@@ -150,11 +150,11 @@ class Scoring:
         """A measured score as the goal has it."""
         return self.goal.judged(score, plan_cost(self.prepared.resolver(bits)).figures)
 
-    def submit(self, hands: Hands | None, notice: Notice = warn) -> Submit | None:
+    def submit(self, hands: WorkerPool | None, notice: Notice = warn) -> Submit | None:
         """What scores points on an executor; None without one."""
         if hands is None:
             return None
-        work = work_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
+        work = worker_spec_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
         workers = Workers(hands, work, self.bench.score, notice)
 
         def start(bits: Bits, rival: Bits | None = None) -> _Judged:
@@ -179,9 +179,9 @@ class _There:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    scoring: Scoring
+    scoring: PlanScorer
     bits: Bits
-    pending: Pending
+    pending: PendingScore
 
     def result(self) -> Score:
         return self.scoring.judged(self.bits, self.pending.result())

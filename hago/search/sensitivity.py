@@ -21,21 +21,21 @@ from hago.arithmetic.types import Edge, QParams
 from hago.caching import LRU
 from hago.data.batches import Batch
 from hago.errors import HagoError
-from hago.plan.feasibility import Levels
+from hago.plan.feasibility import ChoicePoints
 from hago.plan.operands import Operands
 from hago.plan.plan import Plan
 from hago.plan.space import Bits, Group
 from hago.search.gradients import (
-    CHUNK,
+    GRADIENT_CHUNK,
     Gradients,
     Probe,
     SeeConstant,
     Spectrum,
     channel_axis,
-    cross_entropy,
-    divergence,
+    cross_entropy_probe,
+    divergence_probe,
     gradients,
-    squared_error,
+    squared_error_probe,
 )
 from hago.search.objective import OBJECTIVES, Objective, decibels
 from hago.search.prepare import Prepared
@@ -43,14 +43,14 @@ from hago.search.weight_scales import WeightGradients, by_channel, error_blocks,
 from hago.serialization.json_text import canonical, replace_file
 from hago.serialization.text_table import number, table, tail
 
-VERSION: Final = 1
+SENSITIVITY_VERSION: Final = 1
 #: Bytes of errors of constants that are kept while the pass runs; others are worked out again.
 ERROR_BYTES: Final = 1 << 28
 #: How an error at the outputs matters to each objective; the squared error, where it is not listed.
 PROBES: Final[Mapping[str, tuple[Probe, str]]] = {
-    "kl": (divergence, "divergence"),
-    "agreement": (divergence, "divergence"),
-    "accuracy": (cross_entropy, "cross entropy"),
+    "kl": (divergence_probe, "divergence"),
+    "agreement": (divergence_probe, "divergence"),
+    "accuracy": (cross_entropy_probe, "cross entropy"),
 }
 
 
@@ -58,7 +58,7 @@ def probe_of(objective: Objective) -> tuple[Probe, str]:
     """How errors at the outputs matter to an objective, and what that measures. Of a user's own nothing is known, so
     that it is the squared error."""
     known = PROBES.get(objective.name) if OBJECTIVES.get(objective.name) is objective else None
-    return (squared_error, "squared error") if known is None else known
+    return (squared_error_probe, "squared error") if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Sensitivity:
         """JSON values."""
         losses = {key: {str(b): x for b, x in by.items()} for key, by in self.losses.items()}
         parts = {"objective": self.objective, "measure": self.measure, "samples": self.samples}
-        return {"version": VERSION, **parts, "unreached": list(self.unreached), "losses": losses}
+        return {"version": SENSITIVITY_VERSION, **parts, "unreached": list(self.unreached), "losses": losses}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON, whole or not at all.
@@ -114,11 +114,11 @@ class Sensitivity:
         return "\n".join([head, "", *table(titles, rows, right=titles[1:-1])])
 
 
-def measure_sensitivity(
+def sensitivity_of(
     prepared: Prepared,
     objective: Objective,
     seed: int = 0,
-    chunk: int = CHUNK,
+    chunk: int = GRADIENT_CHUNK,
     see: SeeConstant | None = None,
     settle: Callable[[Gradients], tuple[Prepared, Gradients]] | None = None,
     known: Collection[Edge] = (),
@@ -209,7 +209,7 @@ class _Losses:
     def move(self, prepared: Prepared) -> None:
         """Go on with other thresholds."""
         self.prepared = prepared
-        self.levels = Levels(prepared.resolver)
+        self.levels = ChoicePoints(prepared.resolver)
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
         """What each choice of bits does to the constant on an edge; nothing where there is no choice."""

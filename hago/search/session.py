@@ -20,17 +20,17 @@ from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import confirmed, description, header_of
-from hago.search.evaluate import safe_start
-from hago.search.fronts import Anytime, ParetoFront
+from hago.search.evaluate import widest_safe_bits
+from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, make_goal
-from hago.search.guidance import DEFAULT_COST, make_guide
+from hago.search.guidance import DEFAULT_COST, make_surrogate
 from hago.search.limits import check_reachable, nearest
 from hago.search.objective import OBJECTIVES, ObjectiveLike
-from hago.search.prepare import HardwareLike, Prepared, held_out_batches, make_strategy, planned, prepare
-from hago.search.racing import Race, as_race
-from hago.search.redundancy import tidied
-from hago.search.refinement import PASS, Refined, refined, refined_choices
-from hago.search.scoring import LogPath, Scoring, hashes_of, known_scores
+from hago.search.prepare import HardwareLike, Prepared, held_out_batches, make_strategy, plan_and_batches, prepare
+from hago.search.racing import RaceOptions, as_race
+from hago.search.redundancy import prune_redundant_choices
+from hago.search.refinement import PASS, Refinement, refined, refined_choices
+from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
 from hago.search.workers import open_executor
 from hago.searchers.registry import (
     AUTO,
@@ -43,20 +43,20 @@ from hago.searchers.registry import (
     parse_searcher,
     searcher_for,
 )
-from hago.searchers.surrogate import Guide
+from hago.searchers.surrogate import Surrogate
 from hago.serialization.json_text import check_distinct
 from hago.study.log import Trial, read_header
 from hago.study.progress import Preliminaries
 from hago.study.searcher import Searcher
-from hago.study.study import SearchResult, search
+from hago.study.study import StudyResult, run_study
 
 #: Refined thresholds may take one forward for so many choices that the space has, and so many in any case.
 CHOICES_A_FORWARD: Final = 14
-LEAST: Final = 6.0
+LEAST_GAIN_OF_CHOICES: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class SearchSetup:
     """A search before its first trial.
 
     Args:
@@ -67,21 +67,21 @@ class Begun:
     """
 
     searcher: Searcher
-    scored: Scoring
+    scored: PlanScorer
     gradients: float = 0.0
     simulated: float = 0.0
     confirmation: Confirmation | None = None
 
 
-def begin(
-    scored: Scoring,
+def set_up_search(
+    scored: PlanScorer,
     named: str | Searcher | Any,
     costs: Sequence[str],
     whole: int,
     seed: int,
     chosen: bool,
     keeps_aside: bool = True,
-) -> Begun:
+) -> SearchSetup:
     """What a search begins with.
 
     Args:
@@ -96,7 +96,7 @@ def begin(
         HagoError: no such searcher, or options that it does not take.
     """
     prepared, goal, metric = scored.prepared, scored.goal, next(iter(costs), "")
-    start: Bits = safe_start(prepared.resolver, prepared.calibration.peaks)
+    start: Bits = widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
     if named == AUTO:
         named = searcher_for(_limited(prepared, goal, start))
     entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
@@ -109,15 +109,15 @@ def begin(
     if entry is None or not entry.refined or chosen:
         check_reachable(goal, prepared, start, scored.first)
         guided = entry is not None and entry.guided
-        guide = make_guide(prepared, goal, start, seed, metric) if guided else None
-        return Begun(_searcher(named, prepared.space, start, seed, guide), scored, PASS if guided else 0.0)
+        guide = make_surrogate(prepared, goal, start, seed, metric) if guided else None
+        return SearchSetup(_searcher(named, prepared.space, start, seed, guide), scored, PASS if guided else 0.0)
     check_reachable(goal.of_costs, prepared, start, scored.first)
     confirmation = Confirmation.of([b.size for b in scored.bench.evaluator.batches]) if keeps_aside else None
     found = refined_as(entry.refined, scored, metric, whole, seed, confirmation)
     scored, prepared = scored.of(found.prepared), found.prepared
     check_reachable(goal, prepared, found.guide.most or start, scored.first)
     searcher = _searcher(named, prepared.space, found.start, seed, found.guide)
-    return Begun(searcher, scored, found.forwards, found.simulated, confirmation)
+    return SearchSetup(searcher, scored, found.forwards, found.simulated, confirmation)
 
 
 def _limited(prepared: Prepared, goal: Goal, start: Bits) -> bool:
@@ -142,8 +142,8 @@ def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
 
 
 def refined_as(
-    which: Refines, scored: Scoring, metric: str, whole: int, seed: int, confirmation: Confirmation | None
-) -> Refined:
+    which: Refines, scored: PlanScorer, metric: str, whole: int, seed: int, confirmation: Confirmation | None
+) -> Refinement:
     """What a search whose thresholds are refined begins with.
 
     Args:
@@ -157,11 +157,11 @@ def refined_as(
         within = which == "within"
         how = (scored.prepared, scored.goal, metric, seed)
         return refined_choices(*how, evaluator=evaluator, within=within, confirmation=confirmation)
-    most = max(LEAST, whole / CHOICES_A_FORWARD)
+    most = max(LEAST_GAIN_OF_CHOICES, whole / CHOICES_A_FORWARD)
     return refined(scored.prepared, scored.goal, metric, evaluator, most, seed, confirmation)
 
 
-def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Guide | None) -> Searcher:
+def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Surrogate | None) -> Searcher:
     if isinstance(searcher, str):
         name, given = parse_searcher(searcher)
         return make_searcher(name, space, start, seed, options=given, guide=guide)
@@ -205,7 +205,7 @@ class SearchOptions:
     executor: Executor | str | None = None
     cache_bytes: int | None = None
     front: str | PathLike[str] | None = None
-    race: bool | float | Race = False
+    race: bool | float | RaceOptions = False
     reuse: LogPath | Sequence[LogPath] | None = None
     thresholds: ThresholdsLike | None = None
     modes: ModesLike | None = None
@@ -213,7 +213,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchOutcome:
     """What a search ends with.
 
     Args:
@@ -228,26 +228,28 @@ class Found:
 
     strategy: Strategy
     score: float
-    result: SearchResult
+    result: StudyResult
     front: ParetoFront
     forwards: float = 0.0
     before: float = 0.0
 
 
-class Result(float):
+class SearchScore(float):
     """The score of the best strategy, a number like any other, that also knows the `front` of its search."""
 
     front: ParetoFront
 
     @staticmethod
-    def of(found: Found) -> Result:
+    def of(found: SearchOutcome) -> SearchScore:
         """The score of a search."""
-        result = Result(found.score)
+        result = SearchScore(found.score)
         result.front = found.front
         return result
 
 
-def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions) -> Found:
+def run_search(
+    model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions
+) -> SearchOutcome:
     """Search; see `hago.search_quantize_strategy`."""
     begun = time.monotonic()
     check_seed(options.seed)
@@ -269,14 +271,14 @@ def find(model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], optio
         needed = goal.objective.needs_labels
         given = options.held_out
         held_out = None if given is None else held_out_batches(model, prepared, given, needed)
-        whole, prepared = prepared.space.size, tidied(prepared, costs)
+        whole, prepared = prepared.space.size, prune_redundant_choices(prepared, costs)
         known = known_scores(options.reuse, prepared, goal)
-        scored = Scoring(goal, prepared, options.cache_bytes, race, options.seed, known)
+        scored = PlanScorer(goal, prepared, options.cache_bytes, race, options.seed, known)
         doing("finding thresholds and what every choice may lose")
         chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
         # logs of version 1 kept no samples aside
         keeps_aside = logged is None or logged.settings.get("refined") is not True
-        ready = begin(scored, options.searcher, costs, whole, options.seed, chosen, keeps_aside)
+        ready = set_up_search(scored, options.searcher, costs, whole, options.seed, chosen, keeps_aside)
     if race is not None:
         check_racing(ready.searcher.name)
     how = description(ready.scored.prepared, ready.scored, ready.searcher, options.seed, kinds)
@@ -319,28 +321,28 @@ class _Session:
         before: seconds that it took until here.
     """
 
-    ready: Begun
+    ready: SearchSetup
     costs: Sequence[str]
     how: Mapping[str, Any]
     options: SearchOptions
     before: float
 
     @property
-    def scored(self) -> Scoring:
+    def scored(self) -> PlanScorer:
         return self.ready.scored
 
     @property
     def prepared(self) -> Prepared:
         return self.ready.scored.prepared
 
-    def run(self) -> tuple[SearchResult, ParetoFront]:
+    def run(self) -> tuple[StudyResult, ParetoFront]:
         """Search, with the best strategy and the front on disk after every trial."""
         options, ready, resolver = self.options, self.ready, self.prepared.resolver
         with open_executor(options.executor) as hands:
             front = None if options.front is None else Path(options.front)
-            anytime = Anytime(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
+            anytime = FrontWriter(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
             try:
-                result = search(
+                result = run_study(
                     self.prepared.space,
                     ready.searcher,
                     ready.scored,
@@ -363,7 +365,7 @@ class _Session:
         anytime.finish()
         return result, anytime.front
 
-    def found(self, result: SearchResult, front: ParetoFront) -> Found:
+    def found(self, result: StudyResult, front: ParetoFront) -> SearchOutcome:
         """What the search ends with, confirmed on held-out data where there is any.
 
         Raises:
@@ -377,14 +379,16 @@ class _Session:
         strategy = self.strategy_of(result.best)
         self.keep(strategy)
         if self.options.held_out is not None:
-            plan, batches = planned(self.prepared.graph, self.prepared.hardware, strategy, self.options.held_out)
+            plan, batches = plan_and_batches(
+                self.prepared.graph, self.prepared.hardware, strategy, self.options.held_out
+            )
             held_out = confirmed(plan, batches, goal.objective)
             strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
             self.keep(strategy)
         score = results.get("sim_acc", results.get(goal.objective.name, result.score.value))
-        return Found(strategy, float(score), result, front)
+        return SearchOutcome(strategy, float(score), result, front)
 
-    def with_sure_best(self, result: SearchResult) -> SearchResult:
+    def with_sure_best(self, result: StudyResult) -> StudyResult:
         """With the first trial as the best, where that is its start, keeps every limit, and no other is surely better
         on samples that were kept aside. Where costs are limited, or made least, it is not the start that is wanted.
         """

@@ -44,7 +44,7 @@ LEAST_SKETCHES: Final = 8
 #: Values whose errors are worked out at a time.
 ERROR_BLOCK: Final = 1 << 15
 #: Bytes of errors that are kept, since every round of refinement multiplies the same ones by other gradients.
-ERROR_BYTES: Final = 1 << 28
+KEPT_ERROR_BYTES: Final = 1 << 28
 #: Bytes of gradients that are kept while a pass runs.
 GRADIENT_BYTES: Final = 1 << 29
 #: What the second term of a change is taken for, as a multiple of its estimate: the change that is chosen is one for
@@ -53,12 +53,12 @@ DOUBT: Final = 1.25
 #: As how many sketches counts what a channel would lose were its values' errors independent, where it is alone.
 APART: Final = 4
 #: Changes that gain less than this part of the loss are left out.
-LEAST: Final = 2e-3
+LEAST_GAIN_OF_SCALES: Final = 2e-3
 
 #: By the edge of a weight, which factor each channel has.
 Chosen = Mapping[Edge, Tensor]
 #: Ends by group and grid.
-Thresholds = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
+ThresholdPair = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ class WeightScales:
         while gained < share * loss:
             expected = alone + sketch @ total
             best = int(expected.argmin())
-            if not float(expected[best]) < -LEAST * loss:
+            if not float(expected[best]) < -LEAST_GAIN_OF_SCALES * loss:
                 break
             gained -= float(expected[best])
             total = total + sketch[best]
@@ -351,7 +351,7 @@ class WeightScales:
             alone[first : first + len(self.factors)] = torch.inf
         return found
 
-    def thresholds(self, chosen: Chosen) -> Thresholds:
+    def thresholds(self, chosen: Chosen) -> ThresholdPair:
         """By group and grid, the ends of the weights that have other factors than the first."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return {

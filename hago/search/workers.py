@@ -36,7 +36,7 @@ from hago.calibration.statistics import Estimator
 from hago.data.batches import Batches
 from hago.errors import HagoError
 from hago.graph.graph import Graph
-from hago.hardware.file import from_document, to_document
+from hago.hardware.file import hardware_from_document, hardware_to_document
 from hago.hardware.hardware import Hardware
 from hago.ops import OPS
 from hago.ops._rule import OpRule
@@ -47,20 +47,20 @@ from hago.plan.topology import Topology
 from hago.search.evaluate import Evaluator
 from hago.search.objective import OBJECTIVES, Objective
 from hago.search.prepare import Prepared
-from hago.search.racing import Race, Racer, shuffled
+from hago.search.racing import Pruner, RaceOptions, shuffled
 from hago.study.log import Notice, versions
 from hago.study.searcher import Score
 
-FORMS: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
+EXECUTOR_FORMS: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
 #: Seconds to wait for a scheduler.
-PATIENCE: Final = 15
+SCHEDULER_PATIENCE: Final = 15
 
 _LOCAL: Final = re.compile(r"(processes|threads):([1-9]\d{0,3})", re.ASCII)
 _DASK: Final = re.compile(r"dask://([^\s/:]+|\[[^\s\]]+\]):(\d{1,5})/?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class WorkerPool:
     """An executor, and what is known of it.
 
     Args:
@@ -75,7 +75,7 @@ class Hands:
 
 
 @contextlib.contextmanager
-def open_executor(given: Executor | str | None) -> Iterator[Hands | None]:
+def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
     """What `given` means, for as long as the context lasts. An executor that was made here is shut
     down at the end, without waiting for what still runs; one that was given is left as it is.
 
@@ -91,20 +91,22 @@ def open_executor(given: Executor | str | None) -> Iterator[Hands | None]:
         with _opened(given) as hands:
             yield hands
     elif isinstance(given, Executor):
-        yield Hands(given, _count(given))
+        yield WorkerPool(given, _count(given))
     else:
-        raise HagoError(f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {FORMS}")
+        raise HagoError(
+            f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_FORMS}"
+        )
 
 
 @contextlib.contextmanager
-def _opened(text: str) -> Iterator[Hands]:
+def _opened(text: str) -> Iterator[WorkerPool]:
     local, dask = _LOCAL.fullmatch(text), _DASK.fullmatch(text)
     if dask:
         with _dask(f"tcp://{dask[1]}:{dask[2]}", text) as hands:
             yield hands
         return
     if not local:
-        raise HagoError(f"executor {text!r}; expected {FORMS}")
+        raise HagoError(f"executor {text!r}; expected {EXECUTOR_FORMS}")
     count = int(local[2])
     make = _processes if local[1] == "processes" else ThreadPoolExecutor
     made: list[Executor] = []
@@ -114,7 +116,7 @@ def _opened(text: str) -> Iterator[Hands]:
         return made[-1]
 
     try:
-        yield Hands(renew(), count, renew)
+        yield WorkerPool(renew(), count, renew)
     finally:
         for executor in made:
             end_executor(executor)
@@ -149,18 +151,18 @@ def _leave_after(parent: Any) -> None:
 
 
 @contextlib.contextmanager
-def _dask(address: str, text: str) -> Iterator[Hands]:
+def _dask(address: str, text: str) -> Iterator[WorkerPool]:
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError:
         raise HagoError(f"executor {text!r} needs the package distributed: pip install 'hago[dask]'") from None
     try:
-        client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+        client = distributed.Client(address, timeout=SCHEDULER_PATIENCE, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise HagoError(f"executor {text!r}: no scheduler answers at {address}: {error}") from None
     try:
         workers = client.scheduler_info()["workers"]
-        yield Hands(client.get_executor(), max(1, sum(int(w["nthreads"]) for w in workers.values())))
+        yield WorkerPool(client.get_executor(), max(1, sum(int(w["nthreads"]) for w in workers.values())))
     finally:
         client.close()
 
@@ -180,7 +182,7 @@ Named = str | Objective
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkerSpec:
     """All that makes a Bench, in values that another process can be sent.
 
     Nothing may change it: an executor reads it in a thread of its own when it sends it.
@@ -204,12 +206,12 @@ class Work:
     calibration: Calibration
     estimator: Estimator
     objective: Named
-    race: Race | None
+    race: RaceOptions | None
     also: tuple[Named, ...]
     cache_bytes: int | None
     seed: int
 
-    def bench(self) -> Bench:
+    def bench(self) -> WorkerState:
         """A new Bench.
 
         Raises:
@@ -222,7 +224,7 @@ class Work:
                 f"{graph.model_hash[:12]}; start the workers anew"
             )
         ops = {**OPS, **self.added}
-        hardware = from_document(self.hardware, "the hardware of this search", ops)
+        hardware = hardware_from_document(self.hardware, "the hardware of this search", ops)
         batches = Batches(self.data, graph.inputs)
         if batches.sha256 != self.data_hash:
             raise HagoError(
@@ -233,16 +235,16 @@ class Work:
         resolver = estimated_resolver(graph, hardware, self.topology, self.space, *how, ops)
         also = [_objective(o) for o in self.also]
         objective = _objective(self.objective)
-        return make_bench(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
+        return make_worker_state(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class WorkerState:
     """Scores points; for one thread at a time."""
 
     resolver: Resolver
     evaluator: Evaluator
-    racer: Racer | None = None
+    racer: Pruner | None = None
 
     def score(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The Score of a point.
@@ -259,16 +261,16 @@ class Bench:
         return self.racer.score(plan, bits, None if rival is None else self.resolver(rival))
 
 
-def make_bench(
+def make_worker_state(
     resolver: Resolver,
     batches: Batches,
     objective: Objective,
     also: Sequence[Objective] = (),
     cache_bytes: int | None = None,
-    race: Race | None = None,
+    race: RaceOptions | None = None,
     seed: int = 0,
     quiet: bool = False,
-) -> Bench:
+) -> WorkerState:
     """A new Bench; see Evaluator.
 
     Args:
@@ -280,23 +282,23 @@ def make_bench(
     if race is not None:
         batches = shuffled(batches, seed, race.first, graph.inputs)
     evaluator = Evaluator(graph, batches, objective, resolver.ops, also, cache_bytes, quiet=quiet)
-    return Bench(resolver, evaluator, None if race is None else Racer(evaluator, race))
+    return WorkerState(resolver, evaluator, None if race is None else Pruner(evaluator, race))
 
 
-def work_of(
+def worker_spec_of(
     prepared: Prepared,
     objective: Objective,
     also: Iterable[Objective] = (),
     cache_bytes: int | None = None,
-    race: Race | None = None,
+    race: RaceOptions | None = None,
     seed: int = 0,
-) -> Work:
+) -> WorkerSpec:
     """The Work of a search."""
     hardware: Hardware = prepared.hardware
-    return Work(
+    return WorkerSpec(
         graph=replace(prepared.graph),
         model_hash=prepared.graph.model_hash,
-        hardware=to_document(hardware),
+        hardware=hardware_to_document(hardware),
         added={name: rule for name, rule in hardware.known_ops.items() if OPS.get(name) is not rule},
         data=prepared.batches.source,
         data_hash=prepared.batches.sha256,
@@ -332,7 +334,7 @@ def _objective(named: Named) -> Objective:
 # replaced.
 
 #: How often a point is tried whose worker dies.
-TRIES: Final = 3
+WORKER_ATTEMPTS: Final = 3
 #: Seconds after which an executor that has not answered is asked whether it is there.
 WAIT: Final = 10.0
 #: So many times the longest silence of an executor, and at least so many seconds, are waited for it.
@@ -363,14 +365,14 @@ class _Benches(threading.local):
     """The benches of one thread of a worker: an Evaluator serves one thread at a time."""
 
     def __init__(self) -> None:
-        self.kept: LRU[str, Bench] = LRU(BENCHES)
+        self.kept: LRU[str, WorkerState] = LRU(BENCHES)
 
 
 #: Filled by the searches that this process works for, and by nothing else.
 _BENCHES: Final = _Benches()
 
 
-def score_remotely(ticket: Ticket, bits: Bits, work: Work | None, rival: Bits | None = None) -> Score | None:
+def score_remotely(ticket: Ticket, bits: Bits, work: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
     """In a worker: the score of a point, or None where `work` is needed and was not sent.
 
     Raises:
@@ -414,7 +416,9 @@ class Workers:
         notice: is told of workers that died.
     """
 
-    def __init__(self, hands: Hands, work: Work, local: Callable[[Bits, Bits | None], Score], notice: Notice) -> None:
+    def __init__(
+        self, hands: WorkerPool, work: WorkerSpec, local: Callable[[Bits, Bits | None], Score], notice: Notice
+    ) -> None:
         self._hands, self._work, self._local, self._notice = hands, work, local, notice
         self._executor: Executor | None = hands.executor
         self._unserved = hands.count
@@ -424,9 +428,9 @@ class Workers:
         self._longest, self._warned = 0.0, False
         self._hearing = threading.Lock()
 
-    def __call__(self, bits: Bits, rival: Bits | None = None) -> Pending:
+    def __call__(self, bits: Bits, rival: Bits | None = None) -> PendingTicket:
         """Start to score a point."""
-        return Pending(self, bits, rival)
+        return PendingTicket(self, bits, rival)
 
     def submit(
         self, bits: Bits, rival: Bits | None, with_work: bool = False
@@ -519,7 +523,7 @@ class Workers:
         return self._local(bits, rival)
 
 
-class Pending:
+class PendingTicket:
     """A point that is being scored."""
 
     def __init__(self, workers: Workers, bits: Bits, rival: Bits | None) -> None:
@@ -547,7 +551,7 @@ class Pending:
                 deaths += 1
                 if isinstance(error, BrokenExecutor):
                     self._workers.broke(self._executor, error)
-                if deaths == TRIES:
+                if deaths == WORKER_ATTEMPTS:
                     raise _fatal(error) from error
             self._executor, self._future = self._workers.submit(*self._point, with_work=True)
             self._begun = time.monotonic()
@@ -588,8 +592,9 @@ def _explained(error: Exception) -> Exception:
 
 def _fatal(error: Exception) -> HagoError:
     return HagoError(
-        f"a point ended its worker {TRIES} times ({_said(error)}); the machine may lack memory for so many workers, "
-        "or a script that starts processes lacks `if __name__ == '__main__':`. The log holds every trial before it"
+        f"a point ended its worker {WORKER_ATTEMPTS} times ({_said(error)}); the machine may lack memory for so many "
+        "workers, or a script that starts processes lacks `if __name__ == '__main__':`. The log holds every trial "
+        "before it"
     )
 
 

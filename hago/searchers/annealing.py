@@ -10,7 +10,17 @@ import numpy as np
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.searchers.repair import feeds_of, repair
-from hago.study.searcher import Feeds, Score, Searcher, Seen, Steps, Walk, generator, measure, shifted
+from hago.study.searcher import (
+    Feeds,
+    GeneratorSearcher,
+    Score,
+    ScoresByPoint,
+    Searcher,
+    Steps,
+    generator,
+    measure,
+    shifted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,9 @@ class AnnealingOptions:
             )
 
 
-def annealing(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None) -> Searcher:
+def annealing_search(
+    space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None
+) -> Searcher:
     """A searcher that walks from `start` by random moves and takes a loss with probability
     exp(-loss / (temperature * typical loss)). A start that overflows is repaired first; from a point
     that runs and keeps all limits it never moves to one that does not.
@@ -59,7 +71,9 @@ def annealing(space: Space, start: Bits, seed: int, options: AnnealingOptions, f
         Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, Science 220, 1983. The
         defaults are those of the first HAGO's prototype of January 2020.
     """
-    return Walk("annealing", options, _steps(space, start, seed, options, feeds_of(space) if feeds is None else feeds))
+    return GeneratorSearcher(
+        "annealing", options, _steps(space, start, seed, options, feeds_of(space) if feeds is None else feeds)
+    )
 
 
 @dataclass(slots=True)
@@ -76,7 +90,7 @@ class _Spread:
 
 
 def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds) -> Steps[None]:
-    seen: Seen = {}
+    seen: ScoresByPoint = {}
     bits, score = yield from repair(space, start, feeds, seen)
     movable = [key for key, group in space.groups.items() if len(group.choices) > 1]
     if not movable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
-from hago.study.searcher import Ask, Feeds, Searcher, Steps, Walk
+from hago.study.searcher import Ask, Feeds, GeneratorSearcher, Searcher, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ExhaustiveOptions:
             raise HagoError(f"exhaustive search of {self.limit} points, {self.batch} at once; expected 1 or more")
 
 
-def exhaustive(
+def exhaustive_search(
     space: Space, start: Bits, seed: int, options: ExhaustiveOptions, feeds: Feeds | None = None
 ) -> Searcher:
     """A searcher that asks `start` and then every other point, most bits first.
@@ -43,7 +43,7 @@ def exhaustive(
             f"the space has {points:.3g} points, exhaustive search takes at most {options.limit}; fix "
             "more bits, raise its limit, or use another searcher"
         )
-    return Walk("exhaustive", options, _steps(space, start, options))
+    return GeneratorSearcher("exhaustive", options, _steps(space, start, options))
 
 
 def _steps(space: Space, start: Bits, options: ExhaustiveOptions) -> Steps[None]:
@@ -63,13 +63,15 @@ def _points(space: Space) -> Iterator[dict[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class DefaultOptions:
+class StartOnlyOptions:
     """There is nothing to choose."""
 
 
-def default(space: Space, start: Bits, seed: int, options: DefaultOptions, feeds: Feeds | None = None) -> Searcher:
+def start_only_search(
+    space: Space, start: Bits, seed: int, options: StartOnlyOptions, feeds: Feeds | None = None
+) -> Searcher:
     """A searcher that asks `start` and ends."""
-    return Walk("default", options, _start_steps(start))
+    return GeneratorSearcher("default", options, _start_steps(start))
 
 
 def _start_steps(start: Bits) -> Steps[None]:

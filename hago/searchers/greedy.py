@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.searchers.repair import feeds_of, repair, swapped
-from hago.study.searcher import Ask, Feeds, Score, Searcher, Seen, Steps, Walk, measure, point_key, shifted
+from hago.study.searcher import (
+    Ask,
+    Feeds,
+    GeneratorSearcher,
+    Score,
+    ScoresByPoint,
+    Searcher,
+    Steps,
+    measure,
+    point_key,
+    shifted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class GreedyOptions:
             raise HagoError(f"greedy max_passes {self.max_passes}; expected 1 or more")
 
 
-def greedy(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
+def greedy_search(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that walks from `start` to a point that no single step or trade improves.
 
     First it repairs a start that overflows. Then it visits the groups in order: a group takes the
@@ -46,7 +57,9 @@ def greedy(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: 
         The HAGO RFC, section on search: one pass of the descent, from the widest bits, is its greedy
         searcher, less the trials that repeat the incumbent.
     """
-    return Walk("greedy", options, _steps(space, start, options, feeds_of(space) if feeds is None else feeds))
+    return GeneratorSearcher(
+        "greedy", options, _steps(space, start, options, feeds_of(space) if feeds is None else feeds)
+    )
 
 
 @dataclass(slots=True)
@@ -71,7 +84,7 @@ class _Incumbent:
 
 
 def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
-    seen: Seen = {}
+    seen: ScoresByPoint = {}
     bits, score = yield from repair(space, start, feeds, seen)
     incumbent = _Incumbent(bits, score, options.tolerance)
     for number in range(1, options.max_passes + 1):
@@ -86,7 +99,7 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
             return
 
 
-def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: Seen) -> Steps[None]:
+def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: ScoresByPoint) -> Steps[None]:
     """Operands that share an accumulator trade bits."""
     for node, keys in feeds.items():
         for bits in swapped(space, {node: keys}, incumbent.bits):
@@ -96,7 +109,7 @@ def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: See
                 break
 
 
-def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: Seen) -> Steps[bool]:
+def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: ScoresByPoint) -> Steps[bool]:
     """Move one group choice by choice while the incumbent yields; whether it moved."""
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
@@ -118,7 +131,9 @@ class RfcGreedyOptions:
     """There is nothing to choose."""
 
 
-def rfc_greedy(space: Space, start: Bits, seed: int, options: RfcGreedyOptions, feeds: Feeds | None = None) -> Searcher:
+def rfc_greedy_search(
+    space: Space, start: Bits, seed: int, options: RfcGreedyOptions, feeds: Feeds | None = None
+) -> Searcher:
     """A searcher that asks, for each group in order, all its choices with the groups before as decided and those
     after as in `start`, and decides for the best.
 
@@ -126,11 +141,11 @@ def rfc_greedy(space: Space, start: Bits, seed: int, options: RfcGreedyOptions, 
         The HAGO RFC and its first implementation, BatchedGreedySearchTuner; points that were asked before
         are not asked again.
     """
-    return Walk("rfc_greedy", options, _rfc_steps(space, start))
+    return GeneratorSearcher("rfc_greedy", options, _rfc_steps(space, start))
 
 
 def _rfc_steps(space: Space, start: Bits) -> Steps[None]:
-    seen: Seen = {}
+    seen: ScoresByPoint = {}
     decided = dict(start)
     yield from _scores([decided], "start", seen)
     for key, group in space.groups.items():
@@ -139,7 +154,7 @@ def _rfc_steps(space: Space, start: Bits) -> Steps[None]:
         decided = max(points, key=lambda point: seen[point_key(point)].rank)
 
 
-def _scores(points: list[dict[str, int]], why: str, seen: Seen) -> Steps[None]:
+def _scores(points: list[dict[str, int]], why: str, seen: ScoresByPoint) -> Steps[None]:
     new = tuple(p for p in points if point_key(p) not in seen)
     if new:
         scores: list[Score] = list((yield Ask(new, why)))

@@ -20,7 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
 from hago.plan.space import FLOAT, Space
-from hago.searchers.surrogate import Guide, Term
+from hago.searchers.surrogate import Surrogate, Term
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ class Knapsack:
         rooms: how many bits several groups may have together, e.g. operands that share an accumulator.
     """
 
-    def __init__(self, space: Space, guide: Guide, rooms: Sequence[Room] = ()) -> None:
+    def __init__(self, space: Space, guide: Surrogate, rooms: Sequence[Room] = ()) -> None:
         self.guide, self.rooms = guide, rooms
         self.choices = {k: g.choices for k, g in space.groups.items()}
         self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}

@@ -22,9 +22,9 @@ from typing import Any, Final
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.searchers.knapsack import Knapsack
-from hago.searchers.sensitivity import Explored
-from hago.searchers.surrogate import Guide
-from hago.study.searcher import Score, Searcher, Seen, Steps, Walk, generator, point_key
+from hago.searchers.sensitivity import EvaluationHistory
+from hago.searchers.surrogate import Surrogate
+from hago.study.searcher import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, point_key
 
 #: Seconds to wait for a database server, unless the URL says `connect_timeout`.
 PATIENCE: Final = 15
@@ -178,13 +178,13 @@ def _gp(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) 
 
 
 def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Searcher]:
-    def searcher(explored: Explored, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
+    def searcher(explored: EvaluationHistory, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
         owner = _Study(name, make, both, explored.space, seed, options, explored.guide)
         # what a log says of the options is for all who may read it
         said = replace(options, storage=hidden(options.storage))
         known: list[Bits] = []
         steps = _steps(owner, explored, start, known)
-        return _Shared(name, said, steps, known) if options.storage else Walk(name, said, steps)
+        return _Shared(name, said, steps, known) if options.storage else GeneratorSearcher(name, said, steps)
 
     searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
     return searcher
@@ -197,7 +197,7 @@ nsga2: Final = _searcher("nsga2", _nsga2, both=True)
 gp: Final = _searcher("gp", _gp)
 
 
-class _Shared(Walk):
+class _Shared(GeneratorSearcher):
     """A search on a storage, which asks what an earlier session asked before anything else.
 
     Args:
@@ -227,7 +227,7 @@ class _Study:
     space: Space
     seed: int
     options: OptunaOptions
-    guide: Guide
+    guide: Surrogate
     storage: Any = None
     study: Any = None
     distributions: Any = None
@@ -336,7 +336,7 @@ def _digest(space: Space) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, explored: Explored, start: Bits, known: Sequence[Bits]) -> Steps[None]:
+def _steps(owner: _Study, explored: EvaluationHistory, start: Bits, known: Sequence[Bits]) -> Steps[None]:
     """The search.
 
     Args:
@@ -355,7 +355,7 @@ def _steps(owner: _Study, explored: Explored, start: Bits, known: Sequence[Bits]
         close_storage(owner.storage)
 
 
-def _asked(explored: Explored, start: Bits, owner: _Study) -> Steps[None]:
+def _asked(explored: EvaluationHistory, start: Bits, owner: _Study) -> Steps[None]:
     left, repeats = owner.options.trials - len(explored.scored), 0
     while left > 0 and repeats < _REPEATS:
         # the start alone first: a batch is of points that the sampler chose knowing it
@@ -370,11 +370,11 @@ def _asked(explored: Explored, start: Bits, owner: _Study) -> Steps[None]:
             owner.tell(trial, bits, explored.seen[point_key(bits)])
 
 
-def _unseen(points: Sequence[Bits], seen: Seen) -> Mapping[str, Bits]:
+def _unseen(points: Sequence[Bits], seen: ScoresByPoint) -> Mapping[str, Bits]:
     return {k: p for p in points if (k := point_key(p)) not in seen}
 
 
-def _warm(explored: Explored, owner: _Study) -> list[Mapping[str, int]]:
+def _warm(explored: EvaluationHistory, owner: _Study) -> list[Mapping[str, int]]:
     """Points of the expected front: under a limit its best first, then evenly between its ends."""
     count = min(owner.options.warm, owner.options.trials - 1)
     if not count:

@@ -12,9 +12,9 @@ from hago.errors import HagoError
 from hago.plan.space import Bits
 from hago.searchers.knapsack import Knapsack, Picked
 from hago.searchers.repair import repair
-from hago.searchers.sensitivity import Explored
-from hago.searchers.surrogate import Guide, Measured, factors, neighbours
-from hago.study.searcher import Score, Searcher, Steps, Walk, point_key
+from hago.searchers.sensitivity import EvaluationHistory
+from hago.searchers.surrogate import MeasuredPoint, Surrogate, factors, neighbours
+from hago.study.searcher import GeneratorSearcher, Score, Searcher, Steps, point_key
 
 #: Costs that differ by less are one to the solver.
 _APART: Final = 1.00001
@@ -49,7 +49,7 @@ class ParetoOptions:
             )
 
 
-def pareto(explored: Explored, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
+def pareto_search(explored: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
     """A searcher that asks `start`, then the cheapest point and points in between: each is the solution of
     the integer program at a limit in the middle of the widest gap so far, so that it can be stopped at any
     time with points all along the front.
@@ -57,10 +57,10 @@ def pareto(explored: Explored, start: Bits, seed: int, options: ParetoOptions) -
     References:
         The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
     """
-    return Walk("pareto", options, _steps(explored, start, options))
+    return GeneratorSearcher("pareto", options, _steps(explored, start, options))
 
 
-def _steps(explored: Explored, start: Bits, options: ParetoOptions) -> Steps[None]:
+def _steps(explored: EvaluationHistory, start: Bits, options: ParetoOptions) -> Steps[None]:
     explored.scored.append((yield from repair(explored.space, start, explored.feeds, explored.seen)))
     if all(len(g.choices) == 1 for g in explored.space.groups.values()):
         return
@@ -89,7 +89,7 @@ class _Gap:
         return (self.low.cost + self.high.cost) / 2
 
 
-def _sweep(explored: Explored, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
+def _sweep(explored: EvaluationHistory, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
     ends = program.range
     if ends is None:
         return
@@ -125,7 +125,7 @@ def _inside(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
 
 
 # ---------------------------------------------------------------- the front that was measured
-def _refine(explored: Explored, options: ParetoOptions, why: str) -> Steps[None]:
+def _refine(explored: EvaluationHistory, options: ParetoOptions, why: str) -> Steps[None]:
     left, empty = -(-options.points // 2), set[tuple[str, str]]()
     while left > 0:
         points = _fillings(explored, min(left, options.batch), empty)
@@ -135,7 +135,7 @@ def _refine(explored: Explored, options: ParetoOptions, why: str) -> Steps[None]
         yield from explored.look_at_all(points, f"{why}: in the gaps of the measured front")
 
 
-def _fillings(explored: Explored, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
+def _fillings(explored: EvaluationHistory, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
     """Points that were not seen yet: by turns the program's in the gaps of the measured front, and
     neighbours of its points.
 
@@ -159,7 +159,7 @@ def _fillings(explored: Explored, count: int, empty: set[tuple[str, str]]) -> li
     return list(found.values())
 
 
-def _between(program: Knapsack, line: Sequence[Measured], empty: set[tuple[str, str]]) -> Iterator[Bits]:
+def _between(program: Knapsack, line: Sequence[MeasuredPoint], empty: set[tuple[str, str]]) -> Iterator[Bits]:
     """A point inside each gap of a front, the widest first.
 
     Args:
@@ -178,21 +178,21 @@ def _between(program: Knapsack, line: Sequence[Measured], empty: set[tuple[str, 
             empty.add(ends)
 
 
-def _width(gap: tuple[Measured, Measured]) -> float:
+def _width(gap: tuple[MeasuredPoint, MeasuredPoint]) -> float:
     """How far apart two neighbours of a front are: the ratio of their costs, in logarithms, times what lies between
     their merits."""
     low, high = gap
     return _ratio(low.cost, high.cost) * (high.merit - low.merit)
 
 
-def added(before: Sequence[Measured], after: Sequence[Measured]) -> float:
+def added(before: Sequence[MeasuredPoint], after: Sequence[MeasuredPoint]) -> float:
     """The part of the area under a front that another did not have: merits above the least, over logarithms of
     costs."""
     if not before or not after:
         return float(len(after) > len(before))
     least, most = min(before[0].merit, after[0].merit), max(before[-1].cost, after[-1].cost)
 
-    def area(line: Sequence[Measured]) -> float:
+    def area(line: Sequence[MeasuredPoint]) -> float:
         ends = [*(p.cost for p in line), most][1:]
         return math.fsum((p.merit - least) * _ratio(p.cost, end) for p, end in zip(line, ends, strict=True))
 
@@ -205,17 +205,17 @@ def _ratio(low: float, high: float) -> float:
     return math.log(max(high, 1e-300) / max(low, 1e-300))
 
 
-def _measured_front(explored: Explored) -> list[Measured]:
+def _measured_front(explored: EvaluationHistory) -> list[MeasuredPoint]:
     """The points that none beats in both, by rising cost."""
     guide = explored.guide
-    taken = [Measured(guide.cost_of(bits, s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
-    line: list[Measured] = []
+    taken = [MeasuredPoint(guide.cost_of(bits, s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
+    line: list[MeasuredPoint] = []
     for point in sorted(taken, key=lambda p: (p.cost, -p.merit)):
         if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):
             line.append(point)
     return line
 
 
-def _merit(guide: Guide, score: Score) -> float:
+def _merit(guide: Surrogate, score: Score) -> float:
     """Larger is better; the logarithm of the loss where a score tells it."""
     return score.value if guide.measured is None else -math.log(max(guide.measured(score), 1e-300))

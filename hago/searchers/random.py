@@ -7,7 +7,7 @@ from typing import Final
 
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
-from hago.study.searcher import Ask, Feeds, Searcher, Steps, Walk, generator, point_key
+from hago.study.searcher import Ask, Feeds, GeneratorSearcher, Searcher, Steps, generator, point_key
 
 #: So many draws in a row that were all seen before end the search.
 _DRAWS: Final = 100
@@ -36,7 +36,7 @@ def random_search(space: Space, start: Bits, seed: int, options: RandomOptions, 
     References:
         Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 13, 2012.
     """
-    return Walk("random", options, _steps(space, start, seed, options))
+    return GeneratorSearcher("random", options, _steps(space, start, seed, options))
 
 
 def _steps(space: Space, start: Bits, seed: int, options: RandomOptions) -> Steps[None]:

@@ -10,23 +10,23 @@ from typing import Any, Final, Literal
 
 from hago.errors import HagoError, did_you_mean
 from hago.plan.space import Bits, Space
-from hago.searchers.annealing import AnnealingOptions, annealing
-from hago.searchers.exhaustive import DefaultOptions, ExhaustiveOptions, default, exhaustive
-from hago.searchers.greedy import GreedyOptions, RfcGreedyOptions, greedy, rfc_greedy
+from hago.searchers.annealing import AnnealingOptions, annealing_search
+from hago.searchers.exhaustive import ExhaustiveOptions, StartOnlyOptions, exhaustive_search, start_only_search
+from hago.searchers.greedy import GreedyOptions, RfcGreedyOptions, greedy_search, rfc_greedy_search
 from hago.searchers.optuna import OptunaOptions, gp, nsga2, tpe
-from hago.searchers.pareto import ParetoOptions, pareto
+from hago.searchers.pareto import ParetoOptions, pareto_search
 from hago.searchers.random import RandomOptions, random_search
 from hago.searchers.repair import feeds_of
 from hago.searchers.sensitivity import (
-    Explored,
+    EvaluationHistory,
     GradientOptions,
     LimitedOptions,
     SensitivityOptions,
-    gradient,
-    limited,
-    sensitivity,
+    gradient_search,
+    limited_search,
+    sensitivity_search,
 )
-from hago.searchers.surrogate import Guide, plain_guide
+from hago.searchers.surrogate import Surrogate, plain_surrogate
 from hago.study.searcher import Feeds, Searcher
 
 Refines = Literal["", "start", "choices", "within"]
@@ -60,19 +60,19 @@ class SearcherEntry:
 
 SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
     {
-        "default": SearcherEntry(default, DefaultOptions),
-        "gradient": SearcherEntry(gradient, GradientOptions, guided=True, refined="start"),
+        "default": SearcherEntry(start_only_search, StartOnlyOptions),
+        "gradient": SearcherEntry(gradient_search, GradientOptions, guided=True, refined="start"),
         "random": SearcherEntry(random_search, RandomOptions),
-        "greedy": SearcherEntry(greedy, GreedyOptions),
-        "annealing": SearcherEntry(annealing, AnnealingOptions),
-        "exhaustive": SearcherEntry(exhaustive, ExhaustiveOptions),
-        "sensitivity": SearcherEntry(sensitivity, SensitivityOptions, guided=True, front=True),
-        "limited": SearcherEntry(limited, LimitedOptions, guided=True, refined="within"),
-        "pareto": SearcherEntry(pareto, ParetoOptions, guided=True, refined="choices", front=True),
+        "greedy": SearcherEntry(greedy_search, GreedyOptions),
+        "annealing": SearcherEntry(annealing_search, AnnealingOptions),
+        "exhaustive": SearcherEntry(exhaustive_search, ExhaustiveOptions),
+        "sensitivity": SearcherEntry(sensitivity_search, SensitivityOptions, guided=True, front=True),
+        "limited": SearcherEntry(limited_search, LimitedOptions, guided=True, refined="within"),
+        "pareto": SearcherEntry(pareto_search, ParetoOptions, guided=True, refined="choices", front=True),
         "tpe": SearcherEntry(tpe, OptunaOptions, guided=True),
         "nsga2": SearcherEntry(nsga2, OptunaOptions, guided=True, front=True),
         "gp": SearcherEntry(gp, OptunaOptions, guided=True),
-        "rfc_greedy": SearcherEntry(rfc_greedy, RfcGreedyOptions),
+        "rfc_greedy": SearcherEntry(rfc_greedy_search, RfcGreedyOptions),
     }
 )
 
@@ -119,7 +119,7 @@ def make_searcher(
     seed: int = 0,
     feeds: Feeds | None = None,
     options: Any = None,
-    guide: Guide | None = None,
+    guide: Surrogate | None = None,
 ) -> Searcher:
     """A fresh searcher.
 
@@ -146,7 +146,7 @@ def make_searcher(
     chosen = make_options(name, options)
     if not entry.guided:
         return entry.make(space, begin, seed, chosen, feeds)
-    known = Explored(space, plain_guide(space) if guide is None else guide, feeds or feeds_of(space))
+    known = EvaluationHistory(space, plain_surrogate(space) if guide is None else guide, feeds or feeds_of(space))
     return entry.make(known, begin, seed, chosen)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from hago.plan.space import Bits, Space
-from hago.study.searcher import Feeds, Score, Seen, Steps, measure, shifted
+from hago.study.searcher import Feeds, Score, ScoresByPoint, Steps, measure, shifted
 
 
 def feeds_of(space: Space) -> dict[str, tuple[str, ...]]:
@@ -30,7 +30,7 @@ def swapped(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
     return found
 
 
-def repair(space: Space, start: Bits, feeds: Feeds, seen: Seen) -> Steps[tuple[dict[str, int], Score]]:
+def repair(space: Space, start: Bits, feeds: Feeds, seen: ScoresByPoint) -> Steps[tuple[dict[str, int], Score]]:
     """Lower bits until nothing overflows.
 
     A bit less on an operand makes the integers that reach the accumulator half as large, so each

@@ -14,8 +14,19 @@ from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.searchers.knapsack import Knapsack, Picked, Room
 from hago.searchers.repair import repair, swapped
-from hago.searchers.surrogate import Change, Guide, Nearby, factors
-from hago.study.searcher import Ask, Feeds, Score, Searcher, Seen, Steps, Walk, measure, point_key, shifted
+from hago.searchers.surrogate import Change, NeighbourEstimates, Surrogate, factors
+from hago.study.searcher import (
+    Ask,
+    Feeds,
+    GeneratorSearcher,
+    Score,
+    ScoresByPoint,
+    Searcher,
+    Steps,
+    measure,
+    point_key,
+    shifted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,7 @@ class SensitivityOptions:
             )
 
 
-def sensitivity(explored: Explored, start: Bits, seed: int, options: SensitivityOptions) -> Searcher:
+def sensitivity_search(explored: EvaluationHistory, start: Bits, seed: int, options: SensitivityOptions) -> Searcher:
     """A searcher that asks `start`, then what an integer program over expected losses picks under the
     limit on the cost (or, where a cost is minimised, along the front until the limits are just kept), and
     then single steps and swaps around the best.
@@ -50,17 +61,17 @@ def sensitivity(explored: Explored, start: Bits, seed: int, options: Sensitivity
     References:
         Z. Yao et al., "HAWQ-V3", ICML 2021, for the program; the correction by evaluations is our own.
     """
-    return Walk("sensitivity", options, steps(explored, start, options))
+    return GeneratorSearcher("sensitivity", options, steps(explored, start, options))
 
 
 @dataclass(slots=True)
-class Explored:
+class EvaluationHistory:
     """All points that were scored, and the best of them."""
 
     space: Space
-    guide: Guide
+    guide: Surrogate
     feeds: Feeds
-    seen: Seen = field(default_factory=dict)
+    seen: ScoresByPoint = field(default_factory=dict)
     scored: list[tuple[Bits, Score]] = field(default_factory=list)
 
     def look(self, bits: Bits, why: str) -> Steps[Score]:
@@ -119,7 +130,9 @@ class Explored:
         return found
 
 
-def steps(explored: Explored, start: Bits, options: SensitivityOptions, patience: float = math.inf) -> Steps[None]:
+def steps(
+    explored: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: float = math.inf
+) -> Steps[None]:
     """The search itself.
 
     Args:
@@ -141,7 +154,7 @@ def steps(explored: Explored, start: Bits, options: SensitivityOptions, patience
     yield from _moves(explored, options, patience)
 
 
-def _within(explored: Explored, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
+def _within(explored: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
     """The best expected point whose true cost keeps the limit; the program's costs may be a little off."""
     allowed, held = limit, {h.metric: h.most for h in explored.guide.held}
     for _ in range(3):
@@ -157,7 +170,7 @@ def _within(explored: Explored, program: Knapsack, limit: float | None, why: str
         held = {metric: most - beyond[metric] for metric, most in held.items()}
 
 
-def _cheapest(explored: Explored, program: Knapsack, points: int, why: str) -> Steps[None]:
+def _cheapest(explored: EvaluationHistory, program: Knapsack, points: int, why: str) -> Steps[None]:
     """Along the front, by bisection: the least cost at which the limits are kept."""
     ends = program.range
     if ends is None:
@@ -183,7 +196,7 @@ def _says(picked: Picked) -> str:
     return f"expected loss {picked.loss:.4g} at cost {picked.cost:.6g}"
 
 
-def _moves(explored: Explored, options: SensitivityOptions, patience: float) -> Steps[None]:
+def _moves(explored: EvaluationHistory, options: SensitivityOptions, patience: float) -> Steps[None]:
     left, failed, before = options.moves, 0, explored.best[0]
     while left > 0:
         bits, score = explored.best
@@ -211,9 +224,9 @@ def _at_best(move: Change) -> float:
     return move.loss - _DOUBT * move.churn
 
 
-def _neighbours(explored: Explored, guide: Guide, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
+def _neighbours(explored: EvaluationHistory, guide: Surrogate, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
     """Single steps and swaps that may improve a point, the most promising first."""
-    space, near = explored.space, Nearby(guide, bits)
+    space, near = explored.space, NeighbourEstimates(guide, bits)
     steps = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
     downs, ups = ([near.change({k: b}) for k, b in there if b != bits[k]] for there in steps)
     # bits of a node that is float say nothing
@@ -286,7 +299,7 @@ class GradientOptions:
             raise HagoError(f"gradient search of {self.moves} moves; expected 0 or more, or -1 for as many as pay")
 
 
-def gradient(explored: Explored, start: Bits, seed: int, options: GradientOptions) -> Searcher:
+def gradient_search(explored: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
     """A searcher that asks `start`, what an integer program over expected losses picks, and a few moves around the
     best of them; and more of both where none of these keeps every limit.
 
@@ -297,10 +310,12 @@ def gradient(explored: Explored, start: Bits, seed: int, options: GradientOption
     moves = max(2, each * len(explored.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
     rounds = 4 if explored.guide.minimize else 1
     chosen = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
-    return Walk("gradient", options, _steps(explored, start, chosen, PATIENCE * each, options.moves < 0))
+    return GeneratorSearcher("gradient", options, _steps(explored, start, chosen, PATIENCE * each, options.moves < 0))
 
 
-def _steps(explored: Explored, start: Bits, chosen: SensitivityOptions, patience: int, more: bool) -> Steps[None]:
+def _steps(
+    explored: EvaluationHistory, start: Bits, chosen: SensitivityOptions, patience: int, more: bool
+) -> Steps[None]:
     yield from steps(explored, start, chosen, patience)
     bits, score = explored.best
     if more and not score.accepted:
@@ -330,7 +345,7 @@ class LimitedOptions:
             )
 
 
-def limited(explored: Explored, start: Bits, seed: int, options: LimitedOptions) -> Searcher:
+def limited_search(explored: EvaluationHistory, start: Bits, seed: int, options: LimitedOptions) -> Searcher:
     """A searcher for what is best under limits on costs, or costs least: it asks `start`, what an integer program over
     expected losses picks, the program again as evaluations correct it, and moves around the best.
 
@@ -338,10 +353,10 @@ def limited(explored: Explored, start: Bits, seed: int, options: LimitedOptions)
     that are refined at one point lose 2 to 5 dB elsewhere.
     """
     chosen = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
-    return Walk("limited", options, _within_limits(explored, start, chosen))
+    return GeneratorSearcher("limited", options, _within_limits(explored, start, chosen))
 
 
-def _within_limits(explored: Explored, start: Bits, chosen: SensitivityOptions) -> Steps[None]:
+def _within_limits(explored: EvaluationHistory, start: Bits, chosen: SensitivityOptions) -> Steps[None]:
     yield from steps(explored, start, chosen, 2 * PATIENCE)
     if explored.best[1].accepted:
         return

@@ -39,7 +39,7 @@ class Term:
         return self.table.get(tuple(there.get(k, bits[k]) for k in self.keys), math.inf)
 
 
-class Priced:
+class AdditiveCost:
     """What knows the parts of a cost.
 
     Attributes:
@@ -63,7 +63,7 @@ class Priced:
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Priced):
+class CostConstraint(AdditiveCost):
     """A cost beside the guide's own that has a limit: its name in `Score.costs`, its parts, and what it may be."""
 
     metric: str
@@ -77,7 +77,7 @@ class Held(Priced):
 
 
 @dataclass(frozen=True, slots=True)
-class Guide(Priced):
+class Surrogate(AdditiveCost):
     """Expected losses and costs.
 
     Args:
@@ -99,7 +99,7 @@ class Guide(Priced):
     terms: Sequence[Term]
     constant: float = 0.0
     limit: float | None = None
-    held: Sequence[Held] = ()
+    held: Sequence[CostConstraint] = ()
     minimize: bool = False
     measured: Callable[[Score], float] | None = None
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Guide(Priced):
         """The expected loss of a point."""
         return math.fsum(self.parts(bits).values())
 
-    def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Guide:
+    def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Surrogate:
         """With every loss times the factor of its group and bits, where there is one; so fewer bits may be expected to
         lose less."""
         none: Mapping[int, float] = {}
@@ -123,12 +123,12 @@ class Guide(Priced):
         return replace(self, losses=losses)
 
 
-def plain_guide(space: Space) -> Guide:
+def plain_surrogate(space: Space) -> Surrogate:
     """What is known of any space: a bit less makes the squared error four times as large, and every bit
     costs one."""
     losses = {key: {b: 4.0 ** -min(b, 64) for b in g.choices} for key, g in space.groups.items()}
     terms = [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in space.groups.items()]
-    return Guide("", losses, terms)
+    return Surrogate("", losses, terms)
 
 
 # ---------------------------------------------------------------- nearby
@@ -153,10 +153,10 @@ class Change:
     churn: float
 
 
-class Nearby:
+class NeighbourEstimates:
     """The surroundings of one point."""
 
-    def __init__(self, guide: Guide, bits: Bits) -> None:
+    def __init__(self, guide: Surrogate, bits: Bits) -> None:
         self.guide, self.bits = guide, bits
         self._losses = guide.parts(bits)
         self._terms: dict[str, list[Term]] = {}
@@ -219,7 +219,7 @@ _LEAST: Final = 1e-3
 _MOST: Final = 8.0
 
 
-def factors(guide: Guide, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
+def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
     """Factors f, by group and bits, that bring sum f_gb * loss_gb(bits) closest to what was measured, relative to it;
     those of choices that no evaluation tells apart stay near their group's, and those of groups near the common one.
 
@@ -270,7 +270,7 @@ _LEAST_CHANGE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPoint:
     """A point of a front: its cost, and how good it is, in logarithms of its loss; larger is better."""
 
     cost: float
@@ -279,7 +279,7 @@ class Measured:
 
 
 def neighbours(
-    space: Space, guide: Guide, line: Sequence[Measured], rooms: Mapping[tuple[str, ...], int]
+    space: Space, guide: Surrogate, line: Sequence[MeasuredPoint], rooms: Mapping[tuple[str, ...], int]
 ) -> Iterator[dict[str, int]]:
     """Points that differ from one of a front in one group, those first that should add the most to its area.
 
@@ -319,7 +319,7 @@ def _change(term: Term, here: Bits, key: str, bits: int) -> float:
     return change if math.isfinite(change) else math.inf
 
 
-def _gain(line: Sequence[Measured], costs: Sequence[float], cost: float, merit: float) -> float:
+def _gain(line: Sequence[MeasuredPoint], costs: Sequence[float], cost: float, merit: float) -> float:
     """What a point adds to the area under a front, costs in logarithms."""
     place = bisect.bisect_right(costs, cost)
     if place == 0:

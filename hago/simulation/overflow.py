@@ -13,7 +13,7 @@ from hago.plan.plan import NodePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenAccumulators:
     """Accumulators of one node in one pass.
 
     Args:
@@ -28,7 +28,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Peaks:
+class AccumulatorExtremes:
     """What was seen of accumulators that could overflow; a `watch` for the simulator. Those of nodes
     that are proved not to are not counted."""
 
@@ -36,7 +36,7 @@ class Peaks:
     overflows: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     accumulators: dict[str, int] = field(default_factory=dict)
-    latest: Seen = field(default_factory=Seen)
+    latest: SeenAccumulators = field(default_factory=SeenAccumulators)
 
     def __call__(self, node: Node, c: Tensor, lost: Lost | None = None) -> None:
         """Count accumulators outside their register, and those of which a partial sum was cut."""
@@ -45,7 +45,7 @@ class Peaks:
             self.latest = _seen(plan, c, lost)
             self.add(node.name, self.latest)
 
-    def add(self, name: str, seen: Seen) -> None:
+    def add(self, name: str, seen: SeenAccumulators) -> None:
         """Take note of a pass through a node."""
         self.accumulators[name] = self.accumulators.get(name, 0) + seen.accumulators
         self.peaks[name] = max(self.peaks.get(name, 0.0), seen.peak)
@@ -58,13 +58,13 @@ class Peaks:
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
 
 
-def _seen(plan: NodePlan, c: Tensor, lost: Lost | None) -> Seen:
+def _seen(plan: NodePlan, c: Tensor, lost: Lost | None) -> SeenAccumulators:
     if not c.numel():
-        return Seen()
+        return SeenAccumulators()
     dtype = plan.desc.register.dtype
     low, high = extremes(c)
     peak = max(high / dtype.max, low / min(dtype.min, -1))
     if lost is not None and bool(lost.cut.any()):
-        return Seen(c.numel(), int(lost.cut.sum()), max(peak, lost.peak))
+        return SeenAccumulators(c.numel(), int(lost.cut.sum()), max(peak, lost.peak))
     outside = int(((c < dtype.min) | (c > dtype.max)).sum()) if peak > 1.0 else 0
-    return Seen(c.numel(), outside, peak)
+    return SeenAccumulators(c.numel(), outside, peak)

@@ -32,7 +32,7 @@ CARRIER_BYTES: Final = 1 << 30
 Watch = Callable[..., None]
 OnValue = Callable[[Node, Any], None]
 #: Sees what arrives on an edge of an integer node: centered integers, or real values.
-OnEdge = Callable[[Edge, Any], None]
+OnSimulatedEdge = Callable[[Edge, Any], None]
 #: The integers of a node at one target: (source node, identity of the target qparams).
 Shared = tuple[str, int]
 
@@ -71,7 +71,7 @@ class Simulator(nn.Module):
         return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
 
     def run(
-        self, inputs: Sequence[Tensor], on_value: OnValue | None = None, on_edge: OnEdge | None = None
+        self, inputs: Sequence[Tensor], on_value: OnValue | None = None, on_edge: OnSimulatedEdge | None = None
     ) -> list[Any]:
         """The simulated outputs of flat inputs; `on_value` sees every node's carrier, `on_edge` what
         arrives at integer nodes. Clamps are fused where nobody looks: the outputs are the same."""
@@ -110,9 +110,12 @@ class Simulator(nn.Module):
         """The outputs, from the values of the nodes that give them."""
         plan = self.plan
         with torch.no_grad():
-            return [laid_out(to_real(plan.edges[Edge(OUTPUT, i)], values[n])) for i, n in enumerate(plan.graph.outputs)]
+            return [
+                laid_out(carrier_to_real(plan.edges[Edge(OUTPUT, i)], values[n]))
+                for i, n in enumerate(plan.graph.outputs)
+            ]
 
-    def steps(self, *, fuse: bool = True, on_edge: OnEdge | None = None) -> tuple[Step, ...]:
+    def steps(self, *, fuse: bool = True, on_edge: OnSimulatedEdge | None = None) -> tuple[Step, ...]:
         """The pass: a step for the integers of every edge that makes some, shared by edges that ask
         for the same, and one for every node.
 
@@ -125,7 +128,7 @@ class Simulator(nn.Module):
 class _Stepping:
     """Makes the steps of one simulator."""
 
-    def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnEdge | None) -> None:
+    def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnSimulatedEdge | None) -> None:
         self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch
         self.on_edge = on_edge
         self.skipped = owner.fused.skipped if fuse else frozenset()
@@ -154,7 +157,7 @@ class _Stepping:
 
         def compute(values: Sequence[Any]) -> tuple[Any]:
             held = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
-            return (compute_laid_out(node, [to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
+            return (compute_laid_out(node, [carrier_to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
 
         inputs = tuple(map(self._origin, node.inputs))
         digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
@@ -212,7 +215,7 @@ class _Stepping:
         if slot in plan.consts:
             return self.carriers(plan.consts[slot], carrier)
         if plan.operands[slot] is None:
-            return laid_out(to_real(self.simqs[node.edges[slot]], value))
+            return laid_out(carrier_to_real(self.simqs[node.edges[slot]], value))
         return value.to(carrier)
 
     def _accumulate(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
@@ -233,6 +236,6 @@ def centered_span(qparams: QParams) -> tuple[int, int]:
     return int(torch.as_tensor(low).min()), int(torch.as_tensor(high).max())
 
 
-def to_real(simq: SimQ | None, value: Any) -> Any:
+def carrier_to_real(simq: SimQ | None, value: Any) -> Any:
     """A value as a float node reads it: dequantized where it was integer."""
     return value if simq is None or simq.source is None else dequantize(value, simq.source)

@@ -38,7 +38,7 @@ _SMALL: Final = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedValue:
     """A value at rest."""
 
     tensor: Tensor
@@ -53,7 +53,7 @@ class Packed:
         return self.tensor.to(self.dtype)
 
 
-def pack(value: Tensor, span: tuple[int, int] | None) -> Packed:
+def pack_value(value: Tensor, span: tuple[int, int] | None) -> PackedValue:
     """A value in the smallest type that holds every integer of `span`; real values as they are.
 
     A view of something larger becomes a copy, so that the larger thing is not kept alive.
@@ -63,14 +63,14 @@ def pack(value: Tensor, span: tuple[int, int] | None) -> Packed:
             limits = torch.iinfo(dtype)
             if limits.min <= span[0] and span[1] <= limits.max:
                 if dtype.itemsize < value.element_size():
-                    return Packed(value.to(dtype), value.dtype)
+                    return PackedValue(value.to(dtype), value.dtype)
                 break
     whole = value.untyped_storage().nbytes() <= value.numel() * value.element_size()
-    return Packed(value if whole else value.clone(), value.dtype)
+    return PackedValue(value if whole else value.clone(), value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StepSignature:
     """A step by the signatures of the values that it makes and of those that it reads."""
 
     makes: tuple[bytes, ...]
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass(slots=True)
 class _Entry:
-    packed: Packed
+    packed: PackedValue
     turn: int
 
 
@@ -107,7 +107,7 @@ class ValueCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def begin(self, calls: Sequence[Call]) -> None:
+    def begin(self, calls: Sequence[StepSignature]) -> None:
         """Start a turn, in which these steps make or use values."""
         self._turn += 1
         self._measure()
@@ -124,7 +124,7 @@ class ValueCache:
         """These values, of the best point, are kept the next time that they are made."""
         self._preferred = signatures
 
-    def touch(self, key: Key) -> Packed | None:
+    def touch(self, key: Key) -> PackedValue | None:
         """The value, which stays until the turn ends, or None."""
         entry = self._entries.get(key)
         if entry is None:
@@ -141,7 +141,7 @@ class ValueCache:
         """
         if key[0] not in self._welcome or key in self._entries or not isinstance(value, Tensor):
             return
-        packed = pack(value, span)
+        packed = pack_value(value, span)
         while self.used + packed.bytes > self.capacity:
             if not self._entries or next(iter(self._entries.values())).turn == self._turn:
                 return
@@ -186,7 +186,7 @@ class Watches(Protocol[S]):
 
 
 @dataclass(slots=True)
-class Spent:
+class StepsRun:
     """Steps of all passes so far: those that ran, and those there were; and what ran, in passes over all batches."""
 
     ran: int = 0
@@ -210,7 +210,7 @@ class _Needed:
     """What one batch asks for: steps to run, values that are there, and observations that are."""
 
     steps: tuple[Step, ...]
-    given: Mapping[Name, Packed]
+    given: Mapping[Name, PackedValue]
     seen: tuple[tuple[Name, Any], ...]
 
 
@@ -223,7 +223,7 @@ class Reuse(Generic[S]):
 
     def __init__(self, cache: ValueCache) -> None:
         self.cache = cache
-        self.spent = Spent()
+        self.spent = StepsRun()
         self._seen: LRU[Key, S] = LRU(OBSERVATIONS)
         self._latest: frozenset[bytes] = frozenset()
 
@@ -262,7 +262,7 @@ class Reuse(Generic[S]):
     ) -> _Needed:
         wanted = set(ends)
         run: list[Step] = []
-        given: dict[Name, Packed] = {}
+        given: dict[Name, PackedValue] = {}
         seen: list[tuple[Name, S]] = []
         for step in reversed(steps):
             observed = self._seen.get((signed[step.name], number)) if step.watched else None
@@ -301,7 +301,7 @@ class Reuse(Generic[S]):
 class _Values(dict[Name, Any]):
     """The values of a pass; those at rest, and those that it starts from, come when they are read."""
 
-    def __init__(self, given: Mapping[Name, Packed], start: Start) -> None:
+    def __init__(self, given: Mapping[Name, PackedValue], start: Start) -> None:
         super().__init__()
         self._given, self._start = given, start
         self._begun: Mapping[Name, Any] | None = None
@@ -315,8 +315,8 @@ class _Values(dict[Name, Any]):
         return self[name]
 
 
-def _call(step: Step, signed: Mapping[Name, bytes]) -> Call:
-    return Call(tuple(signed[n] for n in step.outputs), tuple(signed[n] for n in step.inputs if n in signed))
+def _call(step: Step, signed: Mapping[Name, bytes]) -> StepSignature:
+    return StepSignature(tuple(signed[n] for n in step.outputs), tuple(signed[n] for n in step.inputs if n in signed))
 
 
 def signatures(steps: Sequence[Step]) -> dict[Name, bytes]:

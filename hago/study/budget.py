@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from hago.errors import HagoError
 
-Spent = Literal["trials", "seconds", "forwards"]
+BudgetKind = Literal["trials", "seconds", "forwards"]
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhd]\s*)+", re.ASCII)
@@ -70,7 +70,7 @@ class Budget:
         trials = limits.get("trials")
         return Budget(None if trials is None else int(trials), limits.get("seconds"), limits.get("forwards"))
 
-    def spent(self, trials: int, seconds: float, forwards: float) -> Spent | None:
+    def spent(self, trials: int, seconds: float, forwards: float) -> BudgetKind | None:
         """Which limit is reached, or None."""
         if self.trials is not None and trials >= self.trials:
             return "trials"

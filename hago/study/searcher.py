@@ -156,12 +156,12 @@ class Ask:
 #: A generator that asks for scores and returns an R in the end.
 Steps: TypeAlias = Generator[Ask, Sequence[Score], R]
 #: Scores by point: what a walk has seen.
-Seen: TypeAlias = dict[str, Score]
+ScoresByPoint: TypeAlias = dict[str, Score]
 #: By node, the groups whose bits decide how large its accumulator gets.
 Feeds: TypeAlias = Mapping[str, Sequence[str]]
 
 
-class Walk:
+class GeneratorSearcher:
     """A Searcher around `steps`, which is started by the first `ask`.
 
     Args:
@@ -217,7 +217,7 @@ class Walk:
         self._scores = []
 
 
-def measure(bits: Bits, why: str, seen: Seen) -> Steps[Score]:
+def measure(bits: Bits, why: str, seen: ScoresByPoint) -> Steps[Score]:
     """The score of `bits`, asked only where `seen` does not have it."""
     key = point_key(bits)
     if key not in seen:

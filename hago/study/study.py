@@ -19,20 +19,20 @@ from typing import Literal, TypeAlias
 from hago.errors import HagoError, InfeasibleBits, LogError
 from hago.plan.space import Bits, Space
 from hago.serialization.json_text import canonical, check_schema, parse_json
-from hago.study.budget import Budget, Spent
+from hago.study.budget import Budget, BudgetKind
 from hago.study.interrupts import Interrupts
 from hago.study.log import Header, LogFile, Notice, Trial, best_trial, log_notice
 from hago.study.progress import Progress
 from hago.study.searcher import Explains, Recalls, Score, Searcher
-from hago.study.trial_cache import Evaluate, Scorer, Submit
+from hago.study.trial_cache import Evaluate, Submit, TrialCache
 
 #: (trial, best so far, whether it was read from the log) -> what the bar shows beside.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
-Stop: TypeAlias = Literal["finished"] | Spent
+Stop: TypeAlias = Literal["finished"] | BudgetKind
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult:
+class StudyResult:
     """What a search ends with.
 
     Args:
@@ -56,7 +56,7 @@ class SearchResult:
         return self.best.score
 
 
-def search(
+def run_study(
     space: Space,
     searcher: Searcher,
     evaluate: Evaluate,
@@ -76,7 +76,7 @@ def search(
     notice: Notice = log_notice,
     clock: Callable[[], float] = time.monotonic,
     before: tuple[float, float] = (0.0, 0.0),
-) -> SearchResult:
+) -> StudyResult:
     """Search until the searcher ends or the budget is spent.
 
     Args:
@@ -120,7 +120,7 @@ def search(
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
-        scorer = stack.enter_context(Scorer(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
+        scorer = stack.enter_context(TrialCache(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
         interrupts = stack.enter_context(Interrupts())
         told = (on_best, on_trial)
         run = _Run(
@@ -129,7 +129,7 @@ def search(
         reason = run.go(*before)
         if file is not None:
             file.check()
-    return SearchResult(run.accepted(), tuple(run.trials), reason)
+    return StudyResult(run.accepted(), tuple(run.trials), reason)
 
 
 def _submit_to(executor: Executor | None, evaluate: Evaluate) -> Submit | None:
@@ -146,7 +146,7 @@ class _Run:
 
     space: Space
     searcher: Searcher
-    scorer: Scorer
+    scorer: TrialCache
     file: LogFile | None
     model_hash: str
     logged: tuple[Trial, ...]
@@ -207,7 +207,7 @@ class _Run:
         earlier = self.logged[-1].elapsed if self.logged else 0.0
         return earlier + self.clock() - self.started
 
-    def _spent(self) -> Spent | None:
+    def _spent(self) -> BudgetKind | None:
         # At least one trial, so that a budget never leaves the caller without an answer.
         if not self.trials:
             return None

@@ -16,7 +16,7 @@ from hago.study.searcher import Score, point_key
 Evaluate: TypeAlias = Callable[..., Score]
 
 
-class Pending(Protocol):
+class PendingScore(Protocol):
     """A point that is being scored elsewhere."""
 
     def result(self) -> Score:
@@ -29,10 +29,10 @@ class Pending(Protocol):
 
 
 #: Starts to score a point elsewhere; takes what Evaluate takes.
-Submit: TypeAlias = Callable[..., Pending]
+Submit: TypeAlias = Callable[..., PendingScore]
 
 
-class Scorer:
+class TrialCache:
     """Scores points, and remembers which trial first had each Plan. A context manager: on leaving,
     what still waits elsewhere is cancelled.
 
@@ -59,9 +59,9 @@ class Scorer:
         self._plan_key = plan_key
         self._submit = submit
         self._first: dict[str, Trial] = {}
-        self._running: dict[str, Pending] = {}
+        self._running: dict[str, PendingScore] = {}
 
-    def __enter__(self) -> Scorer:
+    def __enter__(self) -> TrialCache:
         return self
 
     def __exit__(self, *_: object) -> None:

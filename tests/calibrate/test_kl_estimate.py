@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration.estimators import KlEstimate, MaxRange, divergence, magnitudes, without_zeros
+from hago.calibration.estimators import KlEstimate, MaxRange, kl_divergence, magnitudes, without_zeros
 from hago.calibration.observer import constant_statistics
 
 from .references import divergence_by_loops
@@ -29,7 +29,7 @@ def ends_from(steps: int, bins: int) -> Tensor:
 def test_every_candidate_has_the_divergence_of_the_loop(counts: list[int], steps: int, whole: bool) -> None:
     top = steps if whole else max(1, steps - 1)
     ends = ends_from(steps, len(counts))
-    found = divergence(torch.tensor(counts, dtype=torch.float64), ends, steps, top)
+    found = kl_divergence(torch.tensor(counts, dtype=torch.float64), ends, steps, top)
     expected = [divergence_by_loops(counts, int(end), steps, top) for end in ends]
     for got, want in zip(found.tolist(), expected, strict=True):
         assert got == want or math.isclose(got, want, rel_tol=1e-9, abs_tol=1e-9)
@@ -52,13 +52,13 @@ def test_the_minimum_of_a_real_histogram_is_that_of_the_loop(shape: str) -> None
     last = int(torch.ceil(max(-seen.minimum, seen.maximum) / seen.bin_width))
     # Every eighth candidate: the loop takes milliseconds for each.
     ends = torch.arange(32, last + 1, 8)
-    found = divergence(histogram, ends, 32, 31)
+    found = kl_divergence(histogram, ends, 32, 31)
     counts = histogram.tolist()
     expected = torch.tensor([divergence_by_loops(counts, int(e), 32, 31) for e in ends], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert int(found.argmin()) == int(expected.argmin())
     lo, hi = KlEstimate()(seen, grid)
-    everywhere = divergence(histogram, ends_from(32, last), 32, 31)
+    everywhere = kl_divergence(histogram, ends_from(32, last), 32, 31)
     chosen = (32 + int(everywhere.argmin())) * float(seen.bin_width)
     assert max(-float(lo), float(hi)) == min(chosen, max(-float(seen.minimum), float(seen.maximum)))
 

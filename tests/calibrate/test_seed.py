@@ -12,7 +12,7 @@ from torch import nn
 
 import hago
 from hago.arithmetic.schemes import Grid
-from hago.calibration.given_ranges import Seed, make_seed
+from hago.calibration.given_ranges import GivenRanges, make_given_ranges
 from hago.emulation.tpu_mlir.tables import (
     CalibrationTable,
     QuantizeTable,
@@ -82,7 +82,7 @@ def test_tables_of_a_strategy_give_its_scales_again(name: str) -> None:
 # ---------------------------------------------------------------- what a row means
 def test_a_row_is_read_as_the_hardware_quantizes() -> None:
     table = CalibrationTable({"a": Row(2.0, -1.0, 3.0), "b": Row(2.0, 0.0, 3.0)}, {"a": Row(0.5, -0.5, 0.5)})
-    one_sided, two_sided = (make_seed(table, None, load_hardware(n)) for n in ("vta", "arm_dot"))
+    one_sided, two_sided = (make_given_ranges(table, None, load_hardware(n)) for n in ("vta", "arm_dot"))
     assert one_sided.ranges == {"a": (-2.0, 2.0), "b": (0.0, 2.0)}
     assert two_sided.ranges == {"a": (-1.0, 3.0), "b": (0.0, 3.0)}
     assert one_sided.narrow == {"a": (-0.5, 0.5)}
@@ -107,7 +107,7 @@ def test_given_ranges_stand_and_others_are_estimated() -> None:
 
 
 def test_onnx_names_of_the_engine_are_understood() -> None:
-    seed = Seed({"first_Conv": (-1.0, 1.0), "x": (-2.0, 2.0)}, modes={"head_Gemm": "F32"})
+    seed = GivenRanges({"first_Conv": (-1.0, 1.0), "x": (-2.0, 2.0)}, modes={"head_Gemm": "F32"})
     found = seed.at(net())
     assert set(found.ranges) == {"first", "x"} and found.modes == {"head": "F32"}
 
@@ -156,4 +156,4 @@ def test_a_search_with_tables_is_continued_and_replayed(tmp_path: Path) -> None:
 )
 def test_wrong_tables_are_refused_by_name(thresholds: object, modes: object, why: str) -> None:
     with pytest.raises((HagoError, DataError), match=why):
-        make_seed(thresholds, modes, load_hardware("vta")).at(net())  # type: ignore[arg-type]
+        make_given_ranges(thresholds, modes, load_hardware("vta")).at(net())  # type: ignore[arg-type]

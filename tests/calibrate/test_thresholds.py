@@ -13,7 +13,7 @@ from hago.calibration import thresholds
 from hago.calibration.estimators import ESTIMATORS, MaxRange, estimator
 from hago.calibration.observer import Observer, constant_statistics
 from hago.calibration.statistics import TensorStatistics
-from hago.calibration.thresholds import Thresholds
+from hago.calibration.thresholds import ThresholdCache
 from hago.errors import DataError, HagoError
 
 
@@ -42,7 +42,7 @@ WEIGHT = torch.arange(-12.0, 12.0).view(4, 3, 2)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_answers_are_those_of_the_estimator(name: str) -> None:
     made, seen, grid = estimator(name), observed(), Grid(4)
-    ask = Thresholds(seen, {"weight": WEIGHT}, made)
+    ask = ThresholdCache(seen, {"weight": WEIGHT}, made)
     expected = {
         ("relu", None): made(seen["relu"], grid),
         ("conv", 1): made(seen["conv"], grid),
@@ -58,7 +58,7 @@ def test_answers_are_those_of_the_estimator(name: str) -> None:
 
 def test_each_question_is_worked_out_once() -> None:
     counting = Counting()
-    ask = Thresholds(observed(), {"weight": WEIGHT}, counting)
+    ask = ThresholdCache(observed(), {"weight": WEIGHT}, counting)
     for _ in range(3):
         for grid in (Grid(4), Grid(8), Grid(8, "affine")):
             ask("relu", grid)
@@ -69,7 +69,7 @@ def test_each_question_is_worked_out_once() -> None:
 
 
 def test_changing_an_answer_does_not_change_the_next() -> None:
-    ask = Thresholds(observed(), {}, MaxRange())
+    ask = ThresholdCache(observed(), {}, MaxRange())
     lo, hi = ask("relu", Grid(8))
     kept = float(hi)
     hi.zero_()
@@ -81,16 +81,16 @@ def test_changing_an_answer_does_not_change_the_next() -> None:
 def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     weight = torch.randn(17, 9, 13)
-    whole = Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis)
+    whole = ThresholdCache({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis)
     monkeypatch.setattr(thresholds, "_BLOCK", 4)
-    for got, want in zip(Thresholds({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True):
+    for got, want in zip(ThresholdCache({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True):
         assert got.shape == (weight.shape[axis],)
         assert torch.equal(got, want)
 
 
 def test_ranges() -> None:
     seen = observed()
-    ask = Thresholds(seen, {"weight": WEIGHT, "half": torch.tensor(0.5)}, MaxRange())
+    ask = ThresholdCache(seen, {"weight": WEIGHT, "half": torch.tensor(0.5)}, MaxRange())
     assert ask.range_of("weight") == (-12.0, 11.0)
     assert ask.range_of("half") == (0.5, 0.5)
     assert ask.range_of("conv") == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
@@ -98,14 +98,14 @@ def test_ranges() -> None:
 
 def test_channels_that_were_observed_answer_for_the_whole_tensor() -> None:
     seen = observed()
-    lo, hi = Thresholds(seen, {}, MaxRange())("conv", Grid(8, "affine"))
+    lo, hi = ThresholdCache(seen, {}, MaxRange())("conv", Grid(8, "affine"))
     assert (float(lo), float(hi)) == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
 
 
 def test_refusals() -> None:
     bad = torch.ones(3, 3)
     bad[1, 1] = torch.nan
-    ask = Thresholds(observed(), {"weight": WEIGHT, "bad": bad, "none": torch.zeros(0, 2)}, MaxRange())
+    ask = ThresholdCache(observed(), {"weight": WEIGHT, "bad": bad, "none": torch.zeros(0, 2)}, MaxRange())
     with pytest.raises(HagoError, match=r"'rellu'.*Did you mean 'relu'"):
         ask("rellu", Grid(8))
     with pytest.raises(HagoError, match=r"'waight'.*Did you mean 'weight'"):
@@ -138,4 +138,4 @@ def test_an_estimator_that_breaks_its_contract_is_named(ends: tuple[Tensor, Tens
             return ends
 
     with pytest.raises(HagoError, match=r"'broken'|broken gave .*'relu'"):
-        Thresholds(observed(), {}, Broken())("relu", Grid(8))
+        ThresholdCache(observed(), {}, Broken())("relu", Grid(8))

@@ -12,8 +12,8 @@ from hago.analysis.statistic import (
     NodeStatistic,
     ValueStatistic,
     blame,
-    find_wrong,
-    in_words,
+    cause_in_words,
+    diagnose_error,
 )
 from hago.serialization.text_table import (
     WIDTH,
@@ -73,7 +73,7 @@ def test_blame_is_handed_on_by_the_power_of_errors() -> None:
 
 
 def test_what_went_wrong_may_stand_before_its_symptom() -> None:
-    wrong = find_wrong(DIAMOND)
+    wrong = diagnose_error(DIAMOND)
     assert wrong is not None
     assert (wrong.symptom, wrong.symptom_sqnr, wrong.node, wrong.cause) == ("sum", 15.0, "b", "rounding")
     assert wrong.part == pytest.approx(0.6)
@@ -81,8 +81,8 @@ def test_what_went_wrong_may_stand_before_its_symptom() -> None:
 
 
 def test_nothing_went_wrong_above_20_db() -> None:
-    assert find_wrong(DIAMOND[:3]) is None
-    assert find_wrong([]) is None
+    assert diagnose_error(DIAMOND[:3]) is None
+    assert diagnose_error([]) is None
 
 
 def test_words_name_the_edge_with_most_effect() -> None:
@@ -92,17 +92,17 @@ def test_words_name_the_edge_with_most_effect() -> None:
         edge("n:out", "output", rounding_effect=2.0),
     )
     found = row("n", power=1.0, inherited=0.0, edges=edges)
-    assert in_words(found, "rounding")[0] == "the output n:out is rounded to 8 bits in steps of 0.5"
-    assert in_words(found, "constants")[0] == "the constant before on n:1 is rounded to 8 bits in steps of 0.5"
-    words, remedy = in_words(found, "saturation")
+    assert cause_in_words(found, "rounding")[0] == "the output n:out is rounded to 8 bits in steps of 0.5"
+    assert cause_in_words(found, "constants")[0] == "the constant before on n:1 is rounded to 8 bits in steps of 0.5"
+    words, remedy = cause_in_words(found, "saturation")
     assert words == "25 % of the value before on n:0 is clipped at 8 bits in steps of 0.5"
     assert remedy.startswith("a wider threshold for n:0")
     narrow = row("n", power=1.0, inherited=0.0, edges=(edge("n:1", "constant", channels=32, narrow_channels=9),))
-    assert "one scale for 32 channels, which leaves 9 of them" in in_words(narrow, "constants")[0]
-    assert in_words(found, "overflow")[0] == (
+    assert "one scale for 32 channels, which leaves 9 of them" in cause_in_words(narrow, "constants")[0]
+    assert cause_in_words(found, "overflow")[0] == (
         "3 of 10 accumulators leave int16 and wrap; the largest possible is 2.5 times its maximum"
     )
-    assert "limits" in in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]
+    assert "limits" in cause_in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]
 
 
 # ---------------------------------------------------------------- text

@@ -11,7 +11,7 @@ from building import Builder, seeded
 from specs import EVERY
 from torch import Tensor
 
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.native import library as native
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import Verdict, check_products, kernels
@@ -156,7 +156,7 @@ def test_every_kernel(case: str) -> None:
         if executor.stretches:
             cut = Executor(plan, cached_bytes=1)
             assert cut.run([laid])[0].equal(IntegerModel(plan).run([laid])[0])
-        assert compare(plan, [laid[:2]]).same
+        assert compare_plan_exactly(plan, [laid[:2]]).same
         used |= set(executor.explain().kernels)
     ours = {"native multiply", "native add", "native sum over axes", "native matmul", "native conv", "torch on bytes"}
     assert not kernels().products.exact or used & ours

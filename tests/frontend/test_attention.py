@@ -26,7 +26,7 @@ from hago.graph.frontend import Attention, from_torch
 from hago.graph.graph import CONST, INPUT, Graph
 from hago.graph.passes import open_attention as attention
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import prepare
 
 WHOLE: Final = attention.ATTENTION
@@ -222,7 +222,7 @@ BLOCKS: Final[Mapping[str, Callable[[], nn.Module]]] = {
 def test_simulator_and_integers_agree(chip: str, block: str) -> None:
     made = prepare(BLOCKS[block]().eval(), SHIPPED[chip], [images(4, 5, 16)])
     plan = made.resolver(made.space.widest())
-    found = compare(plan, [images(3, 5, 16, seed=4)])
+    found = compare_plan_exactly(plan, [images(3, 5, 16, seed=4)])
     assert found.same, found.differences
     products = [n.name for n in plan.graph if n.op == "matmul"]
     if SHIPPED[chip].integer_descs("matmul"):

@@ -21,7 +21,7 @@ from hago.graph.frontend import Importer, from_torch
 from hago.graph.graph import Graph
 from hago.ops import OPS
 from hago.plan.strategy import Strategy
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CHIPS: Final = ("x86_vnni", "tflite", "vta", "tensorrt_gpu")
@@ -131,7 +131,7 @@ def test_it_is_what_torch_computes(name: str) -> None:
 def test_it_is_quantized(chip: str, name: str) -> None:
     model, data = made(name)
     quantizer = hago.quantize(model, chip, data)
-    assert compare(quantizer.plan, data[:1]).same
+    assert compare_plan_exactly(quantizer.plan, data[:1]).same
     # 15 dB: int8 with the ranges of random numbers
     assert hago.evaluate_strategy(model, chip, quantizer.strategy, data).results["sqnr"] > 15
 

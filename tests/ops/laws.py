@@ -23,7 +23,7 @@ from hago.ops import OPS, Ops
 from hago.ops._rule import OpRule, Refusal, Sample
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.resolve import Resolver
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.simulation.simulator import Simulator
 
@@ -213,7 +213,7 @@ def check_bound(plan: Plan, inputs: Iterable[Sequence[Tensor]]) -> int:
 def check_exact(resolver: Resolver, inputs: Sequence[Tensor], points: Iterable[Mapping[str, int]]) -> None:
     """Simulator and integer model agree on every node, edge and output."""
     for bits in points:
-        found = compare(resolver(bits), inputs)
+        found = compare_plan_exactly(resolver(bits), inputs)
         assert found.compared > 0
         assert found.same, (dict(found.differences), dict(bits))
 

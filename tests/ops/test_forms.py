@@ -37,12 +37,12 @@ from hago.graph.graph import Graph
 from hago.hardware.file import check_hardware, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
-from hago.plan.document import from_document, to_document
+from hago.plan.document import plan_from_document, plan_to_document
 from hago.plan.plan import NodePlan
 from hago.plan.resolve import Resolver
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
 from hago.search.prepare import prepare
 
@@ -75,7 +75,7 @@ def planned(op: str, hardware: Hardware, ranges: list[tuple[float, float]]) -> t
         steps.reshape(1, 13, 1).expand(1, 13, 13) * max(map(abs, ranges[0])),
         steps.reshape(1, 1, 13).expand(1, 13, 13) * max(map(abs, ranges[1])),
     ]
-    assert compare(plan, reals).same
+    assert compare_plan_exactly(plan, reals).same
     return plan.graph, plan.nodes[op], reals
 
 
@@ -141,7 +141,7 @@ def test_joined_where_operands_are_dequantized(op: str) -> None:
     out = b.call(op, b.input(3, 4, name="a"), b.input(3, 4, name="b"), name=op, axis=1)
     ranges = {f"{op}:0": (-1.0, 2.0), f"{op}:1": (-3.0, 1.0), f"{op}:out": (-3.0, 2.0)}
     resolver = fixed_resolver(b.graph(out), chip(op, "dequantize"), ranges)
-    found = compare(resolver(resolver.space.widest()), [torch.randn(2, 3, 4), torch.randn(2, 3, 4)])
+    found = compare_plan_exactly(resolver(resolver.space.widest()), [torch.randn(2, 3, 4), torch.randn(2, 3, 4)])
     assert found.same and found.compared > 0
 
 
@@ -211,7 +211,7 @@ def one(
     topology = analyze(graph, alone)
     space = build_space(graph, alone, topology)
     plan = Resolver(graph, alone, topology, space, PerChannel(ranges, graph.consts))(space.widest())
-    assert compare(plan, [x]).same
+    assert compare_plan_exactly(plan, [x]).same
     node, seen = plan.nodes["node"], {}
     IntegerModel(plan).run([x], lambda n, v: seen.__setitem__(n.name, v), lambda e, c: seen.__setitem__(str(e), c))
     source = node.operands[0]
@@ -337,7 +337,7 @@ def test_tpu_mlir_stores_what_is_never_negative_without_a_sign() -> None:
         nodes = plan.nodes
         assert [nodes[n].out.dtype.name for n in ("conv", "relu", "pool", "last")] == ["uint8"] * 3 + ["int8"]
         assert nodes["conv"].out is nodes["relu"].out is nodes["pool"].out is nodes["last"].operands[0]
-        assert compare(plan, [reals(2, 3, 6, 6, seed=3)]).same
+        assert compare_plan_exactly(plan, [reals(2, 3, 6, 6, seed=3)]).same
 
 
 # ---------------------------------------------------------------- multipliers
@@ -373,9 +373,9 @@ def test_a_stored_plan_keeps_its_forms(name: str) -> None:
     data = [tuple(random_inputs(graph, 1))]
     prepared = prepare(graph, name, data)
     plan = prepared.resolver(prepared.space.widest())
-    document, tensors = to_document(plan)
+    document, tensors = plan_to_document(plan)
     assert document["own_ops"] == []
-    again = from_document(document, tensors, "here")
+    again = plan_from_document(document, tensors, "here")
     x = random_inputs(graph, 5)
     for a, b in zip(IntegerModel(plan).run(x), IntegerModel(again).run(x), strict=True):
         assert torch.equal(a, b)

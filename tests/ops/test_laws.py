@@ -20,7 +20,7 @@ from hago.graph.graph import INPUT, Graph, Node
 from hago.hardware.hardware import Hardware
 from hago.ops import OPS
 from hago.ops._rule import Refusal
-from hago.plan.topology import analyze, misfit
+from hago.plan.topology import analyze, why_not_integer
 
 from . import laws
 from .samples import AFFINE_KEYS, KEYS, among_integers, at_batch, compute_nodes, graph_of, inputs_of, model_and_graph
@@ -163,7 +163,7 @@ SUMMING = [
 @pytest.mark.parametrize("key", SUMMING, ids=name_of)
 def test_overflow(key: Key, register: str) -> None:
     graph, chip = graph_of(*key), REGISTERS[register].hardware()
-    if misfit(graph, compute_nodes(graph)[0], chip) is not None:
+    if why_not_integer(graph, compute_nodes(graph)[0], chip) is not None:
         return
     chip = only(chip, key[0])
     resolver = resolver_of(graph, chip, inputs_for(key))
@@ -215,7 +215,7 @@ def test_bound(key: Key) -> None:
 def check_spec(key: Key, hardware: Hardware) -> None:
     inputs, graph = inputs_for(key), graph_of(*key)
     among, (node,) = among_integers(graph), compute_nodes(graph)
-    fits = misfit(graph, node, hardware) is None
+    fits = why_not_integer(graph, node, hardware) is None
     if fits or hardware.float_descs(key[0]):
         resolver = resolver_of(among, hardware, inputs)
         laws.check_exact(resolver, inputs, islice(points(resolver.space, seed=1), 3))
@@ -253,7 +253,7 @@ SOME = some(12, INTEGER_KEYS, CHIPS)
 def test_bit_exact_on_made_up_chips(key: Key, chip: str) -> None:
     inputs, hardware = inputs_for(key), CHIPS[chip].hardware()
     graph = among_integers(graph_of(*key))
-    if misfit(graph, graph[graph_of(*key).outputs[0]], hardware) is None:
+    if why_not_integer(graph, graph[graph_of(*key).outputs[0]], hardware) is None:
         resolver = resolver_of(graph, hardware, inputs)
         laws.check_exact(resolver, inputs, islice(points(resolver.space, seed=3), 3))
 

@@ -21,10 +21,10 @@ from hago.calibration.estimators import DoReFaEstimator, Mse
 from hago.calibration.estimators import estimator as estimator_of
 from hago.cli import main
 from hago.errors import HagoError
-from hago.hardware.file import load_hardware, to_document
+from hago.hardware.file import hardware_to_document, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.runtime.exactness import compare
+from hago.runtime.exactness import compare_plan_exactly
 from hago.search.prepare import prepare
 
 
@@ -84,7 +84,7 @@ def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware:
                 assert float((off > 0).double().mean()) < 0.01  # float32 against float64, at a tie
                 assert torch.allclose(node.operands[1].scale, torch.tensor(step).double(), rtol=1e-6)
                 assert bool((integers % 2 == 1).all()) and int(integers.abs().max()) <= (1 << k) - 1
-        assert compare(plan, batches).same
+        assert compare_plan_exactly(plan, batches).same
     strategy = hago.quantize(model, chip, batches, estimator=f"{scheme}:max_range").strategy
     quantizer = hago.create_quantizer(model, chip, strategy)
     trained = prepare_qat(model, chip, strategy, scheme=scheme)
@@ -138,7 +138,7 @@ def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> Non
     shipped = randomized(Small())
     shipped.load_state_dict(read_weights(weights))
     quantizer = hago.create_quantizer(shipped, chip, strategy)
-    assert compare(quantizer.plan, data()).same
+    assert compare_plan_exactly(quantizer.plan, data()).same
     for name in ("stem.0", "body", "fc"):
         integers = quantizer.plan.nodes[name].consts[1]
         assert bool((integers % 2 == 1).all())
@@ -173,7 +173,7 @@ def test_the_command_line_searches_and_trains(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     np.savez("data.npz", np.random.default_rng(0).standard_normal((64, 1, 8, 8), dtype=np.float32))
-    Path("chip.json").write_text(json.dumps(to_document(HARDWARE["x86_vnni"])))
+    Path("chip.json").write_text(json.dumps(hardware_to_document(HARDWARE["x86_vnni"])))
     command = ["search", "test_dorefa_search:small", "--hardware", "chip.json", "--data", "data.npz", "--json"]
     command += ["--estimator", "dorefa_relative", "--budget", "4 trials", "--save", "s.json", "--held-out", "data.npz"]
     command += ["--finetune", "scheme=dorefa_relative,steps=30,batch_size=16,lr=0.005,every=10"]

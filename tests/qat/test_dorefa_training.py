@@ -17,10 +17,10 @@ from hago.graph.frontend import from_torch
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import TensorScheme
-from hago.plan.dorefa_weights import Levels
+from hago.plan.dorefa_weights import DoReFaLevels
 from hago.qat.model import QatModel
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.qat.scheme import SCHEMES
+from hago.qat.scheme import TRAINING_SCHEMES
 
 HARDWARE = {
     "x86_vnni": load_hardware("x86_vnni"),
@@ -51,7 +51,7 @@ def net() -> Graph:
 
 def prepared(hardware: str, bits: int, **options: object) -> QatModel:
     fixed = {f"{n}:1": bits for n in "abc"}
-    scheme = replace(SCHEMES["dorefa"], dorefa=DoReFa(**options))  # type: ignore[arg-type]
+    scheme = replace(TRAINING_SCHEMES["dorefa"], dorefa=DoReFa(**options))  # type: ignore[arg-type]
     chip = HARDWARE[hardware]
     low = {op: tuple(replace(d, min_bits=2) if d.is_integer else d for d in descs) for op, descs in chip.ops.items()}
     return prepare_qat(net(), replace(chip, ops=low), dataset=[data()], scheme=scheme, fix_bits=fixed).train()
@@ -147,7 +147,7 @@ def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> Non
 
     def paper(x: Tensor) -> Tensor:
         for index, (conv, norm) in enumerate(((reference.a, reference.bn_a), (reference.b, reference.bn_b))):
-            levels = Levels.of(DOREFAS[scheme], "w", conv.weight.detach())
+            levels = DoReFaLevels.of(DOREFAS[scheme], "w", conv.weight.detach())
             x = norm(conv._conv_forward(x, levels.quantized(conv.weight, bits - 1), conv.bias))
             x = torch.relu(x) if index == 0 and scheme != "dorefa" else x.clamp(0, 1) if index == 0 else x
         return x
@@ -167,7 +167,7 @@ def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> Non
         integers, weight = quantizer.plan.nodes[name].consts[1], trained.norms[name].weight.detach()
         assert bool((integers % 2 == 1).all()) and int(integers.abs().max()) <= 2 ** (bits - 1) - 1
         sign = trained.norms[name].gamma.detach().sign().reshape(-1, 1, 1, 1)
-        levels = Levels.of(DOREFAS[scheme], "w", getattr(model, name).weight.detach())
+        levels = DoReFaLevels.of(DOREFAS[scheme], "w", getattr(model, name).weight.detach())
         expected = levels.quantized(weight, bits - 1) / levels.step(weight, bits - 1) * sign
         assert torch.equal(integers.double(), expected.round().double())
     trained.train().freeze_norms()

@@ -15,7 +15,7 @@ from hago.arithmetic.types import Edge
 from hago.graph.frontend import from_torch
 from hago.graph.graph import CONST, Graph
 from hago.hardware.file import load_hardware
-from hago.plan.placement import Placement, place, topology_of
+from hago.plan.placement import Placement, place_policy, topology_of
 from hago.plan.space import build_space
 from hago.plan.topology import analyze
 from hago.qat.prepare import from_qat, prepare_qat
@@ -62,7 +62,7 @@ def points(placement: Placement) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("policy", ["hardware", "tensorflow", "dorefa"])
 def test_points_are_edges_of_their_source_and_no_edge_has_two(policy: str, network: str, fold: bool) -> None:
     graph = imported(network, fold=fold)
-    placed = place(policy, graph, load_hardware("x86_vnni"))
+    placed = place_policy(policy, graph, load_hardware("x86_vnni"))
     edges = [e for p in placed.points for e in p.edges]
     assert len(set(edges)) == len(edges) and frozenset(edges) == placed.edges
     assert len({p.name for p in placed.points}) == len(placed.points)
@@ -75,7 +75,7 @@ def test_points_are_edges_of_their_source_and_no_edge_has_two(policy: str, netwo
 @pytest.mark.parametrize("network", NETWORKS)
 def test_folding_before_or_after_gives_the_same_points(network: str) -> None:
     hardware = load_hardware("vta")
-    folded, apart = (place("tensorflow", imported(network, fold=f), hardware) for f in (True, False))
+    folded, apart = (place_policy("tensorflow", imported(network, fold=f), hardware) for f in (True, False))
     assert {p.name for p in folded.points} == {p.name for p in apart.points}
     weights = [{(p.source, p.edges) for p in x.points if p.role == "weight"} for x in (folded, apart)]
     assert weights[0] == weights[1]
@@ -85,7 +85,7 @@ def test_folding_before_or_after_gives_the_same_points(network: str) -> None:
 def test_the_hardware_policy_is_the_space(network: str) -> None:
     graph, hardware = imported(network), load_hardware("vta")
     groups = build_space(graph, hardware, analyze(graph, hardware)).groups
-    placed = place("hardware", graph, hardware)
+    placed = place_policy("hardware", graph, hardware)
     assert {p.name: p.edges for p in placed.points} == {k: g.edges for k, g in groups.items()}
     assert placed.keep_float == ()
 
@@ -95,7 +95,7 @@ def test_the_hardware_policy_is_the_space(network: str) -> None:
 def test_a_plan_quantizes_no_operand_that_tensorflow_leaves_float(network: str, hardware: str) -> None:
     """Operands of layers and sums in the integer plan are inputs, quantized values, or poolings of these."""
     graph, chip = imported(network), load_hardware(hardware)
-    placed = place("tensorflow", graph, chip)
+    placed = place_policy("tensorflow", graph, chip)
     sources = {p.source for p in placed.points} | set(graph.inputs)
     topology = topology_of(graph, chip, ["policy:tensorflow"])
     for node in graph:
@@ -108,7 +108,7 @@ def test_a_plan_quantizes_no_operand_that_tensorflow_leaves_float(network: str, 
 
 # ---------------------------------------------------------------- TensorFlow, by name
 def test_tensorflow_on_a_residual_network() -> None:
-    found = points(place("tensorflow", imported("resnet"), load_hardware("vta")))
+    found = points(place_policy("tensorflow", imported("resnet"), load_hardware("vta")))
     assert found["conv1/weights_quant"] == ("conv1.weight", "conv1:1")
     assert found["conv1/act_quant"] == ("relu", "maxpool:0")
     # a shortcut: quantized before the add, and after the relu that follows it
@@ -122,7 +122,7 @@ def test_tensorflow_on_a_residual_network() -> None:
 
 
 def test_tensorflow_on_separable_layers_and_a_gate() -> None:
-    placed = place("tensorflow", imported("gated", fold=False), load_hardware("x86_vnni"))
+    placed = place_policy("tensorflow", imported("gated", fold=False), load_hardware("x86_vnni"))
     found = points(placed)
     assert found["stem/0/act_quant"] == ("stem.2", "depth.0:0 add:0")
     assert found["post_activation_bypass_quant"] == ("add", "gate:0 mul:0")
@@ -136,7 +136,7 @@ def test_tensorflow_on_separable_layers_and_a_gate() -> None:
 
 # ---------------------------------------------------------------- DoReFa
 def test_dorefa_leaves_the_first_and_the_last_layer_float() -> None:
-    placed = place("dorefa", imported("resnet"), load_hardware("vta"))
+    placed = place_policy("dorefa", imported("resnet"), load_hardware("vta"))
     found = points(placed)
     assert placed.keep_float == ("conv1", "fc")
     inner = {"stages.0.0.conv1", "stages.0.0.conv2", "stages.1.0.conv1", "stages.1.0.conv2", "stages.1.0.downsample.0"}
@@ -157,7 +157,7 @@ def test_what_the_last_layer_reads_stays_float_for_it_alone() -> None:
             return self.d(torch.relu(self.b(y)) + self.c(y)) + self.d(y)
 
     graph = from_torch(Shared().eval(), (torch.zeros(2, 4),))
-    placed = place("dorefa", graph, load_hardware("x86_vnni"))
+    placed = place_policy("dorefa", graph, load_hardware("x86_vnni"))
     (activation,) = [p for p in placed.points if p.role == "activation"]
     assert set(activation.edges) == {Edge("b", 0), Edge("c", 0)}
     assert "a" in placed.keep_float and "b" not in placed.keep_float
@@ -198,12 +198,12 @@ def test_training_under_a_policy_ends_in_integers(policy: str) -> None:
 def test_unknown_policies_are_refused() -> None:
     graph, hardware = imported("small"), load_hardware("vta")
     with pytest.raises(hago.HagoError, match="unknown policy 'tensorfow'.*Did you mean 'tensorflow'"):
-        place("tensorfow", graph, hardware)
+        place_policy("tensorfow", graph, hardware)
     with pytest.raises(hago.HagoError, match="unknown policy"):
         hago.quantize(randomized(Small()), "vta", batches("small"), keep_float=["policy:none"])
-    assert place(lambda g, h, o: Placement("own", ()), graph, hardware).points == ()
+    assert place_policy(lambda g, h, o: Placement("own", ()), graph, hardware).points == ()
 
 
 def test_a_placement_prints_itself() -> None:
-    text = str(place("dorefa", imported("small"), load_hardware("vta")))
+    text = str(place_policy("dorefa", imported("small"), load_hardware("vta")))
     assert text.splitlines()[0] == "policy dorefa" and text.splitlines()[-1] == "float: stem.0, fc"

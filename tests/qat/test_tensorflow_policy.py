@@ -13,7 +13,7 @@ from torch.nn import functional
 from hago.graph.frontend import from_torch
 from hago.graph.graph import CONST, OUTPUT, Graph
 from hago.hardware.file import load_hardware
-from hago.plan.placement import MOVES, Placement, place
+from hago.plan.placement import MOVES, Placement, place_policy
 from hago.plan.topology import analyze
 from hago.qat.prepare import prepare_qat
 
@@ -97,7 +97,7 @@ def sources(placement: Placement, role: str) -> set[str]:
 def test_the_policy_has_tensorflows_points(pattern: str) -> None:
     """Those of the recorded graphs, on the values that their ops compute, and on all their readers."""
     _, graph = imported(pattern)
-    placed = place("tensorflow", graph, load_hardware("tflite"))
+    placed = place_policy("tensorflow", graph, load_hardware("tflite"))
     found = {(p.name.rpartition("/")[2], p.source) for p in placed.points if p.role == "activation"}
     assert found == EXPECTED[pattern]
     layers = {"a", "b"} if pattern == "concat_two" else {"a"}
@@ -109,7 +109,7 @@ def test_the_policy_has_tensorflows_points(pattern: str) -> None:
 def test_a_plan_for_chips_that_requantize_at_outputs_has_them_all(pattern: str) -> None:
     """`prepare_qat(policy="tensorflow")` quantizes these values, the inputs, and nothing else."""
     model, graph = imported(pattern)
-    placed = place("tensorflow", graph, load_hardware("tflite"))
+    placed = place_policy("tensorflow", graph, load_hardware("tflite"))
     weights, values = quantized(model, graph, placed, "tflite")
     assert weights == sources(placed, "weight")
     assert values == sources(placed, "activation")
@@ -120,7 +120,7 @@ def test_a_plan_for_chips_that_requantize_at_outputs_has_them_all(pattern: str) 
 def test_a_plan_for_other_chips_has_those_that_integer_nodes_read(pattern: str, hardware: str) -> None:
     """What the caller or a float node reads is the accumulator, which is exact: no integers are asked for there."""
     model, graph = imported(pattern)
-    placed = place("tensorflow", graph, load_hardware(hardware))
+    placed = place_policy("tensorflow", graph, load_hardware(hardware))
     weights, values = quantized(model, graph, placed, hardware)
     integer = analyze(graph, load_hardware(hardware), placed.keep_float).nodes
 

@@ -24,7 +24,7 @@ from hago.errors import HagoError
 from hago.graph.execute import run_real
 from hago.qat.model import QatModel
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.qat.scheme import SCHEMES
+from hago.qat.scheme import TRAINING_SCHEMES
 from hago.runtime.exactness import differing
 from hago.search.prepare import make_strategy, prepare
 
@@ -52,7 +52,7 @@ def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tenso
 def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
     """In training the forward pass is the simulation, before a step and after one; so is the integer model."""
     rng = random.Random(seed)
-    scheme = rng.choice(sorted(SCHEMES))
+    scheme = rng.choice(sorted(TRAINING_SCHEMES))
     name = rng.choice(sorted(EVERY))
     try:
         trained, inputs = in_training(seed, name, scheme)
@@ -88,7 +88,7 @@ def test_training_without_quantization_is_float_training(seed: int) -> None:
 
 
 # ---------------------------------------------------------------- gradients
-@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"dorefa"}))  # which squashes its weights
+@pytest.mark.parametrize("scheme", sorted(set(TRAINING_SCHEMES) - {"dorefa"}))  # which squashes its weights
 def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) -> None:
     model, data = (
         randomized(Small()),
@@ -101,12 +101,12 @@ def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) ->
         trained.zero_grad()
         trained(data[0]).square().mean().backward()
         found[quantizing] = {n: p.grad.clone() for n, p in trained.named_parameters() if n[0] != "r"}
-    assert len(found[True]) == (6 if SCHEMES[scheme].norms == "frozen" else 8)  # with gamma and beta
+    assert len(found[True]) == (6 if TRAINING_SCHEMES[scheme].norms == "frozen" else 8)  # with gamma and beta
     for name, grad in found[True].items():
         if name == "norms.stem/0.bias":  # a batch norm takes it out again
             continue
         assert torch.cosine_similarity(grad.flatten(), found[False][name].flatten(), 0) > 0.95, name
-    if SCHEMES[scheme].activation.learned:
+    if TRAINING_SCHEMES[scheme].activation.learned:
         assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.ranges.parameters())
         assert any(p.grad.abs().sum() > 0 for p in trained.ranges.parameters())
 
@@ -151,7 +151,7 @@ def test_the_model_is_not_touched() -> None:
     assert not model.training and all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_a_state_dict_carries_all_that_was_trained(scheme: str) -> None:
     model, data = randomized(Small()), data_of()
     strategy = hago.quantize(model, "x86_vnni", data).strategy

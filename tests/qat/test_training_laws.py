@@ -21,8 +21,8 @@ from hago.errors import HagoError
 from hago.plan.strategy import Strategy
 from hago.qat.model import QatModel
 from hago.qat.prepare import from_qat, prepare_qat
-from hago.qat.scheme import SCHEMES
-from hago.runtime.exactness import compare
+from hago.qat.scheme import TRAINING_SCHEMES
+from hago.runtime.exactness import compare_plan_exactly
 
 
 class Residual(nn.Module):
@@ -88,7 +88,7 @@ def step(trained: nn.Module, x: Tensor, rate: float = 0.02) -> None:
 
 # ---------------------------------------------------------------- simulate == integer
 @pytest.mark.parametrize("network", sorted(NETWORKS))
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_simulation_is_the_integer_model_after_training(scheme: str, network: str) -> None:
     trained = prepared(network, scheme)
     before = trained.eval()(images(seed=9))
@@ -97,7 +97,7 @@ def test_simulation_is_the_integer_model_after_training(scheme: str, network: st
     quantizer = from_qat(trained)
     found = trained.eval()(images(seed=9))
     assert not torch.equal(found, before)
-    assert compare(quantizer.plan, [images(seed=9)]).same
+    assert compare_plan_exactly(quantizer.plan, [images(seed=9)]).same
     assert torch.equal(found, quantizer.quantize()(images(seed=9)))
     trained.train().observe(False)
     trained.freeze_norms()
@@ -130,7 +130,7 @@ def test_onnx_of_a_trained_model_is_its_integer_model(scheme: str, hardware: str
 
 
 # ---------------------------------------------------------------- an ordinary nn.Module
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_a_copy_trains_on_its_own(scheme: str) -> None:
     """Of a model in the middle of training, batch norms, observers and all."""
     one = prepared("conv", scheme)
@@ -162,7 +162,7 @@ def test_eval_and_frozen_observers_change_nothing(scheme: str) -> None:
     assert {n for n, t in trained.state_dict().items() if not torch.equal(t, kept[n]) and n.startswith("ranges.")}
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_bfloat16_autocast_trains_what_is_shipped(scheme: str) -> None:
     trained = prepared("conv", scheme)
     for seed in range(2):
@@ -172,7 +172,7 @@ def test_bfloat16_autocast_trains_what_is_shipped(scheme: str) -> None:
         loss.backward()
         assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in trained.weights.parameters())
         torch.optim.SGD(trained.parameters(), 0.01).step()
-    assert compare(from_qat(trained).plan, [images(seed=9)]).same
+    assert compare_plan_exactly(from_qat(trained).plan, [images(seed=9)]).same
 
 
 # ---------------------------------------------------------------- two processes
@@ -228,7 +228,7 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
             assert torch.equal(value, other[name]), name
         shipped = prepared("residual", scheme)
         shipped.load_state_dict(one)
-        assert compare(from_qat(shipped).plan, [images(seed=9)]).same
+        assert compare_plan_exactly(from_qat(shipped).plan, [images(seed=9)]).same
     alone = prepared("residual", "lsq")
     for seed in range(3):
         alone.zero_grad()
@@ -253,11 +253,11 @@ def test_a_model_in_the_middle_of_a_step_is_refused() -> None:
         prepare_qat(model.train(), "x86_vnni", dataset=[images()])
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_one_sample_under_a_batch_norm(scheme: str) -> None:
     """One value per channel is refused where the batch's statistics are used, and trains where they are not."""
     trained = prepared("linear", scheme)
-    if SCHEMES[scheme].norms == "frozen":
+    if TRAINING_SCHEMES[scheme].norms == "frozen":
         step(trained, images(1))
         return
     with pytest.raises(HagoError, match=r"batch norm '2' got one value per channel in training"):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hago.errors import HagoError, InfeasibleBits, LogError
-from hago.searchers.exhaustive import DefaultOptions
+from hago.searchers.exhaustive import StartOnlyOptions
 from hago.searchers.registry import make_searcher
 from hago.study.log import Trial, best_trial, read_log
-from hago.study.searcher import Ask, Score, Walk
-from hago.study.study import search
+from hago.study.searcher import Ask, GeneratorSearcher, Score
+from hago.study.study import run_study
 
 from .toys import TOY, Counting, header_of, run, separable, timeless, without_relu
 
@@ -146,7 +146,7 @@ def test_a_point_outside_the_space_is_refused() -> None:
 
     counting = Counting(separable)
     with pytest.raises(InfeasibleBits, match="3 bits for edge 'conv:0'"):
-        search(TOY, Walk("odd", DefaultOptions(), steps()), counting)
+        run_study(TOY, GeneratorSearcher("odd", StartOnlyOptions(), steps()), counting)
     assert counting.calls == []
 
 
@@ -158,8 +158,8 @@ def test_a_searcher_with_hidden_state_cannot_continue_its_log(tmp_path: Path) ->
             yield Ask(({k: hidden.choice(g.choices) for k, g in TOY.groups.items()},))
 
     def once(**arguments):
-        searcher = Walk("hidden", DefaultOptions(), steps())
-        return search(TOY, searcher, separable, log=tmp_path / "log", header=header_of(searcher), **arguments)
+        searcher = GeneratorSearcher("hidden", StartOnlyOptions(), steps())
+        return run_study(TOY, searcher, separable, log=tmp_path / "log", header=header_of(searcher), **arguments)
 
     once(budget=5)
     with pytest.raises(LogError, match=r"different searcher or seed: trial \d has \d+ bits at"):
@@ -170,8 +170,8 @@ def test_a_searcher_that_ends_before_its_log_is_refused(tmp_path: Path) -> None:
     def once(count):
         points = itertools.islice(itertools.product(*(g.choices for g in TOY.groups.values())), count)
         asks = (Ask((dict(zip(TOY.groups, p, strict=True)),)) for p in points)
-        searcher = Walk("short", DefaultOptions(), each(asks))
-        return search(TOY, searcher, separable, log=tmp_path / "log", header=header_of(searcher))
+        searcher = GeneratorSearcher("short", StartOnlyOptions(), each(asks))
+        return run_study(TOY, searcher, separable, log=tmp_path / "log", header=header_of(searcher))
 
     once(5)
     with pytest.raises(LogError, match="it holds 5 trials, this search asks 3"):
@@ -185,7 +185,7 @@ def each(asks):
 
 def test_a_searcher_that_asks_nothing_is_refused() -> None:
     with pytest.raises(HagoError, match="'empty' asked no point"):
-        search(TOY, Walk("empty", DefaultOptions(), each([])), separable)
+        run_study(TOY, GeneratorSearcher("empty", StartOnlyOptions(), each([])), separable)
 
 
 def test_telling_another_point_is_refused() -> None:

@@ -12,7 +12,7 @@ from hago.errors import LogError, StrategyMismatch
 from hago.plan.strategy import HardwareId
 from hago.searchers.registry import make_searcher
 from hago.study.log import make_header
-from hago.study.study import search
+from hago.study.study import run_study
 
 from .toys import TOY, chain, header_of, run, separable
 
@@ -36,7 +36,7 @@ def test_a_log_of_another_search_is_refused(changes, error, words, tmp_path: Pat
     before = (tmp_path / "log").read_bytes()
     searcher = make_searcher("greedy", TOY, options={"max_passes": 3})
     with pytest.raises(error) as caught:
-        search(TOY, searcher, separable, log=tmp_path / "log", header=header_of(searcher, **changes))
+        run_study(TOY, searcher, separable, log=tmp_path / "log", header=header_of(searcher, **changes))
     for word in [*words, str(tmp_path / "log")]:
         assert word in str(caught.value)
     assert (tmp_path / "log").read_bytes() == before
@@ -58,7 +58,7 @@ def test_other_versions_are_worth_a_notice(tmp_path: Path) -> None:
     searcher = make_searcher("greedy", TOY)
     notices: list[str] = []
     header = header_of(searcher, threads=2)
-    search(TOY, searcher, separable, log=tmp_path / "log", header=header, notice=notices.append)
+    run_study(TOY, searcher, separable, log=tmp_path / "log", header=header, notice=notices.append)
     assert len(notices) == 1
     assert "made_by.threads 1, this is 2" in notices[0]
 
@@ -74,7 +74,7 @@ def test_an_existing_log_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_a_log_needs_a_header(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="needs a header"):
-        search(TOY, make_searcher("greedy", TOY), separable, log=tmp_path / "log")
+        run_study(TOY, make_searcher("greedy", TOY), separable, log=tmp_path / "log")
 
 
 #: Locks the file that it is given, as a search does, until its input ends.

@@ -14,9 +14,17 @@ from hago.plan.space import FLOAT, Bits, Space
 from hago.searchers.knapsack import Knapsack, Room
 from hago.searchers.pareto import added
 from hago.searchers.registry import make_searcher
-from hago.searchers.surrogate import Guide, Held, Measured, Term, factors, neighbours, plain_guide
+from hago.searchers.surrogate import (
+    CostConstraint,
+    MeasuredPoint,
+    Surrogate,
+    Term,
+    factors,
+    neighbours,
+    plain_surrogate,
+)
 from hago.study.searcher import Score
-from hago.study.study import search
+from hago.study.study import run_study
 
 from .toys import TOY, make_space
 
@@ -35,12 +43,12 @@ def random_terms(rng: random.Random, space: Space) -> list[Term]:
     return terms
 
 
-def random_guide(seed: int) -> tuple[Space, Guide]:
+def random_guide(seed: int) -> tuple[Space, Surrogate]:
     """Losses over many orders of size; costs of one group, of two, and of one group twice."""
     rng = random.Random(seed)
     space = make_space({f"n{i}:{s}": (8, 7, 5, 4)[: rng.randint(1, 4)] for i in range(3) for s in (0, 1)})
     losses = {k: {b: 10 ** rng.uniform(-9, 0) * 4.0**-b for b in g.choices} for k, g in space.groups.items()}
-    return space, Guide("size", losses, random_terms(rng, space), constant=float(rng.randint(0, 100)))
+    return space, Surrogate("size", losses, random_terms(rng, space), constant=float(rng.randint(0, 100)))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -63,7 +71,7 @@ def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
 def test_limits_of_two_costs(seed: int) -> None:
     space, guide = random_guide(seed)
     rng, every = random.Random(seed + 100), points(space)
-    other = Held("other", random_terms(rng, space), 7.0, math.inf)
+    other = CostConstraint("other", random_terms(rng, space), 7.0, math.inf)
     for _ in range(2):
         some, tighter = (rng.choice(every) for _ in range(2))
         first, second = guide.cost(some), other.cost(some)
@@ -83,8 +91,8 @@ def test_limits_of_two_costs(seed: int) -> None:
 
 def test_limits_that_no_point_is_expected_to_keep() -> None:
     space = make_space({"a:0": (8, 4)})
-    guide = Guide("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
-    against = Held("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
+    guide = Surrogate("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
+    against = CostConstraint("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
 
     def picked(most: float, own: float | None, limit: float) -> Bits | None:
         found = Knapsack(space, replace(guide, limit=own, held=[replace(against, most=most)])).solve(limit)
@@ -99,14 +107,14 @@ def test_limits_that_no_point_is_expected_to_keep() -> None:
 def test_groups_that_share_an_accumulator() -> None:
     space = make_space({"a:0": (8, 7, 6, 5), "a:1": (8, 7, 6, 5), "b:0": (8, 4)})
     losses = {"a:0": {8: 0, 7: 1, 6: 3, 5: 9}, "a:1": {8: 0, 7: 4, 6: 9, 5: 20}, "b:0": {8: 0, 4: 1}}
-    program = Knapsack(space, Guide("", losses, ()), [Room(("a:0", "a:1"), 13)])
+    program = Knapsack(space, Surrogate("", losses, ()), [Room(("a:0", "a:1"), 13)])
     picked = program.solve(None)
     assert picked is not None and picked.bits == {"a:0": 6, "a:1": 7, "b:0": 8}
 
 
 def test_ties_go_to_the_lower_cost() -> None:
     space = make_space({"a:0": (8, 4)})
-    guide = Guide("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
+    guide = Surrogate("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
     picked = Knapsack(space, guide).solve(None)
     assert picked is not None and picked.bits == {"a:0": 4}
 
@@ -118,7 +126,7 @@ def measured(score: Score) -> float:
 
 def test_factors_find_what_was_expected_wrongly() -> None:
     space = make_space({f"g{i}:0": (8, 4) for i in range(3)})
-    guide = Guide("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
+    guide = Surrogate("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
     truth = {k: {8: f, 4: f} for k, f in {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}.items()}
 
     def score(bits: Bits) -> Score:
@@ -129,7 +137,7 @@ def test_factors_find_what_was_expected_wrongly() -> None:
     assert found["g0:0"][4] > 1.15 * found["g1:0"][4] and found["g1:0"][4] == pytest.approx(found["g2:0"][4])
     # what was measured at one choice tells of the other one of its group, but less
     assert found["g0:0"][4] > found["g0:0"][8] > found["g1:0"][8]
-    assert factors(guide, []) == {} and factors(plain_guide(space), [(one_low[0], score(one_low[0]))]) == {}
+    assert factors(guide, []) == {} and factors(plain_surrogate(space), [(one_low[0], score(one_low[0]))]) == {}
     same = factors(guide, [(b, Score(0.0, {"loss": 3 * guide.loss(b)})) for b in one_low])
     assert all(f == pytest.approx(3.0, rel=0.01) for by in same.values() for f in by.values())
     broken = [(one_low[0], Score(0.0, {"loss": math.nan})), (one_low[1], Score(0.0, {"loss": 0.0}))]
@@ -137,23 +145,23 @@ def test_factors_find_what_was_expected_wrongly() -> None:
 
 
 # ---------------------------------------------------------------- guided searches
-def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Guide]:
+def toy(limit: float | None = None, minimize: bool = False) -> tuple[Space, Surrogate]:
     """Forty groups; what is measured is what is expected, times a factor that differs by group."""
     rng = random.Random(0)
     space = make_space({f"n{i}:0": (8, 7, 6, 5, 4) for i in range(40)})
     sizes = {k: 10 ** rng.uniform(-3, 0) for k in space.groups}
     losses = {k: {b: sizes[k] * 4.0 ** (8 - b) for b in g.choices} for k, g in space.groups.items()}
     terms = [Term((k,), {(b,): b * 10.0 for b in g.choices}) for k, g in space.groups.items()]
-    return space, Guide("size", losses, terms, limit=limit, minimize=minimize, measured=measured)
+    return space, Surrogate("size", losses, terms, limit=limit, minimize=minimize, measured=measured)
 
 
-def squares(space: Space, most: float) -> Held:
+def squares(space: Space, most: float) -> CostConstraint:
     """A cost that rises faster than the bits."""
     terms = [Term((k,), {(b,): float(b * b) for b in g.choices}) for k, g in space.groups.items()]
-    return Held("other", terms, 0.0, most)
+    return CostConstraint("other", terms, 0.0, most)
 
 
-def evaluation(guide: Guide, keep: float = math.inf):
+def evaluation(guide: Surrogate, keep: float = math.inf):
     rng = random.Random(1)
     drawn = {k: rng.choice([0.5, 1.0, 2.0]) for k in guide.losses}
     truth = guide.corrected({k: dict.fromkeys(by, drawn[k]) for k, by in guide.losses.items()})
@@ -173,7 +181,7 @@ def test_a_guided_search_comes_close_to_the_best_under_a_limit(name: str, most: 
     truth, evaluate = evaluation(guide)
     best = Knapsack(space, truth).solve(2400.0)
     searcher = make_searcher(name, space, guide=guide)
-    result = search(space, searcher, evaluate)
+    result = run_study(space, searcher, evaluate)
     assert best is not None and result.score.accepted and result.score.costs["size"] <= 2400
     assert result.score.results["loss"] <= off * best.loss
     assert len(result.trials) <= most
@@ -209,8 +217,8 @@ def test_under_limits_the_default_keeps_what_any_point_keeps(seed: int, minimize
         shortfall = sum(max(0.0, x) for x in over)
         return Score(value, {"loss": loss}, costs=found, shortfall=shortfall, total_bits=sum(bits.values()))
 
-    result = search(space, make_searcher("limited", space, guide=guide), evaluate)
-    again = search(space, make_searcher("limited", space, guide=guide), evaluate)
+    result = run_study(space, make_searcher("limited", space, guide=guide), evaluate)
+    again = run_study(space, make_searcher("limited", space, guide=guide), evaluate)
     best = max((evaluate(p) for p in every), key=lambda s: s.rank)
     assert best.accepted and result.score.accepted
     assert [t.bits for t in again.trials] == [t.bits for t in result.trials]
@@ -230,7 +238,7 @@ def test_a_limit_is_kept_where_points_cost_more_than_expected() -> None:
         return Score(-loss, {"loss": loss}, costs=costs, shortfall=over, total_bits=sum(bits.values()))
 
     searcher = make_searcher("sensitivity", space, guide=guide, options={"rounds": 1, "moves": 0})
-    result = search(space, searcher, evaluate)
+    result = run_study(space, searcher, evaluate)
     best = Knapsack(space, replace(guide, held=[replace(other, most=1300 / 1.03)])).solve(2400.0)
     assert best is not None and result.score.accepted and result.score.results["loss"] <= 1.3 * best.loss
 
@@ -246,7 +254,7 @@ def test_what_bits_cost_that_no_signature_holds_is_as_expected() -> None:
         raise InfeasibleBits("no signature holds these bits")
 
     with pytest.raises(InfeasibleBits, match="none of the .* points tried fits"):
-        search(space, make_searcher("sensitivity", space, start, guide=guide), refuse)
+        run_study(space, make_searcher("sensitivity", space, start, guide=guide), refuse)
     # around the start one bit more misses the first limit, and one more with one less the second
     assert len(asked) > 10 and all(guide.cost(p) <= 2005 and other.cost(p) <= 1001 for p in asked)
 
@@ -256,7 +264,7 @@ def test_a_guided_search_finds_the_least_cost_that_keeps_a_limit(name: str, most
     space, guide = toy(minimize=True)
     keep = guide.loss(space.widest()) * 100
     truth, evaluate = evaluation(guide, keep)
-    result = search(space, make_searcher(name, space, guide=guide), evaluate)
+    result = run_study(space, make_searcher(name, space, guide=guide), evaluate)
     fronts = (Knapsack(space, truth).solve(cost) for cost in range(1600, 3210, 10))
     least = next(p.cost for p in fronts if p is not None and p.loss <= keep)
     assert result.score.accepted and result.score.costs["size"] <= 1.02 * least
@@ -266,8 +274,8 @@ def test_a_guided_search_finds_the_least_cost_that_keeps_a_limit(name: str, most
 def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
     space, guide = toy()
     truth, evaluate = evaluation(guide)
-    whole = search(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate)
-    stopped = search(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate, budget=9)
+    whole = run_study(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate)
+    stopped = run_study(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate, budget=9)
     assert [t.bits for t in stopped.trials] == [t.bits for t in whole.trials[:9]]
     program = Knapsack(space, truth)
     for trials, off in ((stopped.trials, 4.0), (whole.trials, 2.0)):
@@ -290,7 +298,7 @@ def test_pareto_search_fills_the_gaps_that_it_measures(seed: int) -> None:
     wrong = replace(guide, losses={k: {b: x * off[k] for b, x in by.items()} for k, by in guide.losses.items()})
 
     def area(options: dict[str, float]) -> float:
-        result = search(space, make_searcher("pareto", space, guide=wrong, options=options), evaluate)
+        result = run_study(space, make_searcher("pareto", space, guide=wrong, options=options), evaluate)
         assert len(result.trials) == 24
         found = [(t.score.costs["size"], -math.log(t.score.results["loss"])) for t in result.trials]
         return sum(max(merit for cost, merit in found if cost <= size) for size in range(1600, 3210, 10))
@@ -304,7 +312,7 @@ def test_pareto_search_ends_with_the_round_that_adds_little() -> None:
 
     def trials(gain: float) -> list[Bits]:
         options = {"points": 12, "rounds": 9, "gain": gain}
-        result = search(space, make_searcher("pareto", space, guide=guide, options=options), evaluate)
+        result = run_study(space, make_searcher("pareto", space, guide=guide, options=options), evaluate)
         return [t.bits for t in result.trials]
 
     whole, some, least = trials(0.0), trials(0.01), trials(0.999)
@@ -314,8 +322,8 @@ def test_pareto_search_ends_with_the_round_that_adds_little() -> None:
 
 
 def test_what_a_front_adds_to_another() -> None:
-    def line(*points: tuple[float, float]) -> list[Measured]:
-        return [Measured(cost, merit, {}) for cost, merit in points]
+    def line(*points: tuple[float, float]) -> list[MeasuredPoint]:
+        return [MeasuredPoint(cost, merit, {}) for cost, merit in points]
 
     one = line((1.0, 2.0), (math.e, 4.0), (math.e**3, 5.0))
     assert added(one, one) == 0.0
@@ -330,9 +338,12 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
     losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
     terms = [Term((k,), {(b,): float(b) for b in g.choices}) for k, g in space.groups.items()]
-    guide = Guide("size", losses, terms, measured=measured)
+    guide = Surrogate("size", losses, terms, measured=measured)
     # the cheap point was measured to be worse than expected: what is next to the good one is worth more
-    line = [Measured(8.0, -math.log(20.0), {"a:0": 4, "b:0": 4}), Measured(16.0, -math.log(2.0), space.widest())]
+    line = [
+        MeasuredPoint(8.0, -math.log(20.0), {"a:0": 4, "b:0": 4}),
+        MeasuredPoint(16.0, -math.log(2.0), space.widest()),
+    ]
     near = list(neighbours(space, guide, line, {}))
     # both cost 12, and b at 4 bits is expected to lose 3, a at 4 bits 4; a at 6 bits costs 14
     assert near[0] == {"a:0": 8, "b:0": 4} and near[1] == {"a:0": 4, "b:0": 8}
@@ -347,14 +358,14 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
 def test_overflow_makes_room_smaller() -> None:
     space = make_space({"a:0": (8, 7, 6, 5, 4), "a:1": (8, 7, 6, 5, 4)})
     losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 64 * 4.0**-b for b in range(4, 9)}}
-    guide = Guide("", losses, (), measured=None)
+    guide = Surrogate("", losses, (), measured=None)
 
     def evaluate(bits: Bits) -> Score:
         excess = sum(bits.values()) - 12
         over = {"a": excess} if excess > 0 else {}
         return Score(-guide.loss(bits), overflows=over, excess_bits=over, total_bits=sum(bits.values()))
 
-    result = search(space, make_searcher("sensitivity", space, guide=guide), evaluate)
+    result = run_study(space, make_searcher("sensitivity", space, guide=guide), evaluate)
     assert result.bits == {"a:0": 4, "a:1": 8}
 
 

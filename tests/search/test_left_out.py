@@ -13,15 +13,15 @@ from hago.errors import InfeasibleBits
 from hago.plan.space import Bits, Space
 from hago.searchers.knapsack import Knapsack, Room
 from hago.searchers.registry import make_searcher
-from hago.searchers.surrogate import Guide, Measured, Term, neighbours
+from hago.searchers.surrogate import MeasuredPoint, Surrogate, Term, neighbours
 from hago.study.searcher import Score
-from hago.study.study import search
+from hago.study.study import run_study
 
 from .test_knapsack import points, random_guide
 from .toys import make_space
 
 
-def with_gaps(seed: int) -> tuple[Space, Guide]:
+def with_gaps(seed: int) -> tuple[Space, Surrogate]:
     """Terms that leave out a third of their rows, but for those of the most bits."""
     space, guide = random_guide(seed)
     rng, widest = random.Random(seed + 50), space.widest()
@@ -52,7 +52,7 @@ def test_the_program_finds_the_best_of_what_is_left(seed: int) -> None:
 def test_room_for_nothing_that_is_left() -> None:
     space = make_space({"a:0": (8, 4), "b:0": (8, 4)})
     losses = {k: {8: 0.0, 4: 1.0} for k in space.groups}
-    guide = Guide("size", losses, [Term(("a:0", "b:0"), {(8, 8): 16.0, (8, 4): 12.0})])
+    guide = Surrogate("size", losses, [Term(("a:0", "b:0"), {(8, 8): 16.0, (8, 4): 12.0})])
     none = Knapsack(space, guide, [Room(("a:0",), 4)])
     assert none.range is None and none.solve(None) is None
     some = Knapsack(space, guide, [Room(("a:0", "b:0"), 12)])
@@ -63,8 +63,8 @@ def test_neighbours_of_a_front_are_of_what_is_left() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
     losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
     rows = {(a, b): float(a + b) for a in (8, 6, 4) for b in (8, 4)}
-    guide = Guide("size", losses, [Term(("a:0", "b:0"), rows)], measured=lambda score: 1.0)
-    line = [Measured(8.0, -3.0, {"a:0": 4, "b:0": 4}), Measured(16.0, 3.0, space.widest())]
+    guide = Surrogate("size", losses, [Term(("a:0", "b:0"), rows)], measured=lambda score: 1.0)
+    line = [MeasuredPoint(8.0, -3.0, {"a:0": 4, "b:0": 4}), MeasuredPoint(16.0, 3.0, space.widest())]
     for gone in rows:
         left = replace(guide, terms=[Term(("a:0", "b:0"), {r: x for r, x in rows.items() if r != gone})])
         near = list(neighbours(space, left, line, {}))
@@ -81,7 +81,7 @@ def test_searches_ask_for_nothing_that_is_left_out(name: str, minimize: bool, li
     losses = {k: {b: 4.0**-b * (1 + i % 3) for b in (8, 6, 4)} for i, k in enumerate(keys)}
     rows = {(a, b): float(b) for a in (8, 6, 4) for b in (8, 6, 4) if b <= a}
     terms = [Term((k, later), rows) for k, later in itertools.pairwise(keys)]
-    guide = Guide("size", losses, terms, limit=limit, minimize=minimize)
+    guide = Surrogate("size", losses, terms, limit=limit, minimize=minimize)
 
     def evaluate(bits: Bits) -> Score:
         if any(bits[k] < bits[later] for k, later in itertools.pairwise(keys)):
@@ -89,7 +89,7 @@ def test_searches_ask_for_nothing_that_is_left_out(name: str, minimize: bool, li
         over = 0.0 if limit is None else max(0.0, guide.cost(bits) / limit - 1)
         return Score(-guide.loss(bits), costs={"size": guide.cost(bits)}, shortfall=over)
 
-    result = search(space, make_searcher(name, space, guide=guide), evaluate)
+    result = run_study(space, make_searcher(name, space, guide=guide), evaluate)
     assert len(result.trials) > 1 and result.score.accepted
     assert not [t.score.infeasible for t in result.trials if t.score.infeasible]
 
@@ -99,7 +99,7 @@ def test_a_start_that_is_left_out_is_left_behind() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 6, 4)})
     losses = {k: {8: 0.0, 6: 1.0, 4: 3.0} for k in space.groups}
     rows = {(a, b): float(a + b) for a in (8, 6, 4) for b in (8, 6, 4) if a + b < 13}
-    guide = Guide("size", losses, [Term(("a:0", "b:0"), rows)], limit=12.0)
+    guide = Surrogate("size", losses, [Term(("a:0", "b:0"), rows)], limit=12.0)
 
     def evaluate(bits: Bits) -> Score:
         if guide.cost(bits) == math.inf:
@@ -107,5 +107,5 @@ def test_a_start_that_is_left_out_is_left_behind() -> None:
         return Score(-guide.loss(bits), costs={"size": guide.cost(bits)})
 
     for name in ("sensitivity", "pareto"):
-        result = search(space, make_searcher(name, space, guide=guide), evaluate)
+        result = run_study(space, make_searcher(name, space, guide=guide), evaluate)
         assert result.score.accepted and -result.score.value == 2.0

@@ -10,18 +10,18 @@ from dataclasses import replace
 import pytest
 
 from hago.plan.space import FLOAT, INTEGER
-from hago.searchers.surrogate import Guide, Nearby, Term, exact_sum
+from hago.searchers.surrogate import NeighbourEstimates, Surrogate, Term, exact_sum
 
 CHOICES = {"a:0": (8, 6, 4), "a:1": (8, 4), "b:0": (8, 7, 6, 5), "a:kind": (INTEGER, FLOAT), "b:kind": (INTEGER, FLOAT)}
 GATES = {"a:kind": ("a:0", "a:1"), "b:kind": ("b:0",)}
 
 
-def guide_of(rng: random.Random) -> Guide:
+def guide_of(rng: random.Random) -> Surrogate:
     losses = {k: {b: rng.uniform(0, 10 ** rng.randint(-9, 3)) for b in CHOICES[k]} for k in ("a:0", "a:1", "b:0")}
     keys = [(k,) for k in CHOICES] + [("a:0", "a:1", "a:kind"), ("b:0", "b:kind"), ("a:1", "b:0")]
     rows = [(names, itertools.product(*(CHOICES[k] for k in names))) for names in keys]
     terms = [Term(names, {row: rng.uniform(-1, 10 ** rng.randint(-6, 9)) for row in table}) for names, table in rows]
-    return Guide("size", losses, terms, constant=rng.uniform(0, 1e6), gates=GATES)
+    return Surrogate("size", losses, terms, constant=rng.uniform(0, 1e6), gates=GATES)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -30,7 +30,7 @@ def test_changes_are_differences_of_the_whole(seed: int) -> None:
     guide = guide_of(rng)
     here, there = ({k: rng.choice(listed) for k, listed in CHOICES.items()} for _ in range(2))
     some = {k: there[k] for k in rng.sample(sorted(CHOICES), rng.randint(0, 3))}
-    found, whole = Nearby(guide, here).change(some), {**here, **some}
+    found, whole = NeighbourEstimates(guide, here).change(some), {**here, **some}
     parts, moved = guide.parts(here), guide.parts(whole)
     assert found.bits == {k: b for k, b in some.items() if b != here[k]}
     assert found.cost == guide.cost(whole) - guide.cost(here)
@@ -55,7 +55,7 @@ def test_what_terms_leave_out_costs_without_end(seed: int) -> None:
     tables = [{row: x for row, x in t.table.items() if rng.random() < 0.8} for t in whole.terms]
     guide = replace(whole, terms=[replace(t, table=x) for t, x in zip(whole.terms, tables, strict=True)])
     here = {k: rng.choice(listed) for k, listed in CHOICES.items()}
-    near = Nearby(guide, here)
+    near = NeighbourEstimates(guide, here)
     for key, bits in ((k, b) for k, listed in CHOICES.items() for b in listed if b != here[k]):
         there, terms = {**here, key: bits}, [t for t in guide.terms if key in t.keys]
         found = near.change({key: bits}).cost

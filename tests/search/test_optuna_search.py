@@ -13,14 +13,14 @@ import pytest
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.searchers.registry import make_searcher
-from hago.searchers.surrogate import Guide, Term
+from hago.searchers.surrogate import Surrogate, Term
 from hago.study.searcher import Score
-from hago.study.study import search
+from hago.study.study import run_study
 
 from .toys import TOY, header_of, make_space, run, separable
 
 SPACE = make_space({f"n{i}:0": (8, 7, 6, 5, 4) for i in range(6)})
-GUIDE = Guide(
+GUIDE = Surrogate(
     "size",
     {k: {b: (1 + i) * 4.0**-b for b in g.choices} for i, (k, g) in enumerate(SPACE.groups.items())},
     [Term((k,), {(b,): float(b) for b in g.choices}) for k, g in SPACE.groups.items()],
@@ -36,7 +36,7 @@ def limited(bits: Bits) -> Score:
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "gp"])
 def test_starts_from_the_expected_front(name: str) -> None:
     options = {"trials": 6, "startup": 4, "warm": 4}
-    result = search(SPACE, make_searcher(name, SPACE, guide=GUIDE, options=options), limited)
+    result = run_study(SPACE, make_searcher(name, SPACE, guide=GUIDE, options=options), limited)
     sizes = [t.score.costs["size"] for t in result.trials]
     assert sizes[:5] == [48, 36, 32, 28, 24] and len(sizes) == 6
     assert result.best.index == 1
@@ -45,7 +45,7 @@ def test_starts_from_the_expected_front(name: str) -> None:
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "gp"])
 def test_the_model_is_used_after_the_startup(name: str) -> None:
     options = {"trials": 14, "startup": 4, "warm": 0}
-    result = search(SPACE, make_searcher(name, SPACE, guide=GUIDE, options=options), limited)
+    result = run_study(SPACE, make_searcher(name, SPACE, guide=GUIDE, options=options), limited)
     assert len(result.trials) == 14
     first, later = (sum(t.score.shortfall for t in part) for part in (result.trials[1:7], result.trials[8:]))
     assert name == "nsga2" or later <= first
@@ -99,7 +99,7 @@ def test_a_search_on_a_storage_is_continued(name: str, first: int, lost: bool, t
 
     def go(budget: int) -> None:
         searcher = make_searcher(name, SPACE, guide=GUIDE, options=options)
-        search(SPACE, searcher, limited, log=path, header=header_of(searcher, SPACE), budget=budget)
+        run_study(SPACE, searcher, limited, log=path, header=header_of(searcher, SPACE), budget=budget)
 
     go(first)
     if lost:
@@ -126,7 +126,7 @@ def test_points_that_were_asked_and_not_scored_are_asked_again(first: int, tmp_p
 
     def go(budget: int, evaluate: Any = limited, log: Path = path) -> None:
         searcher = make_searcher("tpe", SPACE, guide=GUIDE, options=options)
-        search(SPACE, searcher, evaluate, log=log, header=header_of(searcher, SPACE), budget=budget)
+        run_study(SPACE, searcher, evaluate, log=log, header=header_of(searcher, SPACE), budget=budget)
 
     def failing(bits: Any) -> Any:
         raise ZeroDivisionError

@@ -11,7 +11,7 @@ from hago.plan.space import Bits, Group, Space
 from hago.searchers.registry import make_searcher
 from hago.searchers.repair import feeds_of
 from hago.study.searcher import Score
-from hago.study.study import search
+from hago.study.study import run_study
 
 from .toys import chain, make_space, run
 
@@ -73,9 +73,9 @@ def test_feeds_may_be_given() -> None:
         return Score(sum(bits.values()), overflows=excess, excess_bits=excess, total_bits=sum(bits.values()))
 
     given = make_searcher("greedy", space, feeds={"add": ["conv:0", "gone:0"]})
-    assert search(space, given, evaluate).trials[1].bits == {"conv:0": 5, "other:0": 8}
+    assert run_study(space, given, evaluate).trials[1].bits == {"conv:0": 5, "other:0": 8}
     # Without them nothing is known to feed the add, so every group gives one choice at a time.
-    plain = search(space, make_searcher("greedy", space), evaluate)
+    plain = run_study(space, make_searcher("greedy", space), evaluate)
     assert plain.trials[1].bits == {"conv:0": 7, "other:0": 7}
     assert plain.bits == {"conv:0": 5, "other:0": 8}
 

@@ -15,7 +15,7 @@ from hago.plan.strategy import HardwareId
 from hago.searchers.registry import make_searcher
 from hago.study.log import Header, make_header
 from hago.study.searcher import Score, Searcher
-from hago.study.study import SearchResult, search
+from hago.study.study import StudyResult, run_study
 
 #: Options under which each searcher stays small.
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -94,11 +94,11 @@ def run(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     **arguments: Any,
-) -> SearchResult:
+) -> StudyResult:
     """One search of a fresh searcher."""
     searcher = make_searcher(name, space, start, seed, options=SMALL[name] if options is None else options)
     header = None if log is None else header_of(searcher, space, seed)
-    return search(space, searcher, evaluate, log=log, header=header, **arguments)
+    return run_study(space, searcher, evaluate, log=log, header=header, **arguments)
 
 
 def timeless(log: bytes) -> list[str]:

@@ -13,7 +13,7 @@ from search.toys import timeless
 from hago.errors import LogError
 from hago.search.fronts import load_front
 from hago.search.prepare import as_strategy
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 from hago.study.front import Front
 from hago.study.log import best_trial, read_log
 
@@ -61,16 +61,16 @@ def test_the_best_and_the_front_are_on_disk_after_every_trial(tmp_path: Path) ->
         made.append(Looking(make_searcher("greedy", space, start, seed), tmp_path))
         return made[0]
 
-    find(residual_block(), "int16_accumulator", DATA, options_of(tmp_path, searcher=searcher, budget=12))
+    run_search(residual_block(), "int16_accumulator", DATA, options_of(tmp_path, searcher=searcher, budget=12))
     assert made[0].looks >= 11
 
 
 def test_a_finished_log_gives_its_files_again(tmp_path: Path) -> None:
-    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget=5))
+    run_search(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget=5))
     before = {n: (tmp_path / n).read_bytes() for n in ("best.json", "front.json")}
     for name in before:
         (tmp_path / name).unlink()
-    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget=5))
+    run_search(residual_block(), "x86_vnni", DATA, options_of(tmp_path, budget=5))
     assert {n: (tmp_path / n).read_bytes() for n in before} == before
 
 
@@ -87,7 +87,7 @@ def test_the_bar_shows_cost_front_cache_and_forwards(tmp_path: Path, monkeypatch
         def close(self) -> None: ...
 
     monkeypatch.setattr("hago.study.progress.tqdm", Bar)
-    find(residual_block(), "x86_vnni", DATA, options_of(tmp_path, searcher="greedy", budget="8 trials, 1h"))
+    run_search(residual_block(), "x86_vnni", DATA, options_of(tmp_path, searcher="greedy", budget="8 trials, 1h"))
     figures = r"best [-.\d]+, [.\d]+ k?B, \d+/8 forwards, \d+ % cached, front [1-9]\d*, \d+s left(, \d+ repeats)?"
     assert re.fullmatch(figures, shown[-1])
 
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_is_said_and_what_was_found_is_continued(name: str, 
     whole, short = tmp_path / "whole", tmp_path / "short"
     for folder in (whole, short):
         folder.mkdir()
-    find(residual_block(), "x86_vnni", DATA, options_of(whole, budget=5))
+    run_search(residual_block(), "x86_vnni", DATA, options_of(whole, budget=5))
     sizes = {n: (whole / n).stat().st_size for n in ("best.json", "front.json", "log")}
     # the files are of different sizes: what is left out is not in the way
     kept = {k: short / n for k, n in (("log", "log"), ("save", "best.json"), ("front", "front.json")) if n == name}
@@ -107,10 +107,10 @@ def test_a_disk_that_is_full_is_said_and_what_was_found_is_continued(name: str, 
     resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[name] - 20, limits[1]))
     try:
         with pytest.raises(LogError, match=f"cannot write .*{name}"):
-            find(residual_block(), "x86_vnni", DATA, options)
+            run_search(residual_block(), "x86_vnni", DATA, options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    find(residual_block(), "x86_vnni", DATA, options_of(short, budget=5))
+    run_search(residual_block(), "x86_vnni", DATA, options_of(short, budget=5))
     for other in ("best.json", "front.json"):
         assert (short / other).read_bytes() == (whole / other).read_bytes()
     assert timeless((short / "log").read_bytes()) == timeless((whole / "log").read_bytes())

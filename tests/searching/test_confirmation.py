@@ -25,9 +25,9 @@ from hago.search.confirmation import FEW, TURNS, Confirmation, KeptAside, clippe
 from hago.search.evaluate import Evaluator
 from hago.search.goal import make_goal
 from hago.search.objective import OBJECTIVES
-from hago.search.prepare import Prepared, planned, prepare
+from hago.search.prepare import Prepared, plan_and_batches, prepare
 from hago.search.refinement import _begun_together, _Proposed, with_statistics
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -156,7 +156,7 @@ def test_thresholds_are_confirmed_where_the_search_goes(goal: dict[str, str], mo
 
     measured = refined_choices_module._measured
     monkeypatch.setattr(refined_choices_module, "_measured", noted)
-    find(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, budget=3, **goal))
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, budget=3, **goal))
     most = prepare(residual_block(), "x86_vnni", DATA).space.widest()
     assert seen and max(seen) < sum(most.values())
 
@@ -175,7 +175,7 @@ def one_linear() -> torch.nn.Module:
 def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec: str, objective: str) -> None:
     """Or nothing is taken: strategies hold estimated thresholds then."""
     data = [4.0 * seeded(count, 6, seed=7) ** 3]
-    found = find(one_linear(), spec, data, SearchOptions("gradient", progress=False, objective=objective))
+    found = run_search(one_linear(), spec, data, SearchOptions("gradient", progress=False, objective=objective))
     said = found.strategy.made_by["confirmed"]
     if {said["activations"], said["weights"]} == {"estimated"}:
         assert said["gain"] == 0.0
@@ -187,7 +187,7 @@ def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec
 
 
 def test_one_sample_confirms_nothing() -> None:
-    found = find(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions(progress=False))
+    found = run_search(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions(progress=False))
     assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0}
     one = hago.quantize(residual_block(), "x86_vnni", DATA[0][0][:1]).strategy
     assert dict(one.thresholds) == dict(found.strategy.thresholds)
@@ -197,11 +197,11 @@ def test_samples_unlike_those_that_shaped_are_not_clipped() -> None:
     """The last quarter is five times as large: thresholds of the others clip it, and are not taken."""
     inputs = torch.cat([seeded(96, 6, seed=1), 5.0 * seeded(32, 6, seed=2)])
     prepared = prepare(one_linear(), "x86_vnni", inputs)
-    found = find(one_linear(), "x86_vnni", inputs, SearchOptions(progress=False, seed=0))
+    found = run_search(one_linear(), "x86_vnni", inputs, SearchOptions(progress=False, seed=0))
     batches = Batches(inputs[96:], prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, OBJECTIVES["sqnr"])
-    kept = planned(prepared.graph, prepared.hardware, found.strategy, [inputs[96:]])[0]
-    one = planned(
+    kept = plan_and_batches(prepared.graph, prepared.hardware, found.strategy, [inputs[96:]])[0]
+    one = plan_and_batches(
         prepared.graph, prepared.hardware, hago.quantize(one_linear(), "x86_vnni", inputs).strategy, [inputs[96:]]
     )[0]
     losses = [float(losses_of(OBJECTIVES["sqnr"], evaluator.measure(plan)).mean()) for plan in (kept, one)]
@@ -210,10 +210,10 @@ def test_samples_unlike_those_that_shaped_are_not_clipped() -> None:
 
 def test_a_point_that_is_better_by_chance_is_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0: False)
-    found = find(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
+    found = run_search(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
     assert found.result.best.bits == found.result.trials[0].bits
     monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0: True)
-    again = find(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
+    again = run_search(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
     assert again.result.best.bits == max(again.result.trials, key=lambda t: t.score.rank).bits
 
 
@@ -238,7 +238,7 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
         how["searcher"] = options.get("searcher", "gradient")
         with monkeypatch.context() as patch:
             patch.setattr(Confirmation, "of", staticmethod(lambda sizes: None))
-            find(residual_block(), "x86_vnni", DATA, SearchOptions(**how))  # type: ignore[arg-type]
+            run_search(residual_block(), "x86_vnni", DATA, SearchOptions(**how))  # type: ignore[arg-type]
         content = path.read_bytes().replace(b'"version": 2', b'"version": 1', 1)
         how.pop("searcher")
         how |= options
@@ -247,13 +247,13 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
     path.write_bytes(content)
     assert hago.replay(residual_block(), "x86_vnni", path, DATA).same
     path.write_bytes(b"".join(lines[:2]))
-    find(residual_block(), "x86_vnni", DATA, SearchOptions(**how))  # type: ignore[arg-type]
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions(**how))  # type: ignore[arg-type]
     assert timeless(path.read_bytes()) == timeless(content)
 
 
 def test_the_header_says_what_was_kept_aside(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    find(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, log=path))
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, log=path))
     header = read_log(path).header
     assert header is not None and header.settings["refined"] == {"kept_aside": 16, "turns": 4}
     assert {"gain", "standard_errors", "clipped", "clipped_before", "activations", "weights"} == set(header.confirmed)

@@ -22,11 +22,11 @@ from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
 from hago.search.goal import make_goal
-from hago.search.guidance import make_guide
+from hago.search.guidance import make_surrogate
 from hago.search.prepare import Prepared, prepare
-from hago.search.redundancy import tidied
-from hago.search.session import SearchOptions, find
-from hago.study.study import SearchResult
+from hago.search.redundancy import prune_redundant_choices
+from hago.search.session import SearchOptions, run_search
+from hago.study.study import StudyResult
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 
@@ -40,7 +40,7 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 @pytest.mark.parametrize("metric", ["weight_bytes", "effective_bits", "bops"])
 def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, metric: str) -> None:
     space, rng = prepared.space, random.Random(0)
-    guide = make_guide(prepared, make_goal("sqnr"), space.widest(), metric=metric)
+    guide = make_surrogate(prepared, make_goal("sqnr"), space.widest(), metric=metric)
     for _ in range(2):
         bits = {k: rng.choice(g.choices) for k, g in space.groups.items()}
         assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric])
@@ -50,7 +50,7 @@ def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, me
 def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepared, metric: str) -> None:
     space = prepared.space
     start = space.widest()
-    guide = make_guide(prepared, make_goal("sqnr", minimize=metric), start, metric=metric)
+    guide = make_surrogate(prepared, make_goal("sqnr", minimize=metric), start, metric=metric)
     assert guide.minimize and guide.cost(start) == pytest.approx(plan_cost(prepared.resolver(start))[metric])
     for key, group in space.groups.items():
         bits = {**start, key: group.choices[-1]}
@@ -60,7 +60,7 @@ def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepar
 
 def test_limits_reach_the_guide(prepared: Prepared) -> None:
     goal = make_goal("sqnr", budget_cost=["weight_bytes <= 300", "weight_bytes <= 280"])
-    guide = make_guide(prepared, goal, prepared.space.widest(), metric="weight_bytes")
+    guide = make_surrogate(prepared, goal, prepared.space.widest(), metric="weight_bytes")
     assert (guide.limit, guide.minimize) == (280, False)
 
 
@@ -68,7 +68,7 @@ def test_limits_reach_the_guide(prepared: Prepared) -> None:
 def test_what_is_merged_costs_the_same_and_cannot_overflow(prepared: Prepared) -> None:
     space = prepared.space
     for costs in (["weight_bytes"], ["cycles"], ["energy", "effective_bits"]):
-        tidy = tidied(prepared, costs)
+        tidy = prune_redundant_choices(prepared, costs)
         widest = prepared.resolver(space.widest())
         assert tidy.space.groups.keys() == space.groups.keys()
         for key, group in tidy.space.groups.items():
@@ -84,20 +84,19 @@ def test_what_is_merged_costs_the_same_and_cannot_overflow(prepared: Prepared) -
 
 
 def test_what_tells_choices_apart_keeps_them(prepared: Prepared) -> None:
-    assert tidied(prepared, []) is prepared
-    assert tidied(prepared, ["bops"]).space == prepared.space
+    assert prune_redundant_choices(prepared, []) is prepared
+    assert prune_redundant_choices(prepared, ["bops"]).space == prepared.space
     weights = {k for k, g in prepared.space.groups.items() if prepared.graph[g.source].op == CONST}
-    tidy = tidied(prepared, ["weight_bytes"]).space
+    tidy = prune_redundant_choices(prepared, ["weight_bytes"]).space
     assert all(tidy.groups[k] == prepared.space.groups[k] for k in weights)
 
 
 def test_int8_holds_eight_bits_where_nothing_overflows() -> None:
     prepared = prepare(residual_block(), "x86_vnni", DATA)
-    tidy = tidied(prepared, ["cycles"])
+    tidy = prune_redundant_choices(prepared, ["cycles"])
     assert {g.choices for k, g in tidy.space.groups.items() if not k.startswith("add")} == {(8,)}
-    assert tidied(prepare(residual_block(), "int16_accumulator", DATA), ["cycles"]).space.groups["stem:0"].choices == (
-        8, 7, 6, 5, 4,
-    )  # fmt: skip
+    narrow = prune_redundant_choices(prepare(residual_block(), "int16_accumulator", DATA), ["cycles"])
+    assert narrow.space.groups["stem:0"].choices == (8, 7, 6, 5, 4)
 
 
 def test_choices_are_cut_where_they_need_another_dtype() -> None:
@@ -107,13 +106,15 @@ def test_choices_are_cut_where_they_need_another_dtype() -> None:
     prepared = prepare(b.graph(), Hardware({"linear": [narrow, wide]}), [seeded(8, 6)])
     group = prepared.space.groups["fc:0"]
     assert classes(prepared.resolver, group) == [(8, 7, 6, 5), (4, 3, 2)]
-    assert tidied(prepared, ["bytes_moved"]).space.groups["fc:0"].choices == (8, 4)
+    assert prune_redundant_choices(prepared, ["bytes_moved"]).space.groups["fc:0"].choices == (8, 4)
 
 
 # ---------------------------------------------------------------- searches
 def test_guided_searches_beat_the_descent() -> None:
     limit = {"budget_cost": "weight_bytes <= 260", "progress": False}
-    best = {s: find(residual_block(), "x86_vnni", DATA, SearchOptions(s, **limit)) for s in ("greedy", "sensitivity")}
+    best = {
+        s: run_search(residual_block(), "x86_vnni", DATA, SearchOptions(s, **limit)) for s in ("greedy", "sensitivity")
+    }
     values = {name: found.result.score.results["sqnr"] for name, found in best.items()}
     assert values["sensitivity"] >= values["greedy"]
     assert all(found.result.score.costs["weight_bytes"] <= 260 for found in best.values())
@@ -139,29 +140,33 @@ def test_two_limits_where_no_signature_holds_some_bits(monkeypatch: pytest.Monke
     assert costs["weight_bytes"] <= 330 and costs["bops"] <= 880e3
 
 
-def front_of_bops() -> SearchResult:
-    return find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False)).result
+def front_of_bops() -> StudyResult:
+    return run_search(
+        residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False)
+    ).result
 
 
 @pytest.fixture(scope="module")
-def front() -> SearchResult:
+def front() -> StudyResult:
     return front_of_bops()
 
 
-def test_a_front_over_a_cost(front: SearchResult) -> None:
+def test_a_front_over_a_cost(front: StudyResult) -> None:
     sizes = [t.score.costs["bops"] for t in front.trials]
     assert max(sizes) > 3 * min(sizes) and len(set(sizes)) >= 8
 
 
 def test_the_front_on_disk_is_over_the_cost_of_the_search(tmp_path: Path) -> None:
     options = {"progress": False, "front": tmp_path / "front.json", "objective": "accuracy"}
-    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=6,rounds=1,cost=bops", **options))
+    found = run_search(
+        residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=6,rounds=1,cost=bops", **options)
+    )
     front = json.loads((tmp_path / "front.json").read_text())
     assert front["cost"] == "bops" and front["points"]
     assert max(p["value"] for p in front["points"]) == max(t.results["sim_acc"] for t in found.result.trials)
 
 
-def test_the_same_front_again(front: SearchResult) -> None:
+def test_the_same_front_again(front: StudyResult) -> None:
     assert [t.bits for t in front_of_bops().trials] == [t.bits for t in front.trials]
 
 
@@ -178,6 +183,6 @@ def test_the_least_cycles_on_a_chip_with_two_widths() -> None:
     options = {"minimize": "cycles", "keep": "sqnr >= 18", "progress": False}
     best = {}
     for name in ("sensitivity", "exhaustive"):
-        best[name] = find(b.graph(), chip, [seeded(64, 6, seed=3)], SearchOptions(name, **options)).result.score
+        best[name] = run_search(b.graph(), chip, [seeded(64, 6, seed=3)], SearchOptions(name, **options)).result.score
         assert best[name].results["sqnr"] >= 18
     assert best["sensitivity"].costs["cycles"] == best["exhaustive"].costs["cycles"]

@@ -22,16 +22,16 @@ from hago.data.batches import Batch
 from hago.errors import LogError
 from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.plan.feasibility import level
+from hago.plan.feasibility import choice_level
 from hago.search import weight_scales
-from hago.search.evaluate import Evaluator, safe_start
+from hago.search.evaluate import Evaluator, widest_safe_bits
 from hago.search.goal import make_goal
-from hago.search.gradients import divergence_pull, gradients, squared_error, squared_error_pull
+from hago.search.gradients import divergence_pull, gradients, squared_error_probe, squared_error_pull
 from hago.search.prepare import Prepared, prepare
-from hago.search.redundancy import tidied
+from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refined, refined_choices, weighted, with_statistics
-from hago.search.session import SearchOptions, find
-from hago.search.weight_scales import DOUBT, FACTORS, LEAST, WeightGradients, WeightScales
+from hago.search.session import SearchOptions, run_search
+from hago.search.weight_scales import DOUBT, FACTORS, LEAST_GAIN_OF_SCALES, WeightGradients, WeightScales
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 
@@ -60,7 +60,7 @@ def test_what_is_expected_of_a_linear_layer_is_what_happens() -> None:
     ops, nothing = prepared.hardware.known_ops, lambda edge: ()
     probes, slopes = WeightGradients.of_probes(prepared), WeightGradients(1, scales.weights)
     batches = [Batch((x[i : i + 1],), None) for i in range(20)]
-    gradients(prepared.graph, batches, {}, squared_error, nothing, ops, see=probes.see)
+    gradients(prepared.graph, batches, {}, squared_error_probe, nothing, ops, see=probes.see)
     pull = squared_error_pull([error], [error])
     gradients(prepared.graph, [Batch((x,), None)], {}, lambda *_: pull, nothing, ops, chunk=32, see=slopes.see)
     scales.take_probes(probes)
@@ -82,7 +82,7 @@ def test_a_channel_alone_takes_what_loses_the_least(monkeypatch: pytest.MonkeyPa
     ((edge, weight),) = scales.weights.items()
     plan, probes = prepared.resolver(prepared.space.widest()), WeightGradients.of_probes(prepared)
     batches = [Batch((x[i : i + 1],), None) for i in range(20)]
-    gradients(prepared.graph, batches, {}, squared_error, lambda edge: (), see=probes.see)
+    gradients(prepared.graph, batches, {}, squared_error_probe, lambda edge: (), see=probes.see)
     scales.take_probes(probes)
     lost = [float((x.double() @ (held(scales, i) - weight.exact).T).square().sum()) for i in range(len(FACTORS))]
     chosen = scales.alone(plan)
@@ -130,7 +130,7 @@ def test_gradients_of_constants_without_a_choice_are_not_kept() -> None:
     b.linear(b.linear(b.input(4, name="x"), seeded(3, 4), name="fc"), seeded(5, 3), name="head")
     prepared = prepare(b.graph(), "x86_vnni", [seeded(8, 4, seed=2)], keep_float=["head"])
     probes = WeightGradients.of_probes(prepared)
-    gradients(prepared.graph, prepared.batches, {}, squared_error, lambda edge: (), see=probes.see)
+    gradients(prepared.graph, prepared.batches, {}, squared_error_probe, lambda edge: (), see=probes.see)
     assert set(probes.sums) == {Edge("fc", 1)}
 
 
@@ -156,7 +156,7 @@ def test_the_best_change_of_one_channel_is_found_and_bars_are_kept() -> None:
     weight.sketch[0, -1, 0] = 2.0  # the last would gain 1 and lose 2
     found = scales.improved(scales.as_estimated, 10.0, 0.5)
     assert int(found[edge][0]) == len(scales.factors) - 2
-    weight.slopes[0, 3] = -LEAST * 10.0 / 2
+    weight.slopes[0, 3] = -LEAST_GAIN_OF_SCALES * 10.0 / 2
     weight.slopes[0, [i for i in range(len(scales.factors)) if i != 3]] = 0.0
     assert torch.equal(scales.improved(scales.as_estimated, 10.0, 0.5)[edge], scales.as_estimated[edge])
     weight.slopes[0] = -torch.ones(len(scales.factors), dtype=torch.float64)
@@ -200,7 +200,7 @@ def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     one, more = (refined(prepared, goal, "", evaluator, most) for most in (3.0, 16.0))  # as logs of version 1 did
     assert one.forwards == 3.0 and not one.prepared.calibration.refined
-    assert dict(one.start) == dict(more.start) == safe_start(one.prepared.resolver, prepared.calibration.peaks)
+    assert dict(one.start) == dict(more.start) == widest_safe_bits(one.prepared.resolver, prepared.calibration.peaks)
     scores = [evaluator.score(r.prepared.resolver(r.start), r.start) for r in (one, more)]
     if scores[0].runs:
         assert 3.0 < more.forwards <= 16.0
@@ -220,7 +220,7 @@ def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
     plain = with_statistics(prepared, prepared.calibration)
     gains = []
     for rung in range(3):
-        bits = level(prepared.space, rung)
+        bits = choice_level(prepared.space, rung)
         bits |= {k: min(b, found.start[k]) for k, b in bits.items()}
         before, after = (evaluator.score(p.resolver(bits), bits) for p in (plain, found.prepared))
         assert after.runs or not before.runs
@@ -250,7 +250,7 @@ def test_the_start_keeps_limits_on_costs(prepared: Prepared) -> None:
     limits = [f"{name} <= {(ends[0][name] + ends[1][name]) / 2}" for name in ("weight_bytes", "activation_bytes")]
     goal = make_goal("sqnr", budget_cost=limits)
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    found = refined(tidied(prepared, goal.costs), goal, "weight_bytes", evaluator, 3.0)
+    found = refined(prune_redundant_choices(prepared, goal.costs), goal, "weight_bytes", evaluator, 3.0)
     figures = plan_cost(found.prepared.resolver(found.start)).figures
     assert not any(limit.shortfall(float(figures[limit.figure])) for limit in goal.limits)
 
@@ -260,7 +260,9 @@ def test_weights_of_values_are_squared_gradients() -> None:
     b.linear(b.input(2, name="x"), torch.tensor([[1.0, 3.0]]), name="fc")
     x = torch.tensor([[0.5, -1.0], [0.25, 1.0]])
     prepared = prepare(b.graph(), "x86_vnni", [x])
-    seen = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error, lambda edge: ())
+    seen = gradients(
+        prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error_probe, lambda edge: ()
+    )
     histogram = weighted(prepared, seen.spectra).statistics["x"].histogram[0]
     width = 2.0 / len(histogram)
     share = {v: float(histogram[int((v + 1.0) / width) - 2 : int((v + 1.0) / width) + 3].sum()) for v in (0.5, 0.25)}
@@ -270,14 +272,14 @@ def test_weights_of_values_are_squared_gradients() -> None:
 
 # ---------------------------------------------------------------- searches
 def trials(path: Path, searcher: str = "gradient", **options: object) -> bytes:
-    find(residual_block(), "vta", DATA, SearchOptions(searcher, progress=False, log=path, **options))  # type: ignore[arg-type]
+    run_search(residual_block(), "vta", DATA, SearchOptions(searcher, progress=False, log=path, **options))  # type: ignore[arg-type]
     return path.read_bytes()
 
 
 @pytest.mark.parametrize("spec", ["x86_vnni", "vta", "int16_accumulator"])
 def test_no_worse_than_the_descent(spec: str) -> None:
     found = {
-        s: find(residual_block(), spec, DATA, SearchOptions(s, progress=False, budget_cost="weight_bytes <= 250"))
+        s: run_search(residual_block(), spec, DATA, SearchOptions(s, progress=False, budget_cost="weight_bytes <= 250"))
         for s in ("gradient", "greedy")
     }
     values = {s: f.result.score.value for s, f in found.items()}
@@ -290,7 +292,7 @@ def test_the_default_finds_what_others_find_under_a_limit(spec: str, limit: int)
     """At 220 bytes on `vta` refined thresholds are 6 dB worse than estimated ones, and are not taken."""
     how = {"progress": False, "budget_cost": f"weight_bytes <= {limit}"}
     mine, *theirs = (
-        find(residual_block(), spec, DATA, SearchOptions(s, **how)).result.score  # type: ignore[arg-type]
+        run_search(residual_block(), spec, DATA, SearchOptions(s, **how)).result.score  # type: ignore[arg-type]
         for s in ("auto", "gradient", "sensitivity", "greedy")
     )
     assert mine.accepted and mine.value >= max(s.value for s in theirs)

@@ -15,12 +15,19 @@ from hago.arithmetic.types import INT8, INT32, Edge, QParams
 from hago.data.batches import Batch, Batches
 from hago.errors import DataError, HagoError
 from hago.hardware.file import available_hardware
-from hago.plan.feasibility import level
+from hago.plan.feasibility import choice_level
 from hago.search.evaluate import Evaluator
-from hago.search.gradients import CHUNK, Spectrum, cross_entropy, divergence, gradients, squared_error
+from hago.search.gradients import (
+    GRADIENT_CHUNK,
+    Spectrum,
+    cross_entropy_probe,
+    divergence_probe,
+    gradients,
+    squared_error_probe,
+)
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, prepare
-from hago.search.sensitivity import Sensitivity, measure_sensitivity, spectrum_loss
+from hago.search.sensitivity import Sensitivity, sensitivity_of, spectrum_loss
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 
@@ -44,7 +51,11 @@ def scaled_by(*factors: float) -> Builder:
 def test_squared_gradients_of_a_diagonal_matrix() -> None:
     x = torch.tensor([[0.5, -1.0, 0.0], [0.25, 1.0, -0.5]])
     found = gradients(
-        scaled_by(1, 2, 4).graph(), [Batch((x,), None)], {"x": (-1.0, 1.0), "fc": (-2.0, 2.0)}, squared_error, no_errors
+        scaled_by(1, 2, 4).graph(),
+        [Batch((x,), None)],
+        {"x": (-1.0, 1.0), "fc": (-2.0, 2.0)},
+        squared_error_probe,
+        no_errors,
     )
     spectrum = found.spectra[Edge("fc", 0)]
     # g is sqrt(2) w whatever the sign; the zero is left out
@@ -58,20 +69,20 @@ def test_squared_gradients_of_weights() -> None:
     b = Builder()
     b.linear(b.input(3, name="x"), seeded(2, 3, seed=1), name="fc")
     x, errors = torch.tensor([[0.5, -1.0, 2.0]]), [seeded(2, 3, seed=s, size=0.01) for s in (2, 3)]
-    found = gradients(b.graph(), [Batch((x,), None)], {"x": (-1.0, 2.0)}, squared_error, lambda edge: errors)
+    found = gradients(b.graph(), [Batch((x,), None)], {"x": (-1.0, 2.0)}, squared_error_probe, lambda edge: errors)
     # with one sample the squared error of the outputs, exactly
     wanted = [2 * float((x @ e.T).square().sum()) for e in errors]
     assert found.weights[Edge("fc", 1)] == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("probe", [divergence, cross_entropy, squared_error])
+@pytest.mark.parametrize("probe", [divergence_probe, cross_entropy_probe, squared_error_probe])
 def test_probes_have_the_second_moments_they_say(probe) -> None:
     logits = torch.tensor([[0.3, -1.0, 2.0]])
     p = logits.softmax(1).double().squeeze()
     wanted = {
-        divergence: torch.diag(p) - torch.outer(p, p),
-        cross_entropy: torch.outer(p - torch.tensor([0, 1, 0]), p - torch.tensor([0, 1, 0])),
-        squared_error: 2 * torch.eye(3, dtype=torch.float64),
+        divergence_probe: torch.diag(p) - torch.outer(p, p),
+        cross_entropy_probe: torch.outer(p - torch.tensor([0, 1, 0]), p - torch.tensor([0, 1, 0])),
+        squared_error_probe: 2 * torch.eye(3, dtype=torch.float64),
     }[probe]
     generator = torch.Generator().manual_seed(0)
     drawn = [probe([logits], torch.tensor([1]), generator)[0].double().squeeze() for _ in range(4000)]
@@ -99,7 +110,7 @@ def test_the_loss_of_a_grid_is_its_squared_error(bits: int, clip: float) -> None
 # ---------------------------------------------------------------- laws
 @pytest.mark.parametrize("name", ["sqnr", "agreement", "accuracy"])
 def test_every_choice_has_a_loss_that_fewer_bits_never_lower(prepared: Prepared, name: str) -> None:
-    found = measure_sensitivity(prepared, objective(name))
+    found = sensitivity_of(prepared, objective(name))
     groups = prepared.space.groups
     assert found.losses.keys() == groups.keys() and found.samples == 16 and not found.unreached
     for key, by in found.losses.items():
@@ -110,22 +121,22 @@ def test_every_choice_has_a_loss_that_fewer_bits_never_lower(prepared: Prepared,
 
 def test_the_same_seed_gives_the_same_losses_and_batches_do_not_matter(prepared: Prepared) -> None:
     sqnr = objective("sqnr")
-    first = measure_sensitivity(prepared, sqnr)
-    assert measure_sensitivity(prepared, sqnr) == first
-    assert measure_sensitivity(prepared, sqnr, seed=1) != first
+    first = sensitivity_of(prepared, sqnr)
+    assert sensitivity_of(prepared, sqnr) == first
+    assert sensitivity_of(prepared, sqnr, seed=1) != first
     x = torch.cat([x for x, _ in DATA])
     whole = gradients(
-        prepared.graph, Batches([x], prepared.graph.inputs), prepared.calibration.ranges, squared_error, no_errors
+        prepared.graph, Batches([x], prepared.graph.inputs), prepared.calibration.ranges, squared_error_probe, no_errors
     )
-    halves = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error, no_errors)
-    assert CHUNK == 16 and whole.samples == halves.samples
+    halves = gradients(prepared.graph, prepared.batches, prepared.calibration.ranges, squared_error_probe, no_errors)
+    assert GRADIENT_CHUNK == 16 and whole.samples == halves.samples
     a, b = (float(s.spectra[Edge("fc", 0)].mass.sum()) for s in (whole, halves))
     assert a == pytest.approx(b, rel=0.5)
 
 
 def test_nothing_is_left_behind() -> None:
     prepared = prepare(residual_block(), "vta", DATA)
-    measure_sensitivity(prepared, objective("sqnr"))
+    sensitivity_of(prepared, objective("sqnr"))
     assert not any(t.requires_grad or t.grad is not None for t in prepared.graph.consts.values())
 
 
@@ -133,10 +144,10 @@ def test_nothing_is_left_behind() -> None:
 def test_it_predicts_the_noise(hardware: str) -> None:
     prepared = prepare(residual_block(), hardware, DATA)
     sqnr = objective("sqnr")
-    found = measure_sensitivity(prepared, sqnr)
+    found = sensitivity_of(prepared, sqnr)
     evaluator = Evaluator(prepared.graph, prepared.batches, sqnr)
     for rung in (0, 1, 2):
-        bits = level(prepared.space, rung)
+        bits = choice_level(prepared.space, rung)
         predicted = found.predicted(bits)
         assert predicted is not None
         assert abs(predicted - evaluator.score(prepared.resolver(bits), bits).value) < 6.0
@@ -156,7 +167,7 @@ class Rounding(nn.Module):
 
 def test_what_no_gradient_reaches_is_said() -> None:
     torch.manual_seed(0)
-    found = measure_sensitivity(prepare(Rounding().eval(), "x86_vnni", [torch.randn(8, 4)]), objective("sqnr"))
+    found = sensitivity_of(prepare(Rounding().eval(), "x86_vnni", [torch.randn(8, 4)]), objective("sqnr"))
     assert found.unreached == ("first:0", "first:1")
     assert found.losses["first:0"][4] > found.losses["first:0"][8] > 0
     assert "no gradient" in str(found)
@@ -165,7 +176,7 @@ def test_what_no_gradient_reaches_is_said() -> None:
 def test_labels_are_needed_for_accuracy() -> None:
     prepared = prepare(residual_block(), "vta", [DATA[0][0]])
     with pytest.raises(DataError, match="labels"):
-        measure_sensitivity(prepared, objective("accuracy"))
+        sensitivity_of(prepared, objective("accuracy"))
 
 
 def test_it_is_saved_as_json(tmp_path: Path) -> None:

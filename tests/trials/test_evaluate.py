@@ -16,10 +16,10 @@ from hago.errors import DataError, HagoWarning, InfeasibleBits
 from hago.graph.execute import run_real
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.search.evaluate import Evaluator, first_safe, safe_start
+from hago.search.evaluate import Evaluator, first_safe_bits, widest_safe_bits
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, prepare
-from hago.simulation.overflow import Peaks
+from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -33,7 +33,7 @@ def narrow() -> Prepared:
 # ---------------------------------------------------------------- overflow
 def test_peaks_count_what_does_not_fit(narrow: Prepared) -> None:
     plan = narrow.resolver(narrow.space.widest())
-    peaks = Peaks(plan)
+    peaks = AccumulatorExtremes(plan)
     x = [DATA[0][0] * 8]
     Simulator(plan, watch=peaks).run(x)
     for name, c in accumulators(plan, x).items():
@@ -59,26 +59,26 @@ def test_one_too_many_is_an_overflow_of_one_bit() -> None:
         ((-127, -127, -4), {}),
         ((-127, -127, -5), {"fc": 1}),
     ):
-        peaks = Peaks(plan)
+        peaks = AccumulatorExtremes(plan)
         Simulator(plan, watch=peaks).run([torch.tensor([values]) / 128])
         assert peaks.overflows == overflows  # 127 * 127 * 2 + 127 * 4 = 32766
         assert set(peaks.excess_bits.values()) <= {1}
 
 
 def test_a_safe_start_holds_what_was_seen(narrow: Prepared) -> None:
-    bits = safe_start(narrow.resolver, narrow.calibration.peaks)
+    bits = widest_safe_bits(narrow.resolver, narrow.calibration.peaks)
     narrow.space.check(bits)
     plan = narrow.resolver(bits)
     for name, node in plan.nodes.items():
         largest = narrow.calibration.peaks[name]
         assert node.proved or largest / float(node.register.scale.min()) <= node.desc.register.dtype.max
     wide = prepare(residual_block(), "x86_vnni", DATA)
-    assert safe_start(wide.resolver, wide.calibration.peaks) == wide.space.widest()
+    assert widest_safe_bits(wide.resolver, wide.calibration.peaks) == wide.space.widest()
 
 
 def test_the_first_safe_point_does_not_overflow(narrow: Prepared) -> None:
     evaluator = Evaluator(narrow.graph, narrow.batches, objective("sqnr"))
-    bits, score = first_safe(evaluator, narrow.resolver, narrow.calibration.peaks)
+    bits, score = first_safe_bits(evaluator, narrow.resolver, narrow.calibration.peaks)
     assert not score.overflows and sum(bits.values()) < sum(narrow.space.widest().values())
     assert evaluator.score(narrow.resolver(narrow.space.widest()), narrow.space.widest()).overflows
 
@@ -89,7 +89,7 @@ def test_no_point_is_safe() -> None:
     prepared = prepare(graph, hopeless, DATA)
     evaluator = Evaluator(graph, prepared.batches, objective("sqnr"))
     with pytest.raises(InfeasibleBits, match=r"overflows its accumulator \(int8\).* \d+ times.*wider accumulator"):
-        first_safe(evaluator, prepared.resolver, prepared.calibration.peaks)
+        first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
 
 
 # ---------------------------------------------------------------- scores

@@ -20,10 +20,10 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import OpDesc
 from hago.search.evaluate import Evaluator
-from hago.search.goal import LOSSES, Goal, Limit, make_goal, parse_limits
+from hago.search.goal import LOSS_MEASURES, Goal, Limit, make_goal, parse_limits
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import plan_of, prepare
-from hago.search.session import SearchOptions, find
+from hago.search.session import SearchOptions, run_search
 from hago.study.log import Trial, best_trial, read_log
 from hago.study.searcher import Score
 
@@ -99,7 +99,7 @@ def test_any_text_is_a_limit_or_an_error(text: str) -> None:
 
 @given(st.sampled_from([*METRICS, *(set(OBJECTIVES) - {"accuracy", "agreement", "cosine"})]), st.floats(0.001, 1e9))
 def test_a_limit_kept_has_no_shortfall(name: str, number: float) -> None:
-    below = name in METRICS or name in LOSSES
+    below = name in METRICS or name in LOSS_MEASURES
     (limit,) = parse_limits(f"{name} {'<=' if below else '>='} {number!r} {METRICS.get(name, '').strip('B')}")
     at = limit.most if limit.most is not None else limit.least
     assert at is not None and limit.shortfall(at) == 0.0
@@ -190,7 +190,7 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
 
 def test_minimize_keeps_what_it_must() -> None:
     options = {"objective": "sqnr", "budget": 80, "progress": False}
-    found = find(
+    found = run_search(
         residual_block(), "x86_vnni", DATA, SearchOptions(minimize="weight_bytes", keep="sqnr >= 25", **options)
     )
     best = found.result.best.score
@@ -222,9 +222,9 @@ def test_what_cannot_be_reached_is_said_before_any_trial(limits: dict[str, str],
 def test_what_a_search_reaches_is_not_refused(searcher: str, chip: str, figure: str) -> None:
     """The most bits are not always the best: here registers are too narrow for them, there it is chance."""
     options = SearchOptions(searcher, objective=figure, budget=12, search_topology=False, progress=False)
-    reached = find(residual_block(), chip, DATA, options).result.score.results[figure]
+    reached = run_search(residual_block(), chip, DATA, options).result.score.results[figure]
     kept = replace(options, keep=f"{figure} >= {reached!r}")
-    assert find(residual_block(), chip, DATA, kept).result.score.results[figure] >= reached
+    assert run_search(residual_block(), chip, DATA, kept).result.score.results[figure] >= reached
 
 
 @pytest.mark.parametrize("figure", ["sqnr", "mse", "kl", "cosine"])
@@ -233,9 +233,9 @@ def test_what_a_search_reaches_with_few_outputs_is_not_refused(figure: str) -> N
     torch.manual_seed(0)
     net, data = nn.Sequential(nn.Linear(4, 2)).eval(), [torch.randn(3, 4)]
     options = SearchOptions("greedy", objective=figure, search_topology=False, progress=False)
-    reached = find(net, "vta", data, options).result.score.results[figure]
+    reached = run_search(net, "vta", data, options).result.score.results[figure]
     limit = f"{figure} <= {-reached!r}" if figure in ("mse", "kl") else f"{figure} >= {reached!r}"
-    assert find(net, "vta", data, replace(options, keep=limit)).result.score.results[figure] >= reached
+    assert run_search(net, "vta", data, replace(options, keep=limit)).result.score.results[figure] >= reached
 
 
 IMAGES = [x for x, _ in DATA]
@@ -294,7 +294,7 @@ def test_limits_that_exclude_each_other_end_with_the_nearest_point(tmp_path: Pat
 
 
 def test_searchers_take_options_in_their_names() -> None:
-    found = find(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials=3", progress=False))
+    found = run_search(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials=3", progress=False))
     assert len(found.result.trials) == 3
     with pytest.raises(HagoError, match="expected OPTION=VALUE"):
-        find(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials", progress=False))
+        run_search(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials", progress=False))

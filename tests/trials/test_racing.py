@@ -21,9 +21,9 @@ from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.search.objective import jackknife_interval, objective
 from hago.search.prepare import prepare
-from hago.search.racing import Race, looks, shuffled
-from hago.search.session import SearchOptions, find
-from hago.search.workers import make_bench
+from hago.search.racing import RaceOptions, looks, shuffled
+from hago.search.session import SearchOptions, run_search
+from hago.search.workers import make_worker_state
 from hago.study.log import best_trial, read_log
 
 Pair = Callable[[random.Random], tuple[float, float]]
@@ -54,7 +54,7 @@ def losses(pair: Pair, draw: random.Random, samples: int) -> tuple[torch.Tensor,
 def test_what_is_as_good_is_hardly_ever_given_up(pair) -> None:
     """Of points with exactly the rival's total, looked at after every sample, at most alpha: 5 % here, and the
     upper end of what chance makes of that in 300 draws."""
-    draw, race, dropped = random.Random(0), Race(alpha=0.05), 0
+    draw, race, dropped = random.Random(0), RaceOptions(alpha=0.05), 0
     for _ in range(300):
         theirs, mine = losses(pair, draw, 96)
         mine = mine[torch.tensor(draw.sample(range(96), 96))] if pair is not alike else mine
@@ -68,7 +68,7 @@ def test_what_is_as_good_is_hardly_ever_given_up(pair) -> None:
 def test_what_is_worse_is_given_up() -> None:
     draw = random.Random(1)
     theirs, mine = losses(alike, draw, 128)
-    race = Race()
+    race = RaceOptions()
     assert race.worse(2 * mine[:32], theirs, 128) and race.worse(1.3 * mine[:96], theirs, 128)
     assert not race.worse(mine[:128], 2 * theirs, 128)
     assert race.worse(torch.tensor([0.0, 1e-9]), torch.zeros(8), 8)  # a rival without any loss
@@ -79,7 +79,7 @@ def test_what_is_worse_is_given_up() -> None:
 def test_on_all_samples_certainty_agrees_with_the_sum(pairs: list[tuple[int, int]]) -> None:
     """With an alpha near 0 only certainty is left: then a point is given up only where its total is worse."""
     mine, theirs = (torch.tensor(x, dtype=torch.float64) for x in zip(*pairs, strict=True))
-    if Race(alpha=1e-300).worse(mine, theirs, len(pairs)):
+    if RaceOptions(alpha=1e-300).worse(mine, theirs, len(pairs)):
         assert float(mine.sum()) > float(theirs.sum())
 
 
@@ -106,8 +106,8 @@ def test_samples_are_drawn_once_and_all_of_them() -> None:
 # ---------------------------------------------------------------- scores
 def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
     prepared = prepare(residual_block(), "x86_vnni", DATA, estimator="max_range")
-    bench = make_bench(prepared.resolver, prepared.batches, objective("sqnr"), race=Race(), seed=1)
-    plain = make_bench(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), objective("sqnr"))
+    bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
+    plain = make_worker_state(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), objective("sqnr"))
     best, worst = prepared.space.widest(), prepared.space.narrowest()
     assert bench.score(best, worst) == bench.score(best) == plain.score(best)
     for _ in range(2):  # the second time from what is remembered
@@ -116,14 +116,14 @@ def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
         assert given_up.forwards == 16 / 120 and given_up.results["samples"] == 16
         assert given_up.value < plain.score(best).value and not given_up.accepted
         assert abs(given_up.value - plain.score(worst).value) < 1.5
-    fresh = make_bench(prepared.resolver, prepared.batches, objective("sqnr"), race=Race(), seed=1)
+    fresh = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
     assert fresh.score(worst, best) == given_up  # whoever measured the rival before
 
 
 def test_an_overflow_ends_a_race_and_is_a_lower_bound() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", DATA, estimator="max_range")
     narrow, wide = prepared.space.narrowest(), prepared.space.widest()
-    bench = make_bench(prepared.resolver, prepared.batches, objective("sqnr"), race=Race())
+    bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions())
     whole = bench.score(wide)
     raced = bench.score(wide, narrow)
     assert raced.dropped["because"] == "overflows" and not raced.runs
@@ -155,7 +155,7 @@ def test_greedy_ends_where_it_does_without_a_race(tmp_path: Path) -> None:
     ends = []
     for race in (False, True):
         options = SearchOptions(race=race, seed=2, log=tmp_path / f"{race}", progress=False, estimator="max_range")
-        ends.append(find(residual_block(), "int16_accumulator", DATA, options).result)
+        ends.append(run_search(residual_block(), "int16_accumulator", DATA, options).result)
     assert ends[0].bits == ends[1].bits
     assert sum(t.score.forwards for t in ends[1].trials) < sum(t.score.forwards for t in ends[0].trials)
 
@@ -172,7 +172,9 @@ def test_greedy_ends_where_it_does_without_a_race(tmp_path: Path) -> None:
 def test_held_out_data_are_checked_before_the_search(held_out: list[Tensor], says: str, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with pytest.raises(DataError, match=says):
-        find(residual_block(), "x86_vnni", DATA, SearchOptions(held_out=held_out, log=log, budget=4, progress=False))
+        run_search(
+            residual_block(), "x86_vnni", DATA, SearchOptions(held_out=held_out, log=log, budget=4, progress=False)
+        )
     assert not log.exists()
 
 
@@ -180,7 +182,7 @@ def test_held_out_data_need_the_labels_of_the_objective(tmp_path: Path) -> None:
     options = SearchOptions(objective="accuracy", log=tmp_path / "log", progress=False, budget=2)
     for unfit in ([DATA[0][0]], [(DATA[0][0], seeded(len(DATA[0][0])))]):
         with pytest.raises(DataError, match="held-out data: the objective needs labels that are classes"):
-            find(residual_block(), "x86_vnni", DATA, replace(options, held_out=unfit))
+            run_search(residual_block(), "x86_vnni", DATA, replace(options, held_out=unfit))
     assert not (tmp_path / "log").exists()
 
 
@@ -202,20 +204,20 @@ def test_nested_data_mean_one_thing_in_any_order() -> None:
     tupled, same, turned = [((left, right),)], {"left": left, "right": right}, {"right": right, "left": left}
     for data, held_out in ((tupled, tupled), ([same], [same]), ([same], [turned])):
         options = SearchOptions(held_out=held_out, progress=False, budget=2)
-        found = find(net, "x86_vnni", data, options).strategy.made_by
+        found = run_search(net, "x86_vnni", data, options).strategy.made_by
         assert found["held_out"]["sqnr"] == found["results"]["sqnr"]
     in_turn, equal = (
-        find(net, "x86_vnni", data, SearchOptions(progress=False, budget=1)).strategy.made_by["results"]
+        run_search(net, "x86_vnni", data, SearchOptions(progress=False, budget=1)).strategy.made_by["results"]
         for data in ([same, turned], [same, same])
     )
     assert in_turn["sqnr"] == equal["sqnr"]
     with pytest.raises(DataError, match="batch 1 is nested otherwise than the first"):
-        find(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions(progress=False, budget=1))
+        run_search(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions(progress=False, budget=1))
 
 
 def test_held_out_data_confirm_with_an_interval(tmp_path: Path) -> None:
     options = SearchOptions(race=True, budget=4, held_out=DATA[:1], progress=False)
-    held_out = find(residual_block(), "x86_vnni", DATA, options).strategy.made_by["held_out"]
+    held_out = run_search(residual_block(), "x86_vnni", DATA, options).strategy.made_by["held_out"]
     low, high = held_out["sqnr_interval"]
     assert low < held_out["sqnr"] < high
 
@@ -229,7 +231,7 @@ def test_what_cannot_be_raced_is_refused() -> None:
     with pytest.raises(HagoError, match="minimize"):
         run(minimize="weight_bytes", keep="sqnr >= 1 dB")
     with pytest.raises(HagoError, match="alpha 2"):
-        Race(alpha=2)
+        RaceOptions(alpha=2)
 
 
 def test_racing_a_search_for_a_front_is_refused_before_any_data_are_read() -> None:

@@ -26,7 +26,7 @@ from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning
 from hago.search.objective import objective
 from hago.search.prepare import prepare
-from hago.search.workers import Hands, Ticket, Workers, open_executor, score_remotely, work_of
+from hago.search.workers import Ticket, WorkerPool, Workers, open_executor, score_remotely, worker_spec_of
 from hago.searchers.registry import make_searcher
 from hago.study.log import versions
 
@@ -115,7 +115,7 @@ def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr("hago.search.fronts.Anytime.__call__", lambda self, trial, *_: stop(trial) or [])
+    monkeypatch.setattr("hago.search.fronts.FrontWriter.__call__", lambda self, trial, *_: stop(trial) or [])
     with pytest.warns(HagoWarning, match="the workers are started again: one is stopped, or gone"):
         assert log_of(tmp_path / "log", "processes:1") == alone
     for process in stopped:
@@ -205,7 +205,7 @@ def test_a_point_that_a_broken_pool_forgot_is_tried_again(monkeypatch: pytest.Mo
     bits, notices = work.space.widest(), []
     expected = score_remotely(ticket, bits, work)
     with ThreadPoolExecutor(1) as other:
-        workers = Workers(Hands(Dropping(True), 1, lambda: other), work, lambda *_: expected, notices.append)
+        workers = Workers(WorkerPool(Dropping(True), 1, lambda: other), work, lambda *_: expected, notices.append)
         points = [workers(bits), workers(bits)]
         assert [p.result() for p in points] == [expected, expected]
     assert len(notices) == 1 and "a worker died" in notices[0]
@@ -215,7 +215,7 @@ def test_a_pool_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("hago.search.workers.WAIT", 0.02)
     _, work = ticket_of(search="slow")
     bits, executor = work.space.widest(), Dropping(False)
-    workers = Workers(Hands(executor, 1), work, lambda *_: pytest.fail("is not asked"), print)
+    workers = Workers(WorkerPool(executor, 1), work, lambda *_: pytest.fail("is not asked"), print)
     point = workers(bits)
     score = score_remotely(Ticket("slow", versions(1)), bits, work)
     threading.Timer(0.2, lambda: point._future.set_result(score)).start()
@@ -257,7 +257,7 @@ def test_an_error_of_the_evaluation_is_not_tried_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- workers that refuse
 def ticket_of(**changes: Any) -> tuple[Ticket, Any]:
     prepared = prepare(residual_block(), "x86_vnni", DATA)
-    work = work_of(prepared, objective("sqnr"))
+    work = worker_spec_of(prepared, objective("sqnr"))
     ticket = Ticket(f"test {changes}", versions(1))
     return replace(ticket, **changes), work
 
@@ -298,7 +298,7 @@ def test_work_is_sent_once() -> None:
             return super().submit(fn, *args, **kwargs)
 
     with Watching(2) as executor:
-        workers = Workers(Hands(executor, 2), work, lambda bits: first, print)
+        workers = Workers(WorkerPool(executor, 2), work, lambda bits: first, print)
         points = [workers(bits) for _ in range(6)]
         assert all(p.result() == first for p in points)
     assert sent[:6] == [True, True, False, False, False, False] and all(sent[6:])
@@ -324,7 +324,7 @@ def test_unknown_executors_are_refused(text: str) -> None:
 
 def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("hago.search.workers.PATIENCE", 1)
+    monkeypatch.setattr("hago.search.workers.SCHEDULER_PATIENCE", 1)
     with warnings.catch_warnings(), pytest.raises(HagoError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"):
         warnings.simplefilter("ignore")
         with open_executor("dask://127.0.0.1:9"):
