@@ -1176,25 +1176,25 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 # ---------------------------------------------------------------- completeness
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
-    "Let it return tensors alone": ("frontend/test_torch_export.py", "test_a_model_that_returns_a_cache"),
+    "Let it return tensors alone": ("graph/test_torch_export.py", "test_a_model_that_returns_a_cache"),
     "was changed while it was written": (
-        "search/test_log_faults.py",
+        "study/test_log_faults.py",
         "test_a_log_that_others_touch_ends",
     ),
     "was removed while it was written": (
-        "search/test_log_faults.py",
+        "study/test_log_faults.py",
         "test_a_log_that_others_touch_ends",
     ),
     "was renamed while it was written": (
-        "search/test_log_faults.py",
+        "study/test_log_faults.py",
         "test_a_log_that_others_touch_ends",
     ),
     "was replaced by another file while": (
-        "search/test_log_faults.py",
+        "study/test_log_faults.py",
         "test_a_log_that_others_touch_ends",
     ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_ones_own_must_be_given_again"),
-    "give its rule: ops={**OPS": ("test_stored.py", "test_ops_of_one_s_own_come_back_with_their_rules"),
+    "give its rule: ops={**OPS": ("runtime/test_stored.py", "test_ops_of_one_s_own_come_back_with_their_rules"),
     "a signature with a wider accumulator": (
         "test_robustness.py",
         "test_what_is_advised_where_an",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from networks import Small, images, randomized
-from search.toys import timeless
 from torch import Tensor, nn
+from toys import timeless
 
 import hago
 from hago.plan.space import Bits, Space

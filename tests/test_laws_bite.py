@@ -176,7 +176,7 @@ def _clipping_less(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
 
 
 @pytest.mark.parametrize("change", [_truncating, _clipping_less])
-@pytest.mark.parametrize("module", ["simulator", "realization"])
+@pytest.mark.parametrize("module", ["simulation.simulator", "runtime.reference"])
 def test_exactness_bites_where_one_side_requantizes_otherwise(
     monkeypatch: pytest.MonkeyPatch, change: Any, module: str
 ) -> None:

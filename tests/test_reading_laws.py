@@ -194,18 +194,53 @@ def _is(called: ast.expr, name: str) -> bool:
 
 #: Of a broken reader: itself, its module, what stands in it, and the line that breaks it there.
 BROKEN: Final = {
-    "an import": ("strategy.Strategy.load", "strategy", 'topology = value["', "importlib.import_module(value['x'])"),
-    "an import by Python": ("strategy.Strategy.load", "strategy", 'topology = value["', "__import__(value['x'])"),
-    "an evaluation": ("stored.load_plan", "nesting", "known = json.loads(context)", "eval(context)"),
-    "a pickle": ("stored.load_plan", "tensor_file", "said = header.pop(RESERVED, None)", "pickle.loads(data)"),
-    "torch's own reader": ("stored.load_plan", "nesting", "document = json.loads(text)", "pytree.treespec_loads(text)"),
-    "another file": ("search.log.read_log", "search.header", "check_schema(record, ", "open(record['data_hash'])"),
-    "another path": ("searching.fronts.load_front", "searching.fronts", 'strategy = value["', "Path('x').read_text()"),
-    "a program": ("hardware_file.load_hardware", "hardware_document", 'how = document["', "subprocess.run(how)"),
-    "torch's names": ("stored.load_plan", "ops.to", "return x.to(TORCH_DTYPES", "getattr(torch, attrs['dtype'])"),
-    "a library": ("engine.native._kept", "engine.native", "name, size, digest = (said[", "ctypes.CDLL('x')"),
-    "a method": ("stored.load_plan", "stored_values", "made = [self(s) for s in scales]", "os.system(scales[0])"),
-}  # fmt: skip
+    "an import": (
+        "plan.strategy.Strategy.load",
+        "plan.strategy",
+        'topology = value["',
+        "importlib.import_module(value['x'])",
+    ),
+    "an import by Python": (
+        "plan.strategy.Strategy.load",
+        "plan.strategy",
+        'topology = value["',
+        "__import__(value['x'])",
+    ),
+    "an evaluation": ("runtime.stored.load_plan", "graph.nesting", "known = json.loads(context)", "eval(context)"),
+    "a pickle": (
+        "runtime.stored.load_plan",
+        "serialization.tensor_file",
+        "said = header.pop(RESERVED, None)",
+        "pickle.loads(data)",
+    ),
+    "torch's own reader": (
+        "runtime.stored.load_plan",
+        "graph.nesting",
+        "document = json.loads(text)",
+        "pytree.treespec_loads(text)",
+    ),
+    "another file": ("study.log.read_log", "study.log", "check_schema(record, ", "open(record['data_hash'])"),
+    "another path": ("search.fronts.load_front", "search.fronts", 'strategy = value["', "Path('x').read_text()"),
+    "a program": ("hardware.file.load_hardware", "hardware.file", 'how = document["', "subprocess.run(how)"),
+    "torch's names": (
+        "runtime.stored.load_plan",
+        "ops.to",
+        "return x.to(TORCH_DTYPES",
+        "getattr(torch, attrs['dtype'])",
+    ),
+    "a library": (
+        "runtime.native.library._kept",
+        "runtime.native.library",
+        "name, size, digest = (said[",
+        "ctypes.CDLL('x')",
+    ),
+    "a method": (
+        "runtime.stored.load_plan",
+        "plan.document",
+        "made = [self(s) for s in scales]",
+        "os.system(scales[0])",
+    ),
+}
 
 
 @pytest.mark.parametrize("how", BROKEN)

@@ -23,7 +23,7 @@ from hago.ops import OPS, Ops
 from hago.serialization.json_text import read_file, replace_file
 
 HARDWARE_VERSION: Final = 1
-_SCHEMA: Final = "../hago/schemas/hardware.schema.json"
+_SCHEMA: Final = "../hago/serialization/schemas/hardware.schema.json"
 #: Keys of a signature that are no cost figures.
 _SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out")
 

@@ -304,7 +304,7 @@ def test_interrupted_before_anything_was_found(hago: Run, monkeypatch: pytest.Mo
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hago.cli.search.find", interrupt)
+    monkeypatch.setattr("hago.cli.search.run_search", interrupt)
     run = hago(*SEARCH)
     assert run.code == 130 and run.out == "" and after_hago(run.err.splitlines()[-1]) == SEARCH
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from building import Builder, seeded
+from plan.test_weight_only import INT4, MAC, REAL, chip, network
 from plans import resolver_of
-from test_weight_only import INT4, MAC, REAL, chip, network
 
 from hago.arithmetic.types import Edge
 from hago.export.onnx.check import check_onnx

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from networks import Small, images, randomized
-from test_weight_only import INT4, INT8, MAC, REAL, chip
+from plan.test_weight_only import INT4, INT8, MAC, REAL, chip
 
 import hago
 from hago.hardware.hardware import Hardware

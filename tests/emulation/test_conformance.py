@@ -1,0 +1,116 @@
+"""Every published value of gemmlowp, TFLite and TPU-MLIR, at the tolerance that stands beside it.
+
+HAGO_CONFORMANCE may name another file of the same form: its vectors of these systems run as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emulation.tflite_vectors import GEMMLOWP, TFLITE, Answer
+from emulation.tpu_mlir_vectors import TPU_MLIR
+from emulation.vectors import MORE, Vector, differences, generate, load
+from hago.emulation.tpu_mlir.numerics import uniform_type_of_row
+
+SYSTEMS = ("gemmlowp", "tflite", "tpu-mlir")
+VECTORS = load(SYSTEMS)
+
+
+def answer(vector: Vector) -> Answer:
+    """What hago says to a vector."""
+    if vector["system"] == "tpu-mlir":
+        for pattern, function in TPU_MLIR:
+            match = re.fullmatch(pattern, vector["op"])
+            if match:
+                return function(vector, match)
+    table = {"gemmlowp": GEMMLOWP, "tflite": TFLITE}.get(vector["system"], {})
+    for name, answer_one in table.items():
+        if vector["op"].startswith(name):
+            return answer_one(vector)
+    raise AssertionError(f"{vector['id']}: nothing answers {vector['op']!r} of {vector['system']}")
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["id"])
+def test_agrees(vector: Vector) -> None:
+    found = differences(answer(vector), vector["expected"], vector["tolerance"], vector["id"])
+    assert not found, "\n".join(found)
+
+
+def test_every_system_has_its_vectors() -> None:
+    counts = {system: sum(v["system"] == system for v in VECTORS) for system in SYSTEMS}
+    assert counts["gemmlowp"] >= 20 and counts["tflite"] >= 29 and counts["tpu-mlir"] >= 46
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if "calibration" in v["params"]], ids=lambda v: v["id"])
+def test_a_types_scale_and_zero_point_follow_from_its_calibration_row(vector: Vector) -> None:
+    p = vector["params"]
+    for name, row in p["calibration"].items():
+        kind = "mul" if name == "y_Mul" else "general"
+        made = uniform_type_of_row(*row, asymmetric="asymmetric" in vector["op"], kind=kind)
+        if "in_scale" in p:
+            stated = (p["in_scale"], p["in_zp"]) if name == "x" else (p["out_scale"], p["out_zp"])
+        else:
+            stated = tuple(p["in_" if name == "x" else name if name in p else "out"])
+        # LeakyRelu, PRelu and Pad keep their input's type.
+        if name.startswith(("y_Leaky", "y_PRelu", "y_Pad")):
+            continue
+        assert (made.scale, made.zero_point) == pytest.approx(stated, rel=1e-12)
+
+
+# ---------------------------------------------------------------- the comparison itself bites
+@pytest.mark.parametrize(
+    ("got", "expected", "tolerance"),
+    [
+        (3, 4, 0),
+        (1.1, 1.0, 1e-2),
+        ([1, 2], [1, 2, 3], 0),
+        ({"a": 1}, {"a": 1, "b": 2}, 0),
+        ({"a": [1, 2]}, {"a": [1, 3]}, 0),
+        ("int8", "uint8", 0),
+        (0.0, "nan", 0),
+        (1e300, "inf", 0),
+        (None, [1], 0),
+    ],
+)
+def test_a_difference_is_found(got: object, expected: object, tolerance: float) -> None:
+    assert differences(got, expected, tolerance)
+
+
+def test_what_is_within_the_tolerance_passes() -> None:
+    got = {"a": [100.9, float("nan")], "b": "int8", "c": 0.009, "more": 1}
+    assert not differences(got, {"a": [100.0, "nan"], "b": "int8", "c": 0}, 1e-2)
+
+
+def test_a_changed_expectation_fails() -> None:
+    vector = next(v for v in VECTORS if v["id"] == "tflite-045")
+    changed = json.loads(json.dumps(vector["expected"]))
+    changed["single_rounding"][3] += 1
+    assert differences(answer(vector), changed, vector["tolerance"])
+
+
+def test_another_file_of_vectors_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {**VECTORS[0], "id": "more-1"}
+    foreign = {**VECTORS[0], "id": "more-2", "system": "pytorch"}
+    (tmp_path / "more.json").write_text(json.dumps([extra, foreign]), encoding="utf-8")
+    monkeypatch.setenv(MORE, str(tmp_path / "more.json"))
+    names = {v["id"] for v in load(SYSTEMS)}
+    assert "more-1" in names and "more-2" not in names
+
+
+# ---------------------------------------------------------------- generated inputs
+def test_a_generator_is_arithmetic_on_numpy() -> None:
+    assert generate("i=arange(4); (i*2 - 1)/2 as float32").tolist() == [-0.5, 0.5, 1.5, 2.5]
+    drawn = generate("np.abs(np.random.RandomState(3).randn(5)) float32 with x[0]=50")
+    expected = np.abs(np.random.RandomState(3).randn(5)).astype(np.float32)
+    assert drawn[0] == 50 and drawn[1:].tolist() == expected[1:].tolist()
+
+
+@pytest.mark.parametrize("text", ["np.load('x')", "np.random.seed(1)", "(1).__class__", "[i for i in (1, 2)]"])
+def test_a_generator_may_do_nothing_else(text: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        generate(text)

@@ -1,0 +1,96 @@
+"""The way in which trials run is found nowhere in a search: logs are equal, byte for byte, whichever it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from networks import images, randomized
+from torch import Tensor, nn
+from toys import timeless
+
+import hago
+from hago.runtime.native.executor import Executor
+from hago.runtime.native.self_test import Kernels, kernels
+from hago.search import evaluate
+
+CHIPS = ("x86_vnni", "tflite", "vta", "tpu_mlir_bm1684x")
+
+
+class Island(nn.Module):
+    """Convolutions around a softmax, which runs in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 4, 1)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = self.last(x + torch.softmax(x, 1))
+        return self.fc(x.mean((2, 3)))
+
+
+def searched(chip: str, log: Path) -> list[str]:
+    data = [images(4, 3, 8, 8, seed=s) for s in range(2)]
+    hago.search_quantize_strategy(randomized(Island()), chip, data, budget=6, log=log, progress=False)
+    return timeless(log.read_bytes())
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_logs_do_not_know_the_engine(chip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    class Seen(Executor):
+        def begin(self, inputs: object) -> dict[str, object]:
+            used.append("integer")
+            return super().begin(inputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluate, "Executor", Seen)
+    texts = {}
+    for fast in (True, False):
+        monkeypatch.setattr(Kernels, "outrun_floats", property(lambda self, fast=fast: fast))
+        used.clear()
+        texts[fast] = searched(chip, tmp_path / f"{fast}.jsonl")
+        assert bool(used) == fast  # both ways were taken
+    assert texts[True] == texts[False]
+
+
+def test_logs_are_equal_without_kernels_of_our_own(tmp_path: Path) -> None:
+    """In a process of its own, since kernels are found out once per process."""
+    ours = searched("tflite", tmp_path / "here.jsonl")
+    there = tmp_path / "there.jsonl"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import torch; torch.set_num_threads(1); "
+    code += "from pathlib import Path; from search.test_engines import searched; "
+    code += f"searched('tflite', Path({str(there)!r}))"
+    env = {**os.environ, "HAGO_NATIVE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert timeless(there.read_bytes()) == ours
+
+
+@pytest.mark.parametrize("onednn, aten", [("AVX512_CORE", "avx512"), ("AVX2", "avx2"), ("SSE41", "default")])
+def test_logs_do_not_know_the_engine_where_instructions_are_missing(onednn: str, aten: str, tmp_path: Path) -> None:
+    """In a process of its own, since instruction sets are chosen once per process. Kernels of torch and oneDNN that are
+    not exact there are left out by the engine itself."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; import torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path; from search.test_engines import Kernels, searched\n"
+        "texts = []\n"
+        "for fast in (True, False):\n"
+        "    Kernels.outrun_floats = property(lambda self, fast=fast: fast)\n"
+        f"    texts.append(searched('x86_vnni', Path({str(tmp_path)!r}) / f'{{fast}}.jsonl'))\n"
+        "assert texts[0] == texts[1]\n"
+    )
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten, "HAGO_NATIVE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_integers_are_taken_where_convolutions_of_our_own_run() -> None:
+    here = kernels()
+    assert here.outrun_floats == (here.conv.exact and here.passes.exact)
