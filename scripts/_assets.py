@@ -50,6 +50,7 @@ class Asset:
         kinds: by name, bool (samples,), test samples whose SQNR is told apart; empty where all are of one kind.
         placements: where the metric is an area under a curve, from the outputs of all test samples to the placements
             of its cases and of its controls; see `area_difference`.
+        recording: how many test samples in a row are of one recording, and so are alike.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Asset:
     score: Callable[[Tensor], float]
     kinds: Mapping[str, Tensor] = field(default_factory=dict)
     placements: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    recording: int = 1
 
     @property
     def samples(self) -> int:
@@ -168,6 +170,7 @@ def _anomaly(module: nn.Module, loaders: Any, calibration: int, test: int | None
         lambda out: float(placements(out)[0].mean()),
         {name: strange == kind for kind, name in enumerate(("normal test samples", "anomalies"))},
         placements,
+        windows.shape[1],
     )
 
 
