@@ -106,11 +106,17 @@ class Gain:
     errors: float
     blocks: int
 
-    def is_sure(self, margin: float = 0.0) -> bool:
-        """Whether it is by more than chance, and by more than that part of the loss."""
+    def is_sure(self, margin: float = 0.0, candidates: int = 1) -> bool:
+        """Whether it is by more than chance, and by more than that part of the loss.
+
+        Args:
+            candidates: how many there were of which this is the best on the same samples. The best of several seems
+                better than it is, so that each is allowed its share of the error alone (Bonferroni's correction).
+        """
         if self.blocks < 2:
             return False
-        return self.part > margin and self.errors > float(stats.t.ppf(CONFIDENCE, self.blocks - 1))
+        confidence = 1.0 - (1.0 - CONFIDENCE) / candidates
+        return self.part > margin and self.errors > float(stats.t.ppf(confidence, self.blocks - 1))
 
 
 @dataclass(frozen=True, slots=True)

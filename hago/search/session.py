@@ -398,7 +398,8 @@ class _Session:
         objective, measure = self.scored.goal.objective, self.scored.bench.evaluator.measure
         measured = [measure(self.prepared.resolver(trial.bits)) for trial in (first, result.best)]
         before, after = ([losses_of(objective, m)] * len(confirmation.turns) for m in measured)
-        if confirmation.gain(before, after).is_sure():
+        others = sum(trial.same_as is None for trial in result.trials[1:])
+        if confirmation.gain(before, after).is_sure(candidates=max(1, others)):
             return result
         return replace(result, best=first)
 

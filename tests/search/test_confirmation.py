@@ -84,6 +84,21 @@ def test_a_gain_is_sure_where_blocks_agree() -> None:
     assert kept.gain([before], [seen]).part == 0.0
 
 
+def test_the_best_of_several_equal_candidates_is_seldom_taken() -> None:
+    kept, generator = Confirmation((4, 4), turns_of([4, 4])), torch.Generator().manual_seed(0)
+    rounds, candidates, taken = 400, 6, {1: 0, 6: 0}
+    for _ in range(rounds):
+        before = torch.rand(8, generator=generator, dtype=torch.float64) + 0.5
+        after = [
+            before * (torch.randn(8, generator=generator, dtype=torch.float64) / 10).exp() for _ in range(candidates)
+        ]
+        best = min(after, key=lambda losses: float(losses.mean()))
+        gain = kept.gain([before] * len(kept.turns), [best] * len(kept.turns))
+        for counted in taken:
+            taken[counted] += gain.is_sure(candidates=counted)
+    assert taken[6] < 0.08 * rounds < 0.15 * rounds < taken[1]  # the law bites where only the best is counted
+
+
 def test_the_share_that_is_clipped() -> None:
     prepared = prepare(residual_block(), "x86_vnni", DATA)
     plan = prepared.resolver(prepared.space.widest())
@@ -209,10 +224,10 @@ def test_samples_unlike_those_that_shaped_are_not_clipped() -> None:
 
 
 def test_a_point_that_is_better_by_chance_is_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0: False)
+    monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0, candidates=1: False)
     found = run_search(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
     assert found.result.best.bits == found.result.trials[0].bits
-    monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0: True)
+    monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0, candidates=1: True)
     again = run_search(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
     assert again.result.best.bits == max(again.result.trials, key=lambda t: t.score.rank).bits
 
