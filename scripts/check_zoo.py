@@ -9,10 +9,11 @@ with 1 if simulator and integers differ anywhere.
     python scripts/check_zoo.py --from timm --names mobilenetv4_conv_small fastvit_t8 --hardware x86_vnni
 
 With --search every network is searched with every searcher on every hardware, each case in a process of its own with
-limits of time and memory, one JSON line a case: what stands in the file is not run again. The table is of the whole
-file. Times and limits are processor time on one thread. Exits with 1 if a case crashed or its values differ.
+limits of time and memory, one JSON line a case: what stands in the file is not run again, unless it was skipped. The
+table is of the whole file; --write puts it into a Markdown file, between two comments. Times and limits are processor
+time on one thread. Exits with 1 if a case crashed or its values differ.
 
-    python scripts/check_zoo.py --search --from torchvision timm transformers --log zoo.jsonl
+    python scripts/check_zoo.py --search --from torchvision timm transformers --log zoo.jsonl --write docs/zoo.md
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from hago.search.prepare import prepare
 from hago.search.session import SearchOptions, run_search
 
 SEED = 0
+BEGIN, END = "<!-- zoo:begin -->", "<!-- zoo:end -->"
 #: Wall time that a case may take for each second of processor time that it may take: the machine may be busy.
 PATIENCE = 6
 
@@ -73,6 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--gigabytes", type=float, default=8.0, help="of memory that a case may take")
     parser.add_argument("--minutes", type=float, help="after which no further case is begun")
     parser.add_argument("--table", action="store_true", help="only print the table of the log")
+    parser.add_argument("--write", type=Path, help=f"the table to a file, between {BEGIN} and {END}")
     options = parser.parse_args(words)
     options.size = options.size or (64 if options.search else 96)
     if options.search or options.table:
@@ -141,7 +144,7 @@ def search_all(options: Any) -> int:
     """Every case that the log lacks, then the table; 1 if one crashed or differs."""
     done = read_log(options.log)
     cases = list(dict.fromkeys(cases_of(options)))
-    left = [case for case in cases if case not in done]
+    left = [case for case in cases if done.get(case, {"status": "skipped"})["status"] == "skipped"]
     print(f"{len(cases) - len(left)} of {len(cases)} cases stand in {options.log}", flush=True)
     if left and not options.table:
         warm()
@@ -154,7 +157,11 @@ def search_all(options: Any) -> int:
             done[case] = {**dict(zip(CASE, case, strict=True)), **row}
             append(options.log, done[case])
             print(f"{len(cases) - len(left) + at + 1}/{len(cases)} {line(done[case])}", flush=True)
-    print(table(done.values()))
+    made = table(done.values())
+    print(made)
+    if options.write is not None:
+        before, _, rest = options.write.read_text("utf-8").partition(BEGIN)
+        options.write.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", "utf-8")
     return 1 if any(r["status"] == "crashed" or r.get("differ") for r in done.values()) else 0
 
 
@@ -392,36 +399,37 @@ def line(row: Mapping[str, Any]) -> str:
 def share(row: Mapping[str, Any]) -> str:
     """The integer share."""
     found = row.get("integer_share")
-    return "-" if found is None else f"{100 * found:.1f} %"
+    return "" if found is None else f"{100 * found:.1f} %"
 
 
 def table(rows: Any) -> str:
-    """All cases as Markdown, those that failed with what they said below."""
-    rows = list(rows)
-    title = ("network", "chip", "searcher", "", "integers", "dB", "differ", "forwards", "passes", "peak MB")
-    lines = [" | ".join((*title, "import", "calibrate", "search", "realize"))]
-    lines.append("|".join("---" for _ in range(len(title) + 4)))
+    """All cases as Markdown: how many ended how, each case, and what those said that failed."""
+    rows = sorted(rows, key=lambda row: [str(row[k]).lower() for k in CASE])
+    counts = {s: sum(r["status"] == s for r in rows) for s in dict.fromkeys(r["status"] for r in rows)}
+    ended = ", ".join(f"{n} {s}" for s, n in sorted(counts.items(), key=lambda item: -item[1]))
+    networks = len({(r["collection"], r["network"]) for r in rows if r["status"] == "ok"})
+    compared, differ = (sum(r.get(k) or 0 for r in rows) for k in ("compared", "differ"))
+    lines = [f"{len(rows)} cases: {ended}. {networks} networks; {differ:,} of {compared:,} values differ.", ""]
+    title = ("", "network", "chip", "searcher", "status", "integers", "dB", "differ", "forwards", "passes", "peak MB")
+    lines.append(cells((*title, "import", "calibrate", "search", "realize")))
+    lines.append("|" + "---|" * (len(title) + 4))
     for row in rows:
         spent = row.get("spent", {})
         alone = {**spent, "searching": max(0.0, spent.get("searching", 0.0) - spent.get("calibrating", 0.0))}
-        lines.append(
-            " | ".join((
-                row["network"], row["hardware"], row["searcher"], row["status"], share(row),
-                *(("-" if row.get(k) is None else f"{row[k]:{form}}") for k, form in FIGURES),
-                *(f"{alone[k]:.1f}" if k in spent else "-" for k in COLUMNS[:4]),
-            ))
-        )  # fmt: skip
-    counts = {s: sum(r["status"] == s for r in rows) for s in dict.fromkeys(r["status"] for r in rows)}
-    differ = sum(bool(r.get("differ")) for r in rows)
-    lines += ["", f"{len(rows)} cases: {', '.join(f'{n} {s}' for s, n in counts.items())}; {differ} differ", ""]
-    for row in rows:
-        if row["status"] != "ok":
-            lines.append(line(row))
-    return "\n".join(lines)
+        figures = ("" if row.get(k) is None else f"{row[k]:{form}}" for k, form in FIGURES)
+        seconds = (f"{alone[k]:.1f}" if k in spent else "" for k in COLUMNS[:4])
+        lines.append(cells((*(row[k] for k in CASE), row["status"], share(row), *figures, *seconds)))
+    failed = [f"- {line(row)}" for row in rows if row["status"] != "ok"]
+    return "\n".join([*lines, *([""] if failed else []), *failed])
+
+
+def cells(words: Sequence[str]) -> str:
+    """A row of the table."""
+    return f"| {' | '.join(words)} |"
 
 
 FIGURES: Sequence[tuple[str, str]] = (
-    ("sqnr", ".1f"), ("differ", "d"), ("costs_forwards", ".0f"), ("passes", ".0f"), ("peak_mb", "d"),
+    ("sqnr", ".1f"), ("differ", "d"), ("costs_forwards", ",.0f"), ("passes", ".0f"), ("peak_mb", ",d"),
 )  # fmt: skip
 
 

@@ -88,6 +88,26 @@ def test_a_campaign_goes_on_where_it_ended(
     with log.open("a") as file:
         file.write('{"collection": "made_')  # what a kill leaves
     capsys.readouterr()
-    check_zoo.main([*words, "--hardware", "x86_vnni", "tflite"])
+    page = tmp_path / "zoo.md"
+    page.write_text(f"before\n{check_zoo.BEGIN}\nold\n{check_zoo.END}\nafter\n")
+    check_zoo.main([*words, "--hardware", "x86_vnni", "tflite", "--write", str(page)])
     assert "2 of 4 cases stand in" in capsys.readouterr().out
-    assert len(check_zoo.read_log(log)) == 4
+    rows = check_zoo.read_log(log)
+    assert len(rows) == 4
+    written = page.read_text()
+    assert written.startswith(f"before\n{check_zoo.BEGIN}\n4 cases: ") and written.endswith(f"{check_zoo.END}\nafter\n")
+    assert "2 ok" in written and "2 crashed" in written and "old" not in written
+    compared = sum(row.get("compared", 0) for row in rows.values())
+    assert f"0 of {compared:,} values differ" in written
+    assert sum(line.startswith("| made_up |") for line in written.splitlines()) == 4
+
+
+def test_a_case_that_was_skipped_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("plain",)
+    monkeypatch.setattr(check_zoo, "COLLECTIONS", {"made_up": lambda: Collection(names, _made, names, _images)})
+    log = tmp_path / "zoo.jsonl"
+    words = ["--search", "--from", "made_up", "--searchers", "default", "--size", "8", "--log", str(log)]
+    check_zoo.main([*words, "--largest", "10"])
+    assert [row["status"] for row in check_zoo.read_log(log).values()] == ["skipped"]
+    check_zoo.main(words)
+    assert [row["status"] for row in check_zoo.read_log(log).values()] == ["ok"]

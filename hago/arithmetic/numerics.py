@@ -216,6 +216,9 @@ def _number(t: Tensor) -> Tensor | float:
 def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
     """Real values to centered integers: `clip(round(x / float32(scale)))`  (N1).
 
+    What is not a number becomes the least integer, as in PyTorch's `fake_quantize` and ONNX Runtime's QuantizeLinear:
+    a float node may divide 0 by a divisor that integers rounded to 0.
+
     Args:
         x: float32 of any shape that the scale broadcasts against, or float64 (then the division
             is done in float64: weights and biases, offline).
@@ -223,7 +226,8 @@ def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
     Returns:
         A new tensor of `x`'s dtype holding integers.
     """
-    return _clip(ROUNDINGS[rounding](x / _number(target.scale.to(x.dtype))), target)
+    rounded = ROUNDINGS[rounding](x / _number(target.scale.to(x.dtype)))
+    return _clip(rounded.nan_to_num_(-math.inf, math.inf, -math.inf), target)
 
 
 def dequantize(c: Tensor, source: QParams) -> Tensor:

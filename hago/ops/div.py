@@ -1,4 +1,4 @@
-"""div: by a number, which on integers only divides the scale; by a tensor, in float."""
+"""div: by a number, which on integers only divides the scale; by a tensor, in float, to which `plus` may be added."""
 
 import operator
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ def _parse(call: Call) -> Parsed | None:
 
 
 def _compute(attrs: Attrs, a: Tensor, b: Tensor | None = None) -> Tensor:
-    return torch.div(a, attrs["divisor"] if b is None else b)
+    if b is None:
+        return torch.div(a, attrs["divisor"])
+    return torch.div(a, b + attrs["plus"] if "plus" in attrs else b)
 
 
 def _unchanged(attrs: Attrs, c: Tensor) -> Tensor:

@@ -589,7 +589,10 @@ def _matmul(w: Writer, node: Node, x: Inputs, out: str) -> None:
 
 
 def _div(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("Div", x if len(x) == 2 else [x[0], w.number(node.attrs["divisor"], out)], out)
+    divisor = w.number(node.attrs["divisor"], out) if len(x) == 1 else x[1]
+    if "plus" in node.attrs:
+        divisor = w.step("Add", [divisor, w.number(node.attrs["plus"], out)], out)
+    w.op("Div", [x[0], divisor], out)
 
 
 def _clamp(w: Writer, node: Node, x: Inputs, out: str) -> None:

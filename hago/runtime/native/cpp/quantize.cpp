@@ -16,7 +16,7 @@ inline __attribute__((always_inline)) void quantize_run(const float* x, int64_t 
                                                         int64_t out_step, int64_t n, const Grid& g) {
   for (int64_t i = 0; i < n; ++i) {
     float v = rounded<ROUNDING>(x[i * step] / g.scale);
-    v = v < g.low ? g.low : v;
+    v = v > g.low ? v : g.low;  // what is not a number, too
     v = v > g.high ? g.high : v;
     out[i * out_step] = (T)((int32_t)v + g.zero);
   }

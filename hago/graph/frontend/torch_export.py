@@ -20,8 +20,10 @@ from torch.utils import _pytree as pytree
 
 from hago.data.batches import as_tensor
 from hago.errors import GraphError, as_strings
+from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.passes.fold_batch_norms import fold_batch_norms
+from hago.graph.passes.fold_guards import fold_guards
 from hago.graph.passes.open_attention import open_attention
 from hago.ops import OPS, Ops, _opaque, parsers
 from hago.ops._rule import Call, OpRule, Parsed, Ref
@@ -209,7 +211,9 @@ class Importer:
 
     Args:
         converts: whether operands are converted to real numbers where torch promotes them, and left out of a
-            concatenation where they are empty. The first version of hago did neither.
+            concatenation where they are empty, whether calls that are short for several are read as these, and whether
+            calls on constants that have several results are computed; and whether an expansion is read that keeps the
+            batch. The first version of hago did none of it.
 
     Attributes:
         converted: whether any was.
@@ -217,12 +221,17 @@ class Importer:
 
     def __init__(self, program: ExportedProgram, ops: Ops = OPS, *, converts: bool = True) -> None:
         self.ops = ops
-        self.converts, self.converted = converts, False
+        self.converts = converts
         self.parsers = parsers(ops)
         known = self.parsers.keys() | _IDENTITIES
-        self.program = program if reads_as_it_is(program, known) else _traced_again(program)
+        decomposed: set[str] = set()
+        if not reads_as_it_is(program, known) or (converts and any_short(program)):
+            program = _traced_again(program, decompositions(decomposed) if converts else {})
+        self.program = program
+        self.converted = bool(decomposed)
         self.nodes: list[Node] = []
         self.consts: dict[str, Tensor] = {}
+        self.several: dict[str, Any] = {}  # what calls on constants alone give, where it is no tensor
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.dtypes: dict[str, torch.dtype | None] = {}
         self.open_axes: dict[str, tuple[int, ...]] = {}
@@ -320,7 +329,7 @@ class Importer:
             if rule is not None and read is not None:
                 self.parts[fx] = (rule.name, read)
                 return None
-            return self._opaque(fx, target)
+            return self._fold_constant(self._opaque(fx, target))
         parsed = rule.parse(self._read(fx, target)) if rule else None
         made = self._opaque(fx, target) if rule is None or parsed is None else self._node(fx, rule.name, parsed)
         return self._fold_constant(made)
@@ -339,7 +348,16 @@ class Importer:
         result = first_of(fx.meta.get("val"))
         if target in _SIZES and len(open_axes_of(result)) <= 1:
             read[_SIZES[target]] = [s if isinstance(s, int) else -1 for s in result.shape]
+        if self.converts and target == "aten.expand.default" and has_ref(read["size"]):
+            read["size"] = self._kept_sizes(read["self"], read["size"])
         return Call(target, read, self.shapes, shape_of(result), open_axes=self.open_axes)
+
+    def _kept_sizes(self, operand: Ref, size: Sequence[Any]) -> list[Any]:
+        """The size of an expansion, -1 for axes whose size depends on the batch in the operand already."""
+        added = len(size) - len(self.shapes[operand.name] or ())
+        kept = {axis + added for axis in self.open_axes[operand.name]}
+        self.converted = self.converted or bool(kept)
+        return [-1 if axis in kept else s for axis, s in enumerate(size)]
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, FxNode):
@@ -408,14 +426,19 @@ class Importer:
         return self._add(name, _opaque.NAME, tuple(inputs), attrs, fx.meta.get("val"))
 
     def _fold_constant(self, made: Ref) -> Ref:
-        """A node that reads constants only, or fills a tensor of a known size, is computed now and becomes one."""
+        """A node that reads constants only, or fills a tensor of a known size, is computed now and becomes one; of one
+        with several results, those that are read (weights that are standardized when the model runs, say)."""
         node = self.nodes[-1]
         known = bool(node.inputs) or node.attrs.get("target") in _FILLED
-        if node.name != made.name or not known or any(s not in self.consts for s in node.inputs) or node.shape is None:
+        if node.name != made.name or not known or any(not (s in self.consts or s in self.several) for s in node.inputs):
             return made
-        tensors = [self.consts[s] for s in node.inputs]
+        values = [self.consts[s] if s in self.consts else self.several[s] for s in node.inputs]
         rule = self.ops.get(node.op)
-        value = (rule.compute if rule else _opaque.compute)(node.attrs, *tensors)
+        if node.shape is None:
+            if self.converts and rule is None:
+                self.several[node.name], self.converted = _opaque.compute(node.attrs, *values), True
+            return made
+        value = (rule.compute if rule else _opaque.compute)(node.attrs, *values)
         if not isinstance(value, Tensor):
             return made
         self.consts[node.name] = value.contiguous()
@@ -454,12 +477,12 @@ class Importer:
         return Ref(name)
 
 
-def _traced_again(program: ExportedProgram) -> ExportedProgram:
+def _traced_again(program: ExportedProgram, table: Decompositions) -> ExportedProgram:
     """The same without calls that write to what they are given, and with what some calls are short for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            traced: ExportedProgram = program.run_decompositions({})
+            traced: ExportedProgram = program.run_decompositions(dict(table))
             return traced
         except Exception as error:
             raise GraphError(f"run_decompositions failed: {first_line(error)}") from error
@@ -503,7 +526,8 @@ def from_torch(
         fold: fold batch norms into what stands before them.
         attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
         made_for: hashes of models that strategies and logs name. If the model had one of them as the first version of
-            hago imported it (attention whole, nothing converted to real numbers), that is the graph.
+            hago imported it (attention, calls that are short for several and sums in divisors as they stand, nothing
+            converted to real numbers), that is the graph.
 
     Raises:
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
@@ -520,7 +544,7 @@ def from_torch(
         folded = fold_batch_norms(first)
         if folded.model_hash in made_for:
             return folded if fold else first
-    graph = fold_batch_norms(graph) if fold else graph
+    graph = fold_guards(fold_batch_norms(graph) if fold else graph, ops)
     return graph if attention == "whole" else open_attention(graph, importer.open_axes, ops)
 
 
