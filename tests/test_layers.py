@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,12 @@ def part_of(name: str) -> str:
 
 def test_every_module_has_a_layer() -> None:
     assert {part_of(name) for name in MODULES if name != "hago"} == set(LAYERS)
+
+
+def test_the_design_lists_the_layers_in_their_order() -> None:
+    page = (ROOT.parent / "docs" / "design.md").read_text("utf-8")
+    table = page[page.index("## Packages") : page.index("The same test holds these rules")]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.M)) == LAYERS
 
 
 def test_imports_point_down() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
+import pkgutil
 import re
 import shlex
 from dataclasses import dataclass
@@ -104,6 +106,41 @@ def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text("utf-8")):
         if "://" not in target:
             assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
+
+
+def mentioned(text: str) -> set[str]:
+    """Dotted names of hago and paths of the repository, in backquotes."""
+    words = {w for quoted in re.findall(r"`([^`\n]+)`", text) for w in re.split(r"[\s,()]+", quoted)}
+    return {w for w in words if re.fullmatch(r"hago(\.\w+)+|(hago|tests|scripts|docs|hardware_specs)/[\w./]*", w)}
+
+
+def is_there(name: str) -> bool:
+    """Whether a path exists, or a dotted name can be imported."""
+    if "/" in name:
+        return (ROOT / name).exists()
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [p for p in PAGES if p != "CHANGELOG.md"])
+def test_what_pages_name_exists(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    if name == "docs/migrating.md":
+        text = re.sub(r"^\| `hago\.[\w.]+` \|", "|", text, flags=re.M)  # the old paths
+    assert {m for m in mentioned(text) if not is_there(m)} == set()
+
+
+def test_new_names_of_the_migration_page_exist() -> None:
+    text = (ROOT / "docs/migrating.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(hago[\w.]+)` \| `(hago[\w.]+)` \|(.*)\|$", text, re.M)
+    assert len(rows) >= 200
+    assert len({old for old, _, _ in rows}) == len(rows)
+    for _, module, names in rows:
+        for _, new in re.findall(r"`(\w+)` is `(\w+)`", names):
+            assert hasattr(importlib.import_module(module), new), f"{module} has no {new}"
 
 
 def test_a_place_is_kept_for_the_results() -> None:
