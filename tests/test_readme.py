@@ -24,6 +24,7 @@ GUIDES = (
     "README.md",
     "docs/adding-an-op.md",
     "docs/arithmetic.md",
+    "docs/guide.md",
     "docs/hardware.md",
     "docs/quantizers.md",
     "docs/stored-model.md",

@@ -1,1 +1,1 @@
-"""Looking: inspect, explain, compare, report, and time the figures of a hardware file on this machine."""
+"""Reports on models and strategies: inspection, explanation, comparison, and timing of a CPU's hardware file."""

@@ -1,1 +1,16 @@
-"""What a Plan takes on its hardware: bytes, cycles, latency, energy."""
+"""The bytes, cycles, latency and energy that a Plan takes on its hardware."""
+
+from hago.cost.cost import METRICS, Cost, EdgeCost, NodeCost, float_cost, plan_cost
+from hago.cost.report import CostRange, cost_range, cost_text
+
+__all__ = [
+    "METRICS",
+    "Cost",
+    "CostRange",
+    "EdgeCost",
+    "NodeCost",
+    "cost_range",
+    "cost_text",
+    "float_cost",
+    "plan_cost",
+]

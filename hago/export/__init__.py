@@ -1,1 +1,1 @@
-"""Strategies and integer models as files for other engines."""
+"""Files for other engines, written from strategies and integer models."""

@@ -1,1 +1,31 @@
-"""What a chip can do, as a file: load it, check it, list it."""
+"""The capabilities of a chip: a value, the file that holds it, the checks of that file, and its table."""
+
+from hago.hardware.file import (
+    available_hardware,
+    check_hardware,
+    hardware_from_document,
+    hardware_hash,
+    hardware_to_document,
+    load_hardware,
+    save_hardware,
+)
+from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme, create_sample_hardware
+from hago.hardware.table import HardwareTable, explain_hardware
+
+__all__ = [
+    "Accumulator",
+    "FixedOut",
+    "Hardware",
+    "HardwareTable",
+    "OpDesc",
+    "TensorScheme",
+    "available_hardware",
+    "check_hardware",
+    "create_sample_hardware",
+    "explain_hardware",
+    "hardware_from_document",
+    "hardware_hash",
+    "hardware_to_document",
+    "load_hardware",
+    "save_hardware",
+]

@@ -1,1 +1,1 @@
-"""Training with the Plan in the forward pass: fake quantization, ranges, schemes, finetuning."""
+"""Training with the Plan in the forward pass: fake quantization, ranges, schemes, fine-tuning."""

@@ -1,1 +1,1 @@
-"""The search algorithms, which are asked for points and told their scores."""
+"""The search algorithms: each is asked for points of a Space and told their scores."""

@@ -1,1 +1,1 @@
-"""Checked JSON, tensor files, tables of text and schemas: nothing that a file says is ever executed."""
+"""Checked JSON, tensor files, tables of text and JSON schemas; reading a file never executes anything."""

@@ -1,1 +1,7 @@
-"""The Plan on float carriers, and the values that a trial need not compute again."""
+"""The Plan on float carriers, and the values that a later trial can reuse."""
+
+from hago.simulation.simulator import Simulator
+
+__all__ = [
+    "Simulator",
+]

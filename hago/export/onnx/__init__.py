@@ -1,1 +1,1 @@
-"""ONNX files, in QDQ and in QOperator form, and their check in the engines that run them."""
+"""ONNX files in QDQ and in QOperator form, and their check in the engines that run them."""

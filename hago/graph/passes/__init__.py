@@ -1,1 +1,1 @@
-"""Passes from Graph to Graph, one file each."""
+"""Passes: functions from Graph to Graph, one file each, called by the frontend."""

@@ -1,1 +1,1 @@
-"""How other engines compute an operator: forms of the operators next door, named by hardware files."""
+"""Forms: how other engines compute an operator of `hago.ops` in integers; hardware files name them."""
