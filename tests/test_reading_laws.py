@@ -219,7 +219,12 @@ BROKEN: Final = {
         "document = json.loads(text)",
         "pytree.treespec_loads(text)",
     ),
-    "another file": ("study.log.read_log", "study.log", "check_schema(record, ", "open(record['data_hash'])"),
+    "another file": (
+        "study.log.read_log",
+        "study.log",
+        'check_schema(record, "log_header", where)',
+        "open(record['data_hash'])",
+    ),
     "another path": ("search.fronts.load_front", "search.fronts", 'strategy = value["', "Path('x').read_text()"),
     "a program": ("hardware.file.load_hardware", "hardware.file", 'how = document["', "subprocess.run(how)"),
     "torch's names": (
