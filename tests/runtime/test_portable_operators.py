@@ -127,7 +127,8 @@ def run_all(targets: list[str]) -> None:
 def test_no_call_ends_the_process_or_hangs(part: int) -> None:
     targets = overloads()[part::2]
     code = f"import sys; sys.path[:0] = {sys.path!r}; import warnings; warnings.simplefilter('ignore'); "
-    code += f"import products; products.asked['whole'] = {whole()}; import json; import runtime.test_portable_operators as t; "
+    code += f"import products; products.asked['whole'] = {whole()}; import json; "
+    code += "import runtime.test_portable_operators as t; "
     code += f"t.run_all(json.loads({json.dumps(targets)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, check=False)
     assert done.returncode == 0 and done.stdout.endswith("ended\n"), (done.stdout[-200:], done.stderr[-2000:])
