@@ -1,7 +1,7 @@
-"""collect: one pass of the float model over the data, keeping statistics and no intermediates.
+"""Collect statistics in one pass of the float model over the calibration data. `search.prepare` calls `collect` once.
 
-Memory: the widest cut of the graph for one batch, and for every observed node one histogram of BINS
-bins with its chunk of temporaries; nothing grows with the number of batches.
+Memory: the widest cut of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
+of a fixed size; nothing grows with the number of batches.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hago.ops import OPS, Ops
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What one pass saw.
+    """The result of `collect`, and ranges and thresholds that replace parts of it.
 
     Args:
-        statistics: of every observed node.
-        ranges: (minimum, maximum) of every float-valued node.
-        given: ranges that stand instead of what was seen.
-        refined: thresholds that stand instead of estimated ones, by group and grid.
+        statistics: statistics of every observed node.
+        ranges: (minimum, maximum) of every node with float values.
+        given: ranges from the user, in place of observed ones.
+        refined: refined thresholds, in place of estimated ones, by group and grid.
     """
 
     statistics: Mapping[str, TensorStatistics]
@@ -47,7 +47,7 @@ class Calibration:
 
 
 def collect(graph: Graph, batches: Batches, observed: Collection[str], ops: Ops = OPS) -> Calibration:
-    """Statistics of the `observed` nodes and ranges of all, constants aside.
+    """Collect the statistics of the `observed` nodes and the ranges of all nodes, constants aside.
 
     Raises:
         DataError: a node's value is NaN or infinite; names the node.
@@ -55,7 +55,7 @@ def collect(graph: Graph, batches: Batches, observed: Collection[str], ops: Ops 
     observers = {n: Observer(name=n) for n in observed if graph[n].op != CONST}
     ranges: dict[str, tuple[float, float]] = {}
 
-    def see(node: Node, value: Any) -> None:
+    def observe(node: Node, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
         low, high = extremes(value)
@@ -65,7 +65,7 @@ def collect(graph: Graph, batches: Batches, observed: Collection[str], ops: Ops 
             observers[node.name].update(value)
 
     for batch in batches:
-        run_real(graph, batch.inputs, see, ops)
+        run_real(graph, batch.inputs, observe, ops)
     unseen = [n for n in observers if n not in ranges]
     if unseen:
         raise DataError(f"node {unseen[0]!r} gave no float values to calibrate on; keep its readers float")

@@ -1,7 +1,11 @@
-"""What the estimators share: which grid a range meets, and how a threshold becomes (lo, hi).
+"""Estimators: from the statistics of a tensor to the thresholds of a grid.
 
-Invariants: every range holds 0; it lies inside what was observed, unless a power of two was asked
-for or the estimator reaches for the headroom of the scheme; a range without negative values has lo = 0.
+An estimator is a frozen dataclass that a `ThresholdCache` calls with the statistics of a node and the grid of integers
+that will represent it. `estimator` makes one of a text such as "mse" or "percentile:99.9". Shared functions come first,
+then one section per estimator, then the table.
+
+Invariants: every range contains 0; it lies inside the observed range, unless a power of two is asked for or the
+estimator uses the headroom of the scheme; a range without negative values has lo = 0.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ def levels(grid: Grid, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def two_sided(grid: Grid) -> bool:
-    """Whether lo and hi matter each on its own, as in the affine scheme."""
+    """Whether both lo and hi determine the scale, as in the affine scheme."""
     if grid.power_of_two or not grid.signed:
         return False
     lo, hi = torch.tensor([-1.0, -3.0], dtype=torch.float64), torch.full((2,), 3.0, dtype=torch.float64)
@@ -65,14 +69,14 @@ def peak(statistics: TensorStatistics, grid: Grid) -> Tensor:
 
 
 def headroom(grid: Grid) -> float:
-    """How far beyond a value its threshold must be for the value to be represented exactly, as a factor.
+    """The ratio of a threshold to the largest value that its grid represents exactly.
 
     1 where the threshold itself is on the grid; 128 / 127 for 8 bits of the hago scheme.
     """
     lo = torch.full((1,), -1.0 if grid.signed else 0.0, dtype=torch.float64)
     hi = torch.ones_like(lo)
     scale, _, steps = levels(grid, lo, hi)
-    return max(1.0, float((hi - lo) / (scale * steps)))  # a lopsided grid may reach further on one side
+    return max(1.0, float((hi - lo) / (scale * steps)))  # an asymmetric grid may reach further on one side
 
 
 def around_zero(
@@ -96,7 +100,7 @@ def around_zero(
 
 
 def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:
-    """The histogram of |x| over [0, limit]: float64 (C, BINS / 2); of x > 0 where unsigned."""
+    """The histogram of |x| over [0, limit], for an unsigned grid of x > 0: float64 (C, BINS / 2)."""
     negative, positive = statistics.histogram.tensor_split(2, dim=1)
     return positive + negative.flip(1) if grid.signed else positive
 
@@ -104,23 +108,19 @@ def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:
 def without_zeros(histogram: Tensor, origin: int) -> Tensor:
     """A histogram with the spike at zero cut down to its neighbours.
 
-    Zero is represented exactly by every grid, so the zeros that a ReLU or pruning made must not
-    weigh. They share the bin at `origin` with small values, of which there are about as many as in
-    the next bin.
+    Zero is exact on every grid, so the zeros of a ReLU or of pruning must not count. They share the bin at `origin`
+    with small values, of which there are about as many as in the next bin.
 
     References:
         NVIDIA's pytorch-quantization replaces the first bin by the second before it looks for
         thresholds, for the same reason.
     """
-    level = histogram.clone()
-    level[:, origin] = torch.minimum(histogram[:, origin], histogram[:, origin + 1])
-    return level
+    flattened = histogram.clone()
+    flattened[:, origin] = torch.minimum(histogram[:, origin], histogram[:, origin + 1])
+    return flattened
 
 
-# ---------------------------------------------------------------- max range
-# max_range: the threshold is the largest magnitude observed, so that nothing is clipped.
-
-
+# ---------------------------------------------------------------- max_range
 @dataclass(frozen=True, slots=True)
 class MaxRange:
     """max(|min|, |max|); [min, max] for an affine grid."""
@@ -136,10 +136,7 @@ class MaxRange:
         return around_zero(statistics, grid, peak(statistics, grid))
 
 
-# ---------------------------------------------------------------- avg range
-# avg_range: batch minima and maxima, averaged over the batches.
-
-
+# ---------------------------------------------------------------- avg_range
 @dataclass(frozen=True, slots=True)
 class AvgRange:
     """max(|mean of batch minima|, |mean of batch maxima|); both means for an affine grid.
@@ -169,10 +166,7 @@ class AvgRange:
         return around_zero(statistics, grid, threshold)
 
 
-# ---------------------------------------------------------------- power2 range
-# power2_range: the largest magnitude observed, rounded up to a power of two.
-
-
+# ---------------------------------------------------------------- power2_range
 @dataclass(frozen=True, slots=True)
 class Power2Range:
     """2**ceil(log2(max(|min|, |max|))), and 1 where all values are 0, whatever the grid asks.
@@ -191,9 +185,6 @@ class Power2Range:
 
 
 # ---------------------------------------------------------------- percentile
-# percentile: the threshold that a given percentage of the values does not exceed.
-
-
 def quantile(histogram: Tensor, fraction: float) -> Tensor:
     """Where `fraction` of a histogram's mass lies below, in bins from its left: float64 (C,).
 
@@ -243,26 +234,25 @@ class Percentile:
 
 
 # ---------------------------------------------------------------- mse
-# mse: the threshold with the least expected squared error of quantization.
 # Where e_q are the midpoints between neighbouring quantum values and s is the scale,
 #     E[(x - Q(x))**2] = E[(x - hi)**2] - 2 s sum_q F(e_q),    F(e) = E[max(e - x, 0)],
-# whatever the distribution, clipping on both sides included: a value x with m midpoints above it contributes (x -
-# hi)**2 - 2 s (m (hi - x) - s m**2 / 2) = (x - (hi - s m))**2. F is tabulated once per histogram, values being spread
-# evenly inside their bin, and each candidate costs one look-up per midpoint. For many levels the sum is the midpoint
-# rule of an integral, whose error is known: s sum_q F(e_q) = (integral of F from lo to hi) - s**2 / 24 P(lo < x <
-# hi).
-
+# whatever the distribution, clipping on both sides included: a value x with m midpoints above it contributes
+# (x - hi)**2 - 2 s (m (hi - x) - s m**2 / 2) = (x - (hi - s m))**2. F is tabulated once per histogram, values being
+# spread evenly inside their bin, and each candidate costs one look-up per midpoint. For many levels the sum is the
+# midpoint rule of an integral, whose error is known:
+#     s sum_q F(e_q) = (integral of F from lo to hi) - s**2 / 24 P(lo < x < hi).
 #: Up to this many steps the sum over midpoints is taken, beyond it the integral.
 _MIDPOINTS: Final = 256
-#: Candidates are left out whose clipping alone errs more than the first, by so much of the sum of squares.
+#: Candidates are skipped if the error of their clipping alone exceeds the error of the first candidate by this part of
+#: the sum of squares.
 _SLACK: Final = 1e-9
-#: Channels that are worked on at a time: their tables take a few megabytes.
+#: Channels that are processed at a time; their tables take a few megabytes.
 _BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """A histogram's moments and antiderivatives, in units of bins from the value 0.
+    """Moments and antiderivatives of a histogram, in units of bins from the value 0.
 
     Args:
         origin: the bin whose left edge is the value 0.
@@ -292,7 +282,7 @@ class Distribution:
         return Distribution(origin, mass, below, first, second, histogram @ powers)
 
     def _place(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Where points (C, M) are in the tables, and how far they lie beyond the edge there."""
+        """The table indices of points (C, M), and their distances from the edges at these indices."""
         points = points + self.origin
         channels, edges = self.mass.shape
         left = points.floor().clamp_(0, edges - 1)
@@ -316,7 +306,7 @@ class Distribution:
         return area - area_lo, above - below
 
     def clipped(self, lo: Tensor, hi: Tensor) -> Tensor:
-        """The sum of squared errors of clipping to [lo, hi] (C, K): what the finest grid there still errs."""
+        """The sum of squared errors of clipping to [lo, hi] (C, K), which is that of an infinitely fine grid."""
         return self._beyond(hi) - 2 * self.between(lo, hi)[0]
 
     def squared_error(self, scale: Tensor, lowest: Tensor, count: int) -> Tensor:
@@ -342,14 +332,14 @@ class Distribution:
 
 
 def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: bool) -> Tensor:
-    """Which candidate range (C, K) errs least, the first of equals: int64 (C, 1)."""
+    """The index of the candidate range (C, K) with the least error, the first of equals: int64 (C, 1)."""
     scale, lowest, count = levels(grid, lo, hi)
     if folded and grid.signed:
         lowest, count = torch.zeros_like(lowest), count // 2
     first = values.squared_error(scale[:, :1], lowest[:, :1], count)
     clipped = values.clipped(lowest * scale, (lowest + count) * scale)
-    hopeful = (clipped <= first + _SLACK * values.moments[:, 2:]).any(0)
-    rest = 1 + hopeful[1:].nonzero().squeeze(1)
+    promising = (clipped <= first + _SLACK * values.moments[:, 2:]).any(0)
+    rest = 1 + promising[1:].nonzero().squeeze(1)
     errors = torch.cat([first, values.squared_error(scale[:, rest], lowest[:, rest], count)], 1)
     return torch.cat([rest.new_zeros(1), rest])[errors.argmin(1, keepdim=True)]
 
@@ -360,7 +350,8 @@ def _factors(low: int, high: int, per_octave: int) -> Tensor:
     return torch.tensor([2.0 ** (j / per_octave) for j in exponents], dtype=torch.float64)
 
 
-#: Shrinking factors: tried coarsely, then finely about the best; and for powers of two.
+#: Exponents of candidate factors (see `_factors`): coarse, then fine around the best; for each end of an affine grid;
+#: and for powers of two.
 _COARSE: Final = (-80, 0, 8)
 _FINE: Final = (-3, 3, 32)
 _COARSE_EACH: Final = (-40, 0, 4)
@@ -378,10 +369,10 @@ def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor
         largest = power_of_two_at_least(largest)
     best = largest
     for reach in (_POWERS,) if grid.power_of_two else (_COARSE, _FINE):
-        tried = torch.minimum(best * _factors(*reach), largest)
-        hi = tried / width
+        candidates = torch.minimum(best * _factors(*reach), largest)
+        hi = candidates / width
         lo = -hi if grid.signed else torch.zeros_like(hi)
-        best = tried.gather(1, _least(values, grid, lo, hi, folded=True))
+        best = candidates.gather(1, _least(values, grid, lo, hi, folded=True))
     return around_zero(statistics, grid, best.squeeze(1), most)
 
 
@@ -435,14 +426,12 @@ class Mse:
         return torch.cat(lo), torch.cat(hi)
 
 
-# ---------------------------------------------------------------- kl estimate
-# kl_estimate: the threshold whose quantized distribution diverges least from the observed one.
-# All candidate thresholds are scored at once: with cumulative sums over the histogram, the divergence of a candidate
-# is a sum over its quantum values instead of over its bins.
-
-#: Bins that the widest candidate must have per step; with fewer, all that a step merges is one bin.
+# ---------------------------------------------------------------- kl_estimate
+# All candidate thresholds are scored at once: with cumulative sums over the histogram, the divergence of a candidate is
+# a sum over its quantum values instead of over its bins.
+#: Bins per step that the widest candidate must have; with fewer, a step is about one bin, and nothing diverges.
 _BINS_PER_STEP: Final = 4
-#: Entries of the (candidate, quantum value) tables that are worked on at a time.
+#: Entries of the (candidate, quantum value) tables that are computed at a time.
 _TABLE: Final = 1 << 17
 
 
@@ -488,8 +477,8 @@ def kl_divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tens
     shared = torch.xlogy(weight, cell / bins.clamp_min(1.0)).sum(1)
 
     own = entropy[ends - 1] + torch.xlogy(last + beyond, last + beyond)
-    found = (own - shared) / total - torch.log(total) + torch.log(inside)
-    return torch.where(inside > 0, found, torch.inf)
+    divergence = (own - shared) / total - torch.log(total) + torch.log(inside)
+    return torch.where(inside > 0, divergence, torch.inf)
 
 
 def _steps(grid: Grid, one_sided: bool) -> tuple[int, int]:
@@ -541,14 +530,12 @@ class KlEstimate:
         histogram = without_zeros(magnitudes(statistics, grid), 0)[0]
         rows = max(1, _TABLE // top)
         pieces = (ends[i : i + rows] for i in range(0, len(ends), rows))
-        found = torch.cat([kl_divergence(histogram, piece, steps, top) for piece in pieces])
-        best = ends.flip(0)[found.flip(0).argmin()]
+        divergences = torch.cat([kl_divergence(histogram, piece, steps, top) for piece in pieces])
+        best = ends.flip(0)[divergences.flip(0).argmin()]
         return around_zero(statistics, grid, best * statistics.bin_width)
 
 
-# ---------------------------------------------------------------- estimators
-# The threshold estimators by name, and the reading of "name:options".
-
+# ---------------------------------------------------------------- estimators by name
 ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
     "avg_range": AvgRange,
     "kl_estimate": KlEstimate,
@@ -561,11 +548,13 @@ ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DoReFaEstimator:
-    """DoReFa's weights, and activations by another estimator (or in [0, 1], where the scheme says so).
+    """DoReFa's weights, and activations by another estimator, or in [0, 1] for schemes that have it so.
+
+    It gives the thresholds of everything but weights; `plan.thresholds.estimated_resolver` reads the scheme.
 
     Args:
         scheme: a name in DOREFAS.
-        inner: of all that is no weight.
+        inner: the estimator of everything but weights.
     """
 
     scheme: str
@@ -580,16 +569,16 @@ class DoReFaEstimator:
 
 
 def dorefa_of(estimator: Estimator) -> str | None:
-    """The name in DOREFAS of what an estimator does to weights."""
+    """The name in DOREFAS of an estimator's weights; None where it is not DoReFa's."""
     return estimator.scheme if isinstance(estimator, DoReFaEstimator) else None
 
 
 def estimator(spec: str | Estimator) -> Estimator:
-    """The estimator that `spec` names, e.g. "mse" or "percentile:99.9"; one that is given is returned.
+    """The estimator that `spec` names, e.g. "mse" or "percentile:99.9"; an estimator is returned as it is.
 
-    The options after the colon are numbers, separated by commas, in the order of the class's fields. Behind
-    "dorefa" and "dorefa_relative" stands the estimator of all that is no weight, "mse" if nothing does.
-    `estimator(e.name) == e` for each of them.
+    The options after the colon are numbers, separated by commas, in the order of the class's fields. After "dorefa:"
+    and "dorefa_relative:" comes the estimator of everything but weights, by default "mse". `estimator(e.name) == e`
+    for every estimator e of hago.
 
     Raises:
         HagoError: no such estimator, or options that it does not take.

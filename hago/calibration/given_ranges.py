@@ -1,8 +1,8 @@
-"""Table seed: ranges and modes by node, made by another tool, as what a search starts from.
+"""Ranges and modes by node that the user gives, e.g. from the tables of another tool, in place of estimated ones.
 
-A range is what a node's integers should stand for; it becomes thresholds for whatever bits and scheme the
-search asks for. Weights keep their estimated thresholds. A mode keeps a node float, or fixes the bits of
-what it reads.
+A range is the interval that a node's integers should represent; it becomes thresholds for whatever bits and scheme the
+search asks for. Weights keep their estimated thresholds. A mode keeps a node float, or fixes the bits of its operands.
+`search.prepare` makes a `GivenRanges` of the user's arguments and maps its names to the graph's nodes with `at`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from hago.graph.graph import CONST, Graph, Node
 from hago.hardware.hardware import Hardware
 from hago.serialization.json_text import read_file
 
-#: Grids of at most so many bits take a row of the int4 section where there is one.
+#: Grids of at most so many bits take the row of the int4 section if there is one.
 _FOUR: Final = 4
-#: Half a unit of the last digit that a table prints.
+#: Half a unit of the last digit of a printed table.
 PRINTED: Final = 5e-8
-#: What a mode is here: bits of the weight and of the data that the node reads, or None for float.
+#: Bits of the weight and of the data that a node reads, by mode; None for float.
 _MODES: Final[Mapping[str, tuple[int, int] | None]] = {
     "F32": None,
     "F16": None,
@@ -46,7 +46,7 @@ _MODES: Final[Mapping[str, tuple[int, int] | None]] = {
     "INT4": (4, 4),
     "W4INT8": (4, 8),
 }
-#: An operator of ONNX is named in TPU-MLIR by its output and its type.
+#: TPU-MLIR names an operator of ONNX by its output and its type.
 _TYPED: Final = re.compile(r"(.+)_[A-Z][A-Za-z0-9]*")
 
 ThresholdsLike = Mapping[str, Sequence[float]] | CalibrationTable | str | PathLike[str]
@@ -55,13 +55,13 @@ ModesLike = Mapping[str, str] | QuantizeTable | str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class GivenRanges:
-    """What a search is given.
+    """Ranges and modes that the user gives.
 
     Args:
-        ranges: (low, high) of nodes, real units: what their integers should stand for.
-        narrow: the same where they have at most four bits; `ranges` holds where a node is not here.
-        modes: by node, how it should run: a mode of a quantize table.
-        slack: how far the ends of a range may be off, as they were printed.
+        ranges: (low, high) by node, in real units.
+        narrow: (low, high) by node for grids of at most four bits; `ranges` for nodes that are absent here.
+        modes: by node, a mode of a quantize table.
+        slack: rounding error of the ends of ranges, where they were printed.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -70,13 +70,13 @@ class GivenRanges:
     slack: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values of what decides thresholds; modes become patterns, which are kept elsewhere."""
+        """The JSON values of ranges and slack. Modes are stored as patterns of keep_float and fix_bits."""
         ends = {k: {n: list(r) for n, r in getattr(self, k).items()} for k in ("ranges", "narrow")}
         return {**ends, "slack": self.slack}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> GivenRanges:
-        """The seed of JSON values.
+        """The ranges of JSON values.
 
         Raises:
             DataError, LookupError, TypeError, ValueError, AttributeError: the values are of another form.
@@ -90,25 +90,25 @@ class GivenRanges:
         return bool(self.ranges or self.narrow)
 
     def names(self) -> Iterator[str]:
-        """Every node that is named."""
+        """The name of every node with a range or mode."""
         yield from self.ranges
         yield from self.narrow
         yield from self.modes
 
     def at(self, graph: Graph) -> GivenRanges:
-        """The seed with the names of the graph's nodes.
+        """These ranges and modes under the names of the graph's nodes.
 
         Raises:
-            HagoError: a name that is none of them, with the closest.
+            HagoError: a name of no node, with the closest; or two names of one node.
         """
-        known = {n.name for n in graph if n.op != CONST}
-        found = {name: _node_called(name, known) for name in self.names()}
-        twice = {n for n in found.values() if sum(m == n for m in found.values()) > 1}
-        for name, node in found.items():
+        nodes = {n.name for n in graph if n.op != CONST}
+        node_of = {name: _node_called(name, nodes) for name in self.names()}
+        twice = {n for n in node_of.values() if sum(m == n for m in node_of.values()) > 1}
+        for name, node in node_of.items():
             if node in twice and node != name:
                 raise HagoError(f"the tables name node {node!r} twice, once as {name!r}; expected one row each")
-        ranges, narrow = ({found[n]: v for n, v in part.items()} for part in (self.ranges, self.narrow))
-        return GivenRanges(ranges, narrow, {found[n]: m for n, m in self.modes.items()}, self.slack)
+        ranges, narrow = ({node_of[n]: v for n, v in part.items()} for part in (self.ranges, self.narrow))
+        return GivenRanges(ranges, narrow, {node_of[n]: m for n, m in self.modes.items()}, self.slack)
 
     # ------------------------------------------------------------ thresholds
     def named(self, key: str, source: str) -> str | None:
@@ -168,11 +168,11 @@ def _node_called(name: str, known: Iterable[str]) -> str:
     raise HagoError(f"the tables name {name!r}, which is no node of the model.{did_you_mean(name, known)}")
 
 
-# ---------------------------------------------------------------- from what users give
+# ---------------------------------------------------------------- reading the user's arguments
 def make_given_ranges(
     thresholds: ThresholdsLike | GivenRanges | None, modes: ModesLike | None, hardware: Hardware
 ) -> GivenRanges:
-    """What thresholds and modes mean on a piece of hardware.
+    """Make GivenRanges of thresholds and modes for a piece of hardware.
 
     Args:
         thresholds: (low, high) by node, a calibration table, or the path of one. Of a table's row, affine

@@ -1,4 +1,6 @@
-"""Observer: one streaming pass over the batches of a tensor, kept in memory of a fixed size.
+"""Observers: statistics of a tensor from one streaming pass over its batches, in memory of a fixed size.
+
+`collect` makes one Observer per observed node.
 
 Invariants: a bin's width is a power of two, and the bin of a value at twice the limit is half its
 bin at the limit. So the histogram, the minimum and the maximum are the same however the values are
@@ -104,7 +106,7 @@ def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
 
 
 class Observer:
-    """Accumulates statistics: call `update` with every batch, then `finish` (as often as wanted).
+    """Accumulates statistics: `update` is called with every batch, `finish` any number of times.
 
     Args:
         channel_axis: keep statistics per index of this axis (negative counts from the end); None
@@ -131,7 +133,7 @@ class Observer:
         self._batches = self._count = 0
 
     def update(self, value: Tensor) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Args:
             value: a float tensor of any shape and memory format; it is neither kept nor changed.

@@ -1,4 +1,7 @@
-"""TensorStatistics: what a streaming pass keeps of one tensor, and the Grid an estimator aims at."""
+"""Statistics of tensors: histograms and ranges of a streaming pass, and the protocol of estimators, which read them.
+
+An `Observer` makes them; a `ThresholdCache` hands them to an Estimator.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class TensorStatistics:
             edge belongs to the bin below it, a negative one to the bin above, zero to bin BINS / 2.
         limit: float64 (C,), a power of two at least max(|minimum|, |maximum|).
         channel_axis: the axis that C runs along, or None where C = 1 is the whole tensor.
-        derived: what estimators made of them and keep for the next grid, by a key of their own.
+        derived: values that estimators derive from them and keep for the next grid, by keys of their own.
     """
 
     count: int
@@ -41,13 +44,13 @@ class TensorStatistics:
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """`make()`, which is called once for a key."""
+        """The derived value of a key; `make` is called where there is none yet."""
         if key not in self.derived:
             self.derived[key] = make()
         return self.derived[key]
 
     def bytes_at_most(self) -> int:
-        """Of the histogram and of what estimators derive from it: tables of 4 * BINS numbers a channel."""
+        """The most bytes of the histogram and the values derived from it: tables of 4 * BINS numbers a channel."""
         return 5 * self.histogram.numel() * self.histogram.element_size()
 
     @property
@@ -60,7 +63,7 @@ class TensorStatistics:
         return self.limit * (2.0 / self.histogram.shape[-1])
 
     def channel_slice(self, start: int, stop: int) -> TensorStatistics:
-        """Those of the channels from `start` up to `stop`, as views."""
+        """Views of the statistics of channels `start:stop`."""
         return replace(
             self,
             minimum=self.minimum[start:stop],
@@ -86,11 +89,11 @@ def stack(parts: Sequence[TensorStatistics]) -> TensorStatistics:
 
 
 class Estimator(Protocol):
-    """Turns statistics into thresholds. Frozen, hashable; prints as its name with its options.
+    """Turns statistics into thresholds. Frozen and hashable; its name contains its options.
 
-    Channels are independent: the thresholds of a channel depend on its own statistics alone. One that costs much and
-    does not read `count` may have `together = True`: it is then given the statistics of many nodes at once, as channels
-    of one tensor.
+    Channels are independent: the thresholds of a channel depend on its own statistics alone. An estimator that is slow
+    and does not read `count` may have `together = True`: it is then called with the statistics of many nodes at once,
+    as channels of one tensor.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Thresholds: the range of every node on every grid that is asked for, each computed once."""
+"""A cache of estimated thresholds, by node, grid and channel axis. `plan.thresholds.EstimatedThresholds` makes one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _Asked = tuple[str, Grid, int | None, int]
 
 
 class ThresholdCache:
-    """What an estimator says of each node, by (node, grid, channel axis).
+    """The thresholds of an estimator, each computed when it is first asked for.
 
-    A constant's statistics are taken when it is first asked for. Those of the whole tensor are kept;
-    those per channel (8 * BINS bytes a channel, far more than the weight itself) are made in blocks,
-    of which the latest are kept, and thresholds of all.
+    The statistics of a constant are taken then, too. Those of the whole tensor are kept; those per channel (8 * BINS
+    bytes a channel, far more than the weight itself) are made in blocks, of which the latest are kept, and the
+    thresholds of all.
 
     Args:
         statistics: of the nodes that were observed, by name.
@@ -53,8 +53,8 @@ class ThresholdCache:
         self._ranges: dict[_Asked, tuple[RangeOfNode, TensorStatistics | None]] = {}
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
-        """The same with others of the nodes. What either finds of constants, and of statistics that both have, is
-        found once."""
+        """A cache with other statistics of the nodes. Both share thresholds of constants, and of statistics that both
+        have."""
         other = ThresholdCache(statistics, self._constants, self.estimator)
         other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
         other._ranges, other._blocks = self._ranges, self._blocks
@@ -87,7 +87,7 @@ class ThresholdCache:
             if channel_axis is None and statistics is not None and getattr(self.estimator, "together", False):
                 self._estimate_together(node, grid)
             else:
-                # the statistics are kept, so that no others can have their id
+                # the statistics are kept with the range, so that no others can get their id
                 self._ranges[key] = self._estimate(node, grid, channel_axis), statistics
         lo, hi = self._ranges[key][0]
         return lo.clone(), hi.clone()
@@ -133,16 +133,17 @@ class ThresholdCache:
         return self._blocks.made((node, axis, start), make)
 
     def _estimate_together(self, node: str, grid: Grid) -> None:
-        """The ranges of a node and of its neighbours, which will be asked for on the same grid: as channels of one."""
-        names, whole = self._neighbours(node)
+        """Estimate a node and others, which will be asked for on the same grid, as channels of one tensor."""
+        names, whole = self._estimated_with(node)
         lo, hi = self._checked(node, whole, grid)
         for index, name in enumerate(names):
             own = slice(index, index + 1)
             statistics = self._statistics[name]
             self._ranges[name, grid, None, id(statistics)] = (lo[own], hi[own]), statistics
 
-    def _neighbours(self, node: str) -> tuple[tuple[str, ...], TensorStatistics]:
-        """The observed nodes that a node is estimated with, whose values have a sign as its own do, or have none."""
+    def _estimated_with(self, node: str) -> tuple[tuple[str, ...], TensorStatistics]:
+        """The observed nodes that a node is estimated with, all with negative values or all without, and their stacked
+        statistics."""
         if not self._stacked:
             signed: dict[bool, list[str]] = {}
             for name in self._statistics:

@@ -1,8 +1,11 @@
-"""Cost: what a Plan takes on its hardware, node by node and edge by edge; `costing` works it out.
+"""The cost of a Plan on its hardware, node by node and edge by edge: bytes, operations, cycles, latency, energy.
 
-Invariants: totals are sums over the rows; a figure that the hardware file does not give is named in
-`missing` and its term left out, never guessed, so a latency or energy with something missing is a
-lower bound. What is counted and what is not: docs/cost.md.
+`plan_cost` is called for every trial of a search with a goal on costs, by `search.scoring`, and by reports. The figures
+`macs_per_cycle` and `elements_per_cycle` of a signature, and `requantize_per_cycle`, are those of one core;
+`bytes_per_cycle` is that of the whole chip. docs/cost.md lists what is counted and what is not.
+
+Invariants: totals are sums over the rows. A figure that the hardware file does not give is named in `missing` and its
+term is left out, so that a latency or energy with missing figures is a lower bound.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import Ops, _opaque
 from hago.plan.plan import Plan
 
-#: What can be minimized or bounded, with its unit.
+#: The metrics that can be minimized or limited, with their units.
 METRICS: Final[Mapping[str, str]] = {
     "weight_bytes": "B",
     "activation_bytes": "B",
@@ -39,16 +42,16 @@ EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight"
 
 @dataclass(frozen=True, slots=True)
 class EdgeCost:
-    """What one edge takes.
+    """The cost of one edge.
 
     Args:
-        kind: what happens on it; constants are made ready ahead of time.
-        elements: values that travel on it.
-        bits: that each of them has in use.
-        dtype: in which the reader takes them.
-        weight_bytes: of a constant, packed to its bits; 0 where another edge reads the same integers.
+        kind: the conversion on the edge; constants are converted ahead of time.
+        elements: number of values on the edge.
+        bits: bits that each of them uses.
+        dtype: dtype in which the reader takes them.
+        weight_bytes: bytes of a constant, packed to its bits; 0 where another edge reads the same integers.
         requantized: elements that are quantized, requantized or dequantized while the model runs.
-        cycles, picojoules: of that; None where the spec does not say.
+        cycles, picojoules: cost of that; None where the hardware file gives no figure.
     """
 
     edge: str
@@ -64,19 +67,19 @@ class EdgeCost:
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What one node takes.
+    """The cost of one node.
 
     Args:
-        signature: of the hardware file.
+        signature: its signature in the hardware file.
         macs: multiply-accumulates.
-        bops: each of them times the bits of both its operands.
-        read_bytes: of all operands, as they stand in memory.
-        write_bytes: of its value.
+        bops: bit operations: each of these times the bits of both its operands.
+        read_bytes: bytes of all operands, as stored in memory.
+        write_bytes: bytes of its value.
         requantized: elements that it requantizes at its output.
-        compute_cycles: of the op and its output's requantization.
-        memory_cycles: of what it reads and writes.
-        cycles: the larger of the two: a roofline. None where the spec says nothing.
-        picojoules: None where the spec says nothing.
+        compute_cycles: cycles of the op and of requantizing its output.
+        memory_cycles: cycles of reading and writing memory.
+        cycles: the larger of the two (a roofline); None where the hardware file gives no figure.
+        picojoules: energy; None where the hardware file gives no figure.
     """
 
     node: str
@@ -96,13 +99,13 @@ class NodeCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a Plan takes for one run over `batch` samples.
+    """The cost of a Plan for one run over `batch` samples.
 
     Args:
         nodes, edges: rows in the order of the graph.
         effective_bits: mean bits of a weight, biases of convolutions and linear layers aside; 0 without weights.
-        clock_hz: of the hardware, times nothing; None where the spec does not say.
-        missing: figures that the spec does not give and that something here would need.
+        clock_hz: clock of the hardware; None where the hardware file gives none.
+        missing: figures that a cost here needs and the hardware file does not give.
     """
 
     hardware: str
@@ -115,7 +118,7 @@ class Cost:
 
     @functools.cached_property
     def figures(self) -> Mapping[str, float]:
-        """The totals by name, see METRICS; what the spec gives nothing for is absent."""
+        """The totals by metric, see METRICS; without those that the hardware file gives no figures for."""
         rows: tuple[NodeCost | EdgeCost, ...] = (*self.nodes, *self.edges)
         found: dict[str, float] = {
             "weight_bytes": sum(e.weight_bytes for e in self.edges),
@@ -174,14 +177,11 @@ def rows_of(cost: Cost) -> Iterator[tuple[NodeCost, tuple[EdgeCost, ...]]]:
         yield node, tuple(of.get(node.node, ()))
 
 
-# ---------------------------------------------------------------- costing
-# Costing: adds up what a Plan takes, in the figures of its hardware.
-# A signature's `macs_per_cycle` and `elements_per_cycle`, and `requantize_per_cycle`, are those of one core;
-# `bytes_per_cycle` is that of the whole chip. What is counted and what is not: docs/cost.md.
+# ---------------------------------------------------------------- counting
 
 
 def plan_cost(plan: Plan, batch: int = 1) -> Cost:
-    """What a Plan takes.
+    """Count the cost of a Plan.
 
     A node reads every operand from memory as its producer stored it, and writes its value once.
     Requantization happens where a value is read, or at the output where the signature says so; it
@@ -206,7 +206,7 @@ def plan_cost(plan: Plan, batch: int = 1) -> Cost:
 
 
 def bits_of(qparams: QParams) -> int:
-    """How many bits tell the integers of a range apart."""
+    """The number of bits that distinguish the integers of a range."""
     return max(1, (qparams.qmax - qparams.qmin).bit_length())
 
 
@@ -215,7 +215,7 @@ def _bytes(elements: int, bits: int) -> int:
 
 
 class _Account:
-    """Adds up one Plan; lives for one call."""
+    """Adds up the cost of one Plan; lives for one call of `plan_cost`."""
 
     def __init__(self, plan: Plan, batch: int) -> None:
         self.plan, self.batch = plan, batch
@@ -392,6 +392,6 @@ def node_macs(graph: Graph, node: Node, ops: Ops) -> int:
 
 
 def float_cost(plan: Plan, batch: int = 1) -> Cost:
-    """What the same graph takes with nothing in integers, on the float signatures of the hardware."""
+    """The cost of the Plan's graph computed in float, on the float signatures of the hardware."""
     edges: dict[Edge, SimQ | None] = dict.fromkeys(plan.edges)
     return plan_cost(Plan(plan.graph, plan.hardware, plan.ops, {}, edges), batch)

@@ -1,7 +1,7 @@
-"""CostRange: what a model costs at its most bits, at its fewest, and in float, before any data is seen.
+"""Costs without calibration data (`cost_range`: at the most bits, at the fewest, and in float), and costs as text.
 
-Costs depend on bits, shapes and signatures. Of thresholds it only matters whether two scales are
-equal, which then need no requantization; here all differ.
+Costs depend on bits, shapes and signatures. Of thresholds it only matters whether two scales are equal, which then need
+no requantization; with the made-up thresholds here all scales differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hago.serialization.text_table import count, head, number, table, tail, wrap
 
 
 class MadeUpThresholds:
-    """Symmetric ranges, another power of two for every group."""
+    """A ThresholdSource of symmetric ranges, with a different power of two for every group."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -46,11 +46,11 @@ class MadeUpThresholds:
 
 @dataclass(frozen=True, slots=True)
 class CostRange:
-    """Costs of three plans of one model.
+    """The costs of three Plans of one model.
 
     Args:
-        widest, narrowest: of the space's points with the most and the fewest bits.
-        floating: of the model on the float signatures of the hardware.
+        widest, narrowest: costs of the feasible points with the most and the fewest bits.
+        floating: cost of the model on the float signatures of the hardware.
     """
 
     widest: Cost
@@ -72,7 +72,7 @@ def static_resolver(graph: Graph, hardware: Hardware, topology: Topology, space:
 def cost_range(
     graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS, batch: int = 1
 ) -> CostRange:
-    """What the points at the ends of a space cost.
+    """The costs of the widest and the narrowest point of a space, and of the float model.
 
     Args:
         topology, space: of this graph on this hardware.
@@ -85,8 +85,7 @@ def cost_range(
     return CostRange(plan_cost(widest.plan, batch), plan_cost(narrowest.plan, batch), float_cost(widest.plan, batch))
 
 
-# ---------------------------------------------------------------- cost report
-# CostReport: costs as tables.
+# ---------------------------------------------------------------- as text
 
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -122,7 +121,7 @@ def cost_text(cost: Cost) -> str:
 
 
 def _row(node: NodeCost, edges: Sequence[EdgeCost]) -> tuple[str, ...]:
-    crossing = [e.cycles for e in edges if e.cycles is not None]
+    edge_cycles = [e.cycles for e in edges if e.cycles is not None]
     return (
         tail(node.node, 36),
         head(node.op, 24),
@@ -133,7 +132,7 @@ def _row(node: NodeCost, edges: Sequence[EdgeCost]) -> tuple[str, ...]:
         count(sum(e.weight_bytes for e in edges)) if any(e.weight_bytes for e in edges) else "",
         count(node.read_bytes + node.write_bytes),
         number(node.cycles, 4),
-        number(sum(crossing), 4) if crossing else "",
+        number(sum(edge_cycles), 4) if edge_cycles else "",
     )
 
 
@@ -143,11 +142,11 @@ def _edge(edge: EdgeCost) -> str:
     return f">{bits}" if edge.requantized else bits
 
 
-def range_text(found: CostRange) -> str:
-    """The totals side by side."""
-    columns = {"most bits": found.widest, "fewest bits": found.narrowest, "float": found.floating}
+def range_text(costs: CostRange) -> str:
+    """The totals of a CostRange side by side."""
+    columns = {"most bits": costs.widest, "fewest bits": costs.narrowest, "float": costs.floating}
     lines = _totals({name: cost.figures for name, cost in columns.items()})
-    return "\n".join([f"cost on {found.widest.hardware}, batch {found.widest.batch}", *lines, *_missing(found.widest)])
+    return "\n".join([f"cost on {costs.widest.hardware}, batch {costs.widest.batch}", *lines, *_missing(costs.widest)])
 
 
 def _totals(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -159,8 +158,8 @@ def _totals(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
 def _missing(cost: Cost) -> list[str]:
     if not cost.missing:
         return []
-    said = "; ".join(cost.missing)
+    missing = "; ".join(cost.missing)
     return [
         "",
-        *wrapped(f"not in {cost.hardware}, and so not counted, which makes cycles and energy lower bounds: {said}"),
+        *wrapped(f"not in {cost.hardware}, and so not counted, which makes cycles and energy lower bounds: {missing}"),
     ]

@@ -1,7 +1,10 @@
-"""The one loop that runs a Graph, on any carrier; calibrate, simulator, realization and qat use it.
+"""Run a Graph node by node (`run_graph`), run it as the float model (`run_real`), and check its inputs.
 
-Invariant: a value is dropped after its last reader, so memory is that of the widest cut of the
-graph, not of all its intermediates.
+`run_graph` is called by calibration, gradients, training and the integer model, each with a function of its own that
+computes a node. Passes of which a part may be left out run as a `schedule` instead.
+
+Invariant: a value is dropped after its last reader, so that memory is that of the widest cut of the graph and not of
+all intermediate values.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ NodeFunction = Callable[[Node, Sequence[Any]], Any]
 
 
 def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """Which values each node is the last to read."""
+    """By node, the values that it is the last to read; by its own name, a value that no node reads."""
     last: dict[str, str] = {}
     for node in graph:
         last[node.name] = node.name
@@ -34,10 +37,10 @@ def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
             last[source] = node.name
     for name in graph.outputs:
         last[name] = OUTPUT
-    found: dict[str, list[str]] = {}
+    by_reader: dict[str, list[str]] = {}
     for name, reader in last.items():
-        found.setdefault(reader, []).append(name)
-    return {reader: tuple(names) for reader, names in found.items()}
+        by_reader.setdefault(reader, []).append(name)
+    return {reader: tuple(names) for reader, names in by_reader.items()}
 
 
 def run_graph(
@@ -53,10 +56,10 @@ def run_graph(
 
     Args:
         inputs: one per graph input.
-        step: computes a node; inputs and constants are not passed to it.
-        consts: values of the const nodes; the graph's own where not given.
-        on_value: sees every computed value, and the inputs, as soon as they exist.
-        done: `last_readers(graph)`, if the caller keeps it.
+        step: computes a node; it is not called for inputs and constants.
+        consts: values of the constant nodes; by default the graph's own.
+        on_value: called with every input and every computed value as soon as it exists.
+        done: `last_readers(graph)`, if the caller has it.
 
     Returns:
         The values of the graph's outputs.
@@ -78,10 +81,10 @@ def run_graph(
 
 
 def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
-    """A node on real values, as torch computes it.
+    """Compute a node on real values, as torch does.
 
     Raises:
-        GraphError: torch refuses the values; the node and its attributes are named.
+        GraphError: torch raises an error; names the node and its attributes.
     """
     rule = ops.get(node.op)
     try:
@@ -90,18 +93,19 @@ def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
         raise
     except Exception as error:
         shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in values]
-        # torch says where each of its backends was registered, over many lines
+        # the rest of torch's message lists its registered backends, over many lines
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise GraphError(f"node {node} cannot be computed on shapes {shapes}: {first}") from error
 
 
 def laid_out(value: Any) -> Any:
-    """A tensor in the one layout in which all engines have one result; other values as they are."""
+    """A tensor in contiguous layout, in which all engines compute the same bits; other values unchanged."""
     return value.contiguous() if isinstance(value, Tensor) else value
 
 
 def compute_laid_out(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
-    """`compute_real` with the same bits whatever the values' layouts, as every engine computes float nodes."""
+    """`compute_real` with a result that does not depend on the layouts of the values, as every engine computes float
+    nodes."""
     rule = ops.get(node.op)
     return compute_real(node, values if rule is not None and rule.any_layout else [laid_out(v) for v in values], ops)
 
@@ -109,13 +113,13 @@ def compute_laid_out(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:
 def run_real(
     graph: Graph, inputs: Sequence[Tensor], on_value: Callable[[Node, Any], None] | None = None, ops: Ops = OPS
 ) -> list[Any]:
-    """The float model."""
+    """Run the float model without gradients; see `run_graph`."""
     with torch.no_grad():
         return run_graph(graph, inputs, lambda n, v: compute_real(n, v, ops), on_value=on_value)
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The layout that convolutions are fastest in; only 4-dimensional tensors have it."""
+    """A tensor in channels-last layout, in which convolutions are fastest; one that is not 4-dimensional unchanged."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
@@ -123,7 +127,7 @@ def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -
     """The shape of a node's value from those of its inputs, by running it on meta tensors.
 
     Raises:
-        GraphError: attributes and shapes do not go together.
+        GraphError: the attributes do not fit the shapes.
     """
     values = [torch.empty(s, device="meta") for s in shapes]
     return tuple(compute_real(node, values, ops).shape)
@@ -161,23 +165,24 @@ def check_inputs(graph: Graph, leaves: Sequence[Any]) -> list[Tensor]:
 
 
 def check_kinds(graph: Graph, tensors: Sequence[Tensor]) -> None:
-    """Refuse tensors of which a graph's inputs would make something else.
+    """Check shapes and dtypes of a graph's inputs.
 
     Args:
         tensors: one per input.
 
     Raises:
-        GraphError: a shape, or integers where real numbers are taken, or the other way round.
+        GraphError: another shape than the input's, integers for a float input, or the other way round.
     """
     for name, tensor in zip(graph.inputs, tensors, strict=True):
         _check_input(graph[name], tensor)
 
 
 def check_batches(graph: Graph, batches: Batches) -> None:
-    """Refuse data that a graph's inputs do not take; all batches are of one kind, so that the first tells.
+    """Check that data has the shapes and dtypes of a graph's inputs. Only the first batch is read, since all batches
+    are alike.
 
     Raises:
-        DataError: its shape or dtype, and what is expected.
+        DataError: another shape or dtype than expected.
     """
     try:
         check_kinds(graph, next(iter(batches)).inputs)
@@ -189,11 +194,11 @@ def _check_input(node: Node, tensor: Tensor) -> None:
     if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
         sizes = ", ".join(map(str, node.shape[1:]))
         raise GraphError(f"input {node.name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
-    wanted = torch_dtype(node.attrs.get("dtype", "float32"))
-    if tensor.dtype != wanted and (tensor.is_floating_point() or wanted.is_floating_point):
+    expected = torch_dtype(node.attrs.get("dtype", "float32"))
+    if tensor.dtype != expected and (tensor.is_floating_point() or expected.is_floating_point):
         raise GraphError(
-            f"input {node.name!r} is {tensor.dtype}; the model takes {wanted}: convert it as the calibration data was, "
-            f"e.g. {'images.float() / 255' if wanted.is_floating_point else f'.to({wanted})'}"
+            f"input {node.name!r} is {tensor.dtype}; the model takes {expected}: convert it as the calibration data "
+            f"was, e.g. {'images.float() / 255' if expected.is_floating_point else f'.to({expected})'}"
         )
 
 

@@ -1,4 +1,9 @@
-"""Bounds: the largest accumulator that any input can cause, over the actual quantized weights."""
+"""Accumulators of integer nodes: the largest that any input can cause, and what is lost where partial sums do not fit.
+
+The `NodeBuilder` asks `Bounds` for every node plan that it builds: a node whose bound fits its register is proved to be
+free of overflow. Where a chip cuts partial sums, the node plan holds a `Pairs` or an `Additions`, whose `lost` the
+simulator and the integer model add to their exact sums.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +20,19 @@ from hago.graph.graph import Graph, Node
 from hago.hardware.hardware import Accumulator
 from hago.ops._rule import Addends, IntegerForm, MatrixProduct, Operand, OpRule, TermsAt
 
-#: Into how many partial sums a convolution is split at most; beyond, it runs in float64.
+#: The most partial sums that a convolution is split into; one that needs more runs in float64.
 MOST_PARTS: Final = 16
+#: Addends of outputs that are in memory at once.
+ENTRIES: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of one integer node.
+    """Computes the bounds of one integer node, over its quantized weights; lives while the node's plan is built.
 
     Args:
-        attrs: in integer units.
-        targets: the qparams that operands arrive in.
+        attrs: attributes in integer units.
+        targets: qparams of the operands.
         consts: centered integers of constant operands, by slot.
         limits: the largest |c| of each operand.
     """
@@ -45,13 +52,15 @@ class Bounds:
         return self._bound([self._operand(s, self.consts.get(s)) for s in range(len(self.targets))])
 
     def raw(self) -> float:
-        """The same with zero points multiplied in, as a chip does that corrects for them at the end."""
+        """The largest |accumulator| of a chip that multiplies stored integers and corrects for zero points at the
+        end."""
         if self.form.table or all(t is None or not bool(t.zero_point.any()) for t in self.targets):
             return self.centered()
         return self._bound([self._raw(s, t) for s, t in enumerate(self.targets)])
 
     def parts(self) -> int:
-        """The fewest parts of K whose sums all stay exact in float32; 1 where the whole does or none do."""
+        """The least number of parts of K such that the sum of each is exact in float32; 1 where the whole sum is exact,
+        or where no number up to MOST_PARTS is enough."""
         if self.centered() < EXACT_FLOAT32 or self.form.split is None:
             return 1
         shapes = [self.graph[s].shape or () for s in self.node.inputs]
@@ -95,16 +104,15 @@ def largest_centered(qparams: QParams) -> float:
     return max(low, float((qparams.qmax - qparams.zero_point).abs().max()))
 
 
-# ---------------------------------------------------------------- pairs
-# Pairs: chips that add two neighbouring products in 16 bits before they go to the wide register.
+# ---------------------------------------------------------------- pairs of products in 16 bits
 # x86 without VNNI multiplies unsigned by signed bytes and saturates the sum of each pair at int16 (`vpmaddubsw`); Arm
-# without dot products adds two products of signed bytes in 16 bits that wrap (`smull`, `smlal`). A chip multiplies
-# what is stored, zero points included, and corrects for them afterwards in the wide register. So the exact sum of
-# centered integers stays as it is, and what pairs lose is added to it:
+# without dot products adds two products of signed bytes in 16 bits that wrap (`smull`, `smlal`). A chip multiplies the
+# stored integers, zero points included, and corrects for these in the wide register. So the exact sum of centered
+# integers stays, and what the pairs lose is added to it:
 #     held = sum(c_x * c_w) + sum over pairs (cut(p) - p),   p = q_x[k] * q_w[k] + q_x[k+1] * q_w[k+1]
-# Only pairs that some input can push past 16 bits are looked at.
+# Only the pairs that some input can push beyond 16 bits are computed.
 
-#: What pairs do past 16 bits.
+#: The result of a sum of a pair that exceeds 16 bits, by overflow behaviour.
 CUTS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "saturate_pairs": lambda p: saturate(p, INT16),
     "wrap_pairs": lambda p: wrap(p, INT16),
@@ -113,12 +121,12 @@ CUTS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """The pairs of one node that 16 bits may not hold.
+    """The pairs of products of one node that may exceed 16 bits. Made by `pairs_of`; kept in the NodePlan.
 
     Args:
-        product: how the op is a matrix product in the chip's order of K.
-        attrs: of the op.
-        x, w: the qparams that the two operands arrive in.
+        product: the op as a matrix product in the chip's order of K.
+        attrs: attributes of the op.
+        x, w: qparams of the two operands.
         largest: the largest |pair| that any input can cause.
         overflow: `saturate_pairs` or `wrap_pairs`.
     """
@@ -132,18 +140,18 @@ class Pairs:
 
     @property
     def over(self) -> float:
-        """The largest pair over what 16 bits hold; more than 1."""
+        """The ratio of the largest pair to the largest int16; more than 1."""
         return self.largest / INT16.max
 
     def lost(self, operands: Sequence[Tensor]) -> Lost:
-        """What the pairs lose of every accumulator: `sum(cut(p) - p)`.
+        """The change of every accumulator by its pairs: `sum(cut(p) - p)`.
 
         Args:
             operands: centered integers in any carrier; the third, a bias, is not multiplied.
         """
         cut = CUTS[self.overflow]
         a, b = self._stored(operands)
-        if self.largest * a.shape[-1] < 2**31:  # whatever is lost in all
+        if self.largest * a.shape[-1] < 2**31:  # then the sum of all losses fits int32
             a, b = a.to(torch.int32), b.to(torch.int32)
         reach = _reach(b, self.x)
         risky = (reach > INT16.max).reshape(-1, *reach.shape[-2:]).any(0)
@@ -172,21 +180,20 @@ def pairs_of(
     shapes: Sequence[tuple[int, ...]],
     overflow: Overflow,
 ) -> Pairs | None:
-    """The pairs of a node, or None where no input can push one past 16 bits.
+    """The pairs of a node, or None where no input can push one beyond 16 bits.
 
     Args:
-        targets: the qparams that operands arrive in.
+        targets: qparams of the operands.
         weight: centered integers of the second operand where it is constant.
-        shapes: of both operands, at batch 1.
+        shapes: shapes of both operands at batch 1.
     """
     x, w = targets[0], targets[1]
     assert x is not None and w is not None
     if weight is None:
         largest = 2.0 * max(abs(x.qmin), abs(x.qmax)) * max(abs(w.qmin), abs(w.qmax))
     else:
-        found = Pairs(product, attrs, x, w, 0.0, overflow)
-        blank = torch.zeros((1, *shapes[0][1:]), dtype=torch.int64)
-        _, b = found._stored([blank, weight])
+        zeros = torch.zeros((1, *shapes[0][1:]), dtype=torch.int64)
+        _, b = Pairs(product, attrs, x, w, 0.0, overflow)._stored([zeros, weight])
         largest = float(_reach(b, x).max()) if b.numel() else 0.0
     return Pairs(product, attrs, x, w, largest, overflow) if largest > INT16.max else None
 
@@ -196,7 +203,7 @@ def _reach(b: Tensor, x: QParams) -> Tensor:
     one, other = b * x.qmin, b * x.qmax
     ends = torch.maximum(one, other), torch.minimum(one, other)
     high, low = (e.reshape(*b.shape[:-2], -1, 2, b.shape[-1]).sum(-2) for e in ends)
-    # -2**15 fits where 2**15 does not
+    # int16 holds -2**15 but not 2**15
     return torch.maximum(high, -low - 1)
 
 
@@ -205,27 +212,23 @@ def _product_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     return (*both.shape[:-2], a.shape[-2], b.shape[-1])
 
 
-# ---------------------------------------------------------------- additions
-# Additions: registers that saturate at every addition, in the order in which the chip adds.
-# Many signal processors accumulate products in a register that clamps after each of them. The result depends on the
+# ---------------------------------------------------------------- saturation at every addition
+# Many signal processors accumulate products in a register that clamps after each addition. The result depends on the
 # order of the additions, which the hardware file states together with the position of the bias:
 #     held = 0;  for each addend in order: held = saturate(held + addend)      (N15)
-# Addends are products of centered integers, or centered integers where the op has no weight. An addend of 0 leaves
-# the register unchanged, so zeros from padding may stand anywhere in the order. Only few outputs are computed step by
-# step: the sum of the magnitudes of all addends bounds every partial sum, and an output is clamped exactly where a
-# partial sum of its exact addends leaves the register.
-
-#: Addends that are held at once.
-ENTRIES: Final = 1 << 21
+# Addends are products of centered integers, or centered integers where the op has no weight. An addend of 0 leaves the
+# register unchanged, so that zeros from padding may be anywhere in the order. Few outputs are computed step by step:
+# the sum of the magnitudes of all addends bounds every partial sum, and an output is clamped exactly where a partial
+# sum of its exact addends leaves the register.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Additions:
-    """The sums of one node whose partial sums may leave the register.
+    """The sums of one node whose partial sums may leave the register. Made by `additions_of`; kept in the NodePlan.
 
     Args:
-        addends: what the op adds up.
-        attrs: of the op, in integer units.
+        addends: the summands of the op.
+        attrs: attributes of the op, in integer units.
         compute: the op on centered integers, without a register.
         register: saturates at every addition.
     """
@@ -236,7 +239,7 @@ class Additions:
     register: Accumulator
 
     def lost(self, operands: Sequence[Tensor]) -> Lost:
-        """What saturation at every addition changes in every accumulator.
+        """The change of every accumulator by saturation at every addition.
 
         Memory: chunks of outputs that have at most ENTRIES addends together.
 
@@ -245,13 +248,13 @@ class Additions:
         """
         dtype = self.register.dtype
         limit = min(dtype.max, -dtype.min)
-        # sums of magnitudes never shrink, so that float32 holds those below 2**24 exactly, and others stay above
+        # sums of magnitudes never decrease: float32 is exact below 2**24, and a sum above it stays above it
         exact = torch.float32 if limit < EXACT_FLOAT32 else torch.float64
         magnitudes = self.compute(self.attrs, *(c.to(exact).abs() for c in operands))
-        found = Lost(torch.zeros(magnitudes.shape, dtype=torch.int64), torch.zeros(magnitudes.shape).bool(), 0.0)
+        result = Lost(torch.zeros(magnitudes.shape, dtype=torch.int64), torch.zeros(magnitudes.shape).bool(), 0.0)
         candidates = torch.nonzero(magnitudes > limit)
         if not len(candidates):
-            return found
+            return result
         carrier = torch.int32 if float(magnitudes.max()) < 2**30 else torch.int64
         addends_at, peak = self._in_order([c.to(carrier) for c in operands]), 0.0
         depth = addends_at(candidates[:1].unbind(1)).shape[1]
@@ -264,9 +267,9 @@ class Additions:
             peak = max(peak, float(high.max()) / dtype.max, float(low.min()) / min(dtype.min, -1))
             clamped = (high > dtype.max) | (low < dtype.min)
             held, place = saturate_each(addends[clamped].T.contiguous(), dtype), tuple(i[clamped] for i in index)
-            found.amount[place] = (held - partial[clamped, -1]).to(torch.int64)
-            found.cut[place] = True
-        return replace(found, peak=peak)
+            result.amount[place] = (held - partial[clamped, -1]).to(torch.int64)
+            result.cut[place] = True
+        return replace(result, peak=peak)
 
     def _in_order(self, operands: Sequence[Tensor]) -> TermsAt:
         """The addends of outputs, biases included, in the order of additions."""
@@ -277,7 +280,7 @@ class Additions:
         biases, axis = operands[2].flatten(), self.addends.bias_axis
 
         def addends_at(index: tuple[Tensor, ...]) -> Tensor:
-            bias = biases[index[axis].remainder(len(biases))][:, None]  # one entry may stand for all
+            bias = biases[index[axis].remainder(len(biases))][:, None]  # a single bias is that of all channels
             terms = terms_at(index)
             return torch.cat([bias, terms] if self.register.bias == "first" else [terms, bias], 1)
 
@@ -288,13 +291,13 @@ def additions_of(rule: OpRule, attrs: Mapping[str, Any], register: Accumulator, 
     """The sums of a node whose partial sums may leave the register.
 
     Args:
-        rule: of the op, in the form that the hardware computes.
-        attrs: in integer units.
+        rule: rule of the op, in the form that the hardware computes.
+        attrs: attributes in integer units.
         bound: the largest sum of the magnitudes of all addends that any input can cause.
 
     Returns:
         None where no input can make one leave it, where the op has a single addition, which is clamped as a whole, and
-        where the register does something else.
+        where the register overflows in another way.
     """
     addends = None if rule.integer is None else rule.integer.addends
     if register.overflow != "saturate_each" or addends is None or addends.terms is None:

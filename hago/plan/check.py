@@ -1,8 +1,8 @@
-"""Plan check: whether the parts of a Plan that was read from a file make one model.
+"""Consistency of a Plan that was read from a file: kernels rely on its shapes, windows, ranges and tables.
 
-What a Plan says twice must be said alike, and what its parts must be for one another they are: kernels trust
-shapes, windows, ranges and tables. Every Plan that a Resolver makes passes, which is a law. Values that are said
-once (weights, scales, multipliers) are nobody's business here: others would be another model.
+`plan_from_document` calls `check_plan` for every Plan that it reads. Whatever a Plan states twice must agree, and its
+parts must fit one another. Every Plan that a Resolver makes passes, which is tested as a law. Values that are stated
+once (weights, scales, multipliers) are not checked: with others it would be another model.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hago.plan.accumulators import MOST_PARTS
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import weight_edge
 
-#: Entries of a value at batch 1, at most.
+#: The most entries of a value at batch 1.
 LARGEST: Final = 1 << 31
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse a Plan whose parts contradict each other.
+    """Check that the parts of a Plan agree.
 
     Raises:
-        HagoError: the node or the edge, and what contradicts what.
+        HagoError: two parts contradict each other; names the node or the edge.
     """
     _check_ends(plan.graph)
     for node in plan.graph:

@@ -1,9 +1,15 @@
-"""Stored values: what a Plan is made of as JSON values, with the large tensors aside.
+"""A Plan as a document: JSON values, with the large tensors beside them; and back.
 
-A closed set of types: JSON's own, tuples, mappings, tensors, dtypes, QParams, SimQ and the hardware's
-Requantize. What JSON has no form for is an object with the key "hago". Invariants: `Reader` gives back
-what `Writer` was given, dtypes, shapes and float bits included; QParams and scales that were one object
-are one object again, since a Plan tells by identity what needs no requantization.
+`plan_to_document` is called when an integer model is saved, `plan_from_document` when one is loaded. A document holds
+values of a closed set of types: those of JSON, tuples, mappings, tensors, dtypes, QParams, SimQ and the hardware's
+Requantize; one that JSON has no form for is an object with the key "hago".
+
+Invariants: the Plan that is read computes the same integers on every edge and the same float nodes. A `ValueReader`
+gives back the values that the `ValueWriter` was given, dtypes, shapes and bits of floats included; QParams and scales
+that were one object are one object again, since a Plan tells by identity which operands need no requantization. Left
+out are the values that nothing computes with: the float values of constants that are integers, whose nodes come back
+with tensors that have a shape and no values, and the thresholds of constants. Reading imports nothing on behalf of a
+document: operators come from the table that the caller gives.
 """
 
 from __future__ import annotations
@@ -42,14 +48,29 @@ SMALL: Final = 16
 _RECORDS: Final = {kind.__name__: kind for kind in RECORDS}
 _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
+#: Fields of a NodePlan that are written each in a form of its own.
+_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
+_PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
+#: Types of the other fields, which the schema cannot check.
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "attrs": (dict,),
+    "operands": (tuple,),
+    "register": (QParams,),
+    "out_simq": (SimQ, type(None)),
+    "out": (QParams,),
+    "table": (Tensor, type(None)),
+    "parts": (int,),
+    "saturated_biases": (int,),
+}
 
 
+# ---------------------------------------------------------------- single values
 class ValueWriter:
-    """Turns values into JSON values; lives while one document is written.
+    """Converts values to JSON values; lives while one document is written.
 
     Attributes:
-        tensors: what stands aside, by name.
-        scales, qparams: what values refer to by number, as JSON values.
+        tensors: large tensors, by the name that the JSON values refer to.
+        scales, qparams: tables that JSON values refer to by number.
     """
 
     def __init__(self, requantize: Requantize) -> None:
@@ -64,7 +85,7 @@ class ValueWriter:
         """The JSON values of a value.
 
         Args:
-            name: what a tensor would be called in the file.
+            name: the name of a tensor in the file.
 
         Raises:
             HagoError: a value of another type.
@@ -103,7 +124,7 @@ class ValueWriter:
         raise HagoError(f"{name} is a {type(value).__name__}, which cannot be stored")
 
     def number(self, qparams: QParams) -> int:
-        """The number of qparams, entered at first sight."""
+        """The number of qparams in the table, to which new ones are added."""
         return self._numbered("qparams", self.qparams, qparams, lambda: self._qparams(qparams))
 
     def _qparams(self, q: QParams) -> Any:
@@ -113,34 +134,34 @@ class ValueWriter:
         return {"scale": scale, "zero_point": zero, "qmin": q.qmin, "qmax": q.qmax, "dtype": q.dtype.name}
 
     def _numbered(self, kind: str, table: list[Any], value: object, make: Callable[[], Any]) -> int:
-        found = self._numbers.get((kind, id(value)))
-        if found is None:
-            made = make()
-            found = self._numbers[kind, id(value)] = (len(table), value)
-            table.append(made)
-        return found[0]
+        entry = self._numbers.get((kind, id(value)))
+        if entry is None:
+            written_value = make()
+            entry = self._numbers[kind, id(value)] = (len(table), value)
+            table.append(written_value)
+        return entry[0]
 
     # ------------------------------------------------------------ tensors
     def _tensor(self, t: Tensor, name: str) -> Any:
         if not storable(t.dtype) or t.device.type == "meta":
             raise HagoError(f"{name} is a tensor of {t.dtype} on {t.device}, which cannot be stored")
         t = t.detach().cpu()
-        said: dict[str, Any] = {_TAG: "tensor", "dtype": dtype_name(t.dtype), "shape": list(t.shape)}
+        record: dict[str, Any] = {_TAG: "tensor", "dtype": dtype_name(t.dtype), "shape": list(t.shape)}
         if t.numel() <= SMALL:
-            return said | {"values": [self(v, name) for v in t.flatten().tolist()]}
+            return record | {"values": [self(v, name) for v in t.flatten().tolist()]}
         if t.is_floating_point() or t.dtype == torch.bool:
             order = _order(t)
             kept = t.permute(order).contiguous()
             if kept.dtype == torch.float64 and torch.equal(kept.to(torch.float32).to(torch.float64), kept):
                 kept = kept.to(torch.float32)
-            said |= {"order": order} if order != sorted(order) else {}
-            return said | {"at": self._keep(kept, name)}
+            record |= {"order": order} if order != sorted(order) else {}
+            return record | {"at": self._keep(kept, name)}
         packed = pack(t)
-        said |= {} if packed.bits is None else {"bits": packed.bits, "offset": packed.offset}
-        return said | {"at": self._keep(packed.data, name)}
+        record |= {} if packed.bits is None else {"bits": packed.bits, "offset": packed.offset}
+        return record | {"at": self._keep(packed.data, name)}
 
     def _keep(self, t: Tensor, name: str) -> str:
-        """The name under which the content stands in the file; equal content stands there once."""
+        """The name of a tensor in the file, which holds equal content once."""
         key = (str(t.dtype), hashlib.sha256(t.flatten().view(torch.uint8).numpy().tobytes()).digest())
         if key not in self._stored:
             taken, number = name, 1
@@ -153,17 +174,17 @@ class ValueWriter:
 
 
 def _order(t: Tensor) -> list[int]:
-    """The axes as they lie in memory: float kernels, and so float results, may depend on it."""
+    """The axes in their order in memory, on which the bits of a float kernel's result may depend."""
     if t.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(t):
         return list(range(t.ndim))
     return sorted(range(t.ndim), key=t.stride, reverse=True)
 
 
 class ValueReader:
-    """Turns the JSON values of a Writer back; lives while one document is read.
+    """Converts the JSON values of a ValueWriter back; lives while one document is read.
 
     Raises:
-        HagoError: what no Writer writes. Values of a wrong type may raise KeyError, TypeError,
+        HagoError: JSON values that no ValueWriter writes. Those of a wrong type may raise KeyError, TypeError,
             IndexError or ValueError.
     """
 
@@ -183,8 +204,8 @@ class ValueReader:
         }
 
     def enter(self, scales: list[Any], qparams: list[Any]) -> None:
-        """Take in the tables that values refer to by number."""
-        made = [self(s) for s in scales]
+        """Read the tables that values refer to by number, before any value is read."""
+        read_scales = [self(s) for s in scales]
         for q in qparams:
             dtype, zero = named_dtype(q["dtype"]), self(q["zero_point"])
             whole = type(q["qmin"]) is type(q["qmax"]) is int and dtype.is_int and zero.dtype == torch.int64
@@ -192,7 +213,7 @@ class ValueReader:
                 raise HagoError(f"integers from {q['qmin']} to {q['qmax']} in {dtype}, zero points in {zero.dtype}")
             if not bool(((zero >= dtype.min) & (zero <= dtype.max)).all()):
                 raise HagoError(f"a zero point that {dtype} does not hold; expected {dtype.min} to {dtype.max}")
-            scale = made[_index(q["scale"], made)]
+            scale = read_scales[_index(q["scale"], read_scales)]
             if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
                 raise HagoError("a scale that is not positive and finite, or not in float64")
             self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype))
@@ -237,10 +258,7 @@ def _not_finite(text: str) -> float:
     return float(text)
 
 
-# ---------------------------------------------------------------- graph document
-# Graph document: a Graph as JSON values, and back.
-
-
+# ---------------------------------------------------------------- a Graph
 def write_graph(graph: Graph, needed: Collection[str], write: ValueWriter) -> dict[str, Any]:
     """The JSON values of a graph.
 
@@ -283,20 +301,20 @@ def written(write: ValueWriter, value: Any, node: str, name: str) -> Any:
         raise GraphError(f"node {node!r} cannot be stored: {error}") from None
 
 
-def read_graph(said: Mapping[str, Any], read: ValueReader) -> Graph:
+def read_graph(record: Mapping[str, Any], read: ValueReader) -> Graph:
     """The graph of JSON values; constants that were left out have a shape and no values.
 
     Raises:
         HagoError: a node that would run code.
     """
-    consts = {name: read(t) for name, t in said["consts"].items()}
-    for name, (kind, shape) in said["left_out"].items():
+    consts = {name: read(t) for name, t in record["consts"].items()}
+    for name, (kind, shape) in record["left_out"].items():
         consts[name] = torch.empty(shape, dtype=storable_dtype(kind), device="meta")
     nodes = tuple(
         Node(
             n["name"], n["op"], tuple(n["inputs"]), read(n["attrs"]), None if n["shape"] is None else tuple(n["shape"])
         )
-        for n in said["nodes"]
+        for n in record["nodes"]
     )
     for node in nodes:
         if not isinstance(node.attrs, dict):
@@ -304,44 +322,21 @@ def read_graph(said: Mapping[str, Any], read: ValueReader) -> Graph:
         why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
         if why_not is not None:
             raise HagoError(f"node {node.name!r}: {why_not}")
-    for text in (said["in_spec"], said["out_spec"]):
+    for text in (record["in_spec"], record["out_spec"]):
         if text is not None:
             read_tree(text)
     order = [n.name for n in nodes if n.op == CONST]
     return Graph(
         nodes,
-        tuple(said["inputs"]),
-        tuple(said["outputs"]),
+        tuple(record["inputs"]),
+        tuple(record["outputs"]),
         {name: consts[name] for name in order},
-        said["in_spec"],
-        said["out_spec"],
+        record["in_spec"],
+        record["out_spec"],
     )
 
 
-# ---------------------------------------------------------------- plan document
-# Plan document: a Plan as JSON values and tensors, and back.
-# Invariant: the Plan that comes back computes the same integers on every edge and the same float islands. Left out is
-# what no reader of a Plan computes with: the float values of constants that are integers (their nodes come back with
-# tensors that have a shape and no values) and the thresholds of constants. Nothing is imported on behalf of a
-# document: operators come from the table that the reader gives.
-
-#: Fields of a NodePlan that are written in a way of their own.
-_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
-_PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
-#: What the others are; a schema cannot tell.
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "attrs": (dict,),
-    "operands": (tuple,),
-    "register": (QParams,),
-    "out_simq": (SimQ, type(None)),
-    "out": (QParams,),
-    "table": (Tensor, type(None)),
-    "parts": (int,),
-    "saturated_biases": (int,),
-}
-
-
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- writing a Plan
 def plan_to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON values and the tensors of a Plan.
 
@@ -368,7 +363,7 @@ def plan_to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def own_rules(ops: Ops) -> dict[str, OpRule]:
-    """The rules that are not hago's, whichever form hago's are rules in."""
+    """The rules of a table that are not hago's own. A rule of hago stays one with the integer form of some hardware."""
     return {name: rule for name, rule in ops.items() if not _is_hago_s(rule, OPS.get(name))}
 
 
@@ -414,8 +409,8 @@ def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
 def _node_plan(plan: Plan, name: str, write: ValueWriter) -> dict[str, Any]:
     node, found = plan.graph[name], plan.nodes[name]
     data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
-    said = {key: written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
-    return said | {
+    record = {key: written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
+    return record | {
         "desc": _desc_number(plan, name, found.desc),
         "consts": {str(s): written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
         "thresholds": {k: written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
@@ -429,9 +424,9 @@ def _is_const(plan: Plan, key: str) -> bool:
     return slot != "out" and plan.graph[plan.graph.source(Edge(name, int(slot)))].op == CONST
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- reading a Plan
 def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, ops: Ops = OPS) -> Plan:
-    """The Plan of a document that its schema finds nothing wrong in.
+    """The Plan of a document that conforms to its schema.
 
     Args:
         ops: the operators it may use, e.g. `{**OPS, "my_op": RULE}`.
@@ -451,13 +446,13 @@ def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor
         with _reading("$.edges"):
             edges = _read_edges(document["edges"], graph, read)
         nodes = {}
-        for name, said in document["plans"].items():
+        for name, record in document["plans"].items():
             with _reading(f"$.plans[{name!r}]"):
-                nodes[name] = _read_node(graph[name], said, read, hardware, edges, rules)
+                nodes[name] = _read_node(graph[name], record, read, hardware, edges, rules)
         weights = {}
-        for edge, said in document.get("weights", {}).items():
+        for edge, record in document.get("weights", {}).items():
             with _reading(f"$.weights[{edge!r}]"):
-                weights[Edge.parse(edge)] = _read_weight(graph, Edge.parse(edge), said, read, hardware, edges)
+                weights[Edge.parse(edge)] = _read_weight(graph, Edge.parse(edge), record, read, hardware, edges)
         plan = Plan(graph, hardware, rules, nodes, edges, weights)
         check_plan(plan)
     except HagoError as error:
@@ -467,7 +462,7 @@ def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor
 
 @contextlib.contextmanager
 def _reading(place: str) -> Iterator[None]:
-    """While this lasts, what a Reader raises names the place in the document."""
+    """A context manager in which errors of a ValueReader name the place in the document."""
     try:
         yield
     except (HagoError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
@@ -498,55 +493,55 @@ def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
 
 def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: ValueReader) -> dict[Edge, SimQ | None]:
     found: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
-    for text, said in listed.items():
+    for text, record in listed.items():
         edge = Edge.parse(text)
         if edge not in found:
             raise HagoError(f"the graph has no edge {text}")
-        source, target = (None if q is None else read.qparams(q) for q in said)
+        source, target = (None if q is None else read.qparams(q) for q in record)
         found[edge] = SimQ(source, target)
     return found
 
 
 def _read_node(
     node: Node,
-    said: Mapping[str, Any],
+    record: Mapping[str, Any],
     read: ValueReader,
     hardware: Hardware,
     edges: Mapping[Edge, SimQ | None],
     ops: Ops,
 ) -> NodePlan:
-    descs, plain = hardware.ops.get(node.op, ()), {key: read(said[key]) for key in _PLAIN}
+    descs, plain = hardware.ops.get(node.op, ()), {key: read(record[key]) for key in _PLAIN}
     wrong = [key for key, kinds in _KINDS.items() if not isinstance(plain[key], kinds)]
     wrong += [] if all(q is None or isinstance(q, QParams) for q in plain["operands"]) else ["operands"]
-    if wrong or len(plain["operands"]) != len(node.inputs) or said["desc"] >= len(descs):
+    if wrong or len(plain["operands"]) != len(node.inputs) or record["desc"] >= len(descs):
         raise HagoError(f"{', '.join(wrong) or 'operands or desc'} do not fit {node}")
     plan = NodePlan(
         **plain,
-        desc=descs[said["desc"]],
+        desc=descs[record["desc"]],
         simqs=tuple(edges[e] for e in node.edges),
-        consts={int(slot): read(c) for slot, c in said["consts"].items()},
-        thresholds={k: read(v) for k, v in said["thresholds"].items()},
-        digest=bytes.fromhex(said["digest"]),
+        consts={int(slot): read(c) for slot, c in record["consts"].items()},
+        thresholds={k: read(v) for k, v in record["thresholds"].items()},
+        digest=bytes.fromhex(record["digest"]),
     )
     if plan.desc.register.overflow == "saturate_each":
         plan = replace(plan, additions=additions_of(ops[node.op], plan.attrs, plan.desc.register, plan.bound))
-    if said["largest_pair"] is not None:
-        plan = replace(plan, pairs=_pairs(node, plan, ops, said["largest_pair"]))
+    if record["largest_pair"] is not None:
+        plan = replace(plan, pairs=_pairs(node, plan, ops, record["largest_pair"]))
     return plan
 
 
 def _read_weight(
     graph: Graph,
     edge: Edge,
-    said: Mapping[str, Any],
+    record: Mapping[str, Any],
     read: ValueReader,
     hardware: Hardware,
     edges: Mapping[Edge, SimQ | None],
 ) -> StoredWeight:
-    simq, integers = edges[edge], read(said["integers"])
+    simq, integers = edges[edge], read(record["integers"])
     if simq is None or simq.source is None or simq.target is not None:
         raise HagoError("there are integers, and nothing that makes real values of them")
-    return StoredWeight(hardware.ops[graph[edge.dst].op][said["desc"]], simq.source, integers, None)
+    return StoredWeight(hardware.ops[graph[edge.dst].op][record["desc"]], simq.source, integers, None)
 
 
 def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:

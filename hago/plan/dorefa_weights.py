@@ -1,7 +1,8 @@
-"""DoReFa-Net's levels as integers: what a Plan holds, in a search and at the end of training.
+"""DoReFa-Net's weights as integers of a Plan, in a search and at the end of training.
 
-The integers of a k-bit weight are the odd numbers from -(2**k - 1) to 2**k - 1, so they take k + 1 bits:
-an edge of b bits holds DoReFa weights of b - 1.
+The integers of a k-bit weight are the odd numbers from -(2**k - 1) to 2**k - 1, so they take k + 1 bits: an edge of b
+bits holds DoReFa weights of b - 1. In a search (`DoReFaWeights`, `DoReFaThresholds`) every point has its weights on
+DoReFa's levels without training; these are the integers that training with the scheme of the same name starts from.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class DoReFaLevels:
     """The levels of one weight.
 
     Args:
-        name: of the constant.
-        unit: what weights are relative to.
+        how: the variant of the scheme.
+        name: name of the constant.
+        unit: the unit of the weights, by which they are divided first.
     """
 
     how: DoReFa
@@ -42,7 +44,7 @@ class DoReFaLevels:
 
     @staticmethod
     def of(how: DoReFa, name: str, start: Tensor) -> DoReFaLevels:
-        """Those of a constant that training, or a search, starts from."""
+        """The levels of a constant that training or a search starts from."""
         largest = float(start.abs().max()) if how.relative and start.numel() else 0.0
         return DoReFaLevels(how, name, largest / LARGEST_UNIT_WEIGHT if largest else 1.0)
 
@@ -64,7 +66,7 @@ class DoReFaLevels:
 
     @torch.no_grad()
     def step(self, weight: Tensor, bits: int) -> Tensor:
-        """What the integer 1 stands for: half the distance of two levels; float64."""
+        """The real value of the integer 1: half the distance of two levels; float64."""
         within = weight.contiguous() / self.unit
         if bits == 1:
             top = within.abs().mean().to(torch.float64)
@@ -76,7 +78,7 @@ class DoReFaLevels:
 
 
 def held(hardware: Hardware, bits: int) -> int:
-    """The threshold of a weight over its scale: of 2**(b-1) or 2**(b-1) - 1, what the hardware's scheme has."""
+    """The ratio of a weight's threshold to its scale: 2**(b-1) or 2**(b-1) - 1, by the scheme of the hardware."""
     return (1 << (bits - 1)) - (hardware.weight.scheme not in ("hago", "hago_affine"))
 
 
@@ -109,13 +111,9 @@ def check_holds(hardware: Hardware, target: QParams | None = None) -> None:
         )
 
 
-# ---------------------------------------------------------------- dorefa thresholds
-# DoReFa-Net's quantizers in a search: every point's weights on DoReFa's levels of its bits, without training.
-# They are those that training with the scheme of the same name starts from, integer for integer.
-
-
+# ---------------------------------------------------------------- in a search
 class DoReFaWeights:
-    """The integers of a graph's weights; for a Resolver.
+    """The `constants` of a Resolver: gives the integers of a graph's weights on DoReFa's levels.
 
     Args:
         scheme: a name in DOREFAS.
@@ -141,11 +139,11 @@ class DoReFaWeights:
         if levels is None:
             return None
         check_holds(self._hardware, target)
-        found = levels.quantized(self._graph.consts[name], target.qmax.bit_length())
-        return quantize(found.to(torch.float64), target, self._hardware.requantize.rounding)
+        weight = levels.quantized(self._graph.consts[name], target.qmax.bit_length())
+        return quantize(weight.to(torch.float64), target, self._hardware.requantize.rounding)
 
     def threshold(self, name: str, bits: int) -> Tensor | None:
-        """The threshold whose grid of `bits` bits is DoReFa's; None for what is no weight."""
+        """The threshold whose grid of `bits` bits is DoReFa's; None for a constant that is no weight."""
         levels = self._levels.get(name)
         if levels is None:
             return None
@@ -153,24 +151,25 @@ class DoReFaWeights:
 
 
 class DoReFaThresholds:
-    """A ThresholdSource: weights as DoReFaWeights has them, the rest as another source says.
+    """A ThresholdSource with the thresholds of weights from DoReFaWeights, and all others from another source.
 
     Args:
-        inner: of thresholds, and of which values are negative.
+        inner: the other source.
     """
 
     def __init__(self, weights: DoReFaWeights, inner: ThresholdSource, graph: Graph) -> None:
         self._weights, self._inner, self._graph = weights, inner, graph
 
     def signed(self, key: str, source: str) -> bool:
-        """As the other source says."""
+        """Whether values were ever negative, from the other source."""
         return self._inner.signed(key, source)
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """Weights: symmetric, one number for all channels."""
-        found = self._weights.threshold(source, grid.bits)
-        if found is not None:
-            end = found.expand(1 if channel_axis is None else self._graph.consts[source].shape[channel_axis]).clone()
+        """(lo, hi); those of a weight are symmetric and equal for all channels."""
+        threshold = self._weights.threshold(source, grid.bits)
+        if threshold is not None:
+            weight = self._graph.consts[source]
+            end = threshold.expand(1 if channel_axis is None else weight.shape[channel_axis]).clone()
             return -end, end
         low, high = self._inner(key, source, grid, channel_axis)
         const = source in self._graph.consts
@@ -182,6 +181,6 @@ class DoReFaThresholds:
 
 
 def dorefa_made(made_by: Any) -> str | None:
-    """What a strategy says of its weights: a name in DOREFAS, or None where they are the nearest integers."""
-    said = made_by.get("weights")
-    return said if isinstance(said, str) and said in DOREFAS else None
+    """The scheme of the weights in a strategy's `made_by`: a name in DOREFAS, or None for the nearest integers."""
+    scheme = made_by.get("weights")
+    return scheme if isinstance(scheme, str) and scheme in DOREFAS else None

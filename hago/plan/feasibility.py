@@ -1,4 +1,12 @@
-"""Signatures at a node: which groups of bits decide what it reads and writes, and what its signatures take of them."""
+"""Feasibility: which points of a space some signature of every node takes, and the nearest point that is feasible.
+
+A chip may multiply 16 bits by 4 and 8 by 8, and not 16 by 8; one that reads 4 bits may write 4 only. Each choice of a
+group then requires some of another's. In order: the groups of bits that decide what a node reads and writes, and what
+its signatures take of them; whether anything can be infeasible at all (`may_refuse`); the nearest feasible point
+(`nearest_feasible`); and points that between them hold every feasible choice of every group (`ChoicePoints`), by which
+`search.prepare` prunes the space and losses and costs are tabulated. Whether a point is feasible is decided by the
+Resolver alone: it gives a Plan or raises InfeasibleBits.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +27,20 @@ from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Group, Space
 from hago.plan.topology import fitting_descs, weight_only_descs
 
-#: Mixtures of dtypes that a node may be given, of which each is looked at.
-_MIXED: Final = 256
+#: Combinations of operand dtypes of one node that are checked one by one, at most.
+_COMBINATIONS: Final = 256
+#: Points that are tried to find a feasible one, for every group.
+FEASIBILITY_ATTEMPTS: Final = 16
+#: The distance of one bit more than asked; bits fewer count by the squared error that they are expected to add.
+_MORE: Final = 1e-12
+
+
+# ---------------------------------------------------------------- the groups and signatures of a node
 
 
 def feeding(resolver: Resolver, edge: Edge) -> str | None:
-    """The group whose bits arrive on an edge, past nodes that hand values on; None where there is none."""
+    """The group whose bits arrive on an edge, traced back past nodes that pass integers through; None where no group
+    decides them."""
     graph = resolver.graph
     while True:
         key = resolver.group_of.get(edge)
@@ -39,7 +55,7 @@ def feeding(resolver: Resolver, edge: Edge) -> str | None:
 
 
 def groups_at(resolver: Resolver, name: str) -> list[str]:
-    """The groups that decide in which dtypes a node reads and writes."""
+    """The groups that decide the dtypes that a node reads and writes; for a float node, that of its weight."""
     if name == OUTPUT:
         return []
     node, topology = resolver.graph[name], resolver.topology
@@ -51,7 +67,7 @@ def groups_at(resolver: Resolver, name: str) -> list[str]:
 
 
 def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
-    """How many bits a signature of an integer node can take at most, for each of the groups at it."""
+    """The most bits that a signature of an integer node takes of each group at the node."""
     node, most = resolver.graph[name], dict[str, int]()
     form = resolver.ops[node.op].integer
     for edge in node.edges:
@@ -65,13 +81,13 @@ def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
 
 
 def descs_at(resolver: Resolver, name: str) -> tuple[OpDesc, ...]:
-    """The signatures that a node may take as it is: in integers, or in float with its weight as integers."""
+    """The signatures that a node may have in this topology: integer ones, or float ones with an integer weight."""
     descs = fitting_descs if resolver.topology.nodes[name] else weight_only_descs
     return descs(resolver.graph, resolver.graph[name], resolver.hardware, resolver.ops)
 
 
 def classes(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
-    """A group's choices, cut where they need another dtype."""
+    """A group's choices, split into runs that every signature holds in the same dtypes; the most bits first."""
     widths: set[int] = set()
     for edge in group.edges:
         if edge.dst != OUTPUT:
@@ -79,37 +95,37 @@ def classes(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
     node, _, slot = group.key.rpartition(":")
     if slot == "out":
         widths |= {d.out_dtype.bits for d in descs_at(resolver, node)}
-    found: dict[int, list[int]] = {}
+    by_dtypes: dict[int, list[int]] = {}
     for bits in group.choices:
-        found.setdefault(sum(w >= bits for w in widths), []).append(bits)
-    return [tuple(c) for c in found.values()]
+        by_dtypes.setdefault(sum(w >= bits for w in widths), []).append(bits)
+    return [tuple(c) for c in by_dtypes.values()]
 
 
-# ---------------------------------------------------------------- whether anything can be refused
+# ---------------------------------------------------------------- whether any point can be infeasible
 def may_refuse(resolver: Resolver) -> bool:
-    """Whether some point may fit no signature. It is judged by signatures alone, so there may be none where it says so;
-    where it says no there is none."""
+    """Whether some point may be infeasible. False is certain. True is not: signatures are compared pair by pair of
+    neighbours, without resolving a point."""
     return any(not _takes_all(resolver, node) for node in resolver.graph if resolver.topology.nodes[node.name])
 
 
 def _takes_all(resolver: Resolver, node: Node) -> bool:
-    """Whether whatever an integer node may be given is held by some signature that takes all bits."""
+    """Whether an integer node has a signature for whatever dtypes its producers emit and whatever bits it may have."""
     form = resolver.ops[node.op].integer
     assert form is not None
     wide = [d for d in descs_at(resolver, node.name) if _takes_all_bits(resolver, node, d)]
-    given = _given(resolver, node, form)
-    every = [{slot: dtype} for slot, dtypes in given.items() for dtype in dtypes]
-    if any(all(_takes(d, form, one) for one in every) for d in wide):
-        return True  # however many operands there are: slots are looked at one by one
-    if math.prod(map(len, given.values())) > _MIXED:
+    emitted = _emitted_dtypes(resolver, node, form)
+    single_operands = [{slot: dtype} for slot, dtypes in emitted.items() for dtype in dtypes]
+    if any(all(_takes(d, form, operand) for operand in single_operands) for d in wide):
+        return True  # one signature takes every dtype at every slot, so it takes all combinations
+    if math.prod(map(len, emitted.values())) > _COMBINATIONS:
         return False
-    mixtures = (dict(zip(given, dtypes, strict=True)) for dtypes in itertools.product(*given.values()))
-    return all(any(_takes(d, form, mixture) for d in wide) for mixture in mixtures)
+    combinations = (dict(zip(emitted, dtypes, strict=True)) for dtypes in itertools.product(*emitted.values()))
+    return all(any(_takes(d, form, combination) for d in wide) for combination in combinations)
 
 
-def _takes(desc: OpDesc, form: IntegerForm, given: Mapping[int, DType]) -> bool:
+def _takes(desc: OpDesc, form: IntegerForm, dtypes: Mapping[int, DType]) -> bool:
     """Whether a signature takes operands in these dtypes, by slot; see `Operands.holds`."""
-    for slot, dtype in given.items():
+    for slot, dtype in dtypes.items():
         own = desc.in_dtype(slot)
         if form.slot(slot) == "common":
             if desc.requantize_at == "edge" and own.bits != dtype.bits:
@@ -120,6 +136,7 @@ def _takes(desc: OpDesc, form: IntegerForm, given: Mapping[int, DType]) -> bool:
 
 
 def _takes_all_bits(resolver: Resolver, node: Node, desc: OpDesc) -> bool:
+    """Whether a signature takes the most bits of every group of the node."""
     groups = resolver.space.groups
     own = [(groups[str(e)], desc.in_dtype(e.slot)) for e in node.edges if str(e) in groups]
     if desc.fixed_out is None and f"{node.name}:out" in groups:
@@ -127,134 +144,132 @@ def _takes_all_bits(resolver: Resolver, node: Node, desc: OpDesc) -> bool:
     return all(group.choices[0] <= dtype.bits for group, dtype in own)
 
 
-def _given(resolver: Resolver, node: Node, form: IntegerForm) -> dict[int, set[DType]]:
-    """By slot, the dtypes in which integers without bits of their own may come."""
-    found = {}
+def _emitted_dtypes(resolver: Resolver, node: Node, form: IntegerForm) -> dict[int, set[DType]]:
+    """By slot, the dtypes that a producer may emit; only of operands that have no bits of their own to choose."""
+    emitted = {}
     for edge in node.edges:
         source = resolver.graph.source(edge)
-        alone = str(edge) not in resolver.space.groups and form.slot(edge.slot) not in ("bias", "plain")
-        if alone and resolver.topology.nodes.get(source):
-            found[edge.slot] = {d.out_dtype for d in descs_at(resolver, source)}
-    return found
+        has_no_bits = str(edge) not in resolver.space.groups and form.slot(edge.slot) not in ("bias", "plain")
+        if has_no_bits and resolver.topology.nodes.get(source):
+            emitted[edge.slot] = {d.out_dtype for d in descs_at(resolver, source)}
+    return emitted
 
 
-# ---------------------------------------------------------------- fitting
-# Fitting: points that fit the hardware, where not all bits go together.
-# A chip may take 16 bits by 4 and 8 by 8, and not 16 by 8; one that reads 4 bits may give 4 only. Each choice of a
-# group then needs some of another's. What does fit is asked of the Resolver, which alone decides.
-
-#: Points that are tried for one that fits, for every group.
-FEASIBILITY_ATTEMPTS: Final = 16
-#: What a bit more than asked weighs beside the loss that bits fewer are expected to cause.
-_MORE: Final = 1e-12
-
-
+# ---------------------------------------------------------------- the nearest feasible point
 class FeasiblePoint(NamedTuple):
-    """A point that fits, and its Plan."""
+    """A feasible point and its Plan."""
 
     bits: dict[str, int]
     plan: Plan
 
 
 def nearest_feasible(
-    resolver: Resolver, bits: Bits, held: Collection[str] = (), *, fewer: bool = False
+    resolver: Resolver, bits: Bits, fixed: Collection[str] = (), *, fewer: bool = False
 ) -> FeasiblePoint | None:
-    """The nearest point that fits: where bits must be fewer, those that lose the least; None where none is found.
+    """The feasible point nearest to `bits`, by a best-first search of bounded length; None where none is found. Bits
+    that must be fewer cost the squared error that they are expected to add, so that the least is lost.
 
     Args:
-        held: groups that keep their bits.
-        fewer: whether no group may have more bits than it has here.
+        fixed: groups that keep their bits.
+        fewer: whether no group may have more bits than in `bits`.
     """
-    made = plan_or_refusal(resolver, bits)
-    return (
-        FeasiblePoint(dict(bits), made) if isinstance(made, Plan) else _Fitting(resolver, bits, held, fewer).found(made)
-    )
+    outcome = plan_or_refusal(resolver, bits)
+    if isinstance(outcome, Plan):
+        return FeasiblePoint(dict(bits), outcome)
+    return _FeasibleSearch(resolver, bits, fixed, fewer).run(outcome)
 
 
-class _Fitting:
-    """A search from one point, along the graph: what a node refuses gets the bits that one of its signatures takes, or,
-    where it has such bits, another dtype at the node or behind it."""
+class _FeasibleSearch:
+    """A best-first search for the feasible point nearest to one point; lives for one call of `nearest_feasible`.
 
-    def __init__(self, resolver: Resolver, bits: Bits, held: Collection[str], fewer: bool) -> None:
-        self.resolver, self.bits, self.held, self.fewer = resolver, bits, held, fewer
+    From a point that a node refuses it goes to the points at which the groups at that node have the bits of one of its
+    signatures, or the next dtype.
+    """
+
+    def __init__(self, resolver: Resolver, bits: Bits, fixed: Collection[str], fewer: bool) -> None:
+        self.resolver, self.bits, self.fixed, self.fewer = resolver, bits, fixed, fewer
         self._classes: dict[str, list[tuple[int, ...]]] = {}
 
-    def found(self, error: InfeasibleBits) -> FeasiblePoint | None:
-        """The nearest point that fits.
+    def run(self, error: InfeasibleBits) -> FeasiblePoint | None:
+        """Search until a point is feasible; None where none is found.
 
         Args:
-            error: why the first one does not.
+            error: why the point to start from is infeasible.
         """
-        place = {node.name: i for i, node in enumerate(self.resolver.graph)}
+        position = {node.name: i for i, node in enumerate(self.resolver.graph)}
         order, point, seen = itertools.count(), dict(self.bits), {tuple(self.bits.values())}
-        waiting: list[tuple[int, float, int, dict[str, int]]] = []
+        queue: list[tuple[int, float, int, dict[str, int]]] = []
         for _ in range(FEASIBILITY_ATTEMPTS * (1 + len(self.bits))):
-            for other in self._others(point, error.node):
-                if (key := tuple(other.values())) not in seen:
+            for candidate in self._candidates(point, error.node):
+                if (key := tuple(candidate.values())) not in seen:
                     seen.add(key)
-                    # those first that came furthest through the graph
-                    heapq.heappush(waiting, (-place[error.node], self._distance(other), next(order), other))
-            if not waiting:
+                    # first the points that are feasible up to the latest node
+                    heapq.heappush(queue, (-position[error.node], self._distance(candidate), next(order), candidate))
+            if not queue:
                 return None
-            point = heapq.heappop(waiting)[-1]
-            made = plan_or_refusal(self.resolver, point)
-            if isinstance(made, Plan):
-                return FeasiblePoint(point, made)
-            error = made
+            point = heapq.heappop(queue)[-1]
+            outcome = plan_or_refusal(self.resolver, point)
+            if isinstance(outcome, Plan):
+                return FeasiblePoint(point, outcome)
+            error = outcome
         return None
 
-    def _others(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
-        """Points at which the node may run."""
-        able = False
+    def _candidates(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
+        """Points at which a node that refused `point` may have a signature."""
+        any_signature = False
         for desc in descs_at(self.resolver, node):
             most = most_bits(self.resolver, node, desc)
             over = [k for k, limit in most.items() if point[k] > limit]
-            if not any(k in self.held for k in over):
-                able = True
-                fewer = {k: self._at_most(k, most[k]) for k in over}
-                if fewer and None not in fewer.values():
-                    yield {**point, **{k: b for k, b in fewer.items() if b is not None}}
-        if able:
-            yield from self._steps(point, node)
+            if not any(k in self.fixed for k in over):
+                any_signature = True
+                lowered = {k: self._at_most(k, most[k]) for k in over}
+                if lowered and None not in lowered.values():
+                    yield {**point, **{k: b for k, b in lowered.items() if b is not None}}
+        if any_signature:
+            yield from self._other_dtypes(point, node)
 
     def _at_most(self, key: str, limit: int) -> int | None:
+        """The most bits of a group that are at most `limit`; None where it has none."""
         return next((b for b in self.resolver.space.groups[key].choices if b <= limit), None)
 
-    def _steps(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
-        for key in self._groups_behind(node):
-            listed = self._classes_of(key)
-            at = next(i for i, c in enumerate(listed) if point[key] in c)
+    def _other_dtypes(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
+        """Points at which one group at the node, or at its producers, needs the next wider or narrower dtype."""
+        for key in self._groups_upstream(node):
+            runs = self._classes_of(key)
+            index = next(i for i, c in enumerate(runs) if point[key] in c)
             for step in (1, -1):
-                if 0 <= at + step < len(listed):
-                    bits = self._nearest(key, listed[at + step])
+                if 0 <= index + step < len(runs):
+                    bits = self._nearest(key, runs[index + step])
                     if not (self.fewer and bits > self.bits[key]):
                         yield {**point, key: bits}
 
-    def _groups_behind(self, node: str) -> list[str]:
-        """The groups at a node, and those at the nodes that give it what it reads."""
-        found = dict.fromkeys(groups_at(self.resolver, node))
-        for key in list(found):
+    def _groups_upstream(self, node: str) -> list[str]:
+        """The groups at a node and at the nodes that requantize what it reads, those aside that keep their bits."""
+        keys = dict.fromkeys(groups_at(self.resolver, node))
+        for key in list(keys):
             name, _, slot = key.rpartition(":")
             if slot == "out" and name != node:
-                found |= dict.fromkeys(groups_at(self.resolver, name))
+                keys |= dict.fromkeys(groups_at(self.resolver, name))
         groups = self.resolver.space.groups
-        return [k for k in found if k in groups and k not in self.held and not groups[k].is_kind]
+        return [k for k in keys if k in groups and k not in self.fixed and not groups[k].is_kind]
 
     def _classes_of(self, key: str) -> list[tuple[int, ...]]:
         if key not in self._classes:
             self._classes[key] = classes(self.resolver, self.resolver.space.groups[key])
         return self._classes[key]
 
-    def _nearest(self, key: str, alike: tuple[int, ...]) -> int:
-        return min(max(self.bits[key], alike[-1]), alike[0])
+    def _nearest(self, key: str, run: tuple[int, ...]) -> int:
+        """Of a run of choices, the one nearest to the group's bits at the start."""
+        return min(max(self.bits[key], run[-1]), run[0])
 
     def _distance(self, point: Bits) -> float:
+        """How far a point is from the start: the squared error that fewer bits add, and next to nothing for more."""
         pairs = [(bits, self.bits[key]) for key, bits in point.items()]
         return sum(4.0**-b - 4.0**-a if b < a else _MORE * (b - a) for b, a in pairs)
 
 
 def plan_or_refusal(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
-    """The Plan of a point, or the error of the first node that has no signature for its bits."""
+    """The Plan of a point, or the error of the first node that has no signature for the point's bits."""
     try:
         return resolver(bits)
     except InfeasibleBits as error:
@@ -264,37 +279,35 @@ def plan_or_refusal(resolver: Resolver, bits: Bits) -> Plan | InfeasibleBits:
 
 
 def widest_feasible(resolver: Resolver) -> FeasiblePoint:
-    """The most bits that fit.
+    """The feasible point nearest to the most bits everywhere.
 
     Raises:
-        InfeasibleBits: no bits were found to fit.
+        InfeasibleBits: no feasible point was found.
     """
     widest = resolver.space.widest()
-    found = nearest_feasible(resolver, widest, fewer=True)
-    if found is None:
+    point = nearest_feasible(resolver, widest, fewer=True)
+    if point is None:
         raise InfeasibleBits(
             f"no bits were found that fit every node of the network on {resolver.hardware.name}; at the most, "
             f"{plan_or_refusal(resolver, widest)}. Fix fewer bits (fix_bits), keep nodes float (keep_float), or list "
             "signatures whose dtypes neighbours share"
         )
-    return found
+    return point
 
 
-# ---------------------------------------------------------------- levels
-# Levels: points in which every group has each of its choices, for whatever is read off Plans choice by choice.
-
-
-def choice_level(space: Space, rung: int) -> dict[str, int]:
-    """Every group at its `rung`-th choice, or at its last where it has fewer; all nodes integer."""
-    return {key: g.choices[0 if g.is_kind else min(rung, len(g.choices) - 1)] for key, g in space.groups.items()}
+# ---------------------------------------------------------------- feasible points for every choice
+def choice_level(space: Space, index: int) -> dict[str, int]:
+    """The point with every group at its choice number `index`, the most bits being number 0, or at its last where it
+    has fewer; all nodes integer."""
+    return {key: g.choices[0 if g.is_kind else min(index, len(g.choices) - 1)] for key, g in space.groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ChoicePoint:
-    """A point that fits.
+    """A feasible point, and the groups whose choice it stands for.
 
     Args:
-        keys: the groups that are to be looked at in it: each has one of its choices in some point.
+        keys: groups that have in it the choice that `ChoicePoints.of` was asked for.
     """
 
     bits: Bits
@@ -303,73 +316,79 @@ class ChoicePoint:
 
 
 class ChoicePoints:
-    """Points that have every group at its `rung`-th choice: one for each rung, and more where these bits do not go
-    together."""
+    """Feasible points that between them hold every feasible choice of every group.
+
+    Made by whatever tabulates losses, costs or thresholds choice by choice, which reads each group's figures off the
+    Plan of the point that stands for it. For choice number `index` of all groups it is one point where these choices
+    are feasible together, and several where they are not.
+    """
 
     def __init__(self, resolver: Resolver) -> None:
         self.resolver = resolver
-        self._found: list[list[ChoicePoint]] = []
+        self._points_by_index: list[list[ChoicePoint]] = []
 
     @property
     def count(self) -> int:
-        """Rungs of the group with the most choices."""
+        """The number of choices of the group with the most."""
         return max((len(g.choices) for g in self.resolver.space.groups.values()), default=0)
 
-    def of(self, rung: int) -> list[ChoicePoint]:
-        """The points of a rung. A group is in none of them where no point fits that has its choice."""
-        while len(self._found) <= rung:
-            self._found.append(self._points(len(self._found)))
-        return self._found[rung]
+    def of(self, index: int) -> list[ChoicePoint]:
+        """The points for choice number `index`. A group is in the keys of none where no feasible point with its choice
+        is found."""
+        while len(self._points_by_index) <= index:
+            self._points_by_index.append(self._points(len(self._points_by_index)))
+        return self._points_by_index[index]
 
-    def plan(self, rung: int, key: str) -> Plan:
-        """The Plan to look at a group in.
+    def plan(self, index: int, key: str) -> Plan:
+        """The Plan that stands for choice number `index` of a group.
 
         Raises:
-            InfeasibleBits: no point that fits has its choice.
+            InfeasibleBits: no feasible point has that choice.
         """
-        for shown in self.of(rung):
-            if key in shown.keys:
-                return shown.plan
-        bits = choice_level(self.resolver.space, rung)[key]
+        for choice_point in self.of(index):
+            if key in choice_point.keys:
+                return choice_point.plan
+        bits = choice_level(self.resolver.space, index)[key]
         raise InfeasibleBits(f"{bits} bits for edge {key!r} fit no signature, whatever the others have")
 
-    def _points(self, rung: int) -> list[ChoicePoint]:
-        groups, wanted, found = self.resolver.space.groups, choice_level(self.resolver.space, rung), list[ChoicePoint]()
-        left = [k for k, g in groups.items() if rung < len(g.choices) and not g.is_kind]
+    def _points(self, index: int) -> list[ChoicePoint]:
+        groups, choices = self.resolver.space.groups, choice_level(self.resolver.space, index)
+        points: list[ChoicePoint] = []
+        missing = [k for k, g in groups.items() if index < len(g.choices) and not g.is_kind]
 
-        def look(held: Collection[str]) -> None:
-            nonlocal left
-            point = nearest_feasible(self.resolver, wanted, held)
+        def add_point(fixed: Collection[str]) -> None:
+            nonlocal missing
+            point = nearest_feasible(self.resolver, choices, fixed)
             if point is not None:
-                keys = frozenset(k for k in left if point.bits[k] == wanted[k])
-                found.append(ChoicePoint(*point, keys))
-                left = [k for k in left if k not in keys]
+                keys = frozenset(k for k in missing if point.bits[k] == choices[k])
+                points.append(ChoicePoint(*point, keys))
+                missing = [k for k in missing if k not in keys]
 
-        look(())
-        if left:
-            look(left)
-        while left:
-            key = left[0]
-            look([key])
-            left = [k for k in left if k != key]
-        return found
+        add_point(())
+        if missing:
+            add_point(missing)
+        while missing:
+            key = missing[0]
+            add_point([key])
+            missing = [k for k in missing if k != key]
+        return points
 
 
 def prune_infeasible_choices(resolver: Resolver) -> Space:
-    """The space without choices that no point has that fits.
+    """The space without the choices for which no feasible point was found. Called by `search.prepare` once per search.
 
     Raises:
-        InfeasibleBits: no point fits.
+        InfeasibleBits: no feasible point was found.
     """
     space = resolver.space
     if not may_refuse(resolver):
         return space
     widest_feasible(resolver)
-    levels = ChoicePoints(resolver)
+    points = ChoicePoints(resolver)
     kept: dict[str, dict[int, None]] = {key: {} for key in space.groups}
-    for rung in range(levels.count):
-        for shown in levels.of(rung):
-            for key in shown.keys:
-                kept[key][shown.bits[key]] = None
+    for index in range(points.count):
+        for choice_point in points.of(index):
+            for key in choice_point.keys:
+                kept[key][choice_point.bits[key]] = None
     groups = {k: g if g.is_kind else replace(g, choices=tuple(kept[k])) for k, g in space.groups.items()}
     return space if groups == space.groups else Space(groups)

@@ -1,8 +1,7 @@
-"""Fusion: a clamp whose every reader requantizes becomes part of their clipping.
+"""Fusion of clamps into the clipping of their readers, where every reader requantizes.
 
-`round(clamp(c) * m)` is monotone in c, so it equals `round(c * m)` clamped to the images of the
-limits: the same integers, one pass over memory less. Only the simulator uses it; with `on_value`
-it does not, so that every node's value is still to be seen.
+`round(clamp(c) * m)` is monotone in c, so it equals `round(c * m)` clamped to the images of the limits: the same
+integers, with one pass over memory less. Only the simulator fuses, and not where the caller watches values.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from hago.plan.plan import NodePlan, Plan
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Nodes that need not be computed, and the narrower SimQs of their readers."""
+    """The result of `fuse_clamps`: nodes that need not be computed, and the SimQs of their readers' edges with narrower
+    clipping."""
 
     skipped: frozenset[str]
     simqs: Mapping[Edge, SimQ]
 
 
 def fuse_clamps(plan: Plan) -> Fused:
-    """Every relu, relu6 and clamp that its readers' clipping can stand for."""
+    """Fuse every relu, relu6 and clamp that the clipping of its readers can replace."""
     skipped: set[str] = set()
     simqs: dict[Edge, SimQ] = {}
     for name, node in plan.nodes.items():
@@ -36,10 +36,10 @@ def fuse_clamps(plan: Plan) -> Fused:
         edges = plan.graph.out_edges[name]
         if form is None or form.limits is None or node.simqs[0] is not None or node.out_simq is not None:
             continue
-        made = {e: _narrowed(plan, e, node, form.limits(node.attrs)) for e in edges if e.dst != OUTPUT}
-        if len(made) == len(edges) and all(s is not None for s in made.values()):
+        narrowed = {e: _narrowed(plan, e, node, form.limits(node.attrs)) for e in edges if e.dst != OUTPUT}
+        if len(narrowed) == len(edges) and all(s is not None for s in narrowed.values()):
             skipped.add(name)
-            simqs.update({e: s for e, s in made.items() if s is not None})
+            simqs.update({e: s for e, s in narrowed.items() if s is not None})
     shared: dict[tuple[object, ...], QParams] = {}
     return Fused(frozenset(skipped), {e: _share(s, shared) for e, s in simqs.items()})
 

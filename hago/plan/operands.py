@@ -1,4 +1,7 @@
-"""Operands: the qparams that every operand of an integer node must arrive in, by the kind of its slot."""
+"""The qparams of every operand of an integer node, by the kind of its slot.
+
+A `NodeBuilder` makes one `Operands` per node plan; it asks the ThresholdSource of its Resolver for the ranges.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ COMMON_FRACTION_BITS: Final = 15
 
 
 class ThresholdSource(Protocol):
-    """Where thresholds come from: an estimator over statistics, or a stored strategy."""
+    """A source of thresholds, e.g. an estimator over statistics or a stored strategy; see `plan.thresholds`."""
 
     def signed(self, key: str, source: str) -> bool:
         """Whether values of node `source` were ever negative."""
@@ -35,7 +38,7 @@ class ThresholdSource(Protocol):
 
 
 class OperandContext(Protocol):
-    """What a builder needs of the Resolver that it works for."""
+    """The part of a Resolver that a NodeBuilder uses."""
 
     graph: Graph
     hardware: Hardware
@@ -53,9 +56,9 @@ class Operands:
     """The operands of one node; lives while its plan is built.
 
     Args:
-        bits: of each in-edge; None where it has none to choose.
-        sources: qparams of each producer; None where it is real.
-        thresholds: every threshold asked for so far, by group key.
+        bits: bits of each in-edge; None where the edge has no choice of bits.
+        sources: qparams of each producer; None where its value is real.
+        thresholds: the thresholds asked for so far, by group key.
         raised: channels of the weight whose scale was raised so that the bias fits; see `targets`.
     """
 
@@ -96,7 +99,8 @@ class Operands:
         return all(q.dtype == desc.in_dtype(s) for s, q in stored if self.form.slot(s) in ("own", "follow"))
 
     def signs_fit(self, desc: OpDesc) -> bool:
-        """Whether what a signature stores without a sign is never negative, and what follows is stored as it was."""
+        """Whether operands that a signature stores unsigned are never negative, and `follow` operands keep their
+        dtype."""
         if not all(self._sign_fits(slot, desc) for slot in range(len(self.sources))):
             return False
         if desc.out_dtype.signed or desc.requantize_at == "edge" or desc.fixed_out is not None:
@@ -114,7 +118,7 @@ class Operands:
         return self.bits[slot] is None or not self._signed(slot)
 
     def targets(self, desc: OpDesc) -> list[QParams | None]:
-        """The qparams that every operand must arrive in; None for operands that stay as they are."""
+        """The qparams that each operand is requantized to; None for operands that are read as they are."""
         found: list[QParams | None] = []
         for slot in range(len(self.node.inputs)):
             kind = self.form.slot(slot)

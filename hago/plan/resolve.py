@@ -1,7 +1,14 @@
-"""Weight only: the weight of a node that computes in float, as integers at its bits.
+"""Resolve bits and thresholds to a Plan, node by node in the order of the graph.
 
-Nothing of it can overflow, and nothing is requantized: `float32(c) * float32(scale)` is what the node reads, in the
-simulator, the integer model and an ONNX file alike.
+A `Resolver` is made once per search (by `search.prepare`), per replay of a strategy and per cost report, and called
+with the bits of each point: it gives a `Plan`, or raises InfeasibleBits. For every integer node it makes a
+`NodeBuilder`, which selects the signature, gives every operand its qparams (`operands`), bounds the accumulator
+(`accumulators`) and requantizes the output where the signature says so. A node that computes in float may have its
+weight stored as integers (weight only): `stored_weight`. Nothing of such a node can overflow and nothing is
+requantized: it reads `float32(c) * float32(scale)`, in the simulator, the integer model and an ONNX file alike.
+
+A node's plan depends on the bits of its groups and the qparams of its producers, and is remembered by these. So a
+point that differs from an earlier one in one edge costs only the nodes that the edge reaches.
 """
 
 from __future__ import annotations
@@ -28,50 +35,27 @@ from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
 from hago.plan.topology import Topology, analyze, escape, fitting_descs, weight_only_descs
 
+#: Node plans, and bytes of integer constants, that the Resolvers of one graph remember.
+MEMORY: Final = 1 << 16
+CONST_BYTES: Final = 1 << 30
+#: Topologies whose Resolver is kept, in a space where nodes may turn float.
+TOPOLOGIES: Final = 256
 
-def stored_weight(owner: OperandContext, node: Node, edge: Edge, bits: int) -> StoredWeight:
-    """A weight at its bits, in the first signature that holds them; of those that differ in the sign only, the
-    first that holds its values.
-
-    Args:
-        edge: on which the node reads it.
-
-    Raises:
-        InfeasibleBits: no signature holds the bits.
-    """
-    descs = weight_only_descs(owner.graph, node, owner.hardware, owner.ops)
-    holding = [d for d in descs if bits <= d.in_dtype(edge.slot).bits]
-    if not holding:
-        raise InfeasibleBits(
-            f"no signature of {owner.hardware.name} holds {bits} bits for edge {str(edge)!r}; it has "
-            f"{'; '.join(map(str, descs))}",
-            node.name,
-        )
-    form, source = owner.ops[node.op].integer, node.inputs[edge.slot]
-    assert form is not None
-    twins = [d for d in holding if d.widths == holding[0].widths]
-    signed = owner.thresholds.signed(str(edge), source)
-    desc = next((d for d in twins if d.in_dtype(edge.slot).signed or not signed), holding[0])
-    real = [None] * len(node.inputs)
-    operands = Operands(owner, node, form, real, real)
-    qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot))
-    return StoredWeight(desc, qparams, owner.const(source, qparams), operands.thresholds[str(edge)])
+#: Gives the centered integers of a constant at its qparams; None for those that are rounded to the nearest.
+Constants = Callable[[str, QParams], Tensor | None]
 
 
-# ---------------------------------------------------------------- node builder
-# NodeBuilder: the plan of one integer node, from the bits of its operands and their producers.
-# In order: choose the signature, give every operand its qparams (`operands`), derive the accumulator, bound it
-# (`bounds`), and requantize at the output where the signature says so.
-
-
+# ---------------------------------------------------------------- one integer node
 class NodeBuilder:
-    """Builds the plan of one node; lives for one call of `build`.
+    """Builds the plan of one integer node. A Resolver makes one for every node plan that it does not remember, and
+    calls `build` once.
 
     Args:
-        bits: of each in-edge; None where it has none to choose.
-        out_bits: of the output, where the node may requantize it.
-        sources: qparams of each producer; None where it is real.
-        magnitudes: the largest |c| of each producer.
+        owner: the Resolver.
+        bits: bits of each in-edge; None where the edge has no choice of bits.
+        out_bits: bits of the output, where the node requantizes it.
+        sources: qparams of each producer; None where its value is real.
+        magnitudes: the largest |c| of each producer, c being its centered integers.
     """
 
     def __init__(
@@ -92,15 +76,15 @@ class NodeBuilder:
         self.desc = self._select()
 
     def build(self) -> NodePlan:
-        """The node's plan.
+        """Build the node's plan.
 
         Raises:
             InfeasibleBits: no signature holds the bits of operands and output.
         """
         targets = self.operands.targets(self.desc)
         simqs = tuple(self._simq(slot, t) for slot, t in enumerate(targets))
-        made = self._requantized()
-        site = Site(tuple(targets), made, self.owner.hardware.requantize)
+        output = self._output_qparams()
+        site = Site(tuple(targets), output, self.owner.hardware.requantize)
         consts = {
             s: self.owner.const(self.node.inputs[s], t)
             for s, t in enumerate(targets)
@@ -110,9 +94,9 @@ class NodeBuilder:
         attrs = self.form.integer_attrs(self.node.attrs, site)
         bounds = Bounds(self.owner.graph, self.node, self.form, attrs, targets, consts, self._limits(targets))
         bound = bounds.centered()
-        out = register if made is None else made
+        out = register if output is None else output
         table = self._table(targets[0], out) if self.form.table else None
-        out_simq = None if made is None or table is not None else SimQ(register, out)
+        out_simq = None if output is None or table is not None else SimQ(register, out)
         return NodePlan(
             desc=self.desc,
             attrs=attrs,
@@ -128,7 +112,7 @@ class NodeBuilder:
             parts=bounds.parts(),
             table=table,
             thresholds=self.operands.thresholds,
-            saturated_biases=self._saturated(targets),
+            saturated_biases=self._saturated_biases(targets),
             digest=self._digest(simqs, out_simq, out),
             pairs=self._pairs(targets, consts),
             additions=additions_of(self.owner.ops[self.node.op], attrs, self.desc.register, bound),
@@ -138,16 +122,16 @@ class NodeBuilder:
     # ------------------------------------------------------------ signature
     def _select(self) -> OpDesc:
         descs = fitting_descs(self.owner.graph, self.node, self.owner.hardware, self.owner.ops)
-        holding = [d for d in descs if self._holds(d)]
-        # values move on in the dtype that they have, where a signature takes that
-        holding = [d for d in holding if self.operands.reads_as_stored(d)] or holding
-        if holding:
-            # of signatures that differ in signs only, the first whose unsigned sides meet no negative value
-            twins = [d for d in holding if d.widths == holding[0].widths]
-            return next((d for d in twins if self.operands.signs_fit(d)), holding[0])
+        feasible = [d for d in descs if self._holds(d)]
+        # values keep the dtype that they are stored in where a signature takes it
+        feasible = [d for d in feasible if self.operands.reads_as_stored(d)] or feasible
+        if feasible:
+            # of signatures that differ in signs only, the first whose unsigned operands are never negative
+            same_widths = [d for d in feasible if d.widths == feasible[0].widths]
+            return next((d for d in same_widths if self.operands.signs_fit(d)), feasible[0])
         operands = zip(self.node.inputs, self.bits, self.sources, strict=True)
-        given = {name: q.dtype.name if b is None and q is not None else b for name, b, q in operands}
-        asked = {name: what for name, what in given.items() if what is not None}
+        formats = {name: q.dtype.name if b is None and q is not None else b for name, b, q in operands}
+        asked = {name: bits_or_dtype for name, bits_or_dtype in formats.items() if bits_or_dtype is not None}
         out = "" if self.out_bits is None else f" and {self.out_bits} of its output"
         raise InfeasibleBits(
             f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "
@@ -156,9 +140,9 @@ class NodeBuilder:
         )
 
     def _holds(self, desc: OpDesc) -> bool:
-        """Whether a signature can take every operand with its bits, and give the output with its."""
-        chosen = desc.requantize_at == "output" and desc.fixed_out is None
-        if chosen and self.out_bits is not None and self.out_bits > desc.out_dtype.bits:
+        """Whether a signature holds the bits of every operand and of the output."""
+        output_has_bits = desc.requantize_at == "output" and desc.fixed_out is None
+        if output_has_bits and self.out_bits is not None and self.out_bits > desc.out_dtype.bits:
             return False
         return all(self.operands.holds(desc, slot) for slot in range(len(self.node.inputs)))
 
@@ -167,8 +151,8 @@ class NodeBuilder:
         return None if source is target else SimQ(source, target)
 
     # ------------------------------------------------------------ output
-    def _requantized(self) -> QParams | None:
-        """The output's own qparams; None where the node emits its accumulator."""
+    def _output_qparams(self) -> QParams | None:
+        """The qparams that the output is requantized to; None where the node emits its accumulator."""
         fixed = self.operands.fixed(self.desc)
         if fixed is not None:
             return fixed
@@ -186,7 +170,7 @@ class NodeBuilder:
         return apply_simq(real, SimQ(None, target), self.owner.hardware.requantize).to(torch.int64)
 
     def _limits(self, targets: Sequence[QParams | None]) -> list[float]:
-        """The largest |c| that each operand can hold: what its clipping, or its producer, lets through."""
+        """The largest |c| of each operand: bounded by its clipping, and by its producer where nothing is clipped."""
         limits = []
         for target, source, magnitude in zip(targets, self.sources, self.magnitudes, strict=True):
             clip = 0.0 if target is None else largest_centered(target)
@@ -200,8 +184,8 @@ class NodeBuilder:
         shapes = [self.owner.graph[s].shape or () for s in self.node.inputs]
         return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)
 
-    def _saturated(self, targets: Sequence[QParams | None]) -> int:
-        """Bias entries beyond their slot."""
+    def _saturated_biases(self, targets: Sequence[QParams | None]) -> int:
+        """How many entries of constant biases exceed the integers of their slot."""
         count = 0
         for slot, target in enumerate(targets):
             if target is not None and self.form.slot(slot) == "bias" and self.operands.is_const(slot):
@@ -211,37 +195,55 @@ class NodeBuilder:
 
     def _digest(self, simqs: Sequence[SimQ | None], out_simq: SimQ | None, out: QParams) -> bytes:
         parts = [simq.key if simq else None for simq in simqs]
-        said = (str(self.desc), self.desc.form, parts, out_simq.key if out_simq else None, out.key)
-        return hashlib.sha256(repr(said).encode()).digest()
+        identity = (str(self.desc), self.desc.form, parts, out_simq.key if out_simq else None, out.key)
+        return hashlib.sha256(repr(identity).encode()).digest()
 
 
-# ---------------------------------------------------------------- resolve
-# resolve: bits and thresholds to a Plan, node by node in order.
-# A Resolver lives for one search. It remembers node plans by what they depend on (the bits of their groups and the
-# qparams of their producers), so a point that differs in one edge costs only the nodes that feel it. Its memory is
-# bounded: `MEMORY` node plans and `CONST_BYTES` of integers.
+# ---------------------------------------------------------------- the weight of a float node
+def stored_weight(owner: OperandContext, node: Node, edge: Edge, bits: int) -> StoredWeight:
+    """The weight of a float node as integers: in the first signature that holds its bits, and of signatures that
+    differ in the sign only, in the first that holds its values.
 
-MEMORY: Final = 1 << 16
-CONST_BYTES: Final = 1 << 30
+    Args:
+        owner: the Resolver.
+        edge: the edge on which the node reads the weight.
+
+    Raises:
+        InfeasibleBits: no signature holds the bits.
+    """
+    descs = weight_only_descs(owner.graph, node, owner.hardware, owner.ops)
+    wide_enough = [d for d in descs if bits <= d.in_dtype(edge.slot).bits]
+    if not wide_enough:
+        raise InfeasibleBits(
+            f"no signature of {owner.hardware.name} holds {bits} bits for edge {str(edge)!r}; it has "
+            f"{'; '.join(map(str, descs))}",
+            node.name,
+        )
+    form, source = owner.ops[node.op].integer, node.inputs[edge.slot]
+    assert form is not None
+    same_widths = [d for d in wide_enough if d.widths == wide_enough[0].widths]
+    signed = owner.thresholds.signed(str(edge), source)
+    desc = next((d for d in same_widths if d.in_dtype(edge.slot).signed or not signed), wide_enough[0])
+    all_real = [None] * len(node.inputs)
+    operands = Operands(owner, node, form, all_real, all_real)
+    qparams = operands.quantized(edge.slot, bits, desc.in_dtype(edge.slot))
+    return StoredWeight(desc, qparams, owner.const(source, qparams), operands.thresholds[str(edge)])
 
 
-#: The centered integers of a constant, where they are not the nearest; None where they are.
-Constants = Callable[[str, QParams], Tensor | None]
-
-#: Topologies whose space is kept.
-TOPOLOGIES: Final = 256
-
-
+# ---------------------------------------------------------------- all nodes
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What is known of a node's value: its qparams (None: real) and largest |c|."""
+    """The value of a node while a Plan is resolved: its qparams (None for a real value) and the largest |c|."""
 
     qparams: QParams | None
     magnitude: float
 
 
 class _Memory:
-    """What Resolvers of one graph remember together, bounded."""
+    """Node plans and constants, shared by the Resolvers of one graph on one piece of hardware; bounded.
+
+    Equal qparams and equal values are one object each, so that they can be compared, and keys made, by identity.
+    """
 
     def __init__(self) -> None:
         self.plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(MEMORY)
@@ -252,12 +254,15 @@ class _Memory:
 
 
 class Resolver:
-    """Makes Plans for one graph on one piece of hardware.
+    """Makes the Plans of one graph on one piece of hardware. Called with the bits of a point, once per trial and by
+    whatever looks for feasible points; lives for one search.
 
     Args:
-        thresholds: where thresholds come from.
-        elder: a Resolver of another topology of the same, whose memory is shared.
-        constants: integers of constants that are not the nearest to their values.
+        topology: which nodes are integer where the point turns none of them float.
+        space: the points that it is called with.
+        thresholds: the source of thresholds.
+        memory_of: a Resolver of the same graph, hardware, thresholds and constants, whose memory is shared.
+        constants: integers of constants that are not rounded to the nearest, as those of DoReFa's weights.
     """
 
     def __init__(
@@ -268,7 +273,7 @@ class Resolver:
         space: Space,
         thresholds: ThresholdSource,
         ops: Ops = OPS,
-        elder: Resolver | None = None,
+        memory_of: Resolver | None = None,
         constants: Constants | None = None,
     ) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
@@ -276,37 +281,38 @@ class Resolver:
         self.constants = constants
         self.group_of = {e: g.key for g in space.groups.values() for e in g.edges}
         self._variants: LRU[frozenset[str], Resolver] = LRU(TOPOLOGIES)
-        self._memory: _Memory = _Memory() if elder is None else elder._memory
+        self._memory: _Memory = _Memory() if memory_of is None else memory_of._memory
 
     def settled(self, bits: Bits) -> tuple[Resolver, dict[str, int]]:
-        """The Resolver of the topology that a point chooses, and the point's bits in its space.
+        """The Resolver of the topology that a point chooses, and the point's bits in that Resolver's space.
 
-        An edge that is quantized there only takes its most bits.
+        A group that only that topology has takes its most bits.
         """
-        kinds = {key for key, g in self.space.groups.items() if g.is_kind}
-        if not kinds:
+        if not any(group.is_kind for group in self.space.groups.values()):
             return self, dict(bits)
         floats = self.space.floats(bits)
-        found = self._variants.made(floats, lambda: self._variant(floats))
-        return found, {key: _nearest(g, bits.get(key)) for key, g in found.space.groups.items()}
+        variant = self._variants.made(floats, lambda: self._variant(floats))
+        return variant, {key: _nearest_choice(g, bits.get(key)) for key, g in variant.space.groups.items()}
 
     def _variant(self, floats: frozenset[str]) -> Resolver:
+        """The Resolver of the topology in which these nodes are float, too."""
         base, graph, ops = self.topology, self.graph, self.ops
-        kept = [k for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name] for k in _kept(n, base)]
+        float_nodes = [n for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
+        kept = [name for node in float_nodes for name in _names_kept_float(node, base)]
         topology = analyze(graph, self.hardware, [escape(n) for n in (*kept, *sorted(floats))], ops) if floats else base
         space = build_space(graph, self.hardware, topology, None, ops)
         return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, self, self.constants)
 
     def __call__(self, bits: Bits) -> Plan:
-        """The Plan of a point.
+        """Resolve a point to its Plan.
 
         Raises:
-            InfeasibleBits: no signature of a node holds the bits of its operands.
+            InfeasibleBits: the bits are no point of the space, or no signature of a node holds those of its operands.
         """
         self.space.check(bits)
-        chosen, own = self.settled(bits)
-        if chosen is not self:
-            return chosen(own)
+        variant, own_bits = self.settled(bits)
+        if variant is not self:
+            return variant(own_bits)
         values: dict[str, _Value] = {}
         nodes: dict[str, NodePlan] = {}
         edges: dict[Edge, SimQ | None] = {}
@@ -315,7 +321,7 @@ class Resolver:
             if not self.topology.nodes[node.name]:
                 values[node.name] = self._memory.real
                 for edge in node.edges:
-                    edges[edge] = self._to_real(values[self.graph.source(edge)])
+                    edges[edge] = self._dequantized(values[self.graph.source(edge)])
                     if self.topology.edges[edge]:
                         weights[edge] = stored_weight(self, node, edge, bits[self.group_of[edge]])
                         edges[edge] = SimQ(weights[edge].qparams, None)
@@ -324,11 +330,11 @@ class Resolver:
             nodes[node.name] = plan
             edges.update(zip(node.edges, plan.simqs, strict=True))
         for slot, name in enumerate(self.graph.outputs):
-            edges[Edge(OUTPUT, slot)] = self._to_real(values[name])
+            edges[Edge(OUTPUT, slot)] = self._dequantized(values[name])
         return Plan(self.graph, self.hardware, self.ops, nodes, edges, weights)
 
     @staticmethod
-    def _to_real(value: _Value) -> SimQ | None:
+    def _dequantized(value: _Value) -> SimQ | None:
         return None if value.qparams is None else SimQ(value.qparams, None)
 
     # ------------------------------------------------------------ one node, remembered
@@ -338,23 +344,24 @@ class Resolver:
         # what an output's threshold covers depends on which of its readers are integer
         out = self.space.groups.get(f"{node.name}:out")
         key = (node.name, *chosen, out_bits, out and out.source, *map(id, sources))
-        found = self._memory.plans.get(key)
-        if found is None:
+        remembered = self._memory.plans.get(key)
+        if remembered is None:
             qparams = [s.qparams for s in sources]
             magnitudes = [s.magnitude for s in sources]
             plan = NodeBuilder(self, node, chosen, out_bits, qparams, magnitudes).build()
-            found = (plan, self._value(plan))
-            self._memory.plans.put(key, found)
-        return found
+            remembered = (plan, self._value(plan))
+            self._memory.plans.put(key, remembered)
+        return remembered
 
     def _bits(self, edge: Edge, bits: Bits) -> int | None:
-        """Of an edge; None where it has none to choose, or takes what its producer was given."""
+        """The bits of an edge; None where it has no choice of bits, or reads its producer's integers as they are."""
         key = self.group_of.get(edge)
         form = self.ops[self.graph[edge.dst].op].integer
         follows = form is not None and form.slot(edge.slot) == "follow" and key != str(edge)
         return None if key is None or follows else bits[key]
 
     def _value(self, plan: NodePlan) -> _Value:
+        """The value that a node emits; one object for equal ones."""
         clip = largest_centered(plan.out)
         emits = plan.out_simq is None and plan.table is None
         magnitude = min(clip, plan.bound) if emits and plan.proved else clip
@@ -368,41 +375,40 @@ class Resolver:
     def const(self, name: str, target: QParams) -> Tensor:
         """A constant's centered integers, in the smallest torch integer type that holds them."""
         key = (name, id(target))
-        found = self._memory.consts.get(key)
-        if found is None:
-            exact = self._integers(name, target)
-            small = float(exact.abs().max()) if exact.numel() else 0.0
-            storage = torch.int8 if small < 128 else torch.int16 if small < 32768 else torch.int64
-            found = exact.to(storage)
-            self._memory.consts.put(key, found)
-        return found
+        integers = self._memory.consts.get(key)
+        if integers is None:
+            exact = self._quantized_constant(name, target)
+            largest = float(exact.abs().max()) if exact.numel() else 0.0
+            integers = exact.to(torch.int8 if largest < 128 else torch.int16 if largest < 32768 else torch.int64)
+            self._memory.consts.put(key, integers)
+        return integers
 
-    def _integers(self, name: str, target: QParams) -> Tensor:
-        found = None if self.constants is None else self.constants(name, target)
-        if found is None:
-            found = quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
-        return found
+    def _quantized_constant(self, name: str, target: QParams) -> Tensor:
+        integers = None if self.constants is None else self.constants(name, target)
+        if integers is not None:
+            return integers
+        return quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
 
     def within(self, space: Space) -> Resolver:
-        """A Resolver like this one of another space."""
+        """A Resolver like this one for another space; it shares no memory."""
         graph, topology = self.graph, self.topology
         return Resolver(graph, self.hardware, topology, space, self.thresholds, self.ops, constants=self.constants)
 
     def with_thresholds(self, thresholds: ThresholdSource) -> Resolver:
-        """A Resolver like this one with other thresholds, which shares the integers of constants."""
+        """A Resolver like this one with other thresholds; both remember the integers of constants together."""
         graph, hardware, topology = self.graph, self.hardware, self.topology
         other = Resolver(graph, hardware, topology, self.space, thresholds, self.ops, constants=self.constants)
         other._memory.consts, other._memory.interned = self._memory.consts, self._memory.interned
         return other
 
 
-def _kept(node: Node, topology: Topology) -> list[str]:
-    """What of a float node is float: all of it, or the edges other than its weight's."""
+def _names_kept_float(node: Node, topology: Topology) -> list[str]:
+    """The names that keep a float node as it is: its own, or those of its edges other than its weight's."""
     real = [str(e) for e in node.edges if not topology.edges[e]]
     return [node.name] if len(real) == len(node.edges) else real
 
 
-def _nearest(group: Group, bits: int | None) -> int:
-    """The choice that bits from a wider space mean; the most where they say nothing."""
+def _nearest_choice(group: Group, bits: int | None) -> int:
+    """The widest choice of a group that is no wider than `bits`, or its narrowest; the widest of all for None."""
     fitting = [b for b in group.choices if bits is not None and b <= bits]
     return max(fitting, default=group.choices[0] if bits is None else group.choices[-1])

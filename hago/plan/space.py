@@ -1,10 +1,10 @@
-"""Space: what a search may choose, and nothing that cannot matter.
+"""The search space: the choices of bits that can change a Plan. `search.prepare` builds it once per search.
 
 A group is a set of edges that share one choice of bits. With `requantize_at: edge` every edge is a
 group of its own, keyed by the edge ("layer1.0.add:1"); with `requantize_at: output` all out-edges of
 a node form one group, keyed "node:out". Left out are derived biases, operands that are not
-quantized, and edges whose requantize is the identity (relu after conv, say): HAGO's one published
-log spent 221 of 551 trials on those.
+quantized, and edges on which requantization is the identity (e.g. a relu after a convolution): HAGO's one published
+log spent 221 of 551 trials on these.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def kind_key(node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Edges with one choice of bits.
+    """Edges that share one choice of bits.
 
     Args:
-        key: how strategies and logs name the group.
-        source: the node whose range the threshold covers: the one whose value is quantized, or a
-            relu or pooling that alone reads it.
-        edges: the edges it travels on.
-        choices: bits, widest first.
+        key: the group's name in strategies and logs.
+        source: the node whose range the threshold covers: the node whose value is quantized, or a relu or pooling that
+            is its only reader.
+        edges: the edges on which the quantized value is read.
+        choices: the bits to choose from, widest first.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Group:
 
     @property
     def is_kind(self) -> bool:
-        """Whether it chooses between integer and float, and no bits."""
+        """Whether the choice is between integer and float, and not of bits."""
         return self.key.endswith(f":{_KIND}")
 
 
@@ -77,7 +77,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many choices there are in all, summed over groups."""
+        """The number of choices, summed over groups."""
         return sum(len(g.choices) for g in self.groups.values())
 
     def widest(self) -> dict[str, int]:
@@ -85,7 +85,7 @@ class Space:
         return {key: g.choices[0] for key, g in self.groups.items()}
 
     def narrowest(self) -> dict[str, int]:
-        """Every group at its fewest bits; no node turns float for it."""
+        """Every group at its fewest bits, with all nodes integer."""
         return {key: g.choices[0 if g.is_kind else -1] for key, g in self.groups.items()}
 
     def floats(self, bits: Bits) -> frozenset[str]:
@@ -147,7 +147,7 @@ def with_kinds(space: Space, hardware: Hardware, topology: Topology, graph: Grap
 
 
 class _Builder:
-    """Walks the graph once; keeps what each node can emit."""
+    """Builds a Space in one pass over the graph; lives for one call of `build_space`."""
 
     def __init__(self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
@@ -170,7 +170,7 @@ class _Builder:
         return Space({key: self._fix(group) for key, group in self.groups.items()})
 
     def _visit_float(self, node: Node) -> None:
-        """Its weight may rest as integers."""
+        """Add the group of a float node's weight, where it is stored as integers."""
         for edge in node.edges:
             if self.topology.edges[edge]:
                 self._add(edge, weight_only_descs(self.graph, node, self.hardware, self.ops))
@@ -217,7 +217,7 @@ class _Builder:
         return torch.ones((), dtype=torch.float64)
 
     def _chooses(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> bool:
-        """Whether bits on this edge can change anything."""
+        """Whether the bits of this edge can change a Plan."""
         source = self.graph.source(edge)
         emitted = self.emits[source]
         if not emitted:
@@ -256,7 +256,7 @@ class _Builder:
         self.groups[key] = Group(key, observed, (), tuple(range(limit, lowest - 1, -1)))
 
     def _merge_outputs(self) -> None:
-        """Out-edges of a requantized node belong to its group, for whoever reads the space."""
+        """Add the out-edges of each requantized node to its group."""
         for key, group in self.groups.items():
             name, _, out = key.rpartition(":")
             if out == "out":
@@ -265,7 +265,7 @@ class _Builder:
                 self.groups[key] = replace(group, edges=edges)
 
     def _joined(self, name: str, edge: Edge) -> bool:
-        """Whether an edge hands a node's integers to a concatenation, in the scale of all its operands."""
+        """Whether an edge passes a node's integers to a concatenation in the common scale of its operands."""
         if edge.dst not in self.covers.get(name, ()):
             return False
         form = self.ops[self.graph[edge.dst].op].integer

@@ -1,7 +1,8 @@
-"""Strategy: what a search found, as JSON that anyone can replay.
+"""The strategy: the result of a search as a JSON file, which can be replayed.
 
-A strategy holds what cannot be derived: bits, resolved thresholds, and what it was made for. Scales
-and dtypes are derived from it by `resolve` and are not stored.
+A strategy holds the data that cannot be derived: bits, resolved thresholds, and the model and hardware that it was made
+for. Scales and dtypes are derived by `resolve` and are not stored. `search.session` makes and saves strategies;
+`create_quantizer` applies them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Bound: TypeAlias = float | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class HardwareId:
-    """Which hardware: its name, and the hash of its description."""
+    """A piece of hardware: its name, and the hash of its description."""
 
     name: str
     hash: str

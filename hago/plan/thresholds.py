@@ -1,4 +1,6 @@
-"""Where thresholds come from: an estimator over what was seen, ranges that were given, or a strategy."""
+"""The sources of a Resolver's thresholds: estimated in calibration or given by the user (`EstimatedThresholds`), or
+stored in a strategy (`StoredThresholds`).
+"""
 
 from __future__ import annotations
 
@@ -25,36 +27,38 @@ from hago.plan.space import Space
 from hago.plan.strategy import Strategy
 from hago.plan.topology import Topology
 
-#: What part of the largest value beside it the range of an operand is that was always 0.
-_NOTHING: Final = 2.0**-24
+#: The range of an operand that was always 0, relative to the largest value of the operands that share its scale.
+_NEGLIGIBLE: Final = 2.0**-24
 
 
 class EstimatedThresholds:
-    """Thresholds from an estimator over calibration statistics, or as they were given.
+    """A ThresholdSource: refined thresholds, ranges given by the user, or an estimator over calibration statistics, in
+    this order. Made by `search.prepare` with the Resolver.
 
-    An operand that was always 0 has no range, and stands for itself at any scale. Where it is joined to others on one
-    scale, by an addition or a concat, it takes a range that is nothing beside theirs, so that theirs decides: a bias
-    that was never trained, or a branch that training left at 0, would take all others with it.
+    An operand that was always 0 is exact at any scale. Where it shares a scale with others, in an addition or a concat,
+    it gets a range that is negligible beside theirs, so that theirs decides. Otherwise a bias that was never trained,
+    or a branch that training left at 0, would set the scale of all.
     """
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator, ops: Ops = OPS) -> None:
         self._thresholds = ThresholdCache(calibration.statistics, graph.consts, estimator)
         self._given, self._consts, self._refined = calibration.given, graph.consts, calibration.refined
-        self._beside = _joined(graph, ops)
+        self._sharing_scale = _sharing_scale(graph, ops)
 
     def with_refined(self, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> EstimatedThresholds:
-        """The same with these instead of estimated ones, by group and grid; what was estimated is shared."""
+        """A source with these refined thresholds, by group and grid; estimates are shared."""
         other = copy(self)
         other._refined = refined
         return other
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> EstimatedThresholds:
-        """The same for other values of activations; what was estimated of constants is shared."""
+        """A source with other statistics of activations; estimates of constants are shared."""
         other = copy(self)
         other._thresholds = self._thresholds.with_statistics(statistics)
         return other
 
     def _row(self, key: str, source: str) -> str | None:
+        """The node whose given range a group takes; None where none is given."""
         return None if source in self._consts else self._given.named(key, source)
 
     def signed(self, key: str, source: str) -> bool:
@@ -63,33 +67,34 @@ class EstimatedThresholds:
         return self._thresholds.range_of(source)[0] < 0.0 if row is None else self._given.signed(row)
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """What the estimator says of the node, or was given for it, or was found to be better."""
+        """(lo, hi) of a group on a grid."""
         if (refined := self._refined.get((key, grid))) is not None:
             return refined[0].clone(), refined[1].clone()
         row = self._row(key, source)
-        found = self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
-        return self._nothing(key, grid, found) if key in self._beside and not bool(found[1].any()) else found
+        ends = self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
+        return self._negligible(key, grid, ends) if key in self._sharing_scale and not bool(ends[1].any()) else ends
 
-    def _nothing(self, key: str, grid: Grid, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The range of an operand that was never above 0, among those that share its scale."""
-        lo, hi = found
+    def _negligible(self, key: str, grid: Grid, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The range of an operand that was never above 0: a negligible one where it was always 0, among those that
+        share its scale."""
+        lo, hi = ends
         if bool(lo.any()):
-            return found
-        seen = [self._thresholds.range_of(s) for s in self._beside[key] if self._thresholds.knows(s)]
-        largest = max((max(map(abs, ends)) for ends in seen), default=0.0)
-        hi = torch.full_like(hi, _NOTHING * largest)
+            return ends
+        ranges = [self._thresholds.range_of(s) for s in self._sharing_scale[key] if self._thresholds.knows(s)]
+        largest = max((max(map(abs, pair)) for pair in ranges), default=0.0)
+        hi = torch.full_like(hi, _NEGLIGIBLE * largest)
         return -hi if grid.signed else torch.zeros_like(hi), hi
 
 
-def _joined(graph: Graph, ops: Ops) -> dict[str, tuple[str, ...]]:
-    """By the edge, what arrives with it on one scale."""
-    found: dict[str, tuple[str, ...]] = {}
+def _sharing_scale(graph: Graph, ops: Ops) -> dict[str, tuple[str, ...]]:
+    """By edge, the nodes whose values arrive with it on one scale."""
+    sources: dict[str, tuple[str, ...]] = {}
     for node in graph:
         form = ops[node.op].integer if node.op in ops else None
         if form is not None and "common" in form.slots:
             edges = [e for e in node.edges if form.slot(e.slot) == "common"]
-            found |= {str(e): tuple(graph.source(e) for e in edges) for e in edges}
-    return found
+            sources |= {str(e): tuple(graph.source(e) for e in edges) for e in edges}
+    return sources
 
 
 def estimated_resolver(
@@ -101,7 +106,7 @@ def estimated_resolver(
     estimator: Estimator,
     ops: Ops = OPS,
 ) -> Resolver:
-    """A Resolver with thresholds, and where the estimator is DoReFa's also weights, from what was seen.
+    """A Resolver with thresholds from calibration; if the estimator is DoReFa's, with DoReFa's weights, too.
 
     Raises:
         HagoError: the hardware cannot hold DoReFa's weights.
@@ -115,7 +120,7 @@ def estimated_resolver(
 
 
 class StoredThresholds:
-    """Thresholds as a strategy stores them.
+    """A ThresholdSource: the thresholds of a strategy. Made when a strategy is replayed or applied.
 
     Raises:
         StrategyMismatch: a key that the strategy does not hold, or other channels than the model's.

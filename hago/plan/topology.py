@@ -136,12 +136,12 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = 
         if node.op in (INPUT, CONST):
             integer[node.name], reasons[node.name] = False, node.op
             continue
-        found = _decide(graph, node, hardware, integer, keep_float, ops)
-        integer[node.name], reasons[node.name] = found.integer, found.reason
+        kind = _decide(graph, node, hardware, integer, keep_float, ops)
+        integer[node.name], reasons[node.name] = kind.integer, kind.reason
         rule = ops.get(node.op)
         for edge in node.edges:
             plain = rule is None or rule.integer is None or rule.integer.slot(edge.slot) == "plain"
-            edges[edge] = (found.integer and not plain) or (found.weight_only and edge == weight_edge(node, ops))
+            edges[edge] = (kind.integer and not plain) or (kind.weight_only and edge == weight_edge(node, ops))
     return Topology(integer, edges, reasons)
 
 
@@ -193,7 +193,7 @@ def _decide(
 
 
 def _float_taken(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
-    """What the hardware takes of an op in float, in words, where that is not the node."""
+    """The float forms of an op that the hardware takes, in words, for a node that has none of them."""
     edge = weight_edge(node, ops)
     if edge is None or not any(d.is_weight_only for d in hardware.ops.get(node.op, ())):
         return f"no float {node.op}"
@@ -203,7 +203,7 @@ def _float_taken(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
 
 
 def _kept(node: Node, keep_float: Sequence[str]) -> str:
-    """What of a node the user keeps float, in words; empty where nothing."""
+    """The reason for which the user keeps a node, or an edge of it, float, in words; empty if neither."""
     if matches(node.name, keep_float):
         return "kept float by the user"
     return next((f"edge {e} is kept float by the user" for e in node.edges if matches(str(e), keep_float)), "")
@@ -249,18 +249,17 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
 
 
 def float_boundaries(graph: Graph, topology: Topology) -> list[Edge]:
-    """Edges where values go from integer to float or back, constants aside."""
-    found = []
+    """The edges on which values go from integer to float or back, constants aside."""
+    boundaries = []
     for edge in graph.edges:
         source = graph.source(edge)
         target = edge.dst != OUTPUT and topology.edges[edge]
         if graph[source].op != CONST and topology.nodes[source] != target:
-            found.append(edge)
-    return found
+            boundaries.append(edge)
+    return boundaries
 
 
-# ---------------------------------------------------------------- crossing
-# What passes through an op unchanged: scales, and ranges.
+# ---------------------------------------------------------------- scales and ranges that pass through ops
 
 
 def varies_along(scale: Tensor, ndim: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Simulated annealing: a walk that takes losses readily at first and hardly ever at the end."""
+"""Simulated annealing: random moves, of which worse ones are accepted often at first and hardly ever at the end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ class AnnealingOptions:
     """Options of simulated annealing.
 
     Args:
-        temperature: at the start, in typical losses: at 1 a typical loss is taken with probability
-            1/e.
-        stop: the temperature at which it ends.
-        cooling: what the temperature is multiplied with after each move; with the defaults 688 times.
-        portion: of the groups that have a choice, how many a move changes; at least one.
-        step: by how many choices a move changes a group at most.
+        temperature: at the start, in units of the typical loss: at 1 a typical loss is accepted with probability 1/e.
+        stop: the temperature at which the search ends.
+        cooling: the factor of the temperature after each move; with the defaults there are 688 moves.
+        portion: the part of the groups with more than one choice that a move changes; at least one group.
+        step: the most choices by which a move changes a group.
     """
 
     temperature: float = 0.5
@@ -57,15 +56,15 @@ class AnnealingOptions:
 def annealing_search(
     space: Space, start: Bits, seed: int, options: AnnealingOptions, feeds: Feeds | None = None
 ) -> Searcher:
-    """A searcher that walks from `start` by random moves and takes a loss with probability
-    exp(-loss / (temperature * typical loss)). A start that overflows is repaired first; from a point
-    that runs and keeps all limits it never moves to one that does not.
+    """A searcher that makes random moves from `start` and accepts a loss with probability
+    exp(-loss / (temperature * typical loss)). A start that overflows is repaired first. From a point that runs and
+    keeps all limits it never moves to one that does not.
 
-    The typical loss is the mean change of the value over the moves so far, so that the temperature
-    has no unit and suits any objective.
+    The typical loss is the mean change of the value over the moves so far, so that the temperature has no unit and
+    suits any objective.
 
     Args:
-        feeds: see greedy.
+        feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
 
     References:
         Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, Science 220, 1983. The
@@ -99,10 +98,10 @@ def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feed
     temperature, move = options.temperature, 1
     while temperature > options.stop:
         rng = generator(seed, move)
-        there = _moved(space, bits, movable, options, rng)
-        its = yield from measure(there, f"move {move}", seen)
-        if _accepts(score, its, temperature, spread, rng):
-            bits, score = there, its
+        neighbour = _moved(space, bits, movable, options, rng)
+        neighbour_score = yield from measure(neighbour, f"move {move}", seen)
+        if _accepts(score, neighbour_score, temperature, spread, rng):
+            bits, score = neighbour, neighbour_score
         temperature *= options.cooling
         move += 1
 
@@ -111,19 +110,19 @@ def _moved(
     space: Space, bits: Bits, movable: list[str], options: AnnealingOptions, rng: np.random.Generator
 ) -> dict[str, int]:
     count = max(1, round(options.portion * len(movable)))
-    there = dict(bits)
+    neighbour = dict(bits)
     for index in rng.choice(len(movable), size=count, replace=False):
         size = int(rng.integers(1, options.step + 1))
-        there = shifted(space, there, movable[int(index)], size if rng.random() < 0.5 else -size)
-    return there
+        neighbour = shifted(space, neighbour, movable[int(index)], size if rng.random() < 0.5 else -size)
+    return neighbour
 
 
-def _accepts(mine: Score, its: Score, temperature: float, spread: _Spread, rng: np.random.Generator) -> bool:
-    loss = 0.0 if mine.value == its.value else mine.value - its.value
+def _accepts(current: Score, neighbour: Score, temperature: float, spread: _Spread, rng: np.random.Generator) -> bool:
+    loss = 0.0 if current.value == neighbour.value else current.value - neighbour.value
     typical = spread.typical(loss)
-    if its.rank >= mine.rank:
+    if neighbour.rank >= current.rank:
         return True
-    if not (mine.accepted and its.accepted):
+    if not (current.accepted and neighbour.accepted):
         return False
-    # A move that loses nothing but the tie-break counts as a typical loss.
+    # a move to a point of equal value that ranks lower counts as a typical loss
     return bool(rng.random() < math.exp(-(loss / typical if loss else 1.0) / temperature))

@@ -1,4 +1,4 @@
-"""Exhaustive search: every point of a small space."""
+"""Exhaustive search: every point of a small space; and the default search: the start alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ExhaustiveOptions:
     """Options of exhaustive search.
 
     Args:
-        limit: the most points that a space may have.
-        batch: how many points are asked at once, for evaluation side by side.
+        limit: the most points that the space may have.
+        batch: points that are asked at once, for parallel evaluation.
     """
 
     limit: int = 100_000
@@ -58,13 +58,10 @@ def _points(space: Space) -> Iterator[dict[str, int]]:
         yield dict(zip(space.groups, choice, strict=True))
 
 
-# ---------------------------------------------------------------- default
-# Default: one trial, at the start.
-
-
+# ---------------------------------------------------------------- the start alone
 @dataclass(frozen=True, slots=True)
 class StartOnlyOptions:
-    """There is nothing to choose."""
+    """Options of the search of one trial, which has none."""
 
 
 def start_only_search(

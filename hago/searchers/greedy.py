@@ -1,4 +1,6 @@
-"""Greedy search: coordinate descent over the groups, in node order, with memory."""
+"""Greedy search: coordinate descent over the groups, in node order; and the greedy search of the HAGO RFC, as a
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class GreedyOptions:
 
     Args:
         tolerance: how far below the highest value seen a point may lie and still win by fewer bits.
-        max_passes: how often all groups are visited at most.
+        max_passes: the most passes over all groups.
     """
 
     tolerance: float = 0.0
@@ -42,20 +44,19 @@ class GreedyOptions:
 
 
 def greedy_search(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
-    """A searcher that walks from `start` to a point that no single step or trade improves.
+    """A searcher that goes from `start` to a point that no single step and no trade improves.
 
-    First it repairs a start that overflows. Then it visits the groups in order: a group takes the
-    next fewer bits as long as the point does not get worse, and where the first such step was
-    refused, the next more bits as long as it gets better. Once a pass changes nothing, operands of one
-    node trade a choice of bits where that gets better. It ends where that changes nothing either.
+    First it repairs a start that overflows. Then it visits the groups in order: a group goes to the next fewer bits as
+    long as the point does not get worse, and, where the first such step is refused, to the next more bits as long as
+    the point gets better. Once a pass changes nothing, operands of one node trade bits where that gets better. The
+    search ends where that changes nothing either.
 
     Args:
-        feeds: for the repair, the groups that decide how large a node's accumulator gets; by
-            default those on its in-edges.
+        feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
 
     References:
-        The HAGO RFC, section on search: one pass of the descent, from the widest bits, is its greedy
-        searcher, less the trials that repeat the incumbent.
+        The HAGO RFC, section on search: one pass of the descent from the widest bits is its greedy searcher, without
+        the trials that repeat the incumbent.
     """
     return GeneratorSearcher(
         "greedy", options, _steps(space, start, options, feeds_of(space) if feeds is None else feeds)
@@ -64,7 +65,7 @@ def greedy_search(space: Space, start: Bits, seed: int, options: GreedyOptions, 
 
 @dataclass(slots=True)
 class _Incumbent:
-    """Where the walk stands, and the highest value that it saw accepted."""
+    """The point that the search has come to, and the highest value of a point that was accepted."""
 
     bits: dict[str, int]
     score: Score
@@ -72,15 +73,15 @@ class _Incumbent:
     top: float = -math.inf
 
     def yields_to(self, score: Score, fewer_bits: bool) -> bool:
-        """Whether a neighbour with this score takes over. Ties go to fewer bits only, so that the
-        walk cannot go in circles."""
-        for seen in (self.score, score):
-            if seen.accepted:
-                self.top = max(self.top, seen.value)
-        # While nothing was accepted, values are compared as they are.
+        """Whether a neighbour with this score replaces the incumbent. A tie does only with fewer bits, so that the
+        search cannot go in circles."""
+        for candidate in (self.score, score):
+            if candidate.accepted:
+                self.top = max(self.top, candidate.value)
+        # while no point is accepted, values are compared without the tolerance
         floor = self.top - self.tolerance if self.top > -math.inf else math.inf
-        mine, its = self.score.standing(floor), score.standing(floor)
-        return its >= mine if fewer_bits else its > mine
+        incumbent, neighbour = self.score.standing(floor), score.standing(floor)
+        return neighbour >= incumbent if fewer_bits else neighbour > incumbent
 
 
 def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> Steps[None]:
@@ -93,14 +94,14 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
             if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", seen)):
                 yield from _descend(space, incumbent, key, -1, f"pass {number}", seen)
         if incumbent.bits == before:
-            # alone, neither operand of an accumulator could take more
+            # neither operand of an accumulator may take more bits by itself
             yield from _swap(space, incumbent, feeds, f"pass {number}", seen)
         if incumbent.bits == before:
             return
 
 
 def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: ScoresByPoint) -> Steps[None]:
-    """Operands that share an accumulator trade bits."""
+    """Trade bits between operands that share an accumulator where the incumbent yields."""
     for node, keys in feeds.items():
         for bits in swapped(space, {node: keys}, incumbent.bits):
             score = yield from measure(bits, f"{why}: swap at {node}", seen)
@@ -110,7 +111,7 @@ def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: Sco
 
 
 def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: ScoresByPoint) -> Steps[bool]:
-    """Move one group choice by choice while the incumbent yields; whether it moved."""
+    """Move one group choice by choice while the incumbent yields; returns whether it moved."""
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
         old, new = incumbent.bits[key], bits[key]
@@ -122,24 +123,20 @@ def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str,
     return moved
 
 
-# ---------------------------------------------------------------- rfc greedy
-# The RFC's greedy search: every choice of every group in turn, one pass; a baseline to compare with.
-
-
+# ---------------------------------------------------------------- the RFC's greedy search
 @dataclass(frozen=True, slots=True)
 class RfcGreedyOptions:
-    """There is nothing to choose."""
+    """Options of the RFC's greedy search, which has none."""
 
 
 def rfc_greedy_search(
     space: Space, start: Bits, seed: int, options: RfcGreedyOptions, feeds: Feeds | None = None
 ) -> Searcher:
-    """A searcher that asks, for each group in order, all its choices with the groups before as decided and those
-    after as in `start`, and decides for the best.
+    """A searcher that, for each group in order, asks all its choices, with the groups before it as decided and those
+    after it as in `start`, and decides for the best. One pass.
 
     References:
-        The HAGO RFC and its first implementation, BatchedGreedySearchTuner; points that were asked before
-        are not asked again.
+        The HAGO RFC and its first implementation, BatchedGreedySearchTuner; but no point is asked twice.
     """
     return GeneratorSearcher("rfc_greedy", options, _rfc_steps(space, start))
 
@@ -147,14 +144,15 @@ def rfc_greedy_search(
 def _rfc_steps(space: Space, start: Bits) -> Steps[None]:
     seen: ScoresByPoint = {}
     decided = dict(start)
-    yield from _scores([decided], "start", seen)
+    yield from _ask_new([decided], "start", seen)
     for key, group in space.groups.items():
         points = [{**decided, key: bits} for bits in group.choices]
-        yield from _scores(points, f"every choice at {key}", seen)
+        yield from _ask_new(points, f"every choice at {key}", seen)
         decided = max(points, key=lambda point: seen[point_key(point)].rank)
 
 
-def _scores(points: list[dict[str, int]], why: str, seen: ScoresByPoint) -> Steps[None]:
+def _ask_new(points: list[dict[str, int]], why: str, seen: ScoresByPoint) -> Steps[None]:
+    """Ask for the scores of the points that were not seen."""
     new = tuple(p for p in points if point_key(p) not in seen)
     if new:
         scores: list[Score] = list((yield Ask(new, why)))

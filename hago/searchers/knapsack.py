@@ -1,7 +1,13 @@
-"""Quiet: keeps compiled code off standard output.
+"""The point of least expected loss whose cost stays under a limit, by integer programming.
 
-HiGHS as scipy ships it writes a debugging line on some integer programs, whatever its log options say,
-and standard output may be a result that another program reads.
+A `Knapsack` is made of a space and a surrogate, once per round of a search, and solved for as many limits as the
+searcher wants. It has one binary variable for every choice of a group, exactly one of each group's being 1; and one for
+every row of a term over several groups, which agree with the choices of each (the local polytope of a pairwise model,
+exact here since the choices are integers). Bits that a term leaves out are in no solution.
+
+References:
+    The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu, J. Hall, Math. Prog.
+    Comp. 10, 2018.
 """
 
 from __future__ import annotations
@@ -22,55 +28,17 @@ from scipy.sparse import coo_matrix
 from hago.plan.space import FLOAT, Space
 from hago.searchers.surrogate import Surrogate, Term
 
-
-@contextlib.contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """While this lasts, what is written to the process's standard output is dropped; Python's own is
-    flushed before. Where the process has no standard output, nothing happens."""
-    try:
-        kept = os.dup(1)
-    except OSError:
-        yield
-        return
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-    _flush()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        _flush()
-        os.dup2(kept, 1)
-        os.close(nowhere)
-        os.close(kept)
-
-
-def _flush() -> None:
-    """What C has buffered goes where it belongs."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).fflush(None)
-
-
-# ---------------------------------------------------------------- knapsack
-# Knapsack: the point of least expected loss whose cost stays under a limit, by integer programming.
-# One binary variable for every choice of a group, exactly one of each group's set; one for every row of a term over
-# several groups, which agree with the choices of each (the local polytope of a pairwise model, exact here since the
-# choices are integers). What a term leaves out is in no solution.
-# References:     The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu,     J.
-# Hall, Math. Prog. Comp. 10, 2018.
-
 Vector: TypeAlias = NDArray[np.float64]
 
-#: The solver looks at absolute differences of 1e-6; losses are scaled to this.
+#: The largest loss is scaled to this, since the solver compares absolute differences of 1e-6.
 _SCALE: Final = 1e4
-#: Part of the loss that may be lost to a cheaper point: ties go to the lower cost.
+#: Weight of the cost in the objective: of points of equal loss the cheaper one is the solution.
 _TIE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """At most `bits` for these groups together."""
+    """A constraint: these groups have at most `bits` bits together, as operands that share an accumulator."""
 
     keys: tuple[str, ...]
     bits: int
@@ -78,7 +46,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """A solution: the point, and what is expected of it."""
+    """A solution: the point, and its expected loss and cost."""
 
     bits: Mapping[str, int]
     loss: float
@@ -86,13 +54,10 @@ class Picked:
 
 
 class Knapsack:
-    """The program of one space and guide; solved for any limit.
+    """The integer program of one space and surrogate. `solve` may be called for any number of limits.
 
-    The costs that the guide holds beside its own keep their limits in every solution. Where no point keeps these and
-    the guide's own limit, as far as costs are known, they are left to evaluations, and no solution heeds them.
-
-    Args:
-        rooms: how many bits several groups may have together, e.g. operands that share an accumulator.
+    The limits of the surrogate on other costs (`Surrogate.held`) are constraints of every solution. Where no point
+    keeps these and the surrogate's own limit, going by expected costs, they are left out, and evaluations decide.
     """
 
     def __init__(self, space: Space, guide: Surrogate, rooms: Sequence[Room] = ()) -> None:
@@ -108,14 +73,14 @@ class Knapsack:
         for key, listed in self.choices.items():
             self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
         costs = [self._costs(terms) for terms in (guide.terms, *(h.terms for h in guide.held))]
-        gated = [(gate, key) for gate, keys in guide.gates.items() for key in keys]
-        self.gated = [self._gated(gate, key) for gate, key in gated]
-        self.cost, *beside = map(self._vector, costs)
-        self.held = list(zip(guide.held, beside, strict=True))
+        self.gated = [self._gated(gate, key) for gate, keys in guide.gates.items() for key in keys]
+        self.cost, *other_costs = map(self._vector, costs)
+        self.held = list(zip(guide.held, other_costs, strict=True))
         if self.held and self._within(np.zeros(self.size), guide.limit, {}) is None:
             self.held = []
 
     def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
+        """Add the constraint that the sum of coefficient * variable over (variable, coefficient) equals `side`."""
         row = len(self._sides)
         for column, value in entries:
             self._rows.append(row)
@@ -124,38 +89,37 @@ class Knapsack:
         self._sides.append(side)
 
     def _gated(self, gate: str, key: str) -> tuple[str, dict[int, int]]:
-        """Variables that say that a group has these bits and its node is integer: their losses count.
-
-        They are at least the choice less the gate, and losses push them down to that.
+        """Add variables, by bits, that are 1 where a group has these bits and its node is integer, so that the loss of
+        the choice counts. They are at least the choice less the gate, and minimizing losses makes them equal to it.
         """
-        found = {}
+        columns = {}
         for bits in self.choices[key]:
-            found[bits] = self.size
+            columns[bits] = self.size
             self.size += 1
-            entries = [(self.index[key, bits], 1.0), (found[bits], -1.0)]
+            entries = [(self.index[key, bits], 1.0), (columns[bits], -1.0)]
             if (gate, FLOAT) in self.index:
                 entries.append((self.index[gate, FLOAT], -1.0))
             self._at_most.append((entries, 0.0))
-        return key, found
+        return key, columns
 
     def _room(self, room: Room) -> tuple[list[tuple[int, float]], float]:
-        """The bits of a room's groups stay within it."""
+        """The constraint of a Room: entries, and the most that their sum may be."""
         return [(self.index[k, b], float(b)) for k in room.keys for b in self.choices[k]], float(room.bits)
 
     def _costs(self, terms: Sequence[Term]) -> dict[int, float]:
-        """By variable, what it costs."""
-        found: dict[int, float] = {}
+        """The cost of every variable that has one; choices that a term leaves out are forced to 0."""
+        costs: dict[int, float] = {}
         for term in terms:
             if len(term.keys) > 1:
-                found |= self._joint(term)
+                costs |= self._joint(term)
                 continue
             for bits in self.choices[term.keys[0]]:
                 column = self.index[term.keys[0], bits]
                 if (bits,) in term.table:
-                    found[column] = found.get(column, 0.0) + term.table[(bits,)]
+                    costs[column] = costs.get(column, 0.0) + term.table[(bits,)]
                 else:
                     self._equal([(column, 1.0)], 0.0)
-        return found
+        return costs
 
     def _vector(self, costs: Mapping[int, float]) -> Vector:
         vector = np.zeros(self.size)
@@ -163,28 +127,30 @@ class Knapsack:
         return vector
 
     def _joint(self, term: Term) -> dict[int, float]:
-        """Variables for the rows of a term over several groups; their costs."""
+        """Add variables for the rows of a term over several groups, and the constraints that they agree with the
+        choices of each group. Returns the costs of these variables."""
         rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
         first = self.size
         self.size += len(rows)
         for slot, key in enumerate(term.keys):
             for bits in self.choices[key]:
-                having = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
-                self._equal([*having, (self.index[key, bits], -1.0)], 0.0)
+                rows_with_bits = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
+                self._equal([*rows_with_bits, (self.index[key, bits], -1.0)], 0.0)
         return {first + i: term.table[r] for i, r in enumerate(rows)}
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The least cost of any point, and the cost of the point of least loss; None where rooms and what terms leave
-        out let no point be."""
+        """The least cost of any point, and the cost of the point of least loss; None where the program has no
+        solution."""
         cheapest, best = self._within(self.cost, None, {}), self.solve(None)
         return None if cheapest is None or best is None else (self.guide.cost(cheapest), best.cost)
 
     def solve(self, limit: float | None, held: Mapping[str, float] | None = None) -> Picked | None:
-        """The point of least expected loss whose expected cost is at most `limit`; None where no point is.
+        """The point of least expected loss whose expected cost is at most `limit`; None where there is none.
 
         Args:
-            held: other limits than the guide's for costs that it holds, by name.
+            limit: None for no limit.
+            held: limits on other costs, by metric, in place of those of the surrogate.
         """
         losses = np.zeros(self.size)
         gated = dict(self.gated)
@@ -192,17 +158,17 @@ class Knapsack:
             if key in self.guide.losses:
                 losses[gated[key][bits] if key in gated else column] = self.guide.losses[key][bits]
         largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
-        wanted = losses / largest * _SCALE + self.cost / dearest * _TIE
-        found = self._within(wanted, limit, held or {})
-        return None if found is None else Picked(found, self.guide.loss(found), self.guide.cost(found))
+        objective = losses / largest * _SCALE + self.cost / dearest * _TIE
+        point = self._within(objective, limit, held or {})
+        return None if point is None else Picked(point, self.guide.loss(point), self.guide.cost(point))
 
-    def _within(self, wanted: Vector, limit: float | None, held: Mapping[str, float]) -> dict[str, int] | None:
+    def _within(self, objective: Vector, limit: float | None, held: Mapping[str, float]) -> dict[str, int] | None:
         own = [] if limit is None else [(self.cost, limit - self.guide.constant)]
-        beside = [(costs, held.get(h.metric, h.most) - h.constant) for h, costs in self.held]
-        return self._solve(wanted, [*own, *beside])
+        others = [(costs, held.get(h.metric, h.most) - h.constant) for h, costs in self.held]
+        return self._solve(objective, [*own, *others])
 
-    def _solve(self, wanted: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
-        """The choices of the least sum of `wanted`, each (costs, limit) kept; None where no choices keep them."""
+    def _solve(self, objective: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
+        """The point with the least objective at which each (costs, limit) holds; None where there is none."""
         if not self.size:
             return {} if all(limit >= 0.0 for _, limit in limits) else None  # the solver takes no empty program
         shape = (len(self._sides), self.size)
@@ -221,14 +187,48 @@ class Knapsack:
         integral = np.zeros(self.size)
         integral[: len(self.index)] = 1
         with quiet_stdout():
-            found = milp(
-                wanted,
+            solution = milp(
+                objective,
                 constraints=constraints,
                 integrality=integral,
                 bounds=Bounds(0.0, 1.0),
                 options={"mip_rel_gap": 1e-6},
             )
-        if found.x is None:
+        if solution.x is None:
             return None
-        picked = {key: max(bits, key=lambda b: found.x[self.index[key, b]]) for key, bits in self.choices.items()}
+        picked = {key: max(bits, key=lambda b: solution.x[self.index[key, b]]) for key, bits in self.choices.items()}
         return {k: int(b) for k, b in picked.items()}
+
+
+# ---------------------------------------------------------------- standard output
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """A context manager that drops what is written to the process's standard output; Python's own is flushed before.
+    Nothing happens where the process has no standard output.
+
+    HiGHS as scipy ships it writes a debugging line on some integer programs, whatever its log options say, and standard
+    output may be a result that another program reads.
+    """
+    try:
+        original = os.dup(1)
+    except OSError:
+        yield
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    _flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 1)
+        yield
+    finally:
+        _flush()
+        os.dup2(original, 1)
+        os.close(null)
+        os.close(original)
+
+
+def _flush() -> None:
+    """Flush the buffers of C's streams."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)

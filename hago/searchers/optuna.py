@@ -1,6 +1,12 @@
-"""Storages of Optuna's studies: opened by URL, with what goes wrong in them as one line.
+"""Searchers that propose points with Optuna's samplers: TPE, NSGA-II and a Gaussian process.
 
-A storage may be far away, and what it raises is its driver's own. Passwords are neither logged nor shown.
+In memory a search is as reproducible as any other. On a storage (SQLite, PostgreSQL, a journal file) several machines
+may work on one study, and the points that one asks depend on the others; each needs a log of its own. A search on a
+storage that is continued first asks the points of its log, adds to the study those that it lacks, and then goes on from
+the study as it is.
+
+A storage may be remote, and raises the errors of its driver, which become a HagoError of one line. Passwords are
+neither logged nor shown.
 """
 
 from __future__ import annotations
@@ -28,10 +34,18 @@ from hago.study.searcher import GeneratorSearcher, Score, ScoresByPoint, Searche
 
 #: Seconds to wait for a database server, unless the URL says `connect_timeout`.
 PATIENCE: Final = 15
+#: The search ends after so many proposals in a row that were all seen before.
+_REPEATS: Final = 50
+_CONSTRAINTS: Final = "hago_constraints"
+#: Makes a sampler of (seed, startup, constraints).
+Make = Callable[[int, int, Callable[[Any], Sequence[float]]], Any]
+
+
+# ---------------------------------------------------------------- storages
 
 
 def open_storage(url: str) -> Any:
-    """Optuna's storage for a URL: `sqlite:///FILE`, `postgresql://...`, `journal:FILE`; None for memory."""
+    """Open Optuna's storage at a URL: `sqlite:///FILE`, `postgresql://...` or `journal:FILE`; None for an empty URL."""
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -41,8 +55,8 @@ def open_storage(url: str) -> Any:
 
 
 def _retried(make: Callable[[], Any]) -> Any:
-    """What `make` makes; of processes that open a new database at the same time, all but one may find that its
-    tables have come into being while they were making them."""
+    """`make()`, repeated while tables "already exist": of processes that open a new database at the same time, all but
+    one may find that another has just created its tables."""
     from sqlalchemy.exc import DBAPIError
 
     for wait in (0.1, 0.3, 1.0, 3.0):
@@ -56,7 +70,7 @@ def _retried(make: Callable[[], Any]) -> Any:
 
 
 def close_storage(storage: Any) -> None:
-    """Give back what an opened storage holds: a database's connections."""
+    """Close the connections of a storage on a database."""
     engine = getattr(storage, "engine", None)
     if engine is not None:
         storage.remove_session()
@@ -64,12 +78,13 @@ def close_storage(storage: Any) -> None:
 
 
 def full(url: str) -> str:
-    """A database's URL with what is left to chance where it is not said: the driver, and how long to wait."""
-    scheme, found, rest = url.partition("://")
-    if not found or not scheme.startswith("postgres"):
+    """The URL of a PostgreSQL database with driver and connection timeout, where it does not give them; other URLs
+    unchanged."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not scheme.startswith("postgres"):
         return url
     if scheme in ("postgres", "postgresql"):
-        # SQLAlchemy's own choice changes with its version
+        # SQLAlchemy's default driver depends on its version
         has_old = importlib.util.find_spec("psycopg") is None and importlib.util.find_spec("psycopg2") is not None
         scheme = "postgresql+psycopg2" if has_old else "postgresql+psycopg"
     if "connect_timeout=" not in rest:
@@ -84,8 +99,8 @@ def hidden(url: str) -> str:
 
 @contextlib.contextmanager
 def speaking(url: str, doing: str) -> Iterator[None]:
-    """While this lasts, Optuna's notes on new studies and experimental parts are not shown, and what a storage
-    raises becomes one line.
+    """A context manager in which Optuna's messages on new studies and experimental features are not shown, and errors
+    of a storage become a HagoError of one line.
 
     Raises:
         HagoError: the storage cannot be reached, or refuses, or a package that it needs is missing.
@@ -106,40 +121,26 @@ def speaking(url: str, doing: str) -> Iterator[None]:
         if not url:
             raise
         root = error.__cause__ or error.__context__ or error
-        said = next(iter(str(root).strip().splitlines()), type(root).__name__)
+        message = next(iter(str(root).strip().splitlines()), type(root).__name__)
         raise HagoError(
-            f"cannot {doing} storage {hidden(url)!r}: {said}; a log of the search holds all that was evaluated"
+            f"cannot {doing} storage {hidden(url)!r}: {message}; a log of the search holds all that was evaluated"
         ) from None
     finally:
         logger.setLevel(level)
 
 
-# ---------------------------------------------------------------- optuna search
-# Optuna's samplers behind ask and tell: TPE, NSGA-II and a Gaussian process, in memory or on a storage.
-# In memory a search is as reproducible as any other. On a storage (SQLite, PostgreSQL, a journal file) many machines
-# may work on one study, and what one asks depends on the others; each needs a log of its own. One that is continued
-# asks what its log holds again, the study is told what it does not know yet, and then goes on from the study as it
-# is.
-
-#: So many proposals in a row that were all seen before end the search.
-_REPEATS: Final = 50
-_CONSTRAINTS: Final = "hago_constraints"
-#: Makes a sampler from (seed, startup, constraints).
-Make = Callable[[int, int, Callable[[Any], Sequence[float]]], Any]
-
-
+# ---------------------------------------------------------------- searchers
 @dataclass(frozen=True, slots=True)
 class OptunaOptions:
-    """Options of all searchers that Optuna samples for.
+    """Options of the searchers that use Optuna's samplers.
 
     Args:
-        trials: after how many it ends, the start included.
-        startup: so many are drawn at random before the sampler's model is used; the population of
-            NSGA-II.
-        warm: so many points along the front that is expected are tried first.
-        batch: how many points are asked at once, for evaluation side by side.
-        storage: where the study is kept: sqlite:///FILE, postgresql://..., journal:FILE; empty for memory.
-        study: its name there; empty for one made of the space.
+        trials: the number of trials, the start included.
+        startup: the number of random trials before the sampler's model is used; the population size of NSGA-II.
+        warm: the number of points along the expected front that are tried first.
+        batch: points that are asked at once, for parallel evaluation.
+        storage: URL of the study's storage: sqlite:///FILE, postgresql://..., journal:FILE; empty for memory.
+        study: name of the study there; empty for a name that is derived from the space.
     """
 
     trials: int = 200
@@ -180,11 +181,13 @@ def _gp(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) 
 def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Searcher]:
     def searcher(explored: EvaluationHistory, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
         owner = _Study(name, make, both, explored.space, seed, options, explored.guide)
-        # what a log says of the options is for all who may read it
-        said = replace(options, storage=hidden(options.storage))
-        known: list[Bits] = []
-        steps = _steps(owner, explored, start, known)
-        return _Shared(name, said, steps, known) if options.storage else GeneratorSearcher(name, said, steps)
+        # the options are written to the log, which must not hold the password
+        public = replace(options, storage=hidden(options.storage))
+        recalled: list[Bits] = []
+        steps = _steps(owner, explored, start, recalled)
+        if not options.storage:
+            return GeneratorSearcher(name, public, steps)
+        return _StoredSearcher(name, public, steps, recalled)
 
     searcher.__doc__ = f"A searcher that asks `start`, points of the expected front, and then what {name} samples."
     return searcher
@@ -197,28 +200,29 @@ nsga2: Final = _searcher("nsga2", _nsga2, both=True)
 gp: Final = _searcher("gp", _gp)
 
 
-class _Shared(GeneratorSearcher):
-    """A search on a storage, which asks what an earlier session asked before anything else.
+class _StoredSearcher(GeneratorSearcher):
+    """A searcher on a storage, which first asks the points that an earlier session asked.
 
     Args:
-        known: filled by `recall`, read by the steps.
+        recalled: filled by `recall`, read by the steps.
     """
 
-    def __init__(self, name: str, options: Any, steps: Steps[None], known: list[Bits]) -> None:
+    def __init__(self, name: str, options: Any, steps: Steps[None], recalled: list[Bits]) -> None:
         super().__init__(name, options, steps)
-        self._known = known
+        self._recalled = recalled
 
     def recall(self, points: Sequence[Bits]) -> None:
         """See `Recalls`."""
-        self._known += points
+        self._recalled += points
 
 
 @dataclass(slots=True)
 class _Study:
-    """What makes the study, once it is needed, and talks to it.
+    """Optuna's study of one search. It is opened when the searcher is first asked.
 
     Args:
-        both: whether the cost is an objective of its own.
+        make: makes the sampler.
+        both: whether the cost is a second objective.
     """
 
     name: str
@@ -257,24 +261,25 @@ class _Study:
             )
 
     def propose(self) -> tuple[Any, dict[str, int]]:
-        """A trial of the study, and its point."""
+        """A new trial of the study, and its point."""
         with speaking(self.options.storage, "ask"):
             trial = self.study.ask(self.distributions)
         groups = self.space.groups
         return trial, {k: g.choices[shown_as(g.choices)[0].index(trial.params[k])] for k, g in groups.items()}
 
     def enqueue(self, bits: Bits) -> None:
-        """Have a point proposed, unless it is to be or was scored. One that only was asked may have been lost."""
+        """Make the study propose a point, unless it is queued or scored already. A point that was asked and not scored
+        may have been lost, and is proposed again."""
         import optuna
 
         states, shown = optuna.trial.TrialState, self._shown(bits)
         with speaking(self.options.storage, "write to"):
-            known = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.COMPLETE, states.FAIL))
-            if not any({**t.system_attrs.get("fixed_params", {}), **t.params} == shown for t in known):
+            trials = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.COMPLETE, states.FAIL))
+            if not any({**t.system_attrs.get("fixed_params", {}), **t.params} == shown for t in trials):
                 self.study.enqueue_trial(shown)
 
     def tell(self, trial: Any, bits: Bits, score: Score) -> None:
-        """The score of a trial of the study."""
+        """Tell the study the score of one of its trials."""
         import optuna
 
         with speaking(self.options.storage, "write to"):
@@ -285,27 +290,27 @@ class _Study:
                 self.study.tell(trial, self._values(bits, score))
 
     def learn(self, points: Sequence[tuple[Bits, Score]]) -> None:
-        """Points that were scored already: those that the study did not finish, e.g. as it could not be reached any
-        more, are added to it."""
+        """Add points that were scored already to the study, unless it has finished trials of them. It lacks some where
+        it could not be reached any more."""
         import optuna
 
         states = optuna.trial.TrialState
         with speaking(self.options.storage, "write to"):
             ended = self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.FAIL))
-            finished = {tuple(sorted(trial.params.items())) for trial in ended}
+            finished = {tuple(sorted(t.params.items())) for t in ended}
             for bits, score in points:
                 shown = self._shown(bits)
                 if tuple(sorted(shown.items())) not in finished:
-                    told = (
+                    outcome = (
                         {"state": states.FAIL}
                         if _failed(score)
                         else {"values": self._values(bits, score), "system_attrs": {"constraints": _excess(score)}}
                     )
-                    made = optuna.trial.create_trial(params=shown, distributions=self.distributions, **told)
-                    self.study.add_trial(made)
+                    trial = optuna.trial.create_trial(params=shown, distributions=self.distributions, **outcome)
+                    self.study.add_trial(trial)
 
     def _shown(self, bits: Bits) -> dict[str, int]:
-        """A point as the study says it."""
+        """A point as parameters of the study."""
         return {k: shown_as(g.choices)[0][g.choices.index(bits[k])] for k, g in self.space.groups.items()}
 
     def _values(self, bits: Bits, score: Score) -> list[float]:
@@ -313,18 +318,18 @@ class _Study:
 
 
 def _excess(score: Score) -> list[float]:
-    """By how much a point overflows, and misses limits."""
+    """The values of the study's constraints: excess bits, and the shortfall of limits."""
     return [float(sum(score.excess_bits.values()) or len(score.overflows)), min(score.shortfall, 1e30)]
 
 
 def _failed(score: Score) -> bool:
-    """Whether there is no value to tell."""
+    """Whether a score has no finite value."""
     return bool(score.infeasible) or not math.isfinite(score.value)
 
 
 def shown_as(choices: Sequence[int]) -> tuple[Sequence[int], int]:
-    """What a study calls each choice of a group, and the step between them: the bits themselves where they are
-    evenly spaced, as they mostly are, else their place, the most bits last."""
+    """The study's number for each choice of a group, and the step between numbers: the bits themselves where they are
+    evenly spaced, else their index, the most bits having the highest."""
     steps = {more - less for more, less in itertools.pairwise(choices)}
     if len(steps) <= 1:
         return choices, min(steps, default=1)
@@ -332,33 +337,34 @@ def shown_as(choices: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def _digest(space: Space) -> str:
-    said = json.dumps([[g.key, list(shown_as(g.choices)[0]), list(g.choices)] for g in space.groups.values()])
-    return hashlib.sha256(said.encode()).hexdigest()[:12]
+    text = json.dumps([[g.key, list(shown_as(g.choices)[0]), list(g.choices)] for g in space.groups.values()])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, explored: EvaluationHistory, start: Bits, known: Sequence[Bits]) -> Steps[None]:
+def _steps(owner: _Study, explored: EvaluationHistory, start: Bits, recalled: Sequence[Bits]) -> Steps[None]:
     """The search.
 
     Args:
-        known: what an earlier session asked.
+        recalled: the points that an earlier session asked.
     """
     try:
         owner.open()
         first = (start, *_warm(explored, owner))
-        if known:
-            yield from explored.look_at_all(known, "read from the log")
+        if recalled:
+            yield from explored.look_at_all(recalled, "read from the log")
             owner.learn(explored.scored)
         for bits in first:
             owner.enqueue(bits)
-        yield from _asked(explored, start, owner)
+        yield from _sample(explored, start, owner)
     finally:
         close_storage(owner.storage)
 
 
-def _asked(explored: EvaluationHistory, start: Bits, owner: _Study) -> Steps[None]:
+def _sample(explored: EvaluationHistory, start: Bits, owner: _Study) -> Steps[None]:
+    """Ask for the points that the study proposes, until the trials are used up or proposals repeat."""
     left, repeats = owner.options.trials - len(explored.scored), 0
     while left > 0 and repeats < _REPEATS:
-        # the start alone first: a batch is of points that the sampler chose knowing it
+        # the start by itself first, so that the sampler knows its score when it proposes a batch
         count = min(left, owner.options.batch) if explored.scored else 1
         trials = [owner.propose() for _ in range(count)]
         new = _unseen([bits for _, bits in trials], explored.seen)
@@ -375,7 +381,7 @@ def _unseen(points: Sequence[Bits], seen: ScoresByPoint) -> Mapping[str, Bits]:
 
 
 def _warm(explored: EvaluationHistory, owner: _Study) -> list[Mapping[str, int]]:
-    """Points of the expected front: under a limit its best first, then evenly between its ends."""
+    """Points of the expected front, evenly spaced between its ends, from the most costly that the limit allows."""
     count = min(owner.options.warm, owner.options.trials - 1)
     if not count:
         return []

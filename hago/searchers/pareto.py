@@ -1,4 +1,8 @@
-"""Pareto search: the whole front between a cost and the loss, coarse first, every point evaluated."""
+"""Pareto search: the front between a cost and the loss, coarse first, every point evaluated.
+
+Round 1 follows the front that the surrogate expects (`_sweep`); later rounds fill gaps of the front that was measured
+(`_refine`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from hago.searchers.sensitivity import EvaluationHistory
 from hago.searchers.surrogate import MeasuredPoint, Surrogate, factors, neighbours
 from hago.study.searcher import GeneratorSearcher, Score, Searcher, Steps, point_key
 
-#: Costs that differ by less are one to the solver.
+#: Costs within this ratio are equal to the solver.
 _APART: Final = 1.00001
 
 
@@ -25,12 +29,12 @@ class ParetoOptions:
     """Options of Pareto search.
 
     Args:
-        cost: which cost the front is over; empty for the first that the goal names, else weight_bytes.
-        points: of the first round, at most, which follows the front that is expected.
-        rounds: in all, at most; each other puts half as many points into the gaps of the front that was measured, by
-            turns as the corrected program has them and next to its points.
+        cost: the cost that the front is over; empty for the first that the goal names, else weight_bytes.
+        points: the most points of the first round, which follows the expected front.
+        rounds: the most rounds; each after the first adds half as many points to the measured front, in turns solutions
+            of the corrected program in its gaps and neighbours of its points.
         gain: a round that adds less than this part to the area under the front is the last; 0 for all rounds.
-        batch: points that are asked at once, for evaluation side by side.
+        batch: points that are asked at once, for parallel evaluation.
     """
 
     cost: str = ""
@@ -50,9 +54,9 @@ class ParetoOptions:
 
 
 def pareto_search(explored: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
-    """A searcher that asks `start`, then the cheapest point and points in between: each is the solution of
-    the integer program at a limit in the middle of the widest gap so far, so that it can be stopped at any
-    time with points all along the front.
+    """A searcher that asks `start`, then both ends of the expected front, then points between them: each is the
+    solution of the integer program with a limit in the middle of the widest gap so far. It may be stopped at any time,
+    with points all along the front.
 
     References:
         The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
@@ -74,22 +78,24 @@ def _steps(explored: EvaluationHistory, start: Bits, options: ParetoOptions) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """Between two neighbours of the expected front."""
+    """The gap between two neighbours of the expected front."""
 
     low: Picked
     high: Picked
 
     @property
     def size(self) -> float:
-        """How far apart the ends are: the product of both ratios, in logarithms."""
+        """How far apart the ends are: the logarithm of the ratio of costs times that of the ratio of losses."""
         return max(_ratio(self.low.cost, self.high.cost), 0.0) * max(_ratio(self.high.loss, self.low.loss), 0.0)
 
     @property
     def middle(self) -> float:
+        """The cost half way between the ends."""
         return (self.low.cost + self.high.cost) / 2
 
 
 def _sweep(explored: EvaluationHistory, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
+    """Ask for points of the expected front, the widest gap first."""
     ends = program.range
     if ends is None:
         return
@@ -100,94 +106,93 @@ def _sweep(explored: EvaluationHistory, program: Knapsack, options: ParetoOption
     yield from explored.look_at_all([low.bits, high.bits], f"{why}: the ends of the front")
     gaps, left = [_Gap(low, high)], options.points - 2
     while gaps and left > 0:
-        found: list[Picked] = []
-        while gaps and len(found) < min(left, options.batch):
+        batch: list[Picked] = []
+        while gaps and len(batch) < min(left, options.batch):
             gaps.sort(key=lambda g: g.size)
             gap = gaps.pop()
-            picked, parts = _inside(program, gap)
-            found += picked
+            picked, parts = _split(program, gap)
+            batch += picked
             gaps += parts
-        new = [p.bits for p in found if point_key(p.bits) not in explored.seen]
-        left -= len(found)
+        new = [p.bits for p in batch if point_key(p.bits) not in explored.seen]
+        left -= len(batch)
         yield from explored.look_at_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
 
 
-def _inside(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
-    """A point of the front inside a gap, and the gaps beside it; nothing where there is none."""
+def _split(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
+    """A point of the front inside a gap, and the gaps on both sides of it; nothing where there is no point."""
     picked = program.solve(gap.middle)
     if picked is not None and picked.cost > gap.low.cost * _APART:
         return [picked], [_Gap(gap.low, picked), _Gap(picked, gap.high)]
-    # the lower half is empty; the next point below the upper end tells whether all of it is
+    # the lower half of the gap has no point; the first point below the upper end is in the upper half, if there is one
     picked = program.solve(gap.high.cost / _APART)
     if picked is None or picked.cost <= gap.low.cost * _APART:
         return [], []
     return [picked], [_Gap(gap.low, picked)]
 
 
-# ---------------------------------------------------------------- the front that was measured
+# ---------------------------------------------------------------- the measured front
 def _refine(explored: EvaluationHistory, options: ParetoOptions, why: str) -> Steps[None]:
+    """Ask for points that are expected to improve the measured front."""
     left, empty = -(-options.points // 2), set[tuple[str, str]]()
     while left > 0:
-        points = _fillings(explored, min(left, options.batch), empty)
+        points = _proposals(explored, min(left, options.batch), empty)
         if not points:
             return
         left -= len(points)
         yield from explored.look_at_all(points, f"{why}: in the gaps of the measured front")
 
 
-def _fillings(explored: EvaluationHistory, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
-    """Points that were not seen yet: by turns the program's in the gaps of the measured front, and
-    neighbours of its points.
+def _proposals(explored: EvaluationHistory, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
+    """New points, in turns solutions of the program in the gaps of the measured front, and neighbours of its points.
 
     Args:
-        empty: see `_between`.
+        empty: see `_in_gaps`.
     """
     line = _measured_front(explored)
     guide = explored.guide.corrected(factors(explored.guide, explored.scored))
-    sources = [_between(explored.program(), line, empty)]
+    sources = [_in_gaps(explored.program(), line, empty)]
     if guide.measured is not None:
         sources.append(neighbours(explored.space, guide, line, explored.rooms))
-    found: dict[str, Bits] = {}
-    while sources and len(found) < count:
+    new: dict[str, Bits] = {}
+    while sources and len(new) < count:
         source = sources.pop(0)
         for bits in source:
             key = point_key(bits)
-            if key not in explored.seen and key not in found:
-                found[key] = bits
+            if key not in explored.seen and key not in new:
+                new[key] = bits
                 sources.append(source)
                 break
-    return list(found.values())
+    return list(new.values())
 
 
-def _between(program: Knapsack, line: Sequence[MeasuredPoint], empty: set[tuple[str, str]]) -> Iterator[Bits]:
-    """A point inside each gap of a front, the widest first.
+def _in_gaps(program: Knapsack, line: Sequence[MeasuredPoint], empty: set[tuple[str, str]]) -> Iterator[Bits]:
+    """Up to two points inside each gap of a front, the widest gap first.
 
     Args:
-        empty: the ends of gaps in which a program had no point, which are not asked again; those of this one are added.
+        empty: the ends of gaps in which the program has no solution, which are skipped; new ones are added.
     """
     for low, high in sorted(itertools.pairwise(line), key=_width, reverse=True):
-        ends, found = (point_key(low.bits), point_key(high.bits)), False
+        ends, has_point = (point_key(low.bits), point_key(high.bits)), False
         if ends in empty:
             continue
         for limit in ((low.cost + high.cost) / 2, high.cost / _APART):
             picked = program.solve(limit)
             if picked is not None and picked.cost > low.cost * _APART:
-                found = True
+                has_point = True
                 yield picked.bits
-        if not found:
+        if not has_point:
             empty.add(ends)
 
 
 def _width(gap: tuple[MeasuredPoint, MeasuredPoint]) -> float:
-    """How far apart two neighbours of a front are: the ratio of their costs, in logarithms, times what lies between
-    their merits."""
+    """How far apart two neighbours of a front are: the logarithm of the ratio of costs times the difference of
+    merits."""
     low, high = gap
     return _ratio(low.cost, high.cost) * (high.merit - low.merit)
 
 
 def added(before: Sequence[MeasuredPoint], after: Sequence[MeasuredPoint]) -> float:
-    """The part of the area under a front that another did not have: merits above the least, over logarithms of
-    costs."""
+    """The part of the area under the front `after` that `before` lacks, of merits over logarithms of costs."""
     if not before or not after:
         return float(len(after) > len(before))
     least, most = min(before[0].merit, after[0].merit), max(before[-1].cost, after[-1].cost)
@@ -196,26 +201,27 @@ def added(before: Sequence[MeasuredPoint], after: Sequence[MeasuredPoint]) -> fl
         ends = [*(p.cost for p in line), most][1:]
         return math.fsum((p.merit - least) * _ratio(p.cost, end) for p, end in zip(line, ends, strict=True))
 
-    whole = area(after)
-    return (whole - area(before)) / whole if whole > 0.0 else 0.0
+    total = area(after)
+    return (total - area(before)) / total if total > 0.0 else 0.0
 
 
 def _ratio(low: float, high: float) -> float:
-    """In logarithms."""
+    """The logarithm of high / low."""
     return math.log(max(high, 1e-300) / max(low, 1e-300))
 
 
 def _measured_front(explored: EvaluationHistory) -> list[MeasuredPoint]:
-    """The points that none beats in both, by rising cost."""
+    """The accepted points that no other beats in both cost and merit, by rising cost."""
     guide = explored.guide
-    taken = [MeasuredPoint(guide.cost_of(bits, s), _merit(guide, s), bits) for bits, s in explored.scored if s.accepted]
+    accepted = [(bits, score) for bits, score in explored.scored if score.accepted]
+    points = [MeasuredPoint(guide.cost_of(bits, score), _merit(guide, score), bits) for bits, score in accepted]
     line: list[MeasuredPoint] = []
-    for point in sorted(taken, key=lambda p: (p.cost, -p.merit)):
+    for point in sorted(points, key=lambda p: (p.cost, -p.merit)):
         if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):
             line.append(point)
     return line
 
 
 def _merit(guide: Surrogate, score: Score) -> float:
-    """Larger is better; the logarithm of the loss where a score tells it."""
+    """The merit of a score, see MeasuredPoint."""
     return score.value if guide.measured is None else -math.log(max(guide.measured(score), 1e-300))

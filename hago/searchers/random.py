@@ -1,4 +1,4 @@
-"""Random search: every group's bits drawn uniformly, each trial on its own."""
+"""Random search: every group's bits drawn uniformly, independently in each trial."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.study.searcher import Ask, Feeds, GeneratorSearcher, Searcher, Steps, generator, point_key
 
-#: So many draws in a row that were all seen before end the search.
+#: The search ends after so many draws in a row that were all seen before.
 _DRAWS: Final = 100
 
 
@@ -18,8 +18,8 @@ class RandomOptions:
     """Options of random search.
 
     Args:
-        trials: after how many it ends, the start included.
-        batch: how many points are asked at once, for evaluation side by side.
+        trials: the number of trials, the start included.
+        batch: points that are asked at once, for parallel evaluation.
     """
 
     trials: int = 1000
@@ -52,6 +52,7 @@ def _steps(space: Space, start: Bits, seed: int, options: RandomOptions) -> Step
 
 
 def _draw(space: Space, seed: int, trial: int, seen: set[str]) -> dict[str, int] | None:
+    """A new point for a trial, which becomes seen; None where all draws were seen before."""
     rng = generator(seed, trial)
     for _ in range(_DRAWS):
         point = {key: int(rng.choice(g.choices)) for key, g in space.groups.items()}

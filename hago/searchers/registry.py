@@ -1,4 +1,8 @@
-"""The searchers by name."""
+"""The searchers by name, and how a name with options becomes a Searcher.
+
+`search.session` calls `make_searcher` once per search; the command line parses `NAME:OPTION=VALUE` with
+`parse_searcher`.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,9 @@ from hago.study.searcher import Feeds, Searcher
 
 Refines = Literal["", "start", "choices", "within"]
 
-#: In a searcher's place: the one that is best for the goal, see `searcher_for`.
+#: In place of a searcher's name: the one that is best for the goal, see `searcher_for`.
 AUTO: Final = "auto"
-#: What that may be.
+#: The searchers that AUTO may stand for.
 DEFAULTS: Final = ("gradient", "limited")
 
 
@@ -42,13 +46,14 @@ class SearcherEntry:
     """How a searcher is made.
 
     Args:
-        make: takes (space, start, seed, options, feeds); where it is guided, an Explored that is empty yet, which
-            holds space, feeds and guide, and (start, seed, options).
+        make: takes (space, start, seed, options, feeds); if guided, (history, start, seed, options) with an empty
+            EvaluationHistory, which has the space, the feeds and the surrogate.
         options: the dataclass of its options.
         guided: whether it reads expected losses and costs.
-        refined: which thresholds are made better before it begins, where nobody chose them: for the point where it
-            starts, or alike for every choice (then it starts with the most bits, or within the limits); empty for none.
-        front: whether it looks for a front, on which points that are worse than the best belong, too.
+        refined: the thresholds that are refined before it starts, unless the user decides: those of the point that it
+            starts from ("start"), or those of every choice, for a start with the most bits ("choices") or within the
+            limits ("within"); empty for none.
+        front: whether it searches for a Pareto front, to which points that are worse than the best may belong.
     """
 
     make: Callable[..., Searcher]
@@ -78,7 +83,7 @@ SEARCHERS: Final[Mapping[str, SearcherEntry]] = MappingProxyType(
 
 
 def searcher_for(limited: bool) -> str:
-    """The searcher that `auto` stands for.
+    """The name of the searcher that `auto` stands for.
 
     Args:
         limited: whether the goal asks for fewer bits than the most.
@@ -87,7 +92,7 @@ def searcher_for(limited: bool) -> str:
 
 
 def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:
-    """The name and options that `NAME` or `NAME:OPTION=VALUE,...` says.
+    """Parse `NAME` or `NAME:OPTION=VALUE,...` into a name and options.
 
     Raises:
         HagoError: an option without a value.
@@ -121,17 +126,15 @@ def make_searcher(
     options: Any = None,
     guide: Surrogate | None = None,
 ) -> Searcher:
-    """A fresh searcher.
+    """Make a searcher.
 
     Args:
         name: a key of SEARCHERS.
-        start: where it begins; by default the most bits everywhere.
-        seed: of its randomness, 0 or more.
-        feeds: by node, the groups that decide how large its accumulator gets; by default those on
-            its in-edges.
-        options: the searcher's own dataclass, or a mapping of its fields; what is absent has its
-            default.
-        guide: expected losses and costs, for a searcher that is guided; those of any space by default.
+        start: the point that it starts from; by default the most bits everywhere.
+        seed: seed of its randomness, 0 or more.
+        feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
+        options: the searcher's options dataclass, or a mapping of its fields; others have their defaults.
+        guide: expected losses and costs, for a guided searcher; by default `plain_surrogate`.
 
     Raises:
         HagoError: an unknown name or option, or one of a wrong type or range.
@@ -140,21 +143,21 @@ def make_searcher(
     if name not in SEARCHERS:
         raise HagoError(f"unknown searcher {name!r}; known: {', '.join(SEARCHERS)}.{did_you_mean(name, SEARCHERS)}")
     check_seed(seed)
-    begin = space.widest() if start is None else {k: int(b) for k, b in start.items()}
-    space.check(begin)
+    first_point = space.widest() if start is None else {k: int(b) for k, b in start.items()}
+    space.check(first_point)
     entry = SEARCHERS[name]
-    chosen = make_options(name, options)
+    own_options = make_options(name, options)
     if not entry.guided:
-        return entry.make(space, begin, seed, chosen, feeds)
-    known = EvaluationHistory(space, plain_surrogate(space) if guide is None else guide, feeds or feeds_of(space))
-    return entry.make(known, begin, seed, chosen)
+        return entry.make(space, first_point, seed, own_options, feeds)
+    history = EvaluationHistory(space, plain_surrogate(space) if guide is None else guide, feeds or feeds_of(space))
+    return entry.make(history, first_point, seed, own_options)
 
 
 def check_racing(name: str) -> None:
-    """Refuse searchers that need every point's whole score.
+    """Refuse to race for a searcher that needs the whole score of every point.
 
     Raises:
-        HagoError: it looks for a front.
+        HagoError: it searches for a Pareto front.
     """
     if name in SEARCHERS and SEARCHERS[name].front:
         raise HagoError(
@@ -164,7 +167,11 @@ def check_racing(name: str) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse what is no seed."""
+    """Check that a seed is an integer, 0 or more.
+
+    Raises:
+        HagoError: it is not.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise HagoError(f"seed {seed!r}; expected an integer, 0 or more")
 
@@ -194,12 +201,12 @@ def make_options(name: str, given: Any = None) -> Any:
 
 
 def _as_type_of(default: Any, value: Any, what: str) -> Any:
-    wanted = type(default)
-    if wanted is str:
+    kind = type(default)
+    if kind is str:
         if not isinstance(value, str):
             raise HagoError(f"{what}: got {value!r}, expected a text")
         return value
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or (wanted is int and value != int(value)):
-        raise HagoError(f"{what}: got {value!r}, expected {'an integer' if wanted is int else 'a number'}")
-    return wanted(value)
+    if not is_number or not math.isfinite(value) or (kind is int and value != int(value)):
+        raise HagoError(f"{what}: got {value!r}, expected {'an integer' if kind is int else 'a number'}")
+    return kind(value)

@@ -1,5 +1,9 @@
-"""Sensitivity search: solve for the best expected point, evaluate it, correct what was expected, and
-repeat; then moves of one or two groups around the best point seen.
+"""Searches led by a surrogate model: sensitivity search, gradient search, and search under limits.
+
+All three run the same loop, `steps`: repair a start that overflows; solve the integer program over expected losses
+(`Knapsack`), evaluate its point, correct the losses by the evaluation, and repeat; then evaluate moves of one or two
+groups around the best point. They differ in the number of rounds and moves, and in the thresholds that they start from.
+What they have evaluated is kept in an `EvaluationHistory`, which Pareto search and Optuna's samplers share.
 """
 
 from __future__ import annotations
@@ -28,16 +32,29 @@ from hago.study.searcher import (
     shifted,
 )
 
+#: How far an expected change of loss may be off, relative to its churn: moves are ordered by their optimistic gain.
+_DOUBT: Final = 0.7
+#: How many raises of bits, and how many lowerings, are combined in pairs.
+_PAIRED: Final = 24
+#: Gradient search makes one move for so many groups where the number is not given; so many times as many where a cost
+#: is minimized.
+GROUPS_A_MOVE: Final = 8
+MANY: Final = 4
+#: Moves that gradient and limited search ask at once.
+BATCH: Final = 2
+#: Moves in a row that may fail to improve before these two searches end; more of them where a cost is minimized.
+PATIENCE: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class SensitivityOptions:
     """Options of sensitivity search.
 
     Args:
-        rounds: how often the program is solved and corrected at most.
-        points: evaluations that find where a limit on a measure lies, when a cost is minimised.
-        moves: evaluations of moves around the best point, at most.
-        batch: moves that are asked at once, for evaluation side by side.
+        rounds: the most rounds of solving the program and correcting the losses.
+        points: evaluations per round to find the least cost that keeps the limits, where a cost is minimized.
+        moves: the most evaluations of moves around the best point.
+        batch: moves that are asked at once, for parallel evaluation.
     """
 
     rounds: int = 4
@@ -54,19 +71,26 @@ class SensitivityOptions:
 
 
 def sensitivity_search(explored: EvaluationHistory, start: Bits, seed: int, options: SensitivityOptions) -> Searcher:
-    """A searcher that asks `start`, then what an integer program over expected losses picks under the
-    limit on the cost (or, where a cost is minimised, along the front until the limits are just kept), and
-    then single steps and swaps around the best.
+    """A searcher that asks `start`, then the solutions of an integer program over expected losses under the limit on
+    the cost (where a cost is minimized: along the front, to the least cost that keeps the limits), and then single
+    steps and swaps around the best point.
 
     References:
-        Z. Yao et al., "HAWQ-V3", ICML 2021, for the program; the correction by evaluations is our own.
+        Z. Yao et al., "HAWQ-V3", ICML 2021, for the program. The correction by evaluations is hago's own.
     """
     return GeneratorSearcher("sensitivity", options, steps(explored, start, options))
 
 
 @dataclass(slots=True)
 class EvaluationHistory:
-    """All points that were scored, and the best of them."""
+    """The points that a search has scored. `registry.make_searcher` makes an empty one for each searcher that is led by
+    a surrogate, which fills it as it runs.
+
+    Args:
+        feeds: by node, the groups whose bits decide how large its accumulator gets.
+        seen: all scores, by point key.
+        scored: points and scores in the order of evaluation, without those on the way of a repair.
+    """
 
     space: Space
     guide: Surrogate
@@ -75,15 +99,15 @@ class EvaluationHistory:
     scored: list[tuple[Bits, Score]] = field(default_factory=list)
 
     def look(self, bits: Bits, why: str) -> Steps[Score]:
-        """The score of a point."""
-        new = point_key(bits) not in self.seen
+        """The score of a point, asked for where it is not known."""
+        is_new = point_key(bits) not in self.seen
         score = yield from measure(bits, why, self.seen)
-        if new:
+        if is_new:
             self.scored.append((dict(bits), score))
         return score
 
     def look_at_all(self, points: Sequence[Bits], why: str) -> Steps[None]:
-        """Score several points at once; those known already are left out."""
+        """Ask for the scores of several points at once, those aside that are known."""
         new = {k: dict(p) for p in points if (k := point_key(p)) not in self.seen}
         if new:
             scores = yield Ask(tuple(new.values()), why)
@@ -92,86 +116,90 @@ class EvaluationHistory:
 
     @property
     def best(self) -> tuple[Bits, Score]:
-        """The first of the highest rank."""
+        """The point of the highest rank, the first of equals, and its score."""
         return max(self.scored, key=lambda pair: pair[1].rank)
 
     def program(self) -> Knapsack:
-        """The integer program with losses as evaluations have corrected them, and no more bits around
-        an accumulator than it was seen to hold."""
+        """The integer program over the corrected losses, with no more bits at any accumulator than it was observed to
+        hold."""
         rooms = [Room(keys, bits) for keys, bits in self.rooms.items()]
         return Knapsack(self.space, self.guide.corrected(factors(self.guide, self.scored)), rooms)
 
     @property
     def known_feeds(self) -> dict[str, tuple[str, ...]]:
-        """The feeds, less groups that the space does not have."""
+        """`feeds` without the groups that the space does not have."""
         return {node: tuple(k for k in keys if k in self.space.groups) for node, keys in self.feeds.items()}
 
     @property
     def rooms(self) -> dict[tuple[str, ...], int]:
-        """By the groups that feed an accumulator, the bits that fit it together: those of the point with as many as are
-        known to fit, or of the first that ran, where it has less than the most, and fewer where a point with so many
-        overflowed."""
+        """The most bits that the groups that feed an accumulator may have together.
+
+        They are those of `Surrogate.most`, or of the first point that ran, where these are not the most bits anyway;
+        and fewer where a point with as many overflowed.
+        """
         runs = self.guide.most or next((bits for bits, score in self.scored if score.runs), None)
         most = self.guide.widest or self.space.widest()
-        found: dict[tuple[str, ...], int] = {}
+        rooms: dict[tuple[str, ...], int] = {}
         if runs is not None:
             for keys in self.known_feeds.values():
                 if any(runs[k] < most[k] for k in keys):
-                    found[keys] = sum(runs[k] for k in keys)
+                    rooms[keys] = sum(runs[k] for k in keys)
             fed = {k for keys in self.known_feeds.values() for k in keys}
-            found |= {(k,): runs[k] for k in most if k not in fed and runs[k] < most[k]}
+            rooms |= {(k,): runs[k] for k in most if k not in fed and runs[k] < most[k]}
         for bits, score in self.scored:
             for node in score.overflows:
                 keys = self.known_feeds.get(node, ())
                 if keys:
                     used = sum(bits[k] for k in keys) - score.excess_bits.get(node, 1)
                     least = sum(self.space.groups[k].choices[-1] for k in keys)
-                    found[keys] = max(min(found.get(keys, used), used), least)
-        return found
+                    rooms[keys] = max(min(rooms.get(keys, used), used), least)
+        return rooms
 
 
+# ---------------------------------------------------------------- the common loop
 def steps(
     explored: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: float = math.inf
 ) -> Steps[None]:
-    """The search itself.
+    """The loop of all three searches: repair, rounds of the integer program, moves.
 
     Args:
-        patience: moves in a row that may be no better before they end.
+        patience: moves in a row that may fail to improve before the search ends.
     """
     space, guide = explored.space, explored.guide
     explored.scored.append((yield from repair(space, start, explored.feeds, explored.seen)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
         return
     for number in range(1, options.rounds + 1):
-        before = len(explored.scored)
+        count_before = len(explored.scored)
         program = explored.program()
         if guide.minimize:
             yield from _cheapest(explored, program, options.points, f"round {number}")
         else:
-            yield from _within(explored, program, guide.limit, f"round {number}")
-        if len(explored.scored) == before:
+            yield from _best_within(explored, program, guide.limit, f"round {number}")
+        if len(explored.scored) == count_before:
             break
     yield from _moves(explored, options, patience)
 
 
-def _within(explored: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
-    """The best expected point whose true cost keeps the limit; the program's costs may be a little off."""
-    allowed, held = limit, {h.metric: h.most for h in explored.guide.held}
+def _best_within(explored: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
+    """Ask for the best expected point under the limits. Expected costs may be a little off, so the limits that the
+    program gets are lowered by what its point violates them, up to twice."""
+    allowed, allowed_others = limit, {h.metric: h.most for h in explored.guide.held}
     for _ in range(3):
-        picked = program.solve(allowed, held)
+        picked = program.solve(allowed, allowed_others)
         if picked is None:
             return
-        score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
-        over = 0.0 if limit is None else max(0.0, explored.guide.cost_of(picked.bits, score) - limit)
-        beyond = {h.metric: max(0.0, -h.spare(picked.bits, score)) for h in explored.guide.held}
-        if not over and not any(beyond.values()):
+        score = yield from explored.look(picked.bits, f"{why}: {_expectation(picked)}")
+        excess = 0.0 if limit is None else max(0.0, explored.guide.cost_of(picked.bits, score) - limit)
+        excesses = {h.metric: max(0.0, -h.slack(picked.bits, score)) for h in explored.guide.held}
+        if not excess and not any(excesses.values()):
             return
-        allowed = None if allowed is None else allowed - over
-        held = {metric: most - beyond[metric] for metric, most in held.items()}
+        allowed = None if allowed is None else allowed - excess
+        allowed_others = {metric: most - excesses[metric] for metric, most in allowed_others.items()}
 
 
 def _cheapest(explored: EvaluationHistory, program: Knapsack, points: int, why: str) -> Steps[None]:
-    """Along the front, by bisection: the least cost at which the limits are kept."""
+    """Ask for points of the expected front, by bisection, towards the least cost that keeps the limits."""
     ends = program.range
     if ends is None:
         return
@@ -181,7 +209,7 @@ def _cheapest(explored: EvaluationHistory, program: Knapsack, points: int, why: 
         picked = program.solve(middle * (1 + 1e-9))
         if picked is None:
             return
-        score = yield from explored.look(picked.bits, f"{why}: {_says(picked)}")
+        score = yield from explored.look(picked.bits, f"{why}: {_expectation(picked)}")
         if not score.accepted:
             low = middle
         elif number == 0:
@@ -192,20 +220,21 @@ def _cheapest(explored: EvaluationHistory, program: Knapsack, points: int, why: 
             return
 
 
-def _says(picked: Picked) -> str:
+def _expectation(picked: Picked) -> str:
     return f"expected loss {picked.loss:.4g} at cost {picked.cost:.6g}"
 
 
 def _moves(explored: EvaluationHistory, options: SensitivityOptions, patience: float) -> Steps[None]:
-    left, failed, before = options.moves, 0, explored.best[0]
+    """Ask for neighbours of the best point, batch by batch, the most promising first."""
+    left, failed, previous_best = options.moves, 0, explored.best[0]
     while left > 0:
         bits, score = explored.best
-        failed, before = failed if bits == before else 0, bits
+        failed, previous_best = failed if bits == previous_best else 0, bits
         if failed >= patience:
             return
         guide = explored.guide.corrected(factors(explored.guide, explored.scored))
-        near = _neighbours(explored, guide, bits, score)
-        new = (p for p in near if point_key(p) not in explored.seen)
+        candidates = _neighbours(explored, guide, bits, score)
+        new = (p for p in candidates if point_key(p) not in explored.seen)
         points = list(itertools.islice(new, min(left, options.batch)))
         if not points:
             return
@@ -213,83 +242,66 @@ def _moves(explored: EvaluationHistory, options: SensitivityOptions, patience: f
         yield from explored.look_at_all(points, "a move around the best")
 
 
-#: How far an expected change may be off, as a part of it: moves are tried by what they gain at best.
-_DOUBT: Final = 0.7
-#: How many raises are paired with how many lowerings.
-_PAIRED: Final = 24
-
-
-def _at_best(move: Change) -> float:
-    """The change of loss if expectations are off in its favour."""
+def _optimistic_loss(move: Change) -> float:
+    """The change of loss if the expectation is off in the move's favour."""
     return move.loss - _DOUBT * move.churn
 
 
 def _neighbours(explored: EvaluationHistory, guide: Surrogate, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
     """Single steps and swaps that may improve a point, the most promising first."""
-    space, near = explored.space, NeighbourEstimates(guide, bits)
-    steps = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
-    downs, ups = ([near.change({k: b}) for k, b in there if b != bits[k]] for there in steps)
-    # bits of a node that is float say nothing
-    downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=_at_best) for ms in (downs, ups))
+    space, estimates = explored.space, NeighbourEstimates(guide, bits)
+    shifts = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
+    downs, ups = ([estimates.change({k: b}) for k, b in shift if b != bits[k]] for shift in shifts)
+    # a change without loss or cost is of the bits of a float node, which have no effect
+    downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=_optimistic_loss) for ms in (downs, ups))
     pairs = itertools.product(ups[:_PAIRED], downs[:_PAIRED])
     swaps = [_both(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
-    traded = (near.change(p) for p in swapped(space, explored.known_feeds, bits))
-    found = [*downs, *ups, *swaps, *(m for m in traded if m.churn or m.cost)]
-    # expected costs may be a little off: they are trusted in differences
-    spare = math.inf if guide.limit is None else guide.limit - guide.cost_of(bits, score)
+    trades = (estimates.change(p) for p in swapped(space, explored.known_feeds, bits))
+    moves = [*downs, *ups, *swaps, *(m for m in trades if m.churn or m.cost)]
+    # expected costs may be a little off, so only their differences are used
+    slack = math.inf if guide.limit is None else guide.limit - guide.cost_of(bits, score)
     rooms: dict[str, list[tuple[Sequence[str], int]]] = {}
     for keys, most in explored.rooms.items():
         for key in keys:
             rooms.setdefault(key, []).append((keys, most))
-    kept = [m for m in found if m.cost <= spare and _fits(rooms, bits, m)]
+    kept = [m for m in moves if m.cost <= slack and _fits(rooms, bits, m)]
     if guide.minimize:
-        # what neighbours save by both being float is not in the expected costs, so every flip is tried, last
+        # the saving of two neighbours that are both float is not in the expected costs, so every flip is tried, last
         flips = [m for m in kept if m.cost >= 0 and len(m.bits) == 1 and guide.gates.keys() & m.bits.keys()]
-        kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: _at_best(m) / -m.cost), *flips]
+        kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: _optimistic_loss(m) / -m.cost), *flips]
     else:
-        kept.sort(key=_at_best)
-    for chosen in kept:
-        point = {**bits, **chosen.bits}
-        # two changes may fit a signature each, and not together
-        fits = near.change(chosen.bits).cost < math.inf
-        if fits and all(h.cost(point) - h.cost(bits) <= max(0.0, h.spare(bits, score)) for h in guide.held):
+        kept.sort(key=_optimistic_loss)
+    for move in kept:
+        point = {**bits, **move.bits}
+        # each of two changes may fit a signature, and both together none
+        fits = estimates.change(move.bits).cost < math.inf
+        if fits and all(h.cost(point) - h.cost(bits) <= max(0.0, h.slack(bits, score)) for h in guide.held):
             yield point
 
 
 def _both(up: Change, down: Change) -> Change:
-    """Two moves at once; their costs are taken to add up."""
+    """Two moves at once, assuming that their changes add up."""
     return Change({**up.bits, **down.bits}, up.loss + down.loss, up.cost + down.cost, up.churn + down.churn)
 
 
 def _fits(rooms: Mapping[str, Sequence[tuple[Sequence[str], int]]], bits: Bits, move: Change) -> bool:
-    """Whether the accumulators that it feeds are known to hold as many bits.
+    """Whether the accumulators that the changed groups feed are known to hold their bits.
 
     Args:
-        rooms: by group, the groups that share room with it, and how much.
+        rooms: by group, the groups that share an accumulator with it, and the most bits that they have together.
     """
-    felt = (room for key in move.bits for room in rooms.get(key, ()))
-    return all(sum(move.bits.get(k, bits[k]) for k in keys) <= most for keys, most in felt)
+    shared = (room for key in move.bits for room in rooms.get(key, ()))
+    return all(sum(move.bits.get(k, bits[k]) for k in keys) <= most for keys, most in shared)
 
 
 # ---------------------------------------------------------------- gradient search
-# Gradient search: few evaluations of what gradients expect to be better, from a start whose thresholds are refined;
-# or, under limits on costs, with thresholds that were refined for every choice.
-
-#: Where the number of moves is not given, one for so many groups; several where a cost is minimised.
-GROUPS_A_MOVE: Final = 8
-MANY: Final = 4
-#: Points that are asked at once.
-BATCH: Final = 2
-#: Moves in a row that may be no better before they end, and so many times as many where a cost is minimised.
-PATIENCE: Final = 4
-
-
 @dataclass(frozen=True, slots=True)
 class GradientOptions:
     """Options of gradient search.
 
     Args:
-        moves: evaluations of moves around the best point, at most; by default as many as the space is large, -1.
+        moves: the most evaluations of moves around the best point; -1, the default, for a number that grows with the
+            space.
     """
 
     moves: int = -1
@@ -300,37 +312,40 @@ class GradientOptions:
 
 
 def gradient_search(explored: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
-    """A searcher that asks `start`, what an integer program over expected losses picks, and a few moves around the
-    best of them; and more of both where none of these keeps every limit.
+    """A searcher that asks `start`, a solution of the integer program over expected losses, and a few moves around the
+    better of them; and more of both where none of these keeps every limit.
 
-    Before it, and not its own work, the thresholds of the start were made better by gradients (`refinement`): there
-    most is won, and most forwards are spent. Where a cost is minimised, the program is solved along the front.
+    `search.refinement` has refined the thresholds of `start` by gradients before: most of the gain is made there, and
+    most forward passes are spent. Where a cost is minimized, the program is solved along the front.
     """
     each = MANY if explored.guide.minimize else 1
     moves = max(2, each * len(explored.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
     rounds = 4 if explored.guide.minimize else 1
-    chosen = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
-    return GeneratorSearcher("gradient", options, _steps(explored, start, chosen, PATIENCE * each, options.moves < 0))
+    own = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
+    return GeneratorSearcher(
+        "gradient", options, _gradient_steps(explored, start, own, PATIENCE * each, options.moves < 0)
+    )
 
 
-def _steps(
-    explored: EvaluationHistory, start: Bits, chosen: SensitivityOptions, patience: int, more: bool
+def _gradient_steps(
+    explored: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: int, extend: bool
 ) -> Steps[None]:
-    yield from steps(explored, start, chosen, patience)
+    """The search; with `extend` it goes on as sensitivity search where no point keeps every limit."""
+    yield from steps(explored, start, options, patience)
     bits, score = explored.best
-    if more and not score.accepted:
-        # no limit is given up for the sake of few evaluations
+    if extend and not score.accepted:
         yield from steps(explored, bits, SensitivityOptions(batch=BATCH))
 
 
+# ---------------------------------------------------------------- search under limits
 @dataclass(frozen=True, slots=True)
 class LimitedOptions:
-    """Options of search under limits.
+    """Options of search under limits: those of SensitivityOptions, with other defaults.
 
     Args:
-        rounds: how often the program is solved and corrected at most.
-        points: evaluations that find where a limit on a measure lies, when a cost is minimised.
-        moves: evaluations of moves around the best point, at most.
+        rounds: the most rounds of solving the program and correcting the losses.
+        points: evaluations per round to find the least cost that keeps the limits, where a cost is minimized.
+        moves: the most evaluations of moves around the best point.
     """
 
     rounds: int = 4
@@ -346,21 +361,21 @@ class LimitedOptions:
 
 
 def limited_search(explored: EvaluationHistory, start: Bits, seed: int, options: LimitedOptions) -> Searcher:
-    """A searcher for what is best under limits on costs, or costs least: it asks `start`, what an integer program over
-    expected losses picks, the program again as evaluations correct it, and moves around the best.
+    """A searcher for the best point under limits on costs, or for the least cost: it asks `start`, the solutions of the
+    integer program as evaluations correct it, and moves around the best point.
 
-    Before it, thresholds of all choices were refined (`refined_choices`), which hold wherever the program goes; those
-    that are refined at one point lose 2 to 5 dB elsewhere.
+    `search.refinement` has refined the thresholds of every choice before, which hold wherever the program goes;
+    thresholds that are refined at one point lose 2 to 5 dB elsewhere.
     """
-    chosen = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
-    return GeneratorSearcher("limited", options, _within_limits(explored, start, chosen))
+    own = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
+    return GeneratorSearcher("limited", options, _limited_steps(explored, start, own))
 
 
-def _within_limits(explored: EvaluationHistory, start: Bits, chosen: SensitivityOptions) -> Steps[None]:
-    yield from steps(explored, start, chosen, 2 * PATIENCE)
+def _limited_steps(explored: EvaluationHistory, start: Bits, options: SensitivityOptions) -> Steps[None]:
+    yield from steps(explored, start, options, 2 * PATIENCE)
     if explored.best[1].accepted:
         return
-    # no limit is given up: the ends of what is expected, then as many moves from the nearest point as it takes
+    # no point keeps every limit yet: ask for the ends of the expected front, then for moves around the best so far
     program = explored.program()
     ends = program.range
     for limit in (None,) if ends is None else (ends[0] * (1 + 1e-9), None):

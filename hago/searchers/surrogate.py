@@ -1,8 +1,15 @@
-"""Guide: what is expected of points before any is evaluated: a loss and a cost for every choice.
+"""A surrogate model of the search: expected losses and costs of points that were not evaluated.
 
-A cost is a sum of terms, each a table over the bits of a few groups; most have one, the bit operations
-of a convolution have two. Bits that a table leaves out fit no signature, and cost without end. The guide
-proposes; evaluations decide.
+`search.guidance` makes one `Surrogate` per search, from sensitivities and the costs of Plans; the searchers read it to
+choose which points to evaluate. The evaluations decide.
+
+The expected loss of a point is the sum of one loss per group. Its cost is a sum of terms, each a table over the bits of
+a few groups: most over one, the bit operations of a convolution over two. Bits that a table leaves out fit no
+signature; their cost is unbounded (`math.inf`).
+
+In order: the model; estimates for the neighbours of one point, in time that does not depend on the size of the space
+(`NeighbourEstimates`); correction factors for losses, fitted to evaluations (`factors`); and the neighbours of a
+measured Pareto front, ranked by what they are expected to add to it (`neighbours`).
 """
 
 from __future__ import annotations
@@ -18,33 +25,48 @@ import numpy as np
 from hago.plan.space import FLOAT, Bits, Space
 from hago.study.searcher import Score
 
+#: How far a measured loss may be off what factors can explain, relative to it.
+_NOISE: Final = 0.2
+#: Prior deviations of the factors from 1: of a group's, and of one choice's around its group's.
+_GROUP: Final = 0.5
+_CHOICE: Final = 0.5
+#: Evaluations whose expected loss is off by more than this ratio, either way, are left out of the fit.
+_LEAST: Final = 1e-3
+#: Factors lie between 1 / _MOST and _MOST, times the common one.
+_MOST: Final = 8.0
+#: The least loss expected of a neighbour, as a part of its point's loss.
+_LEAST_CHANGE: Final = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of the cost.
+    """One term of an additive cost.
 
     Args:
         keys: the groups that it depends on.
-        table: by their bits, in that order; finite, without bits that no signature holds together.
+        table: costs by the bits of these groups, in that order; finite. Bits that are left out fit no signature
+            together.
     """
 
     keys: tuple[str, ...]
     table: Mapping[tuple[int, ...], float]
 
     def __call__(self, bits: Bits) -> float:
+        """The term's cost at a point; `math.inf` where no signature holds its bits."""
         return self.table.get(tuple(bits[k] for k in self.keys), math.inf)
 
-    def beside(self, bits: Bits, there: Bits) -> float:
-        """The cost where these groups have other bits."""
-        return self.table.get(tuple(there.get(k, bits[k]) for k in self.keys), math.inf)
+    def cost_with_changes(self, bits: Bits, changed: Bits) -> float:
+        """The term's cost at the point `bits` with the bits of a few groups changed."""
+        return self.table.get(tuple(changed.get(k, bits[k]) for k in self.keys), math.inf)
 
 
 class AdditiveCost:
-    """What knows the parts of a cost.
+    """An additive cost model: the cost of a point is a constant plus the sum of its terms. Base of `CostConstraint` and
+    `Surrogate`.
 
     Attributes:
-        metric: the cost's name in `Score.costs`.
-        terms, constant: they add up to it.
+        metric: the name of the cost in `Score.costs`.
+        terms, constant: the summands.
     """
 
     __slots__ = ()
@@ -57,41 +79,47 @@ class AdditiveCost:
         return self.constant + math.fsum(term(bits) for term in self.terms)
 
     def cost_of(self, bits: Bits, score: Score) -> float:
-        """The true cost of a scored point; what is expected where nobody counted, as of bits that fit no signature."""
-        found = score.costs.get(self.metric)
-        return self.cost(bits) if found is None else found
+        """The cost in a point's score; the expected one where the score has none, as for bits that fit no signature."""
+        measured = score.costs.get(self.metric)
+        return self.cost(bits) if measured is None else measured
 
 
 @dataclass(frozen=True, slots=True)
 class CostConstraint(AdditiveCost):
-    """A cost beside the guide's own that has a limit: its name in `Score.costs`, its parts, and what it may be."""
+    """A limit on a cost other than the surrogate's own.
+
+    Args:
+        metric: the name of the cost in `Score.costs`.
+        terms, constant: the summands of the cost.
+        most: the limit.
+    """
 
     metric: str
     terms: Sequence[Term]
     constant: float
     most: float
 
-    def spare(self, bits: Bits, score: Score) -> float:
-        """How much more a scored point may cost; negative where it misses the limit."""
+    def slack(self, bits: Bits, score: Score) -> float:
+        """The limit less the cost of a scored point; negative where the point violates it."""
         return self.most - self.cost_of(bits, score)
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate(AdditiveCost):
-    """Expected losses and costs.
+    """Expected losses and costs of every point. Immutable; made once per search by `search.guidance`.
 
     Args:
-        metric: the cost's name in `Score.costs`; empty for the total of bits.
-        losses: by group, by bits, never less for fewer bits; they add up.
-        terms: of the cost, a constant aside.
-        constant: what every point costs beside the terms.
-        limit: what the cost may be at most.
-        held: other costs that have limits.
-        minimize: whether the cost is what the search makes least.
-        measured: the loss that a score tells of, in the unit of `losses`; None where it tells none.
-        gates: by the group that may turn a node float, the groups whose losses are then gone.
-        most: a point with as many bits as accumulators are known to hold; None for the first that runs.
-        widest: a point with the most bits that signatures take together; None where they take the most of each.
+        metric: the name of the cost in `Score.costs`; empty for the total of bits.
+        losses: expected loss by group and bits, not less for fewer bits; the loss of a point is their sum.
+        terms: the terms of the cost.
+        constant: the cost of every point beside the terms.
+        limit: the most that the cost may be.
+        held: limits on other costs.
+        minimize: whether the search minimizes the cost, and not the loss.
+        measured: reads the loss from a score, in the unit of `losses`; None where scores do not have it.
+        gates: by the group that may turn a node float, the groups that lose nothing when it does.
+        most: a point whose bits the accumulators are known to hold; None for the first evaluated point that runs.
+        widest: the widest feasible point; None where that is the most bits of every group.
     """
 
     metric: str
@@ -107,44 +135,44 @@ class Surrogate(AdditiveCost):
     widest: Bits | None = None
 
     def parts(self, bits: Bits) -> dict[str, float]:
-        """The expected loss of a point by group."""
-        gone = {k for gate, keys in self.gates.items() if bits[gate] == FLOAT for k in keys}
-        return {k: 0.0 if k in gone else by[bits[k]] for k, by in self.losses.items()}
+        """The expected loss of a point, by group."""
+        lossless = {k for gate, keys in self.gates.items() if bits[gate] == FLOAT for k in keys}
+        return {k: 0.0 if k in lossless else by_bits[bits[k]] for k, by_bits in self.losses.items()}
 
     def loss(self, bits: Bits) -> float:
         """The expected loss of a point."""
         return math.fsum(self.parts(bits).values())
 
     def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Surrogate:
-        """With every loss times the factor of its group and bits, where there is one; so fewer bits may be expected to
-        lose less."""
+        """The model with each loss multiplied by the factor of its group and bits, 1 where there is none. Fewer bits
+        may then be expected to lose less."""
         none: Mapping[int, float] = {}
-        losses = {k: {b: x * factors.get(k, none).get(b, 1.0) for b, x in by.items()} for k, by in self.losses.items()}
+        losses = {
+            key: {bits: loss * factors.get(key, none).get(bits, 1.0) for bits, loss in by_bits.items()}
+            for key, by_bits in self.losses.items()
+        }
         return replace(self, losses=losses)
 
 
 def plain_surrogate(space: Space) -> Surrogate:
-    """What is known of any space: a bit less makes the squared error four times as large, and every bit
-    costs one."""
+    """The model for a space of which nothing is measured: one bit fewer multiplies the squared error by four, and each
+    bit costs 1."""
     losses = {key: {b: 4.0 ** -min(b, 64) for b in g.choices} for key, g in space.groups.items()}
     terms = [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in space.groups.items()]
     return Surrogate("", losses, terms)
 
 
-# ---------------------------------------------------------------- nearby
-# Nearby: what a guide expects of points that differ from one point in a few groups.
-# A comparison takes as long as what the points differ in, whatever the size of the space; its figures are those of
-# the whole guide to the last bit, since sums are rounded once.
-
-
+# ---------------------------------------------------------------- the neighbours of one point
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Other bits for a few groups, and what is expected of them.
+    """Changed bits of a few groups, and the expected change of loss and cost.
 
     Args:
-        loss, cost: the change; the cost is infinite where a term leaves out these bits, and negatively so where it
-            leaves out only the bits here.
-        churn: the sum of the sizes of all changes of loss.
+        bits: the bits that differ from the point's.
+        loss: expected loss with the change, less that without.
+        cost: expected cost with the change, less that without; `inf` where the changed bits fit no signature, `-inf`
+            where only the point's own do not.
+        churn: the sum of the magnitudes of the groups' changes of loss.
     """
 
     bits: Mapping[str, int]
@@ -154,7 +182,11 @@ class Change:
 
 
 class NeighbourEstimates:
-    """The surroundings of one point."""
+    """Expected changes of loss and cost around one point.
+
+    An estimate takes time proportional to the number of groups that change, whatever the size of the space. It is
+    equal to the difference of the surrogate's own figures to the last bit, since every sum is rounded once.
+    """
 
     def __init__(self, guide: Surrogate, bits: Bits) -> None:
         self.guide, self.bits = guide, bits
@@ -171,79 +203,70 @@ class NeighbourEstimates:
         self._cost = guide.constant + math.fsum(self._sum)
 
     def change(self, bits: Bits) -> Change:
-        """What is expected where these groups have these bits and all others what they have here."""
-        there = {k: b for k, b in bits.items() if b != self.bits[k]}
-        felt = dict.fromkeys(k for key in there for k in (key, *self.guide.gates.get(key, ())))
-        changes = [self._loss(k, there) - self._losses[k] for k in felt if k in self._losses]
-        terms = {id(t): t for key in there for t in self._terms.get(key, ())}.values()
-        cost = self._costs_more([t.beside(self.bits, there) for t in terms], [t(self.bits) for t in terms])
-        return Change(there, math.fsum(changes), cost, math.fsum(map(abs, changes)))
+        """The expected change where these groups have these bits, and all others those of the point."""
+        changed = {k: b for k, b in bits.items() if b != self.bits[k]}
+        affected = dict.fromkeys(k for key in changed for k in (key, *self.guide.gates.get(key, ())))
+        losses = [self._loss(k, changed) - self._losses[k] for k in affected if k in self._losses]
+        terms = {id(t): t for key in changed for t in self._terms.get(key, ())}.values()
+        cost = self._cost_change(
+            [t.cost_with_changes(self.bits, changed) for t in terms], [t(self.bits) for t in terms]
+        )
+        return Change(changed, math.fsum(losses), cost, math.fsum(map(abs, losses)))
 
-    def _costs_more(self, there: Sequence[float], here: Sequence[float]) -> float:
-        if math.inf in there or math.inf in here:
-            return math.inf if math.inf in there else -math.inf
-        return self.guide.constant + math.fsum([*self._sum, *there, *(-x for x in here)]) - self._cost
+    def _cost_change(self, after: Sequence[float], before: Sequence[float]) -> float:
+        """The change of the whole cost where terms change from `before` to `after`."""
+        if math.inf in after or math.inf in before:
+            return math.inf if math.inf in after else -math.inf
+        return self.guide.constant + math.fsum([*self._sum, *after, *(-x for x in before)]) - self._cost
 
-    def _loss(self, key: str, there: Bits) -> float:
-        if any(self._at(gate, there) == FLOAT for gate in self._gates.get(key, ())):
+    def _loss(self, key: str, changed: Bits) -> float:
+        if any(self._bits(gate, changed) == FLOAT for gate in self._gates.get(key, ())):
             return 0.0
-        return self.guide.losses[key][self._at(key, there)]
+        return self.guide.losses[key][self._bits(key, changed)]
 
-    def _at(self, key: str, there: Bits) -> int:
-        return there.get(key, self.bits[key])
+    def _bits(self, key: str, changed: Bits) -> int:
+        return changed.get(key, self.bits[key])
 
 
 def exact_sum(values: Sequence[float]) -> list[float]:
-    """A few numbers whose exact sum is that of all values, so that a sum with others is rounded once.
+    """A few numbers with the same exact sum as `values`, so that a sum of these and others is rounded once.
 
     References:
         J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997, which `math.fsum` follows.
     """
     parts: list[float] = []
-    while left := math.fsum([*values, *(-p for p in parts)]):
-        parts.append(left)
+    while remainder := math.fsum([*values, *(-p for p in parts)]):
+        parts.append(remainder)
     return parts
 
 
-# ---------------------------------------------------------------- correction
-# Correction: what evaluations say of expected losses, as a factor for every choice of every group.
-
-#: How far a measured loss may be off what factors can explain, as a part of it.
-_NOISE: Final = 0.2
-#: How far factors are expected to be off 1: of a group, and of one choice beside its group's.
-_GROUP: Final = 0.5
-_CHOICE: Final = 0.5
-#: Expected losses that are further off than this from what was measured teach nothing.
-_LEAST: Final = 1e-3
-#: Factors stay within this many times up or down.
-_MOST: Final = 8.0
-
-
+# ---------------------------------------------------------------- correction of losses by evaluations
 def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
-    """Factors f, by group and bits, that bring sum f_gb * loss_gb(bits) closest to what was measured, relative to it;
-    those of choices that no evaluation tells apart stay near their group's, and those of groups near the common one.
+    """Fit factors f, by group and bits, such that the sum of f * loss over the groups of each scored point is close to
+    its measured loss, relative to it. For `Surrogate.corrected`; empty where no score has a loss to fit.
 
-    Interactions between groups are in what is measured, so the factors carry them where the search is.
-    The mean of a Gaussian process: one deviation for every group and one for every choice, both around the median of
-    measured over expected losses.
+    The posterior mean of a Gaussian process with one deviation for every group and one for every choice, both around
+    the median ratio of measured to expected losses: choices that no evaluation distinguishes stay near their group's
+    factor, and groups near the common one. Measured losses contain the interactions between groups, so that the factors
+    account for these near the points that were evaluated.
 
     References:
         C. E. Rasmussen and C. K. I. Williams, "Gaussian Processes for Machine Learning", 2006, section 2.1.
     """
     groups = {key: i for i, key in enumerate(guide.losses)}
     choices = {(key, b): i for i, (key, b) in enumerate((k, b) for k, by in guide.losses.items() for b in by)}
-    parts, choice = [], []
+    rows, choices_of_rows = [], []
     for bits, score in scored:
         loss = math.nan if guide.measured is None or not score.runs else guide.measured(score)
         expected = guide.parts(bits)
         total = math.fsum(expected.values())
-        # where nothing is lost, or next to nothing, there is nothing to learn
+        # a point with no loss to speak of, measured or expected, says nothing about ratios
         if math.isfinite(loss) and loss > 0.0 and _LEAST < total / loss < 1 / _LEAST:
-            parts.append([expected[k] / loss for k in groups])
-            choice.append([choices[k, bits[k]] for k in groups])
-    if not parts or not groups:
+            rows.append([expected[k] / loss for k in groups])
+            choices_of_rows.append([choices[k, bits[k]] for k in groups])
+    if not rows or not groups:
         return {}
-    matrix, columns = np.array(parts), np.array(choice)
+    matrix, columns = np.array(rows), np.array(choices_of_rows)
     common = float(np.median(1.0 / np.maximum(matrix.sum(1), 1e-300)))
     matrix *= common
     spread = np.zeros((len(matrix), len(choices)))
@@ -260,18 +283,14 @@ def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str,
     }
 
 
-# ---------------------------------------------------------------- climb
-# Climb: other bits for one group of a point that was measured, ranked by what they should add to a front.
-# A neighbour is expected to lose what its point was measured to lose, and the difference that the guide expects of
-# the one change; so what groups do to each other at that point is in the expectation.
-
-#: A neighbour is never expected to lose less than this part of what its point loses.
-_LEAST_CHANGE: Final = 0.5
-
-
+# ---------------------------------------------------------------- the neighbours of a measured front
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A point of a front: its cost, and how good it is, in logarithms of its loss; larger is better."""
+    """An evaluated point of a Pareto front.
+
+    Args:
+        merit: minus the logarithm of its loss, or its value where scores have no loss; larger is better.
+    """
 
     cost: float
     merit: float
@@ -281,21 +300,25 @@ class MeasuredPoint:
 def neighbours(
     space: Space, guide: Surrogate, line: Sequence[MeasuredPoint], rooms: Mapping[tuple[str, ...], int]
 ) -> Iterator[dict[str, int]]:
-    """Points that differ from one of a front in one group, those first that should add the most to its area.
+    """Points that differ from a point of a front in one group, those first that are expected to add the most to the
+    area under the front.
+
+    The loss expected of a neighbour is the measured loss of its point plus the change that the surrogate expects, so
+    that interactions between groups at that point are in it.
 
     Args:
-        guide: corrected by what was measured; its losses are those that merits are the logarithms of.
-        line: by rising cost and merit.
-        rooms: how many bits groups may have together.
+        guide: the surrogate, corrected by evaluations; merits are the logarithms of its losses.
+        line: the front, by rising cost and merit.
+        rooms: the most bits that several groups may have together, as an accumulator reads them.
     """
     terms: dict[str, list[Term]] = {}
     for term in guide.terms:
         for key in term.keys:
             terms.setdefault(key, []).append(term)
     costs = [p.cost for p in line]
-    found: list[tuple[float, int, str, int]] = []
+    candidates: list[tuple[float, int, str, int]] = []
     for number, point in enumerate(line):
-        # bits of a node that is float say nothing
+        # the bits of a float node have no effect
         idle = {k for gate, keys in guide.gates.items() if point.bits[gate] == FLOAT for k in keys}
         for key, listed in terms.items():
             if key not in guide.losses or key in idle:
@@ -303,36 +326,36 @@ def neighbours(
             for bits in space.groups[key].choices:
                 if bits == point.bits[key] or not _fits(rooms, point.bits, key, bits):
                     continue
-                cost = point.cost + math.fsum(_change(term, point.bits, key, bits) for term in listed)
+                cost = point.cost + math.fsum(_cost_change(term, point.bits, key, bits) for term in listed)
                 loss = math.exp(-point.merit)
                 change = guide.losses[key][bits] - guide.losses[key][point.bits[key]]
-                gain = _gain(line, costs, cost, -math.log(max(loss + change, _LEAST_CHANGE * loss)))
+                gain = _area_gain(line, costs, cost, -math.log(max(loss + change, _LEAST_CHANGE * loss)))
                 if gain > 0.0:
-                    found.append((gain, number, key, bits))
-    for _, number, key, bits in sorted(found, key=lambda f: -f[0]):
+                    candidates.append((gain, number, key, bits))
+    for _, number, key, bits in sorted(candidates, key=lambda candidate: -candidate[0]):
         yield {**line[number].bits, key: bits}
 
 
-def _change(term: Term, here: Bits, key: str, bits: int) -> float:
-    """What a term costs more with other bits for one of its groups; without end where it leaves out either."""
-    change = term.beside(here, {key: bits}) - term(here)
+def _cost_change(term: Term, point: Bits, key: str, bits: int) -> float:
+    """The change of a term where one of its groups has other bits; unbounded where either bits fit no signature."""
+    change = term.cost_with_changes(point, {key: bits}) - term(point)
     return change if math.isfinite(change) else math.inf
 
 
-def _gain(line: Sequence[MeasuredPoint], costs: Sequence[float], cost: float, merit: float) -> float:
-    """What a point adds to the area under a front, costs in logarithms."""
+def _area_gain(line: Sequence[MeasuredPoint], costs: Sequence[float], cost: float, merit: float) -> float:
+    """The area that a point adds under a front, over the logarithm of costs."""
     place = bisect.bisect_right(costs, cost)
     if place == 0:
         return 0.0
-    added, left = 0.0, cost
+    area, start = 0.0, cost
     for lower, upper in zip(line[place - 1 :], line[place:], strict=False):
         if merit <= lower.merit:
-            return added
-        added += (merit - lower.merit) * math.log(upper.cost / max(left, 1e-300))
-        left = upper.cost
-    return added
+            return area
+        area += (merit - lower.merit) * math.log(upper.cost / max(start, 1e-300))
+        start = upper.cost
+    return area
 
 
-def _fits(rooms: Mapping[tuple[str, ...], int], here: Bits, key: str, bits: int) -> bool:
-    """Whether accumulators that the group feeds are known to hold as many bits."""
-    return all(sum(bits if k == key else here[k] for k in keys) <= most for keys, most in rooms.items() if key in keys)
+def _fits(rooms: Mapping[tuple[str, ...], int], point: Bits, key: str, bits: int) -> bool:
+    """Whether the accumulators that a group feeds are known to hold these bits of it."""
+    return all(sum(bits if k == key else point[k] for k in keys) <= most for keys, most in rooms.items() if key in keys)

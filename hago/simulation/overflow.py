@@ -1,4 +1,7 @@
-"""Peaks: what was seen of accumulators that could leave their registers."""
+"""Overflow of accumulators in a simulation: counts and extremes, for nodes that are not proved to be free of it.
+
+The evaluator makes one `AccumulatorExtremes` per trial and gives it to the Simulator as its `watch`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from hago.plan.plan import NodePlan, Plan
 
 @dataclass(frozen=True, slots=True)
 class SeenAccumulators:
-    """Accumulators of one node in one pass.
+    """The accumulators of one node in one batch.
 
     Args:
-        accumulators: how many.
-        overflows: how many of them leave their register.
-        peak: the largest, as a part of what the register holds.
+        accumulators: their number.
+        overflows: the number of those that leave their register.
+        peak: the largest accumulator relative to the largest value of the register.
     """
 
     accumulators: int = 0
@@ -29,8 +32,8 @@ class SeenAccumulators:
 
 @dataclass(slots=True)
 class AccumulatorExtremes:
-    """What was seen of accumulators that could overflow; a `watch` for the simulator. Those of nodes
-    that are proved not to are not counted."""
+    """Largest accumulator values and overflow counts, by node, over the batches of a pass. A `watch` for the simulator.
+    Nodes that are proved not to overflow are left out."""
 
     plan: Plan
     overflows: dict[str, int] = field(default_factory=dict)
@@ -39,14 +42,14 @@ class AccumulatorExtremes:
     latest: SeenAccumulators = field(default_factory=SeenAccumulators)
 
     def __call__(self, node: Node, c: Tensor, lost: Lost | None = None) -> None:
-        """Count accumulators outside their register, and those of which a partial sum was cut."""
+        """Count the accumulators of a batch that leave their register, or of which a partial sum was cut."""
         plan = self.plan.nodes[node.name]
         if not plan.proved:
-            self.latest = _seen(plan, c, lost)
+            self.latest = _observe(plan, c, lost)
             self.add(node.name, self.latest)
 
     def add(self, name: str, seen: SeenAccumulators) -> None:
-        """Take note of a pass through a node."""
+        """Add the observation of one node in one batch."""
         self.accumulators[name] = self.accumulators.get(name, 0) + seen.accumulators
         self.peaks[name] = max(self.peaks.get(name, 0.0), seen.peak)
         if seen.overflows:
@@ -54,11 +57,11 @@ class AccumulatorExtremes:
 
     @property
     def excess_bits(self) -> dict[str, int]:
-        """By node, how many bits too few the register has for what was seen."""
+        """By node, how many bits the register lacks for the largest accumulator."""
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
 
 
-def _seen(plan: NodePlan, c: Tensor, lost: Lost | None) -> SeenAccumulators:
+def _observe(plan: NodePlan, c: Tensor, lost: Lost | None) -> SeenAccumulators:
     if not c.numel():
         return SeenAccumulators()
     dtype = plan.desc.register.dtype

@@ -1,9 +1,11 @@
-"""The simulator: the Plan on float carriers, real values in and out, at nearly the float model's speed.
+"""The simulator: a Plan computed on float tensors, real values in and out, at nearly the speed of the float model.
 
-Values are centered integers in float32, or float64 where a sum may pass 2**24; a convolution or
-matrix product with such sums runs as exact partial sums instead. Edges of one producer that ask for
-the same integers share one SimQ. Float nodes run as they are, on contiguous values, so that the
-integer model's float nodes are the same calls.
+The evaluator makes a `Simulator` per trial; `Quantizer.simulate` gives one to users. Its outputs equal those of the
+integer model bit for bit.
+
+Values are centered integers in float32, or in float64 where a sum may exceed 2**24; a convolution or matrix product
+with such sums runs as exact partial sums in float32 instead. Edges of one producer with the same target share one
+requantization. Float nodes run on contiguous values, so that they are the same calls as the integer model's.
 """
 
 from __future__ import annotations
@@ -24,21 +26,22 @@ from hago.graph.schedule import Step, last_uses, run_steps
 from hago.plan.fusion import fuse_clamps
 from hago.plan.plan import NodePlan, Plan
 
-#: Bytes of constants in carrier form that one Carriers keeps.
+#: Bytes of constants as floats that one Carriers keeps.
 CARRIER_BYTES: Final = 1 << 30
 
-#: Sees the accumulators of an integer node before its register cuts them; and, where they may lose something
-#: before their sums are complete, what that is.
+#: Called with an integer node and its accumulators before overflow; and, where partial sums may overflow, with what
+#: these lose (`Lost`).
 Watch = Callable[..., None]
+#: Called with a node and its value.
 OnValue = Callable[[Node, Any], None]
-#: Sees what arrives on an edge of an integer node: centered integers, or real values.
+#: Called with an edge of an integer node and the operand that arrives on it: centered integers, or real values.
 OnSimulatedEdge = Callable[[Edge, Any], None]
 #: The integers of a node at one target: (source node, identity of the target qparams).
 Shared = tuple[str, int]
 
 
 class Carriers:
-    """Constants as floats, kept between simulators of one search and bounded by CARRIER_BYTES."""
+    """Integer constants as float tensors, shared by the simulators of one search; bounded by CARRIER_BYTES."""
 
     def __init__(self) -> None:
         self._kept: LRU[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = LRU(
@@ -46,7 +49,7 @@ class Carriers:
         )
 
     def __call__(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
-        # holding the key's object keeps its id unique
+        # the tensor is kept with its float form, so that no other can get its id
         return self._kept.made((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
 
 
@@ -54,9 +57,9 @@ class Simulator(nn.Module):
     """A Plan as a module: real values in, real values out.
 
     Args:
-        plan: what to simulate.
-        carriers: shared between simulators of one search.
-        watch: sees every integer node's accumulators before overflow.
+        plan: the Plan to simulate.
+        carriers: constants as floats, shared by the simulators of one search.
+        watch: called with the accumulators of every integer node before overflow.
     """
 
     def __init__(self, plan: Plan, carriers: Carriers | None = None, watch: Watch | None = None) -> None:
@@ -66,29 +69,34 @@ class Simulator(nn.Module):
         self.fused = fuse_clamps(plan)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The simulated outputs, nested as the model's."""
+        """The simulated outputs, nested as those of the model."""
         graph = self.plan.graph
         return nest_outputs(graph, self.run(flatten_inputs(graph, args, kwargs)))
 
     def run(
         self, inputs: Sequence[Tensor], on_value: OnValue | None = None, on_edge: OnSimulatedEdge | None = None
     ) -> list[Any]:
-        """The simulated outputs of flat inputs; `on_value` sees every node's carrier, `on_edge` what
-        arrives at integer nodes. Clamps are fused where nobody looks: the outputs are the same."""
+        """The simulated outputs of flat inputs.
+
+        Args:
+            on_value: called with every node and its value on the carrier.
+            on_edge: called with every edge of an integer node and the operand that arrives there. With neither, clamps
+                are fused into their readers, which leaves the outputs the same.
+        """
         graph = self.plan.graph
         watched = on_value is not None or on_edge is not None
         steps, done = (self.steps(fuse=False, on_edge=on_edge), None) if watched else self._unwatched
         values = self.begin(inputs)
 
-        def look(step: Step, made: Sequence[Any]) -> None:
+        def show(step: Step, outputs: Sequence[Any]) -> None:
             if on_value is not None and step.name in graph.by_name:
-                on_value(graph[step.name], made[0])
+                on_value(graph[step.name], outputs[0])
 
         with torch.no_grad():
             if on_value is not None:
                 for name in graph.inputs:
                     on_value(graph[name], values[name])
-            run_steps(steps, values, graph.outputs, on_step=look if watched else None, done=done)
+            run_steps(steps, values, graph.outputs, on_step=show if watched else None, done=done)
         return self.end(values)
 
     @functools.cached_property
@@ -98,7 +106,7 @@ class Simulator(nn.Module):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The values that `end` reads."""
+        """The names of the values that `end` reads."""
         return self.plan.graph.outputs
 
     def begin(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -107,7 +115,7 @@ class Simulator(nn.Module):
         return {**graph.consts, **{n: channels_last(x) for n, x in zip(graph.inputs, inputs, strict=True)}}
 
     def end(self, values: Mapping[str, Any]) -> list[Any]:
-        """The outputs, from the values of the nodes that give them."""
+        """The real outputs, from the values at `ends`."""
         plan = self.plan
         with torch.no_grad():
             return [
@@ -116,24 +124,24 @@ class Simulator(nn.Module):
             ]
 
     def steps(self, *, fuse: bool = True, on_edge: OnSimulatedEdge | None = None) -> tuple[Step, ...]:
-        """The pass: a step for the integers of every edge that makes some, shared by edges that ask
-        for the same, and one for every node.
+        """The schedule: one step for every requantization, shared by edges with the same source and target, and one for
+        every node.
 
         Args:
-            fuse: leave out clamps that the clipping of their readers stands for.
+            fuse: leave out clamps that the clipping of their readers replaces.
         """
         return tuple(_Stepping(self, fuse=fuse, on_edge=on_edge))
 
 
 class _Stepping:
-    """Makes the steps of one simulator."""
+    """Makes the schedule of one simulator, when it is iterated over."""
 
     def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnSimulatedEdge | None) -> None:
         self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch
         self.on_edge = on_edge
         self.skipped = owner.fused.skipped if fuse else frozenset()
         self.simqs = {**owner.plan.edges, **(owner.fused.simqs if fuse else {})}
-        self.made: dict[Shared, str] = {}
+        self.requantized: dict[Shared, str] = {}
 
     def __iter__(self) -> Iterator[Step]:
         for node in self.plan.graph:
@@ -146,7 +154,7 @@ class _Stepping:
                 yield from self._integer(node, plan)
 
     def _origin(self, source: str) -> str:
-        """The value that is read for a node's: its input's where it is skipped."""
+        """The node whose value stands for a node's: its input, where it is skipped."""
         while source in self.skipped:
             (source,) = self.plan.graph[source].inputs
         return source
@@ -156,15 +164,16 @@ class _Stepping:
         ops, stored = self.plan.ops, {e.slot: w for e in node.edges if (w := self.plan.weights.get(e))}
 
         def compute(values: Sequence[Any]) -> tuple[Any]:
-            held = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
-            return (compute_laid_out(node, [carrier_to_real(s, v) for s, v in zip(simqs, held, strict=True)], ops),)
+            operands = [stored[slot].integers if slot in stored else v for slot, v in enumerate(values)]
+            real = [carrier_to_real(s, v) for s, v in zip(simqs, operands, strict=True)]
+            return (compute_laid_out(node, real, ops),)
 
         inputs = tuple(map(self._origin, node.inputs))
         digest = repr((node.name, *(w.qparams.key for w in stored.values()))) if stored else node.name
         return Step(inputs, (node.name,), compute, digest.encode(), (None,))
 
     def _integer(self, node: Node, plan: NodePlan) -> Iterator[Step]:
-        """Those of the edges that are not there yet, then the node's."""
+        """The steps of the node's edges that no earlier edge shares, then the node's own."""
         inputs: dict[int, str] = {}
         for slot, (edge, source) in enumerate(zip(node.edges, node.inputs, strict=True)):
             simq = self.simqs[edge]
@@ -173,10 +182,10 @@ class _Stepping:
             inputs[slot] = self._origin(source)
             if simq is not None and plan.operands[slot] is not None:
                 key = (source, id(simq.target))
-                if key not in self.made:
-                    self.made[key] = str(edge)
+                if key not in self.requantized:
+                    self.requantized[key] = str(edge)
                     yield self._edge(str(edge), inputs[slot], simq)
-                inputs[slot] = self.made[key]
+                inputs[slot] = self.requantized[key]
         yield self._node(node, plan, inputs)
 
     def _edge(self, name: str, source: str, simq: SimQ) -> Step:

@@ -1,17 +1,19 @@
-"""ValueCache: values of earlier passes, by what they were made of, within a bound of memory.
+"""Reuse of values between passes: a trial runs only the steps whose results no earlier trial has left in a cache.
 
-A key is a value's signature (a digest of the step that made it and of the signatures of what it was
-made from) and the number of its batch. Integers are kept in the smallest type that holds them.
+A search evaluates many Plans that differ on a few edges. The signature of a value is a digest of the step that makes it
+and of the signatures of the step's inputs, so a change on one edge gives new signatures to the values that it can reach
+and to no others. `Reuse`, which the evaluator makes once per search and calls once per trial, keeps values in a
+`ValueCache` under their signature and the number of their batch, and runs only the steps that are missing. Values come
+back bit for bit; integers are kept in the smallest dtype that holds them.
 
-What comes in: a value that is made for the second time and read by what is made for the first, where
-two passes part, so that a third which parts there again has it at hand; and all that the best point so
-far has. Most of what a trial makes is never asked for again, and to keep it costs more than the
-arithmetic did, fresh memory for every tensor: with all that is made twice kept, seven eighths of the
-bytes of Pareto search on ResNet-20 were never read, and took 40 % of its time.
+Admission: a value is kept the second time that it is made, if a step that is new reads it: there two passes diverge,
+and a third that diverges there finds it. The values of the best point so far are kept, too. Most values of a trial are
+never asked for again, and keeping one costs more than its arithmetic did, since it takes fresh memory: when every value
+that was made twice was kept, seven eighths of the bytes of Pareto search on ResNet-20 were never read, and took 40 % of
+its time.
 
-What goes first, where memory is short: the least recently used. What this turn has used or made is
-never given up for another new value: a sweep over more values than fit would otherwise push each
-out just before it is needed again.
+Eviction: least recently used first, but never a value that the current turn has used or made. A sweep over more values
+than fit would otherwise evict each one just before it is needed again.
 """
 
 from __future__ import annotations
@@ -28,18 +30,30 @@ from torch import Tensor
 from hago.caching import LRU, SHARE, free_bytes
 from hago.graph.schedule import Name, Step, run_steps
 
-#: (signature, number of the batch).
+#: The signature of a value, and the number of its batch.
 Key = tuple[bytes, int]
+S = TypeVar("S")
+#: Gives the values that the steps of a batch start from.
+Start = Callable[[], Mapping[Name, Any]]
 
 #: How many signatures are remembered as made before.
 MET: Final = 1 << 18
+#: How many observations of watched steps are remembered; a step without its observation runs again.
+OBSERVATIONS: Final = 1 << 20
+#: Bytes of a signature, without the index of the output.
+_BYTES: Final = 16
 
 _SMALL: Final = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedValue:
-    """A value at rest."""
+    """A value as the cache keeps it.
+
+    Args:
+        tensor: the value in its smallest dtype.
+        dtype: the dtype that it is used in.
+    """
 
     tensor: Tensor
     dtype: torch.dtype
@@ -49,14 +63,14 @@ class PackedValue:
         return self.tensor.numel() * self.tensor.element_size()
 
     def value(self) -> Tensor:
-        """The value as it was."""
+        """The value in its own dtype."""
         return self.tensor.to(self.dtype)
 
 
 def pack_value(value: Tensor, span: tuple[int, int] | None) -> PackedValue:
-    """A value in the smallest type that holds every integer of `span`; real values as they are.
+    """A value in the smallest dtype that holds every integer of `span`; a real value (None) in its own.
 
-    A view of something larger becomes a copy, so that the larger thing is not kept alive.
+    A view of a larger tensor is copied, so that the larger one can be freed.
     """
     if span is not None:
         for dtype in _SMALL:
@@ -65,13 +79,13 @@ def pack_value(value: Tensor, span: tuple[int, int] | None) -> PackedValue:
                 if dtype.itemsize < value.element_size():
                     return PackedValue(value.to(dtype), value.dtype)
                 break
-    whole = value.untyped_storage().nbytes() <= value.numel() * value.element_size()
-    return PackedValue(value if whole else value.clone(), value.dtype)
+    owns_storage = value.untyped_storage().nbytes() <= value.numel() * value.element_size()
+    return PackedValue(value if owns_storage else value.clone(), value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSignature:
-    """A step by the signatures of the values that it makes and of those that it reads."""
+    """The signatures of the values that a step makes and of those that it reads."""
 
     makes: tuple[bytes, ...]
     reads: tuple[bytes, ...]
@@ -84,13 +98,13 @@ class _Entry:
 
 
 class ValueCache:
-    """Values by key. A turn is one evaluation: it first says what it computes, touches what it will use, then puts
-    what it made.
+    """Values by key, within a bound of memory. A turn is one evaluation of a Plan: `begin` with its steps, `touch`
+    every value that it will use, then `put` the values that it makes.
 
     Args:
-        capacity: in bytes; None for a quarter of the free memory, counted again every turn, so that
-            the cache shrinks where others need memory and never makes the machine swap.
-        free: how many bytes are free.
+        capacity: in bytes; None for a quarter of the free memory, measured at every turn, so that the cache shrinks
+            when other processes need memory.
+        free: returns how many bytes are free.
     """
 
     def __init__(self, capacity: int | None = None, free: Callable[[], int] = free_bytes) -> None:
@@ -98,7 +112,7 @@ class ValueCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._met: LRU[bytes, bool] = LRU(MET)
         self._preferred: frozenset[bytes] = frozenset()
-        self._welcome: frozenset[bytes] = frozenset()
+        self._admitted: frozenset[bytes] = frozenset()
         self._turn = 0
         self.used = 0
         self.capacity = 0
@@ -107,25 +121,25 @@ class ValueCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def begin(self, calls: Sequence[StepSignature]) -> None:
-        """Start a turn, in which these steps make or use values."""
+    def begin(self, steps: Sequence[StepSignature]) -> None:
+        """Start a turn of these steps."""
         self._turn += 1
         self._measure()
         while self.used > self.capacity and self._entries:
             self._drop()
-        new = [c for c in calls if not all(map(self._met.get, c.makes))]
-        edge = {s for call in new for s in call.reads if self._met.get(s)}
-        self._welcome = self._preferred | edge
-        for call in calls:
-            for signature in call.makes:
+        new = [step for step in steps if not all(map(self._met.get, step.makes))]
+        read_by_new = {s for step in new for s in step.reads if self._met.get(s)}
+        self._admitted = self._preferred | read_by_new
+        for step in steps:
+            for signature in step.makes:
                 self._met.put(signature, True)
 
     def prefer(self, signatures: frozenset[bytes]) -> None:
-        """These values, of the best point, are kept the next time that they are made."""
+        """Keep these values, those of the best point, the next time that they are made."""
         self._preferred = signatures
 
     def touch(self, key: Key) -> PackedValue | None:
-        """The value, which stays until the turn ends, or None."""
+        """The value of a key, which is then kept until the turn ends; None where there is none."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -134,12 +148,12 @@ class ValueCache:
         return entry.packed
 
     def put(self, key: Key, value: Any, span: tuple[int, int] | None = None) -> None:
-        """Keep a value, where it is a tensor, worth it, and there is room.
+        """Keep a value, if it is a tensor that is admitted in this turn and there is room.
 
         Args:
             span: the least and greatest integer that it holds; None for real values.
         """
-        if key[0] not in self._welcome or key in self._entries or not isinstance(value, Tensor):
+        if key[0] not in self._admitted or key in self._entries or not isinstance(value, Tensor):
             return
         packed = pack_value(value, span)
         while self.used + packed.bytes > self.capacity:
@@ -157,37 +171,29 @@ class ValueCache:
         self.used -= entry.packed.bytes
 
 
-# ---------------------------------------------------------------- reuse
-# Reuse: runs only those steps of a pass that no earlier pass has run on the same batch.
-# A value's signature is a digest of its step and of the signatures of its inputs, so a change on one edge gives new
-# signatures to what it can reach and to nothing else. Values come back bit for bit.
-
-S = TypeVar("S")
-
-#: Gives the values that a pass starts from.
-Start = Callable[[], Mapping[Name, Any]]
-
-#: How many observations of watched steps are remembered; without its observation a step runs again.
-OBSERVATIONS: Final = 1 << 20
-_BYTES: Final = 16
-
-
+# ---------------------------------------------------------------- running what is missing
 class Watches(Protocol[S]):
-    """What watched steps report to."""
+    """Collects the observations of watched steps, e.g. `overflow.AccumulatorExtremes`."""
 
     @property
     def latest(self) -> S:
-        """What the last watched step showed."""
+        """The observation of the watched step that ran last."""
         ...
 
     def add(self, name: Name, seen: S) -> None:
-        """Take note of what a step would have shown."""
+        """Add the remembered observation of a step that does not run."""
         ...
 
 
 @dataclass(slots=True)
 class StepsRun:
-    """Steps of all passes so far: those that ran, and those there were; and what ran, in passes over all batches."""
+    """Counts of steps over all passes so far.
+
+    Args:
+        ran: steps that ran.
+        steps: steps that would have run without reuse.
+        passes: the steps that ran, as a number of passes over all batches.
+    """
 
     ran: int = 0
     steps: int = 0
@@ -195,40 +201,47 @@ class StepsRun:
 
     @property
     def share(self) -> float:
-        """Of all steps, how many did not run."""
+        """The part of all steps that did not run."""
         return 1.0 - self.ran / self.steps if self.steps else 0.0
 
     def add(self, ran: int, steps: int, batches: int) -> None:
-        """Count one batch of so many."""
+        """Count the steps of one of `batches` batches."""
         self.ran += ran
         self.steps += steps
         self.passes += ran / max(1, steps * batches)
 
 
 @dataclass(frozen=True, slots=True)
-class _Needed:
-    """What one batch asks for: steps to run, values that are there, and observations that are."""
+class _BatchPlan:
+    """The work of one batch.
+
+    Args:
+        steps: the steps to run.
+        cached: values from the cache.
+        observations: remembered observations of watched steps that do not run.
+    """
 
     steps: tuple[Step, ...]
-    given: Mapping[Name, PackedValue]
-    seen: tuple[tuple[Name, Any], ...]
+    cached: Mapping[Name, PackedValue]
+    observations: tuple[tuple[Name, Any], ...]
 
 
 class Reuse(Generic[S]):
-    """Runs passes over the same batches again and again.
+    """Runs passes over the same batches, reusing values of earlier passes. The evaluator makes one per search, and
+    calls `run` for each trial.
 
     Args:
-        cache: of the values.
+        cache: keeps the values.
     """
 
     def __init__(self, cache: ValueCache) -> None:
         self.cache = cache
         self.spent = StepsRun()
-        self._seen: LRU[Key, S] = LRU(OBSERVATIONS)
+        self._observations: LRU[Key, S] = LRU(OBSERVATIONS)
         self._latest: frozenset[bytes] = frozenset()
 
     def prefer_latest(self) -> None:
-        """Hold on to the values of the latest pass rather than to others."""
+        """Keep the values of the latest pass, which is that of the best point so far."""
         self.cache.prefer(self._latest)
 
     def run(
@@ -243,92 +256,92 @@ class Reuse(Generic[S]):
 
         Args:
             batches: the number of each batch.
-            starts: of each, what gives the values that its pass starts from; called where needed.
-            watch: hears of every watched step, whether or not it runs.
+            starts: for each batch, a function that gives the values that its steps start from; called if needed.
+            watch: gets the observation of every watched step, whether or not the step runs.
         """
         signed = signatures(steps)
         self._latest = frozenset(signed.values())
-        self.cache.begin([_call(step, signed) for step in steps])
-        # All batches say what they will use before any makes new values, which could push it out.
-        needed = [self._needed(steps, ends, signed, number) for number in batches]
-        for number, need, start in zip(batches, needed, starts, strict=True):
-            for name, seen in need.seen:
-                watch.add(name, seen)
-            self.spent.add(len(need.steps), len(steps), len(batches))
-            yield self._one(need, ends, signed, number, start, watch)
+        self.cache.begin([_step_signature(step, signed) for step in steps])
+        # every batch touches the values that it will use before any batch makes new ones, which might evict them
+        plans = [self._plan(steps, ends, signed, number) for number in batches]
+        for number, plan, start in zip(batches, plans, starts, strict=True):
+            for name, observation in plan.observations:
+                watch.add(name, observation)
+            self.spent.add(len(plan.steps), len(steps), len(batches))
+            yield self._run_batch(plan, ends, signed, number, start, watch)
 
-    def _needed(
+    def _plan(
         self, steps: Sequence[Step], ends: Sequence[Name], signed: Mapping[Name, bytes], number: int
-    ) -> _Needed:
-        wanted = set(ends)
-        run: list[Step] = []
-        given: dict[Name, PackedValue] = {}
-        seen: list[tuple[Name, S]] = []
+    ) -> _BatchPlan:
+        """Go back from the ends, and stop at values that are cached."""
+        needed = set(ends)
+        to_run: list[Step] = []
+        cached: dict[Name, PackedValue] = {}
+        observations: list[tuple[Name, S]] = []
         for step in reversed(steps):
-            observed = self._seen.get((signed[step.name], number)) if step.watched else None
-            asked = [name for name in step.outputs if name in wanted]
-            found = {name: self.cache.touch((signed[name], number)) for name in asked}
-            if (step.watched and observed is None) or any(packed is None for packed in found.values()):
-                run.append(step)
-                wanted.update(step.inputs)
+            observation = self._observations.get((signed[step.name], number)) if step.watched else None
+            outputs = {n: self.cache.touch((signed[n], number)) for n in step.outputs if n in needed}
+            if (step.watched and observation is None) or any(packed is None for packed in outputs.values()):
+                to_run.append(step)
+                needed.update(step.inputs)
                 continue
-            given.update({name: packed for name, packed in found.items() if packed is not None})
-            if observed is not None:
-                seen.append((step.name, observed))
-        return _Needed(tuple(reversed(run)), given, tuple(reversed(seen)))
+            cached.update({name: packed for name, packed in outputs.items() if packed is not None})
+            if observation is not None:
+                observations.append((step.name, observation))
+        return _BatchPlan(tuple(reversed(to_run)), cached, tuple(reversed(observations)))
 
-    def _one(
+    def _run_batch(
         self,
-        need: _Needed,
+        plan: _BatchPlan,
         ends: Sequence[Name],
         signed: Mapping[Name, bytes],
         number: int,
         start: Start,
         watch: Watches[S],
     ) -> dict[Name, Any]:
-        def keep(step: Step, made: Sequence[Any]) -> None:
+        def keep(step: Step, outputs: Sequence[Any]) -> None:
             if step.watched:
-                self._seen.put((signed[step.name], number), watch.latest)
-            for name, value, span in zip(step.outputs, made, step.spans, strict=True):
+                self._observations.put((signed[step.name], number), watch.latest)
+            for name, value, span in zip(step.outputs, outputs, step.spans, strict=True):
                 self.cache.put((signed[name], number), value, span)
 
-        values = _Values(need.given, start)
+        values = _Values(plan.cached, start)
         with torch.no_grad():
-            run_steps(need.steps, values, ends, on_step=keep)
+            run_steps(plan.steps, values, ends, on_step=keep)
         return {name: values[name] for name in ends}
 
 
 class _Values(dict[Name, Any]):
-    """The values of a pass; those at rest, and those that it starts from, come when they are read."""
+    """The values of a pass. A cached value is unpacked, and the start values are made, when they are first read."""
 
-    def __init__(self, given: Mapping[Name, PackedValue], start: Start) -> None:
+    def __init__(self, cached: Mapping[Name, PackedValue], start: Start) -> None:
         super().__init__()
-        self._given, self._start = given, start
-        self._begun: Mapping[Name, Any] | None = None
+        self._cached, self._start = cached, start
+        self._start_values: Mapping[Name, Any] | None = None
 
     def __missing__(self, name: Name) -> Any:
-        if name in self._given:
-            self[name] = self._given[name].value()
+        if name in self._cached:
+            self[name] = self._cached[name].value()
         else:
-            self._begun = self._start() if self._begun is None else self._begun
-            self[name] = self._begun[name]
+            self._start_values = self._start() if self._start_values is None else self._start_values
+            self[name] = self._start_values[name]
         return self[name]
 
 
-def _call(step: Step, signed: Mapping[Name, bytes]) -> StepSignature:
+def _step_signature(step: Step, signed: Mapping[Name, bytes]) -> StepSignature:
     return StepSignature(tuple(signed[n] for n in step.outputs), tuple(signed[n] for n in step.inputs if n in signed))
 
 
 def signatures(steps: Sequence[Step]) -> dict[Name, bytes]:
-    """Of every value that a step makes, what it was made of, all the way back."""
-    found: dict[Name, bytes] = {}
+    """The signature of every value that the steps make: a digest of all steps that it depends on."""
+    signed: dict[Name, bytes] = {}
     for step in steps:
         digest = hashlib.blake2b(step.digest, digest_size=_BYTES)
         for name in step.inputs:
-            # A value that no step makes is the same in every pass over a batch: its name will do.
-            part = found.get(name) or b"=" + name.encode()
+            # a value that no step makes is the same in every pass over a batch, so that its name stands for it
+            part = signed.get(name) or b"=" + name.encode()
             digest.update(len(part).to_bytes(4, "little") + part)
-        whole = digest.digest()
-        for place, name in enumerate(step.outputs):
-            found[name] = whole + place.to_bytes(2, "little")
-    return found
+        signature = digest.digest()
+        for index, name in enumerate(step.outputs):
+            signed[name] = signature + index.to_bytes(2, "little")
+    return signed

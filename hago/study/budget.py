@@ -1,4 +1,4 @@
-"""Budget: when a search stops of its own accord."""
+"""The budget of a search: limits on trials, time and forward passes, after which `run_study` stops."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Budget:
     """Limits of a search over its whole life, earlier sessions of a resumed one included.
 
     Args:
-        trials: lines of the log, repeats included.
-        seconds: of wall time, from the import of the model.
-        forwards: those of gradients and refinement, and the sum of `Score.forwards` over evaluations; a repeat costs
-            nothing. What comes before the first trial is spent in any case.
+        trials: number of trials in the log, repeats included.
+        seconds: wall time from the import of the model.
+        forwards: forward passes of gradients and refinement, plus the sum of `Score.forwards` over evaluations; a
+            repeat costs none. Those before the first trial are spent whatever the limit.
 
     Raises:
         HagoError: a limit that is not positive.
@@ -41,7 +41,7 @@ class Budget:
 
     @staticmethod
     def parse(value: Budget | str | int | None) -> Budget:
-        """The budget that `value` says.
+        """Parse a budget.
 
         Args:
             value: "200 trials", "10m", "1h30m", "50 forwards", several of them with commas between,
@@ -71,7 +71,7 @@ class Budget:
         return Budget(None if trials is None else int(trials), limits.get("seconds"), limits.get("forwards"))
 
     def spent(self, trials: int, seconds: float, forwards: float) -> BudgetKind | None:
-        """Which limit is reached, or None."""
+        """The first limit that is reached; None where none is."""
         if self.trials is not None and trials >= self.trials:
             return "trials"
         if self.seconds is not None and seconds >= self.seconds:
@@ -84,12 +84,12 @@ class Budget:
 def _part(part: str, whole: str) -> tuple[str, float]:
     if _DURATION.fullmatch(part):
         pieces = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", part)
-        return "seconds", sum(float(count) * _UNITS[unit] for count, unit in pieces)
-    found = _COUNT.fullmatch(part)
-    if not found:
+        return "seconds", sum(float(number) * _UNITS[unit] for number, unit in pieces)
+    count = _COUNT.fullmatch(part)
+    if not count:
         raise HagoError(f"budget {whole!r}; expected e.g. '200 trials', '10m' or '50 forwards'")
-    if (found[2] or "trials").startswith("forward"):
-        return "forwards", float(found[1])
-    if "." in found[1]:
+    if (count[2] or "trials").startswith("forward"):
+        return "forwards", float(count[1])
+    if "." in count[1]:
         raise HagoError(f"budget {whole!r}; trials are counted in whole numbers")
-    return "trials", int(found[1])
+    return "trials", int(count[1])

@@ -1,4 +1,4 @@
-"""Front: the trials that no other beats in both a measure and a cost, as a search goes."""
+"""The Pareto front of a search: the trials that no other beats in both a measure and a cost."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from hago.study.log import Trial
 
 
 class Front:
-    """The trials that run, keep every limit, and are beaten by none in both figures; the first of
-    equals stays.
+    """The accepted trials that no other beats in both figures; of equal ones the first. `search.fronts` makes one per
+    search and calls `take` with every trial.
 
     Args:
-        measure: a name in `results`, of which more is better.
-        cost: a name in `score.costs`, of which less is better.
+        measure: a name in `results`; more is better.
+        cost: a name in `score.costs`; less is better.
     """
 
     def __init__(self, measure: str, cost: str) -> None:
         self.measure, self.cost = measure, cost
-        #: By rising cost, and so by rising value.
+        #: By rising cost, and therefore by rising measure.
         self.trials: list[Trial] = []
 
     def __len__(self) -> int:
         return len(self.trials)
 
     def take(self, trial: Trial) -> bool:
-        """Whether the front changed with a trial."""
+        """Add a trial if it belongs to the front, and remove those that it beats; returns whether it was added."""
         value, cost = self.value_of(trial), self.cost_of(trial)
         if not trial.score.accepted or trial.same_as is not None or math.isnan(value) or math.isnan(cost):
             return False
-        place = bisect.bisect_right(self.trials, cost, key=self.cost_of)
-        if place and self.value_of(self.trials[place - 1]) >= value:
+        cheaper = bisect.bisect_right(self.trials, cost, key=self.cost_of)
+        if cheaper and self.value_of(self.trials[cheaper - 1]) >= value:
             return False
         first = bisect.bisect_left(self.trials, cost, key=self.cost_of)
         last = bisect.bisect_right(self.trials, value, key=self.value_of)

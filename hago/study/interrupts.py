@@ -1,7 +1,7 @@
-"""Interrupts: Ctrl-C that is not lost.
+"""Interrupts by Ctrl-C that are not lost.
 
-Python raises KeyboardInterrupt wherever it happens to be, and drops it where that is a finalizer or the callback of
-a weak reference, of which torch has many. So a search also keeps in mind that it came.
+Python raises KeyboardInterrupt wherever it happens to be, and drops it in a finalizer or the callback of a weak
+reference, of which torch has many. So `run_study` and training also record that it came, and check that between steps.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from types import FrameType
 
 
 class Interrupts:
-    """A context manager: while it lasts, Ctrl-C is noted besides being raised.
-
-    Only in the main thread, and only where nobody else handles the signal.
+    """A context manager in which Ctrl-C is recorded as well as raised; only in the main thread, and only if no other
+    handler of the signal is installed.
 
     Args:
-        defer: note the first one alone, which `check` then raises: for work that must not stop half way. A second one
-            is raised where it comes.
+        defer: only record the first interrupt, which `check` then raises, for work that must not stop half way. A
+            second one is raised where it comes.
     """
 
     def __init__(self, defer: bool = False) -> None:
@@ -42,7 +41,7 @@ class Interrupts:
             signal.default_int_handler(number, frame)
 
     def check(self) -> None:
-        """Raise an interrupt that came and was dropped.
+        """Raise an interrupt that was recorded and not raised.
 
         Raises:
             KeyboardInterrupt: there was one.

@@ -1,4 +1,12 @@
-"""Trial: one scored point of a search, which is one line of its log."""
+"""The log of a search: JSON lines, a `Header` and then one `Trial` a line. The log is the state of the search.
+
+`run_study` opens a `LogFile` for appending, which checks that the log belongs to this search, and appends each trial as
+it ends; replay, inspection and resuming read a log with `read_log`. The format is described in docs/log-format.md.
+
+Invariants: a line is on disk before the next trial starts, or it is not in the file at all. The last line may be torn
+by a crash: this is recognized, and the line is dropped. Any other line that hago would not write is refused, with its
+number.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +42,36 @@ from hago.study.searcher import Score, Searcher
 from hago.version import VERSION as HAGO_VERSION
 
 TRIAL_VERSION: Final = 1
+HEADER_VERSION: Final = 2
 
-#: Fields of Score that stand under "score" as they are.
+#: Fields of Score that are written under "score" unchanged.
 _PLAIN: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
-#: The same, left out where they say nothing.
+#: Fields of Score that are written only where they are not empty or 0.
 _OPTIONAL: Final = ("costs", "shortfall", "tie", "dropped", "interval")
+#: Fields of Header that identify the task; a log that differs in one of them is of another task.
+_MADE_FOR: Final = ("model_hash", "hardware", "data_hash", "space")
+#: Fields of Header that determine the search; a log that differs in one of them cannot be continued.
+_MADE_HOW: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
+#: The first bytes of every header, by which a torn header is told from a file that is no log.
+_HEADER_START: Final = b'{"data_hash": '
+
+#: Receives messages for the user.
+Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A point and its score.
+    """One scored point of a search: one line of its log. Made by `run_study`, or read from a log.
 
     Args:
         index: from 0, in the order asked.
-        bits: of every group.
-        score: what its evaluation said, or that of the trial it repeats.
-        same_as: the earlier trial that had the same Plan; None where this one was evaluated.
-        why: the searcher's reason to ask.
-        at: when it was logged, UTC, ISO 8601.
-        seconds: that its evaluation took; 0 for a repeat.
-        elapsed: seconds that the search had taken by then, all its sessions together, what came before trials included.
+        bits: bits of every group.
+        score: the result of its evaluation, or of that of the trial that it repeats.
+        same_as: index of the earlier trial with the same Plan; None where this one was evaluated.
+        why: the searcher's reason for the point.
+        at: time at which it was logged, UTC, ISO 8601.
+        seconds: duration of its evaluation; 0 for a repeat.
+        elapsed: seconds that the search had taken by then, over all its sessions, preparation included.
     """
 
     index: int
@@ -67,16 +85,16 @@ class Trial:
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """What the objective measured."""
+        """The measurements in its score."""
         return self.score.results
 
     @property
     def thresholds_sha256(self) -> str:
-        """Of the thresholds that were used."""
+        """Hash of the thresholds that were used."""
         return self.score.thresholds_sha256
 
     def to_json(self, model_hash: str) -> dict[str, Any]:
-        """The JSON values of its line.
+        """The JSON values of the trial's line.
 
         Raises:
             LogError: a result that is no JSON value.
@@ -137,49 +155,40 @@ class Trial:
 
 
 def best_trial(trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: bool = False) -> Trial | None:
-    """The best of `trials`: highest rank, the first of equals.
+    """The best of `trials`: the highest rank, the first of equals.
 
     Args:
-        tolerance: values that lie within it of the highest count as equal, so that fewer bits win.
-        allow_overflow: take a point that overflowed on the calibration data where none did not.
+        tolerance: values within it of the highest count as equal, so that fewer bits win.
+        allow_overflow: admit a point that overflowed on the calibration data where every point did.
 
     Returns:
-        The trial, or None where no trial can be taken.
+        The trial, or None where none can be the answer.
     """
-    whole = [t for t in trials if not t.score.dropped]
-    taken = [t for t in whole if t.score.runs or (allow_overflow and not t.score.infeasible)]
-    floor = max((t.score.value for t in taken if t.score.accepted), default=math.inf) - tolerance
-    return max(taken, key=lambda t: t.score.standing(floor), default=None)
+    measured = [t for t in trials if not t.score.dropped]
+    eligible = [t for t in measured if t.score.runs or (allow_overflow and not t.score.infeasible)]
+    floor = max((t.score.value for t in eligible if t.score.accepted), default=math.inf) - tolerance
+    return max(eligible, key=lambda t: t.score.standing(floor), default=None)
 
 
 # ---------------------------------------------------------------- header
-# Header: line 1 of a search log, all that makes the search again.
-
-HEADER_VERSION: Final = 2
-
-#: What a log is made for; a log that differs here belongs to another task altogether.
-_MADE_FOR: Final = ("model_hash", "hardware", "data_hash", "space")
-#: How it was searched; a log that differs here would not be continued but mixed.
-_MADE_HOW: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a search was run on, how, and by what.
+    """Line 1 of a log: the task of the search, its settings, and the software that ran it; enough to run it again. Made
+    by `make_header`, or read from a log.
 
     Args:
-        model_hash: of the Graph.
-        hardware: name and hash of the description.
-        data_hash: of the calibration data.
-        seed: of all randomness.
+        model_hash: hash of the Graph.
+        hardware: name and hash of the hardware description.
+        data_hash: hash of the calibration data.
+        seed: seed of all randomness.
         searcher: {"name", "options"}.
         estimator, objective: a name, or a name and options; any JSON value.
-        keep_float: patterns of nodes kept float.
+        keep_float: patterns of the nodes that are kept float.
         fix_bits: bits that the user fixed.
         space: {"groups", "choices", "hash"}.
-        settings: whatever else changes the scores.
-        made_by: versions, machine and threads; a difference is worth a notice, not a refusal.
-        confirmed: what refined thresholds gain on samples that were kept aside.
+        settings: everything else that the scores depend on.
+        made_by: versions, machine and threads; a log that differs here is continued with a notice.
+        confirmed: the gain of refined thresholds on held-out samples.
     """
 
     model_hash: str
@@ -197,7 +206,10 @@ class Header:
     confirmed: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, at: str = "") -> dict[str, Any]:
-        """The JSON values of the line, `at` being the time that stands in it.
+        """The JSON values of the line.
+
+        Args:
+            at: the time to write into it.
 
         Raises:
             LogError: a value that JSON does not have.
@@ -214,7 +226,7 @@ class Header:
         """The header of JSON values.
 
         Raises:
-            LogError: what breaks the header schema, with its JSON path.
+            LogError: the values violate the header's schema, at a JSON path.
         """
         check_schema(record, "log_header", where)
         parts = {k: v for k, v in record.items() if k not in ("version", "time")}
@@ -224,12 +236,12 @@ class Header:
         """Refuse to continue a log that another search wrote.
 
         Raises:
-            StrategyMismatch: it was for another model, hardware, data or space.
-            LogError: it was searched otherwise.
+            StrategyMismatch: the log is of another model, hardware, data or space.
+            LogError: it was searched with another seed, searcher or setting.
         """
-        mine, theirs = self.to_json(), logged.to_json()
+        own, other = self.to_json(), logged.to_json()
         for part in (*_MADE_FOR, *_MADE_HOW):
-            for path, ours, old in _differences(part, mine[part], theirs[part]):
+            for path, ours, old in _differences(part, own[part], other[part]):
                 kind = StrategyMismatch if part in _MADE_FOR else LogError
                 raise kind(
                     f"{where} cannot be continued: its {path} is {old}, this search has {ours}; "
@@ -237,9 +249,9 @@ class Header:
                 )
 
     def notices(self, logged: Header, where: str) -> Iterator[str]:
-        """What differs without being refused: versions, machine, threads."""
-        mine, theirs = self.to_json()["made_by"], logged.to_json()["made_by"]
-        for path, ours, old in _differences("made_by", mine, theirs):
+        """Messages about differences that are not refused: versions, machine, threads."""
+        own, other = self.to_json()["made_by"], logged.to_json()["made_by"]
+        for path, ours, old in _differences("made_by", own, other):
             what, was, now = (shortened_to(text, LONGEST_QUOTE) for text in (path, old, ours))
             yield f"{where} was written with {what} {was}, this is {now}; scores may differ"
 
@@ -260,10 +272,10 @@ def make_header(
     threads: int | None = None,
     confirmed: Mapping[str, Any] | None = None,
 ) -> Header:
-    """The header of a search in `space` by `searcher`.
+    """The header of a search in `space` by `searcher`; see Header for the other arguments.
 
     Args:
-        threads: that each worker computes with; others: see Header.
+        threads: the number of threads that each worker computes with.
     """
     return Header(
         model_hash=model_hash,
@@ -283,13 +295,13 @@ def make_header(
 
 
 def space_hash(space: Space) -> str:
-    """sha256 over every group's key, source, edges and choices, in order."""
+    """The sha256 of every group's key, source, edges and choices, in order."""
     parts = [[g.key, g.source, [str(e) for e in g.edges], list(g.choices)] for g in space.groups.values()]
     return hashlib.sha256(canonical(parts).encode()).hexdigest()
 
 
 def versions(threads: int | None = None) -> dict[str, Any]:
-    """Versions of what computes the scores, the machine's architecture, and `threads`."""
+    """The versions of the packages that compute the scores, the machine's architecture, and `threads`."""
     return {
         "hago": HAGO_VERSION,
         "python": platform.python_version(),
@@ -300,6 +312,7 @@ def versions(threads: int | None = None) -> dict[str, Any]:
 
 
 def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, str]]:
+    """The JSON paths at which two values differ, with both values as JSON."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*ours, *theirs}):
             yield from _differences(f"{path}.{key}", ours.get(key), theirs.get(key))
@@ -307,32 +320,21 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, 
         yield path, canonical(ours), canonical(theirs)
 
 
-# ---------------------------------------------------------------- log
-# Log: a search as JSON lines, a header and then one trial a line; the log is the search's state.
-# A line is on disk before the next trial starts, or it is not there at all. The last line may be torn by a crash: it
-# is recognised and dropped. Anything else that is not as written is refused with its line number. The format:
-# docs/log-format.md.
-
-Notice = Callable[[str], None]
-
-#: How a header begins, which tells a torn one from a file that is none of ours.
-_HEADER_START: Final = b'{"data_hash": '
-
-
+# ---------------------------------------------------------------- reading
 def log_notice(text: str) -> None:
-    """The default way to tell the user something: a warning of the logger "hago"."""
+    """The default Notice: a warning of the logger "hago"."""
     logging.getLogger("hago").warning(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log file says.
+    """The content of a log file.
 
     Args:
         header: None where the file is empty or its header is torn.
-        trials: in order.
-        good: how many bytes from the start are whole lines.
-        torn: how many bytes after them are not.
+        trials: the trials in order.
+        good: number of bytes of the whole lines.
+        torn: number of bytes after them, of a torn line.
     """
 
     header: Header | None
@@ -345,23 +347,23 @@ def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
     """Read a log without changing it.
 
     Raises:
-        LogError: unreadable, or a line that is not as hago wrote it, by number.
+        LogError: the file cannot be read, or a line, given by its number, is not one that hago writes.
     """
     try:
         content = read_file(path)
     except (OSError, ValueError) as error:
         raise LogError(f"cannot read log {path}: {error}") from None
-    found = parse_log(content, str(path))
-    if found.torn:
-        notice(f"{path}: the last line is torn ({found.torn} bytes); left out")
-    return found
+    log = parse_log(content, str(path))
+    if log.torn:
+        notice(f"{path}: the last line is torn ({log.torn} bytes); left out")
+    return log
 
 
 def read_header(path: str | Path) -> Header | None:
-    """The header of a log; None where no file stands there, or none with a whole header.
+    """The header of a log; None where there is no file, or its header is torn.
 
     Raises:
-        LogError: unreadable, or a header that is not as hago wrote it.
+        LogError: the file cannot be read, or its header is not one that hago writes.
     """
     if not is_file(path):
         return None
@@ -374,10 +376,10 @@ def read_header(path: str | Path) -> Header | None:
 
 
 def parse_log(content: bytes, where: str) -> Log:
-    """The log that `content` is.
+    """Parse the content of a log file.
 
     Raises:
-        LogError: a line, other than a torn last one, that is not as hago wrote it.
+        LogError: a line, other than a torn last one, is not one that hago writes.
     """
     *whole, rest = content.split(b"\n")
     torn = len(rest)
@@ -415,6 +417,7 @@ def _parse_line(line: bytes, where: str) -> Any:
 
 
 def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: str) -> Trial:
+    """The trial of a line, checked against the header and the trials before it."""
     check_schema(record, "trial", where)
     trial = Trial.from_json(record)
     if trial.index != len(earlier):
@@ -444,15 +447,17 @@ def _is_figure(value: Any) -> bool:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """What stands at a path; None where nothing does."""
+    """The status of the file at a path; None where there is none."""
     try:
         return path.stat()
     except FileNotFoundError:
         return None
 
 
+# ---------------------------------------------------------------- writing
 class LogFile:
-    """A log that is open for appending; a context manager. One process at a time may hold it."""
+    """A log that is open for appending, by one process at a time. `run_study` opens one as a context manager, calls
+    `start`, then `append` for each new trial, and `check` at the end."""
 
     def __init__(self, path: str | Path) -> None:
         """Open or create the file, changing nothing in it.
@@ -482,13 +487,12 @@ class LogFile:
         try:
             import fcntl
         except ImportError:
-            return  # not a POSIX system: two searches on one log are then not noticed
+            return  # not a POSIX system: two searches on one log are not detected there
         try:
-            # Not flock: worker processes would inherit it, and one that outlives a killed search
-            # would keep the next one out.
+            # Not flock: worker processes would inherit the lock, and one that outlives a killed search would keep it.
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            # Other errors come from file systems that cannot lock; a search may still run there.
+            # other errors are of file systems that cannot lock, where a search may run all the same
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise LogError(f"another search is writing {self.path}; give this one its own log") from None
 
@@ -499,44 +503,44 @@ class LogFile:
         os.close(self._fd)
 
     def start(self, header: Header, at: str, resume: bool, notice: Notice) -> tuple[Trial, ...]:
-        """Make the file ready for the next trial: check or write its header, drop a torn line.
+        """Prepare the file for the next trial: check or write its header, and drop a torn line.
 
         Args:
-            header: of this search.
+            header: the header of this search.
             at: the time to write into a new header.
-            resume: whether a file that holds something may be continued.
+            resume: whether a file that is not empty may be continued.
 
         Returns:
-            The trials that it holds.
+            The trials in the file.
 
         Raises:
-            LogError: the file holds something and `resume` is false, it is not as hago wrote it, or
-                it was searched otherwise.
+            LogError: the file is not empty and `resume` is false, it is not one that hago writes, or it was searched
+                with another seed, searcher or setting.
             StrategyMismatch: it is of another model, hardware, data or space.
         """
         content = self._read()
         if content and not resume:
             raise LogError(f"log {self.path} exists; resume it, or give another path")
-        found = parse_log(content, str(self.path))
-        if found.header is not None:
-            header.check_same(found.header, str(self.path))
-            for text in header.notices(found.header, str(self.path)):
+        log = parse_log(content, str(self.path))
+        if log.header is not None:
+            header.check_same(log.header, str(self.path))
+            for text in header.notices(log.header, str(self.path)):
                 notice(text)
-        if found.torn:
-            notice(f"{self.path}: the last line is torn ({found.torn} bytes); dropped")
-        self._good = found.good
+        if log.torn:
+            notice(f"{self.path}: the last line is torn ({log.torn} bytes); dropped")
+        self._good = log.good
         self._truncate()
-        if found.header is None:
+        if log.header is None:
             record = header.to_json(at)
             check_schema(record, "log_header", "log header")
             self._append(record)
-        return found.trials
+        return log.trials
 
     def append(self, trial: Trial, model_hash: str) -> None:
-        """Add one line; it is on disk, under the log's name, when this returns.
+        """Append the line of a trial; it is on disk, under the log's path, when this returns.
 
         Raises:
-            LogError: it could not be written whole, and the file ends with the line before it; or somebody else
+            LogError: the line could not be written whole, and the file ends with the line before it; or another process
                 removed, replaced or changed the file.
         """
         self._check_length()
@@ -544,10 +548,10 @@ class LogFile:
         self._check_place()
 
     def check(self) -> None:
-        """Refuse to go on with a log that others changed while it was open. One that was removed is written again.
+        """Check that no other process changed the log while it was open. A removed log is written again.
 
         Raises:
-            LogError: the file was removed, renamed, replaced, or is not as long as what was written.
+            LogError: the file was removed, renamed or replaced, or its length is not that of the lines written.
         """
         self._check_length()
         self._check_place()
@@ -565,21 +569,21 @@ class LogFile:
 
     def _check_place(self) -> None:
         try:
-            mine, there = os.fstat(self._fd), _stat(self.path)
+            opened, at_path = os.fstat(self._fd), _stat(self.path)
         except OSError as error:
             raise LogError(f"cannot read log {self.path}: {error}") from None
-        if there is None and mine.st_nlink == 0:
+        if at_path is None and opened.st_nlink == 0:
             replace_file(self.path, self._read())
             raise LogError(
                 f"log {self.path} was removed while it was written; all that it held stands there again: search on "
                 "with it, and leave it alone until the search ends"
             )
-        if there is None:
+        if at_path is None:
             raise LogError(
                 f"log {self.path} was renamed while it was written; give it its name back to search on with it, and "
                 "leave it alone until the search ends"
             )
-        if not os.path.samestat(mine, there):
+        if not os.path.samestat(opened, at_path):
             raise LogError(
                 f"log {self.path} was replaced by another file while it was written; what was searched is not in that "
                 "one: give another path for the log, and leave it alone until the search ends"
@@ -619,7 +623,7 @@ class LogFile:
         try:
             yield
         except BaseException:
-            # Where this fails too, the next reader finds a torn line and drops it.
+            # where this fails, too, the next reader drops the torn line
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._good)
             raise

@@ -1,4 +1,6 @@
-"""Progress: a line on a terminal, and nothing anywhere else; what an 80 columns wide one cuts off matters least."""
+"""The progress of a search: one line on a terminal, and nothing elsewhere. The least important texts come last, since a
+narrow terminal cuts them off.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from hago.study.log import Trial
 
 
 class Preliminaries:
-    """Says what a search does before its first trial.
+    """Shows the step of preparation that a search is in, before its first trial; a context manager.
 
     Args:
-        shown: whether to show anything; even then only where standard error is a terminal.
+        shown: whether to show it; even then only where standard error is a terminal.
     """
 
     def __init__(self, shown: bool) -> None:
@@ -26,7 +28,7 @@ class Preliminaries:
         return self
 
     def __call__(self, what: str) -> None:
-        """It does this now."""
+        """Show the name of a step that begins."""
         self._bar.set_description_str(what)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -34,12 +36,13 @@ class Preliminaries:
 
 
 class Progress:
-    """Shows trials, the best value, time left, and how many trials repeats saved.
+    """Shows the number of trials, the best value, the time left, and the number of repeats; a context manager. Made by
+    `run_study`, which calls `show` with every trial.
 
     Args:
-        budget: of the search.
-        done: trials that a log holds already.
-        shown: whether to show anything; even then only where standard error is a terminal.
+        budget: budget of the search.
+        done: number of trials that the log holds already.
+        shown: whether to show it; even then only where standard error is a terminal.
     """
 
     def __init__(self, budget: Budget, done: int, shown: bool) -> None:

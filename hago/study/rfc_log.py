@@ -1,7 +1,7 @@
-"""The logs of the RFC's prototype: no header, and bits by position.
+"""Logs of the RFC's prototype, which have no header, and bits by position.
 
-They can be read and ranked for ever, but not continued: they do not say what they were made for. A
-line of the years 2019 to 2021 has `result` or `results`, with some of accuracy, kl_distance,
+They can be read and ranked, but not continued, since they do not name the model and hardware that they are of. A line
+of the years 2019 to 2021 has `result` or `results`, with some of accuracy, kl_distance,
 kl_divergence, sim_acc, quant_acc and validation_acc, and a strategy with or without topology.
 """
 
@@ -19,10 +19,10 @@ from hago.serialization.json_text import canonical, parse_json, read_file
 
 @dataclass(frozen=True, slots=True)
 class RfcTrial:
-    """One line.
+    """One line of such a log.
 
     Args:
-        version: 0.1, say.
+        version: e.g. 0.1.
         model_hash: a structural hash, which may be negative.
         bits: one per quantized edge, in the order of the prototype's traversal.
         thresholds: one per node, in that order.
@@ -66,7 +66,7 @@ def parse_rfc_line(line: str, where: str = "line") -> RfcTrial:
     """The trial of one line.
 
     Raises:
-        LogError: it is no such line.
+        LogError: the line is not one of the prototype's.
     """
     record = parse_json(line, where)
     try:
@@ -98,7 +98,7 @@ def read_rfc_log(path: str | Path) -> tuple[RfcTrial, ...]:
     """Every line of a log of the RFC's prototype.
 
     Raises:
-        LogError: unreadable, or a line that is none, by number.
+        LogError: the file cannot be read, or a line, given by its number, is not one of the prototype's.
     """
     try:
         lines = read_file(path).decode("utf-8").splitlines()

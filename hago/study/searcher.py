@@ -1,4 +1,11 @@
-"""Searcher and Score: the two sides of a search."""
+"""The interface between the search loop and the algorithms: `Score`, the protocol `Searcher`, and searchers written as
+generators.
+
+`study.run_study` asks a Searcher for points and tells it their Scores, which evaluators make (`search.evaluate`). Most
+algorithms in `hago.searchers` are generators that yield an `Ask` and receive the scores, wrapped in a
+`GeneratorSearcher`: the generator is the whole state of the searcher, so that the algorithm reads as a loop, and the
+same scores bring it to the same place when a log is replayed.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +23,28 @@ from hago.plan.space import Bits, Space
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one evaluation of a Plan said.
+    """The result of evaluating one Plan: objective, costs, overflow counts. Made by the evaluator; `run_study` writes
+    it to the log and tells it to the searcher.
 
     Args:
-        value: the objective; larger is better. The driver turns NaN into -inf.
-        results: what the log keeps, JSON values only (e.g. {"sqnr": 31.2, "sim_acc": 0.91}).
-        overflows: how many accumulators overflowed, by node; absent where none did.
-        excess_bits: by node, how many bits too few the accumulator has for what was seen
-            (log2(peak / max), rounded up; only positive entries).
-        unproved: how many integer nodes have no proof that they cannot overflow.
-        total_bits: the sum of bits over all groups: breaks ties, fewer is better.
+        value: the objective; larger is better. The study turns NaN into -inf.
+        results: measurements for the log, JSON values only (e.g. {"sqnr": 31.2, "sim_acc": 0.91}).
+        overflows: how many accumulators overflowed, by node; nodes without overflow are absent.
+        excess_bits: by node, how many bits the accumulator lacked for the values that it got (log2(peak / max), rounded
+            up; only positive entries).
+        unproved: how many integer nodes are not proved to be free of overflow.
+        total_bits: the sum of bits over all groups; breaks ties, fewer is better.
         plan_key: equal for equal Plans.
         infeasible: why no signature holds these bits; empty where one does.
-        forwards: what the evaluation cost, in forward passes over the calibration data.
-        thresholds_sha256: of the thresholds that were used; empty where not given.
-        costs: what the Plan takes, by name; empty where nobody counted.
-        shortfall: by how much it misses limits that were set, each as a part of the limit, summed.
+        forwards: the cost of the evaluation, in forward passes over the calibration data.
+        thresholds_sha256: hash of the thresholds that were used; empty if not given.
+        costs: costs of the Plan on its hardware, by metric; empty if not counted.
+        shortfall: by how much limits are violated, each relative to the limit, summed.
         tie: compared where values and proofs are equal; larger is better.
-        dropped: of a point that was given up after some of the samples, as it was worse than the best so far:
-            {"samples", "of", "because", "rival"}. Its value is an estimate below the rival's, what overflowed
-            is what was seen by then, and it is never taken for the best. Empty where all samples were measured.
-        interval: the objective's 95 % confidence interval over the samples; empty where nobody worked it out.
+        dropped: for a point whose evaluation was stopped after some of the samples, as it was worse than the best so
+            far: {"samples", "of", "because", "rival"}. Its value is an estimate below the rival's, its overflows are
+            those up to then, and it is never the best. Empty where all samples were measured.
+        interval: the 95 % confidence interval of the objective over the samples; empty if not computed.
     """
 
     value: float
@@ -62,9 +70,9 @@ class Score:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Compare by this, larger is better: feasible first, then no overflow, then limits kept, then
-        the value, then proofs, then the tie, then fewer bits. Among points that overflow, fewer excess
-        bits are better; among those that miss a limit, a smaller shortfall."""
+        """The key by which scores are compared, larger is better: feasible first, then no overflow, then no limit
+        violated, then the value, then proofs, then the tie, then fewer bits. Among points that overflow, fewer excess
+        bits are better; among those that violate a limit, a smaller shortfall."""
         return (*self._fitness, self.value, -self.unproved, self.tie, -self.total_bits)
 
     @property
@@ -73,8 +81,8 @@ class Score:
         return self.runs and not self.shortfall and not self.dropped
 
     def standing(self, floor: float) -> tuple[Any, ...]:
-        """Like `rank`, but all values of at least `floor` count as equal until proofs and bits are
-        compared. With the highest value as floor it orders as `rank` does."""
+        """Like `rank`, but all values of at least `floor` count as equal, and proofs and bits are compared before them.
+        With the highest value as the floor the order is that of `rank`."""
         within = self.value >= floor
         merit = 0.0 if within else self.value
         return (*self._fitness, within, merit, -self.unproved, self.tie, -self.total_bits, self.value)
@@ -86,18 +94,18 @@ class Score:
 
 
 def point_key(bits: Bits) -> str:
-    """Equal for equal bits, whatever their order: sha256 of their canonical JSON, 32 digits of it."""
+    """A key of a point, equal for equal bits in any order: 32 digits of the sha256 of their canonical JSON."""
     text = json.dumps(dict(bits), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Searcher(Protocol):
-    """Proposes points. One searcher serves one search: the driver calls `ask`, evaluates, and calls
-    `tell` with every point that was asked, in the order asked. All randomness comes from a
-    generator made of (seed, trial number), so that replaying a log reproduces the searcher's state.
+    """An algorithm that proposes points. One object serves one search: `run_study` calls `ask`, evaluates the points,
+    and calls `tell` for each of them, in the order asked, until `ask` returns no points. All randomness comes from
+    `generator(seed, trial number)`, so that replaying a log reproduces the searcher's state.
 
-    An option called `tolerance` is read by the driver too: values that lie within it of the best
-    count as equal when the best point is chosen.
+    `run_study` also reads an option called `tolerance`: values within it of the highest count as equal when the best
+    trial is chosen.
     """
 
     @property
@@ -105,69 +113,66 @@ class Searcher(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """JSON values that, with the name, make the same searcher again."""
+        """The options that, with the name, make the same searcher again; JSON values, written to the log's header."""
         ...
 
     def ask(self) -> Sequence[Bits]:
-        """Points to evaluate next, at least one; an empty sequence ends the search."""
+        """The points to evaluate next; an empty sequence ends the search."""
         ...
 
     def tell(self, bits: Bits, score: Score) -> None:
-        """The score of a point that was asked."""
+        """Receive the score of a point that was asked."""
         ...
 
 
 @runtime_checkable
 class Explains(Protocol):
-    """A searcher that also says why; what it says stands in the log."""
+    """A searcher that gives a reason for the points it asks, which is written to the log."""
 
     @property
     def why(self) -> str:
-        """Why the points of the last `ask` were asked."""
+        """The reason for the points of the last `ask`."""
         ...
 
 
 @runtime_checkable
 class Recalls(Protocol):
-    """A searcher whose points depend on more than their scores, e.g. on what others write to a storage: it cannot be
-    brought to where it was by asking it again."""
+    """A searcher whose points depend on more than their scores, e.g. on a storage that other processes write to:
+    telling it the same scores again would not bring it to the same state."""
 
     def recall(self, points: Sequence[Bits]) -> None:
-        """Before the first `ask`: the points that an earlier session was scored, which it asks first, in this order."""
+        """Receive the points of the log; called by `run_study` before the first `ask`, which must ask them first, in
+        this order."""
         ...
 
 
-# ---------------------------------------------------------------- walk
-# Walk: a searcher written as a generator that yields points and receives their scores.
-# The generator is the searcher's whole state, so an algorithm reads as the loop it is, and replaying the same scores
-# brings it to the same place.
-
+# ---------------------------------------------------------------- searchers as generators
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Points to be scored together, and why."""
+    """Points to be scored together, and the reason."""
 
     points: tuple[Bits, ...]
     why: str = ""
 
 
-#: A generator that asks for scores and returns an R in the end.
+#: A generator that yields points, receives their scores, and returns an R in the end.
 Steps: TypeAlias = Generator[Ask, Sequence[Score], R]
-#: Scores by point: what a walk has seen.
+#: The scores that a searcher has received, by `point_key`.
 ScoresByPoint: TypeAlias = dict[str, Score]
 #: By node, the groups whose bits decide how large its accumulator gets.
 Feeds: TypeAlias = Mapping[str, Sequence[str]]
 
 
 class GeneratorSearcher:
-    """A Searcher around `steps`, which is started by the first `ask`.
+    """A Searcher around a generator, which the first `ask` starts.
 
     Args:
-        name: under which `make_searcher` makes it.
+        name: the searcher's key in `registry.SEARCHERS`.
         options: a dataclass of JSON values.
-        steps: yields what to ask, receives the scores in the same order, ends the search by ending.
+        steps: yields points, receives their scores in the same order, and ends the search by returning.
     """
 
     def __init__(self, name: str, options: Any, steps: Steps[None]) -> None:
@@ -191,26 +196,26 @@ class GeneratorSearcher:
         return self._ask.why if self._ask else ""
 
     def ask(self) -> Sequence[Bits]:
-        """The next points; those not yet told where some are outstanding; empty at the end."""
+        """The next points: those whose scores are outstanding, or the generator's next; empty at the end."""
         if not self._ended and (self._ask is None or len(self._scores) == len(self._ask.points)):
             self._advance()
         return () if self._ended or self._ask is None else self._ask.points[len(self._scores) :]
 
     def tell(self, bits: Bits, score: Score) -> None:
-        """The score of the first outstanding point.
+        """Receive the score of the first outstanding point.
 
         Raises:
             HagoError: `bits` is not that point.
         """
         points = self._ask.points if self._ask else ()
-        told = len(self._scores)
-        if told >= len(points) or dict(points[told]) != dict(bits):
+        index = len(self._scores)
+        if index >= len(points) or dict(points[index]) != dict(bits):
             raise HagoError(f"searcher {self._name!r} was told a point it did not ask next: {dict(bits)}")
         self._scores.append(score)
 
     def _advance(self) -> None:
         try:
-            # A generator takes None, and nothing else, to start.
+            # a generator that has not started takes no value
             self._ask = next(self._steps) if self._ask is None else self._steps.send(self._scores)
         except StopIteration:
             self._ended = True
@@ -218,7 +223,7 @@ class GeneratorSearcher:
 
 
 def measure(bits: Bits, why: str, seen: ScoresByPoint) -> Steps[Score]:
-    """The score of `bits`, asked only where `seen` does not have it."""
+    """The score of a point, asked for only where `seen` does not have it."""
     key = point_key(bits)
     if key not in seen:
         (seen[key],) = yield Ask((dict(bits),), why)
@@ -226,13 +231,13 @@ def measure(bits: Bits, why: str, seen: ScoresByPoint) -> Steps[Score]:
 
 
 def shifted(space: Space, bits: Bits, key: str, step: int) -> dict[str, int]:
-    """`bits` with group `key` moved `step` choices towards fewer bits (more where negative), and
-    stopped at the first and the last choice."""
+    """`bits` with group `key` moved by `step` choices towards fewer bits (towards more where negative), clamped to the
+    group's first and last choice."""
     choices = space.groups[key].choices
     index = choices.index(bits[key]) + step
     return {**bits, key: choices[min(max(index, 0), len(choices) - 1)]}
 
 
 def generator(seed: int, trial: int) -> np.random.Generator:
-    """The randomness of one trial."""
+    """The random generator of one trial."""
     return np.random.default_rng(np.random.SeedSequence((seed, trial)))

@@ -1,8 +1,11 @@
-"""Driver: the loop that asks a searcher, evaluates, logs, and keeps the best point.
+"""The search loop: asks a searcher for points, evaluates and logs them, and keeps the best.
 
-Everything that every searcher needs stands here once: memory of equal Plans, the log and resuming
-from it, the budget, progress, and the best so far. What a searcher is told is what the log says, so
-replaying a log brings a search to where it was; one that depends on more is told what the log holds.
+`run_study` is called once per search, by `search.session`, and knows neither Plans nor the simulator: a point is its
+bits, and `evaluate` scores it. It does what all searchers need: evaluating equal Plans once (`TrialCache`), writing the
+log and resuming from it (`LogFile`), the budget, progress, interrupts, and keeping the best trial.
+
+Invariant: a searcher is told exactly what the log holds, so that replaying a log brings it to the state that it was in.
+A searcher whose state depends on more implements `Recalls`.
 """
 
 from __future__ import annotations
@@ -26,19 +29,20 @@ from hago.study.progress import Progress
 from hago.study.searcher import Explains, Recalls, Score, Searcher
 from hago.study.trial_cache import Evaluate, Submit, TrialCache
 
-#: (trial, best so far, whether it was read from the log) -> what the bar shows beside.
+#: (trial, best trial so far, whether it was read from the log) -> further texts for the progress bar.
 OnTrial: TypeAlias = Callable[[Trial, Trial | None, bool], Sequence[str]]
 Stop: TypeAlias = Literal["finished"] | BudgetKind
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """What a search ends with.
+    """The result of `run_study`.
 
     Args:
         best: the best trial.
-        trials: all of them, earlier sessions included.
-        stopped_because: the searcher "finished", or a budget ran out ("trials", "seconds", "forwards").
+        trials: all trials in order, those of earlier sessions included.
+        stopped_because: "finished" where the searcher ended, or the budget that was spent ("trials", "seconds" or
+            "forwards").
     """
 
     best: Trial
@@ -47,12 +51,12 @@ class StudyResult:
 
     @property
     def bits(self) -> Mapping[str, int]:
-        """Of the best trial."""
+        """The bits of the best trial."""
         return self.best.bits
 
     @property
     def score(self) -> Score:
-        """Of the best trial."""
+        """The score of the best trial."""
         return self.best.score
 
 
@@ -80,26 +84,25 @@ def run_study(
     """Search until the searcher ends or the budget is spent.
 
     Args:
-        searcher: a fresh one; it serves this search only.
-        evaluate: scores a point; may raise InfeasibleBits where no signature holds it.
-        log: a path; a log that stands there is continued.
-        header: of the log; needed where `log` is given.
+        searcher: a fresh searcher, which serves this search only.
+        evaluate: scores a point; may raise InfeasibleBits where no signature holds its bits.
+        log: path of the log; an existing log is continued.
+        header: header of the log; required with `log`.
         budget: see Budget.parse. At least one trial is made.
-        resume: whether a log that stands at the path may be continued.
+        resume: whether an existing log may be continued.
         progress: show a bar on a terminal.
         on_best: called with the best trial after each improvement, and once after a resume.
-        on_trial: called with every trial, the best so far, and whether the trial was read from the log; what
-            it returns is shown in the bar.
-        plan_key: cheap and equal for equal Plans, which are then evaluated once; without it equal
-            bits are.
-        allow_overflow: return a point that overflowed on the calibration data if none did not.
+        on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
+            it returns are shown in the bar.
+        plan_key: a cheap key of a point's Plan. Equal Plans are evaluated once; without it, equal bits are.
+        allow_overflow: return a point that overflowed on the calibration data where every point did.
         executor: evaluates the points that the searcher asks together; the log stays the same.
-        submit: does the same in its own way, and is taken instead where it is given.
-        race: hand `evaluate` the bits of the best trial so far, too, or None where none runs; a point that is
-            worse may then be given up early. Not where the searcher has a tolerance.
-        notice: is told what the user should know: a torn line that was dropped, other versions.
+        submit: used in place of `executor` where it is given.
+        race: also pass `evaluate` the bits of the best trial so far, or None where no trial is accepted; a point that
+            is worse may then be dropped before all samples are measured. Ignored where the searcher has a tolerance.
+        notice: called with messages for the user: a torn line that was dropped, a log of other versions.
         clock: seconds, for the budget.
-        before: seconds and forwards that were spent on this search already; they count.
+        before: seconds and forward passes that this search has spent already; they count towards the budget.
 
     Raises:
         InfeasibleBits: every point overflowed or fits no signature, or the searcher left the space.
@@ -120,11 +123,21 @@ def run_study(
             file = stack.enter_context(LogFile(log))
             logged, model_hash = file.start(header, _now(), resume, notice), header.model_hash
         bar = stack.enter_context(Progress(limit, len(logged), progress))
-        scorer = stack.enter_context(TrialCache(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
-        interrupts = stack.enter_context(Interrupts())
-        told = (on_best, on_trial)
+        cache = stack.enter_context(TrialCache(evaluate, plan_key, submit or _submit_to(executor, evaluate), race))
         run = _Run(
-            space, searcher, scorer, file, model_hash, logged, limit, bar, interrupts, *told, allow_overflow, clock
+            space=space,
+            searcher=searcher,
+            cache=cache,
+            file=file,
+            model_hash=model_hash,
+            logged=logged,
+            budget=limit,
+            bar=bar,
+            interrupts=stack.enter_context(Interrupts()),
+            on_best=on_best,
+            on_trial=on_trial,
+            allow_overflow=allow_overflow,
+            clock=clock,
         )
         reason = run.go(*before)
         if file is not None:
@@ -133,7 +146,7 @@ def run_study(
 
 
 def _submit_to(executor: Executor | None, evaluate: Evaluate) -> Submit | None:
-    return None if executor is None else lambda *asked: executor.submit(evaluate, *asked)
+    return None if executor is None else lambda *args: executor.submit(evaluate, *args)
 
 
 def _now() -> str:
@@ -142,11 +155,11 @@ def _now() -> str:
 
 @dataclass(slots=True)
 class _Run:
-    """The state of one call of `search`."""
+    """The state of one call of `run_study`."""
 
     space: Space
     searcher: Searcher
-    scorer: TrialCache
+    cache: TrialCache
     file: LogFile | None
     model_hash: str
     logged: tuple[Trial, ...]
@@ -164,13 +177,17 @@ class _Run:
     announced: Trial | None = None
 
     def go(self, seconds: float, forwards: float) -> Stop:
-        """The search; `search` says what it raises."""
+        """Run the search; see `run_study` for what it raises.
+
+        Args:
+            seconds, forwards: spent on this search before.
+        """
         self.started, self.forwards = self.clock() - seconds, forwards
         try:
             return self._loop()
         finally:
-            # Whatever ended the search, the best so far is where the caller keeps it. Of a part of the log it may be
-            # worse than what an earlier session kept there.
+            # However the search ended, the caller has been given the best trial. While the log is still being replayed
+            # that may be worse than the one that an earlier session gave, so the caller is not called.
             if len(self.trials) >= len(self.logged):
                 self._announce()
 
@@ -181,8 +198,8 @@ class _Run:
             why = self.searcher.why if isinstance(self.searcher, Explains) else ""
             for bits in points:
                 self.space.check(bits)
-            # Of all points asked now, so that it does not matter which of them is scored first.
-            self.scorer.rival = self._rival()
+            # one rival for all points asked together, so that the order in which they are scored does not matter
+            self.cache.rival = self._rival()
             self._prefetch(points)
             for bits in points:
                 replaying = len(self.trials) < len(self.logged)
@@ -196,10 +213,11 @@ class _Run:
                 self.searcher.tell(bits, trial.score)
                 self.interrupts.check()
         if len(self.trials) < len(self.logged):
-            raise self._stranger(f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}")
+            raise self._other_search(f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}")
         return "finished"
 
     def _rival(self) -> Bits | None:
+        """The bits of the best accepted trial, where only a better one can replace it."""
         strict = not self.searcher.options.get("tolerance", 0.0)
         return self.best.bits if strict and self.best is not None and self.best.score.accepted else None
 
@@ -208,64 +226,74 @@ class _Run:
         return earlier + self.clock() - self.started
 
     def _spent(self) -> BudgetKind | None:
-        # At least one trial, so that a budget never leaves the caller without an answer.
+        # at least one trial, so that there is a result whatever the budget
         if not self.trials:
             return None
         return self.budget.spent(len(self.trials), self._elapsed(), self.forwards)
 
     def _prefetch(self, points: Sequence[Bits]) -> None:
-        ahead = points[max(0, len(self.logged) - len(self.trials)) :]
+        new = points[max(0, len(self.logged) - len(self.trials)) :]
         if self.budget.trials is not None:
-            ahead = ahead[: max(0, self.budget.trials - len(self.trials))]
-        self.scorer.prefetch(ahead)
+            new = new[: max(0, self.budget.trials - len(self.trials))]
+        self.cache.prefetch(new)
 
     def _replayed(self, bits: Mapping[str, int]) -> Trial:
+        """The next trial of the log, which must be of the point that the searcher asks."""
         trial = self.logged[len(self.trials)]
         for key in sorted({*bits, *trial.bits}):
             logged, asked = trial.bits.get(key), bits.get(key)
             if logged != asked:
-                raise self._stranger(f"trial {trial.index} has {logged} bits at {key!r}, this search asks {asked}")
-        same_as = self.scorer.remember(bits, trial)
+                raise self._other_search(f"trial {trial.index} has {logged} bits at {key!r}, this search asks {asked}")
+        same_as = self.cache.remember(bits, trial)
         if same_as != trial.same_as:
-            raise self._stranger(f"trial {trial.index} has same_as {trial.same_as}, this search has {same_as}")
+            raise self._other_search(f"trial {trial.index} has same_as {trial.same_as}, this search has {same_as}")
         return trial
 
-    def _stranger(self, what: str) -> LogError:
+    def _other_search(self, what: str) -> LogError:
+        """The error for a log that another searcher or seed wrote."""
         path = self.file.path if self.file else "log"
         return LogError(
             f"{path} was written by a different searcher or seed: {what}; give what it was made with, or another log"
         )
 
     def _measured(self, bits: Mapping[str, int], why: str) -> Trial:
-        index, begun = len(self.trials), self.clock()
-        score, same_as = self.scorer.score(bits)
-        seconds = self.clock() - begun if same_as is None else 0.0
+        """A new trial, which is in the log when this returns."""
+        index, start = len(self.trials), self.clock()
+        score, same_as = self.cache.score(bits)
+        seconds = self.clock() - start if same_as is None else 0.0
         trial = Trial(index, bits, score, same_as, why, _now(), seconds, self._elapsed())
         trial = _as_logged(trial, self.model_hash)
         if self.file is not None:
             self.file.append(trial, self.model_hash)
-        self.scorer.remember(bits, trial)
+        self.cache.remember(bits, trial)
         return trial
 
     def _take(self, trial: Trial, replayed: bool) -> None:
+        """Add a trial: update the best, call the caller's functions, and show it."""
         self.trials.append(trial)
         self.forwards += trial.score.forwards if trial.same_as is None else 0.0
         tolerance = float(self.searcher.options.get("tolerance", 0.0))
-        # With a tolerance a new highest value can depose the best for another trial than itself.
-        rivals = self.trials if tolerance else [t for t in (self.best, trial) if t is not None]
-        self.best = best_trial(rivals, tolerance, self.allow_overflow)
+        # with a tolerance, a trial of a new highest value may make another trial the best
+        candidates = self.trials if tolerance else [t for t in (self.best, trial) if t is not None]
+        self.best = best_trial(candidates, tolerance, self.allow_overflow)
         if not replayed:
             self._announce()
-        also = () if self.on_trial is None else self.on_trial(trial, self.best, replayed)
-        self.bar.show(trial, self.best, self._elapsed(), self.forwards, replayed, also)
+        texts = () if self.on_trial is None else self.on_trial(trial, self.best, replayed)
+        self.bar.show(trial, self.best, self._elapsed(), self.forwards, replayed, texts)
 
     def _announce(self) -> None:
+        """Call `on_best` where the best trial is a new one."""
         if self.on_best is not None and self.best is not None and self.best is not self.announced:
             best = self.best
             self.on_best(best)
-            self.announced = best  # not before, so that an interrupt in between is made up for
+            self.announced = best  # only now, so that `on_best` is called again where it was interrupted
 
     def accepted(self) -> Trial:
+        """The best trial.
+
+        Raises:
+            InfeasibleBits: there is none; the message tells why of the closest.
+        """
         if self.best is not None:
             return self.best
         if not self.trials:
@@ -278,7 +306,7 @@ def _plain(bits: Bits) -> dict[str, int]:
 
 
 def _as_logged(trial: Trial, model_hash: str) -> Trial:
-    """The trial that a reader of the log would see, so that a searcher is told no more than that."""
+    """The trial as a reader of its log line gets it, so that the searcher is told the same now and in a replay."""
     record = trial.to_json(model_hash)
     check_schema(record, "trial", f"score of trial {trial.index}")
     return Trial.from_json(parse_json(canonical(record), f"trial {trial.index}"))

@@ -1,4 +1,4 @@
-"""Scorer: evaluates points, equal Plans once, in this process or elsewhere."""
+"""Scores by Plan: every Plan of a search is evaluated once, in this process or in a worker."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from hago.plan.space import Bits
 from hago.study.log import Trial
 from hago.study.searcher import Score, point_key
 
-#: Of a point; in a race, of a point and its rival, which is None where there is none.
+#: Scores a point. In a race it is called with the point and its rival, or None where there is no rival.
 Evaluate: TypeAlias = Callable[..., Score]
 
 
 class PendingScore(Protocol):
-    """A point that is being scored elsewhere."""
+    """A score that a worker computes; a `concurrent.futures.Future` is one."""
 
     def result(self) -> Score:
-        """The score, when it is there."""
+        """Wait for the score."""
         ...
 
     def cancel(self) -> object:
-        """Give it up, where it has not begun."""
+        """Cancel the evaluation where it has not started."""
         ...
 
 
-#: Starts to score a point elsewhere; takes what Evaluate takes.
+#: Starts the evaluation of a point in a worker; called with the arguments of Evaluate.
 Submit: TypeAlias = Callable[..., PendingScore]
 
 
 class TrialCache:
-    """Scores points, and remembers which trial first had each Plan. A context manager: on leaving,
-    what still waits elsewhere is cancelled.
+    """Scores points, and remembers the trial that first had each Plan. `run_study` makes one per search. It is a
+    context manager, which cancels pending evaluations on leaving.
 
     Args:
         evaluate: scores a point; may raise InfeasibleBits.
-        plan_key: equal for equal Plans; without it, points are told apart by their bits.
-        submit: scores points that are prefetched, elsewhere.
-        race: whether points are scored against a rival.
+        plan_key: gives equal keys for equal Plans; without it, points are told apart by their bits.
+        submit: starts the evaluation of prefetched points in a worker; None to evaluate in this process.
+        race: whether `evaluate` is also given a rival.
 
     Attributes:
-        rival: of the points that are asked now.
+        rival: the bits of the best trial so far; set by `run_study` before the points of an `ask` are scored.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class TrialCache:
         self._plan_key = plan_key
         self._submit = submit
         self._first: dict[str, Trial] = {}
-        self._running: dict[str, PendingScore] = {}
+        self._pending: dict[str, PendingScore] = {}
 
     def __enter__(self) -> TrialCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pending in self._running.values():
+        for pending in self._pending.values():
             pending.cancel()
 
     def prefetch(self, points: Sequence[Bits]) -> None:
-        """Start to evaluate those of `points` that are new, where that can be done elsewhere."""
+        """Start the evaluation of the points whose Plans are new, where there are workers."""
         if self._submit is None:
             return
         for bits in points:
             key, refusal = self._key(bits)
-            if not refusal and key not in self._first and key not in self._running:
-                self._running[key] = self._submit(*self._asked(bits))
+            if not refusal and key not in self._first and key not in self._pending:
+                self._pending[key] = self._submit(*self._arguments(bits))
 
     def score(self, bits: Bits) -> tuple[Score, int | None]:
-        """The score of `bits`, and the index of the trial that had the same Plan, if one did."""
+        """The score of a point, and the index of the earlier trial with the same Plan; None where it is evaluated."""
         key, refusal = self._key(bits)
         if key in self._first:
             earlier = self._first[key]
@@ -86,27 +86,27 @@ class TrialCache:
         try:
             if refusal:
                 raise InfeasibleBits(refusal)
-            running = self._running.pop(key, None)
-            score = self._evaluate(*self._asked(bits)) if running is None else running.result()
+            pending = self._pending.pop(key, None)
+            score = self._evaluate(*self._arguments(bits)) if pending is None else pending.result()
         except InfeasibleBits as error:
             score = Score(-math.inf, infeasible=str(error) or "no signature holds these bits", forwards=0.0)
-        return _tidy(score, key if self._plan_key else score.plan_key or key), None
+        return _normalized(score, key if self._plan_key else score.plan_key or key), None
 
     def remember(self, bits: Bits, trial: Trial) -> int | None:
-        """Take note of a scored trial.
+        """Remember a trial, new or read from the log.
 
         Returns:
-            The index of the trial that had the same Plan before, if one did.
+            The index of the earlier trial with the same Plan; None where there is none.
         """
         key = trial.score.plan_key if self._plan_key else point_key(bits)
         first = self._first.setdefault(key, trial)
         return None if first is trial else first.index
 
-    def _asked(self, bits: Bits) -> tuple[Bits | None, ...]:
+    def _arguments(self, bits: Bits) -> tuple[Bits | None, ...]:
         return (bits, self.rival) if self._race else (bits,)
 
     def _key(self, bits: Bits) -> tuple[str, str]:
-        """What tells Plans apart, and why there is no Plan where there is none."""
+        """The key of a point's Plan; and, where no signature holds its bits, why (otherwise empty)."""
         if self._plan_key is None:
             return point_key(bits), ""
         try:
@@ -115,9 +115,8 @@ class TrialCache:
             return point_key(bits), str(error) or "no signature holds these bits"
 
 
-def _tidy(score: Score, key: str) -> Score:
-    """The score with its key, without nodes that overflowed zero times, and with a value that can be
-    compared."""
+def _normalized(score: Score, key: str) -> Score:
+    """The score with its Plan's key, without counts of 0, and with -inf in place of a value of NaN."""
     return replace(
         score,
         value=-math.inf if math.isnan(score.value) else score.value,

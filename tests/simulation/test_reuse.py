@@ -137,7 +137,7 @@ def test_an_observation_that_was_forgotten_is_made_again() -> None:
     first = evaluator.score(plan, bits)
     assert first.overflows
     assert [evaluator.score(plan, bits), evaluator.score(plan, bits)] == [first, first]
-    evaluator.reuse._seen = type(evaluator.reuse._seen)(1)
+    evaluator.reuse._observations = type(evaluator.reuse._observations)(1)
     assert evaluator.score(plan, bits) == first
 
 
