@@ -52,8 +52,7 @@ from hago.qat.losses import divergence_loss
 from hago.qat.trained_state import trained_state
 from hago.runtime.compiling import registered, run_compiled
 from hago.runtime.native.library import _refuse_open
-from hago.search.gradients import cross_entropy_probe
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import OBJECTIVES, cross_entropy_probe
 from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions
 from hago.searchers.registry import make_searcher

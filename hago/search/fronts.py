@@ -16,7 +16,7 @@ from typing import Any, Final
 from hago.cost.report import amount
 from hago.errors import LogError
 from hago.plan.strategy import Strategy
-from hago.search.scoring import PlanScorer, figure_of
+from hago.search.scoring import PlanScorer
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -186,7 +186,7 @@ class FrontWriter:
         costs: Sequence[str],
         strategy_of: Callable[[Trial], Strategy],
     ) -> None:
-        self._front = Front(figure_of(scoring.goal.objective.name), costs[0] if costs else FRONT_COST)
+        self._front = Front(scoring.goal.objective.figure, costs[0] if costs else FRONT_COST)
         self._scoring, self._path, self._made_by, self._here = scoring, path, made_by, here
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}

@@ -1,7 +1,7 @@
-"""Goal: what a search is after: the best of one figure, and the limits that others must keep.
+"""The goal of a search: the figure that is optimized, and the limits that others keep.
 
 A figure is a measure of the outputs (sqnr, agreement, accuracy, ...), of which more is better, or a cost
-(weight_bytes, cycles, ...), of which less is. Either may be the one that is made best of.
+(weight_bytes, cycles, ...), of which less is. Either may be the one that is optimized.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from typing import Any, Final
 
 from hago.cost.cost import METRICS, Cost
 from hago.errors import HagoError, as_strings, did_you_mean
-from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit
 from hago.search.objective import objective as named_objective
 from hago.study.searcher import Score
-
-#: Measures that are losses by nature; they are reported negated, and limited from above.
-LOSS_MEASURES: Final = frozenset({"kl", "mse"})
 
 _COUNTS: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BYTES: Final = {
@@ -28,17 +25,20 @@ _BYTES: Final = {
     "": 1.0,
 }
 _PREFIXES: Final = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-#: What may follow a number, by the unit of the figure.
-_UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+#: What may follow a number, by the unit of a cost.
+_UNITS_OF_COSTS: Final[Mapping[str, Mapping[str, float]]] = {
     "B": _BYTES,
     "": _COUNTS,
     "bits": {"": 1.0, "bit": 1.0, "bits": 1.0},
     "cycles": {**_COUNTS, **{f"{p}{' ' if p else ''}cycles": size for p, size in _COUNTS.items()}},
     "s": {f"{p}s": size for p, size in _PREFIXES.items()},
     "J": {f"{p}J": size for p, size in _PREFIXES.items()},
+}
+#: What may follow a number, by the unit of an objective.
+_UNITS_OF_OBJECTIVES: Final[Mapping[Unit, Mapping[str, float]]] = {
     "share": {"": 1.0, "%": 0.01},
-    "sqnr": {"": 1.0, "dB": 1.0},
-    "loss": {"": 1.0},
+    "dB": {"": 1.0, "dB": 1.0},
+    "": {"": 1.0},
 }
 _FORM: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
 
@@ -73,45 +73,43 @@ class Limit:
         return missing / max(abs(limit or 0.0), 1e-12)
 
 
-def parse_limits(given: str | Iterable[str] | None) -> tuple[Limit, ...]:
+def parse_limits(given: str | Iterable[str] | None, own: Objective | None = None) -> tuple[Limit, ...]:
     """The limits that texts such as "weight_bytes <= 4 MB, agreement >= 99 %" say.
 
     Args:
         given: one text or several; commas separate limits within one.
+        own: the objective of the search, whose name a limit may have, too.
 
     Raises:
         HagoError: an unknown figure or unit, or a limit on the wrong side.
     """
-    return tuple(_limit(part) for text in as_strings(given, "a limit") for part in text.split(","))
+    objectives = OBJECTIVES if own is None else {own.name: own, **OBJECTIVES}
+    return tuple(_limit(part, objectives) for text in as_strings(given, "a limit") for part in text.split(","))
 
 
-def _limit(text: str) -> Limit:
+def _limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
     found = _FORM.fullmatch(text)
     if found is None:
         raise HagoError(
             f"limit {text!r}; expected FIGURE <= NUMBER UNIT, e.g. 'weight_bytes <= 4 MB' or 'agreement >= 99 %'"
         )
     name, sign, number, unit = found.groups()
-    known = [*METRICS, *OBJECTIVES]
+    known = [*METRICS, *objectives]
     if name not in known:
         raise HagoError(
             f"limit {text!r}: unknown figure {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}"
         )
-    kind = METRICS[name] if name in METRICS else _kind(name)
-    value = _number(text, number) * _scale(text, kind, unit)
+    measure = None if name in METRICS else objectives[name]
+    units = _UNITS_OF_COSTS[METRICS[name]] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
+    value = _number(text, number) * _scale(text, units, unit)
     from_above = "<" in sign
-    if from_above != (name in METRICS or name in LOSS_MEASURES):
+    if from_above != (measure is None or measure.is_loss):
         raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
-    if kind == "share" and value > 1.0:
+    if measure is None:
+        return Limit(name, None, value, text.strip())
+    if measure.unit == "share" and value > 1.0:
         raise HagoError(f"limit {text!r} cannot be met: {name} is at most 1")
-    figure = "sim_acc" if name == "accuracy" else name
-    if name in LOSS_MEASURES:
-        return Limit(figure, -value, None, text.strip())
-    return Limit(figure, None if from_above else value, value if from_above else None, text.strip())
-
-
-def _kind(measure: str) -> str:
-    return "loss" if measure in LOSS_MEASURES else measure if measure in _UNITS else "share"
+    return Limit(measure.figure, -value if measure.is_loss else value, None, text.strip())
 
 
 def _number(text: str, number: str) -> float:
@@ -121,8 +119,7 @@ def _number(text: str, number: str) -> float:
         raise HagoError(f"limit {text!r}: {number!r} is no number") from None
 
 
-def _scale(text: str, kind: str, unit: str) -> float:
-    units = _UNITS[kind]
+def _scale(text: str, units: Mapping[str, float], unit: str) -> float:
     if unit not in units:
         expected = ", ".join(u for u in units if u) or "no unit"
         raise HagoError(f"limit {text!r}: unknown unit {unit!r}; expected {expected}")
@@ -157,8 +154,12 @@ class Goal:
     @property
     def measures(self) -> tuple[Objective, ...]:
         """What an evaluation must report beside what it always does."""
-        names = {"accuracy" if x.figure == "sim_acc" else x.figure for x in self.limits if not x.is_cost}
-        return tuple(OBJECTIVES[n] for n in sorted(names))
+        limited = {x.figure for x in self.limits if not x.is_cost}
+        return tuple(OBJECTIVES[name] for name in sorted(OBJECTIVES) if OBJECTIVES[name].figure in limited)
+
+    def measure_of(self, figure: str) -> Objective:
+        """The objective that results report as this figure."""
+        return next(o for o in (*OBJECTIVES.values(), self.objective) if o.figure == figure)
 
     def judged(self, score: Score, figures: Mapping[str, float]) -> Score:
         """The score with its costs, and with value and shortfall as this goal has them.
@@ -211,5 +212,5 @@ def make_goal(
     if minimize is not None and minimize not in METRICS:
         close = did_you_mean(str(minimize), METRICS)
         raise HagoError(f"minimize={minimize!r}; expected a cost: {', '.join(METRICS)}.{close}")
-    limits = (*parse_limits(keep), *parse_limits(budget_cost))
-    return Goal(named_objective(objective if maximize is None else maximize), minimize, limits)
+    chosen = named_objective(objective if maximize is None else maximize)
+    return Goal(chosen, minimize, (*parse_limits(keep, chosen), *parse_limits(budget_cost, chosen)))

@@ -33,23 +33,20 @@ from hago.errors import InfeasibleBits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal, widest_feasible
 from hago.plan.space import Bits, Space
 from hago.plan.thresholds import EstimatedThresholds, estimated_resolver
-from hago.search.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
+from hago.search.confirmation import MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.search.evaluate import Evaluator, Measurement, widest_safe_bits
 from hago.search.goal import Goal
 from hago.search.gradients import (
     Gradients,
-    Pull,
     SeeConstant,
     Spectrum,
-    divergence_pull,
     gradients,
-    squared_error_pull,
     thinned,
 )
 from hago.search.guidance import make_surrogate
-from hago.search.objective import Objective
+from hago.search.objective import Objective, Pull
 from hago.search.prepare import Prepared
-from hago.search.sensitivity import gradients_by_part, probe_of, sensitivity_of
+from hago.search.sensitivity import curvature_of, gradients_by_part, sensitivity_of
 from hago.search.weight_scales import (
     KEPT_ERROR_BYTES,
     Chosen,
@@ -76,14 +73,6 @@ MEMORY_SHARE: Final = 0.5
 #: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
 #: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
 MORE_ERRORS: Final = 1.3
-SQUARED: Final = "squared error"
-#: How the errors of outputs matter, by what sensitivities measure. Around the float model's own outputs, the matrix of
-#: the cross entropy does not depend on the labels: it is that of the divergence.
-PULLS: Final[Mapping[str, Pull]] = {
-    SQUARED: squared_error_pull,
-    "divergence": divergence_pull,
-    "cross entropy": divergence_pull,
-}
 #: Rounds without a gain before the last ends it.
 REFINEMENT_ROUNDS: Final = 3
 #: Choices of each group whose losses are worked out where nothing asks for fewer bits: moves begin at the most.
@@ -371,12 +360,12 @@ class _Refinement:
         Args:
             most: forwards in all, those before included.
         """
-        pull = PULLS.get(probe_of(self.objective)[1])
+        pull = curvature_of(self.objective).pull
         self.scales.keep(self.picked)
         now, share, failed = self.scales.as_estimated, MEMORY_SHARE, 0
         if self.is_first_version and self.objective.name == "accuracy":
             return
-        if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
+        if not self.scales.weights or self.forwards + 2 + self.price > most:
             return
         best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
         known, loss = False, 0.0
@@ -415,7 +404,7 @@ class _Refinement:
         Args:
             before: the losses with which the objective was `best`.
         """
-        if self.is_first_version or self.objective.name not in COARSE:
+        if self.is_first_version or not self.objective.counts_classes:
             return value > best
         new, old = (x if self.aside is None else self.aside.without(x) for x in (self.losses, before))
         return value >= best and float(new.mean()) < float(old.mean())
@@ -558,7 +547,7 @@ class _Confirmed:
         }
 
     def _is_better(self, new: float, old: float) -> bool:
-        coarse = self.turns[0].objective.loss is None or self.turns[0].objective.name in COARSE
+        coarse = self.turns[0].objective.loss is None or self.turns[0].objective.counts_classes
         return new >= old if coarse else new > old
 
     def _clipped(self, way: str) -> float:

@@ -168,7 +168,7 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
     said = header.settings
     with _reading(log):
         race = None if said.get("race") is None else RaceOptions(**said["race"])
-        goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits")))
+        goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits"), measure))
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")

@@ -78,17 +78,12 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
             )
     if goal.objective.name not in OBJECTIVES:
         raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")
-    needed = {figure_of(o.name) for o in (goal.objective, *goal.measures)}
+    needed = {o.figure for o in (goal.objective, *goal.measures)}
     for trial in log.trials:
         score = trial.score
         if trial.same_as is None and not score.infeasible and not score.dropped and needed <= score.results.keys():
-            value = float(score.results[figure_of(goal.objective.name)])
+            value = float(score.results[goal.objective.figure])
             yield replace(score, value=value, forwards=0.0, shortfall=0.0, tie=0.0, costs={})
-
-
-def figure_of(measure: str) -> str:
-    """A measure as results name it."""
-    return "sim_acc" if measure == "accuracy" else measure
 
 
 # ---------------------------------------------------------------- scoring

@@ -25,7 +25,7 @@ from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, make_goal
 from hago.search.guidance import DEFAULT_COST, make_surrogate
 from hago.search.limits import check_reachable, nearest
-from hago.search.objective import OBJECTIVES, ObjectiveLike
+from hago.search.objective import ObjectiveLike
 from hago.search.prepare import HardwareLike, Prepared, held_out_batches, make_strategy, plan_and_batches, prepare
 from hago.search.racing import RaceOptions, as_race
 from hago.search.redundancy import prune_redundant_choices
@@ -100,7 +100,7 @@ def set_up_search(
     if named == AUTO:
         named = searcher_for(_limited(prepared, goal, start))
     entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
-    if entry is not None and entry.guided and OBJECTIVES.get(goal.objective.name) is not goal.objective:
+    if entry is not None and entry.guided and goal.objective.curvature is None:
         warn(
             f"nothing is known of how objective {goal.objective.name!r} depends on single outputs, so the search is "
             "guided by the squared error of the outputs instead; its values choose among what is evaluated. Searchers "

@@ -20,8 +20,8 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import OpDesc
 from hago.search.evaluate import Evaluator
-from hago.search.goal import LOSS_MEASURES, Goal, Limit, make_goal, parse_limits
-from hago.search.objective import OBJECTIVES
+from hago.search.goal import Goal, Limit, make_goal, parse_limits
+from hago.search.objective import OBJECTIVES, Objective
 from hago.search.prepare import plan_of, prepare
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import Trial, best_trial, read_log
@@ -99,7 +99,7 @@ def test_any_text_is_a_limit_or_an_error(text: str) -> None:
 
 @given(st.sampled_from([*METRICS, *(set(OBJECTIVES) - {"accuracy", "agreement", "cosine"})]), st.floats(0.001, 1e9))
 def test_a_limit_kept_has_no_shortfall(name: str, number: float) -> None:
-    below = name in METRICS or name in LOSS_MEASURES
+    below = name in METRICS or OBJECTIVES[name].is_loss
     (limit,) = parse_limits(f"{name} {'<=' if below else '>='} {number!r} {METRICS.get(name, '').strip('B')}")
     at = limit.most if limit.most is not None else limit.least
     assert at is not None and limit.shortfall(at) == 0.0
@@ -298,3 +298,34 @@ def test_searchers_take_options_in_their_names() -> None:
     assert len(found.result.trials) == 3
     with pytest.raises(HagoError, match="expected OPTION=VALUE"):
         run_search(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials", progress=False))
+
+
+def test_a_limit_on_an_objective_of_ones_own() -> None:
+    def least_error(reference: Any, outputs: Any, labels: Any) -> float:
+        return -float((reference[0] - outputs[0]).abs().max())
+
+    goal = make_goal(least_error, keep="least_error >= -0.5")
+    assert goal.limits == (Limit("least_error", -0.5, None, "least_error >= -0.5"),)
+    found = run_search(
+        residual_block(),
+        "x86_vnni",
+        DATA,
+        SearchOptions("greedy", objective=least_error, budget=3, keep="least_error >= -1e9", progress=False),
+    )
+    assert found.strategy.made_by["results"]["least_error"] <= 0.0
+    with pytest.raises(InfeasibleBits, match="'least_error >= 1' is missed"):
+        run_search(
+            residual_block(),
+            "x86_vnni",
+            DATA,
+            SearchOptions("greedy", objective=least_error, budget=3, keep="least_error >= 1", progress=False),
+        )
+    loss = Objective(
+        "gap",
+        lambda r, o, _: (r[0] - o[0]).abs().flatten(1).amax(1, keepdim=True),
+        lambda t: -float(t[0]),
+        is_loss=True,
+    )
+    assert make_goal(loss, keep="gap <= 0.5").limits == (Limit("gap", -0.5, None, "gap <= 0.5"),)
+    with pytest.raises(HagoError, match="wrong side"):
+        make_goal(loss, keep="gap >= 0.5")

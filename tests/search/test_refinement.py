@@ -26,7 +26,8 @@ from hago.plan.feasibility import choice_level
 from hago.search import weight_scales
 from hago.search.evaluate import Evaluator, widest_safe_bits
 from hago.search.goal import make_goal
-from hago.search.gradients import divergence_pull, gradients, squared_error_probe, squared_error_pull
+from hago.search.gradients import gradients
+from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
 from hago.search.prepare import Prepared, prepare
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refined, refined_choices, weighted, with_statistics
