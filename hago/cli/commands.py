@@ -28,6 +28,7 @@ from hago.cli.options import (
     load_chip,
     make_folder_of,
     named,
+    named_estimator,
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored import run_command, with_stored
@@ -114,7 +115,7 @@ def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
         load_chip(args, args.hardware),
         load_batches(args),
         objective=named(args.objective, "objective"),
-        estimator=args.estimator,
+        estimator=named_estimator(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         seed=args.seed,

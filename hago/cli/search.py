@@ -1,4 +1,4 @@
-"""`hago search --finetune`: training as the last stage of a search, resumable as the search is."""
+"""The commands that make a strategy: `hago search`, with training as an optional last stage, and `hago quantize`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from hago.cli.options import (
     load_chip,
     make_folder_of,
     named,
+    named_estimator,
     named_searcher,
     resumable,
     stamp,
@@ -38,8 +40,9 @@ from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
 from hago.qat.finetune import Tuned, trained_after
-from hago.search.prepare import input_names
-from hago.search.session import SearchOptions, SearchOutcome, run_search
+from hago.search.goal import GoalOptions
+from hago.search.prepare import QuantizationOptions, input_names
+from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_search
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study.log import Trial, read_log
 
@@ -133,8 +136,15 @@ def strategy_of(found: SearchOutcome, tuned: Tuned | None) -> Strategy:
     return found.strategy if tuned is None else tuned.strategy
 
 
-# ---------------------------------------------------------------- search
-# The commands that make a strategy: search and quantize.
+# ---------------------------------------------------------------- search and quantize
+def quantization_options(args: Namespace) -> QuantizationOptions:
+    """The options of quantization that all commands that quantize share."""
+    return QuantizationOptions(
+        estimator=named_estimator(args.estimator),
+        keep_float=args.keep_float,
+        fix_bits=fixed_bits(args),
+        **tables_of(args),
+    )
 
 
 def search_command(args: Namespace, voices: Voices) -> Outcome:
@@ -159,39 +169,40 @@ def search_command(args: Namespace, voices: Voices) -> Outcome:
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
         return f"after {trials} trials, which are in {log}{best}"
 
+    options = SearchOptions(
+        searcher=named_searcher(args.searcher),
+        seed=args.seed,
+        budget=args.budget,
+        race=args.race if args.race is not None else False,
+        held_out=held_out,
+        quantization=replace(quantization_options(args), search_topology=args.search_topology),
+        goal=goal_options(args),
+        run=RunOptions(
+            log=log,
+            resume=not args.no_resume,
+            reuse=args.reuse,
+            save=saved,
+            front=front,
+            executor=args.executor,
+            cache_bytes=args.cache,
+        ),
+    )
     with resumable(so_far):
-        found = run_search(
-            model,
-            hardware,
-            data,
-            SearchOptions(
-                searcher=named_searcher(args.searcher),
-                estimator=args.estimator,
-                objective=named(args.objective, "objective"),
-                budget=args.budget,
-                seed=args.seed,
-                log=log,
-                resume=not args.no_resume,
-                keep_float=args.keep_float,
-                fix_bits=fixed_bits(args),
-                held_out=held_out,
-                save=saved,
-                allow_overflow=args.allow_overflow,
-                maximize=None if args.maximize is None else named(args.maximize, "objective"),
-                minimize=args.minimize,
-                keep=args.keep,
-                budget_cost=args.budget_cost,
-                executor=args.executor,
-                cache_bytes=args.cache,
-                front=front,
-                race=args.race if args.race is not None else False,
-                reuse=args.reuse,
-                search_topology=args.search_topology,
-                **tables_of(args),
-            ),
-        )
+        found = run_search(model, hardware, data, options)
     tuned = None if args.finetune is None else tune(args, voices, model, hardware, data, found, saved)
     return _outcome(args, voices, found, log, saved, tuned, _took(args, found, earlier))
+
+
+def goal_options(args: Namespace) -> GoalOptions:
+    """The goal of the command line, with the user's own objective where one is named."""
+    return GoalOptions(
+        objective=named(args.objective, "objective"),
+        maximize=None if args.maximize is None else named(args.maximize, "objective"),
+        minimize=args.minimize,
+        keep=args.keep,
+        budget_cost=args.budget_cost,
+        allow_overflow=args.allow_overflow,
+    )
 
 
 def _took(args: Namespace, found: SearchOutcome, earlier: int) -> str:
@@ -309,7 +320,7 @@ def quantize_command(args: Namespace, voices: Voices) -> Outcome:
         load_model(args.model, args.weights),
         hardware,
         load_batches(args),
-        estimator=args.estimator,
+        estimator=named_estimator(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         **tables_of(args),

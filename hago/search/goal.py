@@ -192,18 +192,25 @@ class Goal:
         return {k: v for k, v in said.items() if v}
 
 
-def make_goal(
-    objective: ObjectiveLike,
-    maximize: ObjectiveLike | None = None,
-    minimize: str | None = None,
-    keep: str | Sequence[str] | None = None,
-    budget_cost: str | Sequence[str] | None = None,
-) -> Goal:
-    """The goal that a user's words mean; see `hago.search_quantize_strategy`.
+@dataclass(frozen=True, slots=True)
+class GoalOptions:
+    """The goal of a search and its limits, in the words of the user. `hago.search_quantize_strategy` explains each."""
+
+    objective: ObjectiveLike = "sqnr"
+    maximize: ObjectiveLike | None = None
+    minimize: str | None = None
+    keep: str | Sequence[str] | None = None
+    budget_cost: str | Sequence[str] | None = None
+    allow_overflow: bool = False
+
+
+def make_goal(options: GoalOptions) -> Goal:
+    """The goal that these options stand for.
 
     Raises:
-        HagoError: both sides at once, an unknown figure, or a limit that says nothing.
+        HagoError: both `maximize` and `minimize` are given, or a figure or a limit is unknown or malformed.
     """
+    maximize, minimize = options.maximize, options.minimize
     if maximize is not None and minimize is not None:
         raise HagoError(
             f"got maximize={maximize!r} and minimize={minimize!r}; give one of them and limit the other "
@@ -212,5 +219,6 @@ def make_goal(
     if minimize is not None and minimize not in METRICS:
         close = did_you_mean(str(minimize), METRICS)
         raise HagoError(f"minimize={minimize!r}; expected a cost: {', '.join(METRICS)}.{close}")
-    chosen = named_objective(objective if maximize is None else maximize)
-    return Goal(chosen, minimize, (*parse_limits(keep, chosen), *parse_limits(budget_cost, chosen)))
+    chosen = named_objective(options.objective if maximize is None else maximize)
+    limits = (*parse_limits(options.keep, chosen), *parse_limits(options.budget_cost, chosen))
+    return Goal(chosen, minimize, limits)

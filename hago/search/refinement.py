@@ -80,23 +80,30 @@ NEAR: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Refinement:
-    """What a search goes on with.
+class StartingPoint:
+    """Where the trials of a search begin. The steps before the first trial make it.
 
     Args:
-        start: the best expected point that keeps the limits on costs.
-        forwards: what gradients took, in passes of the float model over the data.
-        simulated: how often a Plan was simulated; what that took is counted elsewhere.
+        prepared: with the thresholds that points are scored with.
+        guide: the expected losses and costs; None where the searcher has no guide.
+        bits: the first point; with a guide, the best expected one that keeps the limits on costs.
+        forwards: the cost of gradients, in passes of the float model over the data.
+        simulated: how often a Plan was simulated.
     """
 
     prepared: Prepared
-    guide: Surrogate
-    start: Bits
-    forwards: float
+    guide: Surrogate | None
+    bits: Bits
+    forwards: float = 0.0
     simulated: float = 0.0
 
+    @property
+    def most(self) -> Bits:
+        """The most bits that accumulators are known to hold."""
+        return (self.guide and self.guide.most) or self.bits
 
-def refined(
+
+def refine_thresholds(
     prepared: Prepared,
     goal: Goal,
     metric: str,
@@ -104,11 +111,11 @@ def refined(
     most: float,
     seed: int = 0,
     confirmation: Confirmation | None = None,
-) -> Refinement:
+) -> StartingPoint:
     """The same with other thresholds.
 
     Args:
-        metric: which cost the guide is about; see `make_guide`.
+        metric: which cost the guide is about; see `make_surrogate`.
         evaluator: of the search, over its data.
         most: what may be spent on one turn, in forwards; the first pass is spent in any case.
         confirmation: what is kept aside, to take only what is surely better there; None, as in logs of version 1, to
@@ -167,8 +174,9 @@ def _begun_together(
 
 
 # ---------------------------------------------------------------- where the search begins
-def picked_within(prepared: Prepared, goal: Goal, guide: Surrogate, start: Bits) -> dict[str, int]:
-    """The best expected point that keeps the limits on costs, no group having more bits than at the start."""
+def solve_within_limits(prepared: Prepared, goal: Goal, guide: Surrogate, start: Bits) -> dict[str, int]:
+    """The best expected point that keeps the limits on costs, no group having more bits than at the start: the solution
+    of an integer program over the guide's tables, and from there the steps that lose least by what they save."""
     picked = dict(start)
     limits = [x for x in goal.limits if x.is_cost]
     if not limits:
@@ -303,10 +311,10 @@ class _Refinement:
         sensitivity = sensitivity_of(plain, *how, batches=[self.batch], seen=seen, choices=choices)
         start = widest_safe_bits(self.prepared.resolver, calibration.peaks)
         guide = make_surrogate(self.prepared, goal, start, self.seed, metric, sensitivity)
-        self.guide, self.picked = replace(guide, most=start), picked_within(self.prepared, goal, guide, start)
+        self.guide, self.picked = replace(guide, most=start), solve_within_limits(self.prepared, goal, guide, start)
         self.ways = {"weighted": self.prepared, "mse": plain}
 
-    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refinement:
+    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> StartingPoint:
         """What a search goes on with.
 
         Args:
@@ -315,7 +323,7 @@ class _Refinement:
         """
         prepared = self.prepared if said is None else replace(self.prepared, refined=said)
         simulated = self.forwards - self.differentiated
-        return Refinement(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
+        return StartingPoint(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
 
     def take(self, activations: str) -> None:
         """These thresholds of activations: `estimated` as a search without refinement has them, `mse`, or `weighted`
@@ -620,7 +628,7 @@ def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorSta
 # where the limits are, and those hold at their point alone.
 
 
-def refined_choices(
+def refine_every_choice(
     prepared: Prepared,
     goal: Goal,
     metric: str,
@@ -629,11 +637,11 @@ def refined_choices(
     evaluator: Evaluator | None = None,
     within: bool = False,
     confirmation: Confirmation | None = None,
-) -> Refinement:
+) -> StartingPoint:
     """The same with other thresholds, and what a search begins with: over a front, the most bits.
 
     Args:
-        metric: which cost the guide is about; see `make_guide`.
+        metric: which cost the guide is about; see `make_surrogate`.
         evaluator: of the search's data; needed for what follows.
         within: begin with the best expected point that keeps the limits on costs instead, with the thresholds that are
             the best there, refined or not.
@@ -645,13 +653,13 @@ def refined_choices(
         return _unconfirmed(_Proposed.of(*start_of), goal, evaluator if within else None)
     if evaluator is None or not confirmation.turns:
         whole = _Proposed.of(*start_of)
-        picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
-        return Refinement(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
+        picked = solve_within_limits(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
+        return StartingPoint(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
     turns = [_Proposed.of(*start_of, aside) for aside in confirmation.turns]
     # what several turns confirm is made again from all samples
     whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
     settled = whole.ways["refined"]
-    picked = picked_within(settled, goal, whole.guide, whole.start) if within else whole.start
+    picked = solve_within_limits(settled, goal, whole.guide, whole.start) if within else whole.start
     # a front is searched from the most bits on, and used at fewer, as a point is whose cost is made least
     tight = within and any(limit.is_cost for limit in goal.limits)
     point = picked if tight else _middle(settled, whole.guide, whole.start)
@@ -673,21 +681,21 @@ def refined_choices(
     shares = [clipped_share(prepared.calibration, prepared.space, thresholds) for thresholds in held]
     said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
     passes = PASS * len({id(p) for p in (*turns, whole)})
-    return Refinement(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
+    return StartingPoint(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
 
 
-def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> Refinement:
+def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> StartingPoint:
     """What searches whose logs are of version 1 begin with.
 
     Args:
         evaluator: of the search's data where it goes by limits; None for a front.
     """
     if evaluator is None:
-        return Refinement(whole.ways["refined"], whole.guide, whole.start, PASS)
-    picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start)
+        return StartingPoint(whole.ways["refined"], whole.guide, whole.start, PASS)
+    picked = solve_within_limits(whole.ways["refined"], goal, whole.guide, whole.start)
     values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
     best = max(values, key=lambda name: values[name])
-    return Refinement(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
+    return StartingPoint(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Replay: do again what a log or a strategy says was done, and compare bit for bit."""
+"""The replay of a log or a strategy: everything that it records is computed again and compared bit for bit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import HardwareLike, Prepared, StrategyLike, as_strategy, plan_and_batches, prepare
+from hago.search.prepare import (
+    HardwareLike,
+    Prepared,
+    QuantizationOptions,
+    StrategyLike,
+    as_strategy,
+    plan_and_batches,
+    prepare,
+)
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import PlanScorer
-from hago.search.session import costs_in_use, refined_as
+from hago.search.session import costs_in_use, find_starting_point
 from hago.searchers.registry import SEARCHERS
 from hago.study.log import Header, Trial, read_log
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure that came out otherwise: which trial, which figure, logged and now."""
+    """A figure that the replay computed differently: the trial, the figure, its logged and its replayed value."""
 
     trial: int
     figure: str
@@ -41,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found.
+    """The result of a replay. `hago.replay` returns it.
 
     Args:
         trials: how many were evaluated again.
@@ -107,20 +115,8 @@ def replay_log(
     if header is None:
         raise LogError(f"log {log} has no header; there is nothing to replay")
     with _reading(log):
-        fixed = {k: _integer(v) for k, v in header.fix_bits.items()}
-        said = header.settings.get("thresholds")
-        thresholds = None if said is None else GivenRanges.from_json(said)
-    prepared = prepare(
-        model,
-        hardware,
-        dataset,
-        estimator=None if header.settings.get("refined") else str(header.estimator),
-        keep_float=list(header.keep_float),
-        fix_bits=fixed,
-        thresholds=thresholds,
-        kinds=header.settings.get("topology") == "searched",
-        made_for=[header.model_hash],
-    )
+        quantization = quantization_of(header)
+    prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash])
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")
     if hardware_hash(prepared.hardware) != header.hardware.hash:
@@ -143,9 +139,25 @@ def replay_log(
     return Replay(len(chosen), tuple(found))
 
 
+def quantization_of(header: Header) -> QuantizationOptions:
+    """The options that the header of a log records.
+
+    Raises:
+        TypeError: a value is of another type than hago writes; so do ValueError, LookupError and their like.
+    """
+    ranges = header.settings.get("thresholds")
+    return QuantizationOptions(
+        estimator=None if header.settings.get("refined") else str(header.estimator),
+        keep_float=list(header.keep_float),
+        fix_bits={k: _integer(v) for k, v in header.fix_bits.items()},
+        thresholds=None if ranges is None else GivenRanges.from_json(ranges),
+        search_topology=header.settings.get("topology") == "searched",
+    )
+
+
 @contextlib.contextmanager
 def _reading(log: str | Path) -> Iterator[None]:
-    """While this lasts, values of a header that are of another type than hago writes become one error."""
+    """Turn errors about values of a header that are of another type than hago writes into one LogError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -164,7 +176,7 @@ def _integer(value: Any) -> int:
 
 
 def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
-    """With the thresholds that the search began with."""
+    """The same with the thresholds that the search began with."""
     said = header.settings
     with _reading(log):
         race = None if said.get("race") is None else RaceOptions(**said["race"])
@@ -174,11 +186,11 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scored = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
-    metric, which = next(iter(costs), ""), SEARCHERS[name].refined
     # logs of version 1 kept nothing aside
     sizes = [b.size for b in scored.bench.evaluator.batches]
     confirmation = None if said.get("refined") is True else Confirmation.of(sizes)
-    return refined_as(which, scored, metric, prepared.space.size, header.seed, confirmation).prepared
+    refines, choices = SEARCHERS[name].refined or "start", prepared.space.size
+    return find_starting_point(name, refines, scored, costs, choices, header.seed, confirmation).prepared
 
 
 def _best(trials: Iterable[Trial]) -> Trial:
