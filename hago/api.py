@@ -269,22 +269,25 @@ def replay(
     dataset: Iterable[Any],
     *,
     objective: ObjectiveLike | None = None,
+    estimator: str | Estimator | None = None,
     best_only: bool = False,
 ) -> Replay:
     """Evaluate a strategy or a whole log again and compare every figure bit for bit.
 
     Args:
         record: a Strategy, or the path of a strategy (.json) or a log (.jsonl).
-        objective: needed where the search had a function of its own.
+        objective: needed where the search had one of your own.
+        estimator: of a log, needed where the search had one of your own.
         best_only: of a log, the best trial alone.
 
     Raises:
         StrategyMismatch: made for another model, hardware or data; both hashes are named.
-        LogError: the file is damaged or not ours.
+        LogError: the file is damaged or not ours, or names an objective or an estimator that is none of hago's own, and
+            none is given.
     """
     if isinstance(record, Strategy) or Path(record).suffix != ".jsonl":
         return replay_strategy(model, hardware, record, dataset, objective)
-    return replay_log(model, hardware, Path(record), dataset, objective, best_only=best_only)
+    return replay_log(model, hardware, Path(record), dataset, objective, estimator, best_only=best_only)
 
 
 # ---------------------------------------------------------------- reports

@@ -1193,6 +1193,8 @@ ELSEWHERE: Final = {
         "test_a_log_that_others_touch_ends",
     ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_ones_own_must_be_given_again"),
+    "is of objective {}, which is none of hago's own": ("cli/test_cli.py", "test_parts_of_ones_own"),
+    "If it is one of your own, pass it as estimator=": ("cli/test_cli.py", "test_parts_of_ones_own"),
     "give its rule: ops={**OPS": ("runtime/test_stored.py", "test_ops_of_one_s_own_come_back_with_their_rules"),
     "a signature with a wider accumulator": (
         "test_robustness.py",

@@ -146,7 +146,15 @@ def replay_command(args: Namespace, voices: Voices) -> Outcome:
     record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
     hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
-    found = api.replay(model, hardware, args.record, load_batches(args), objective=objective, best_only=args.best_only)
+    found = api.replay(
+        model,
+        hardware,
+        args.record,
+        load_batches(args),
+        objective=objective,
+        estimator=named_estimator(args.estimator),
+        best_only=args.best_only,
+    )
     return Outcome(str(found), found.to_json(), OK if found.same else NO)
 
 

@@ -144,13 +144,15 @@ def fixed_bits(args: Namespace) -> dict[str, int]:
 
 
 def named(spec: str, what: str) -> Any:
-    """A name as it is, or the object that `package.module:name` means."""
+    """The name itself, or the object that `package.module:name` stands for."""
     return import_object(spec, what) if ":" in spec else spec
 
 
 def named_searcher(spec: str) -> Any:
-    """What `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` means."""
-    return spec if spec.partition(":")[0] in (AUTO, *SEARCHERS) else named(spec, "searcher")
+    """The searcher that `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` stands for."""
+    if spec.partition(":")[0] in (AUTO, *SEARCHERS) or not _OBJECT.fullmatch(spec):
+        return spec
+    return import_object(spec, "searcher")
 
 
 def named_estimator(spec: str | None) -> Any:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hago.calibration.estimators import estimator as named_estimator
 from hago.calibration.given_ranges import GivenRanges
-from hago.errors import LogError, StrategyMismatch, shortened
+from hago.calibration.statistics import Estimator
+from hago.errors import HagoError, LogError, StrategyMismatch, shortened
 from hago.graph.frontend import ModelLike
 from hago.hardware.file import hardware_hash
 from hago.search.confirmation import Confirmation
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
-from hago.search.objective import Objective, ObjectiveLike
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
 from hago.search.prepare import (
     HardwareLike,
@@ -80,17 +82,21 @@ def replay_strategy(
     hardware: HardwareLike,
     strategy: StrategyLike,
     dataset: Iterable[Any],
-    objective: ObjectiveLike | None,
+    objective: ObjectiveLike | None = None,
 ) -> Replay:
     """Evaluate a stored strategy again on the data it was found on.
 
+    Args:
+        objective: needed where the search had one of the user's own.
+
     Raises:
         StrategyMismatch: it was made for another model, hardware or data.
+        LogError: it names an objective that is none of hago's own, and none is given.
     """
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     _same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
-    measure = named_objective(objective or str(chosen.made_by.get("objective", "sqnr")))
+    measure = _objective_of("the strategy", str(chosen.made_by.get("objective", "sqnr")), objective)
     score = Evaluator(plan.graph, batches, measure, plan.ops).score(plan, chosen.bits)
     return Replay(1, tuple(_compare(0, chosen.made_by.get("results", {}), score.results)))
 
@@ -100,22 +106,31 @@ def replay_log(
     hardware: HardwareLike,
     log: str | Path,
     dataset: Iterable[Any],
-    objective: ObjectiveLike | None,
+    objective: ObjectiveLike | None = None,
+    estimator: str | Estimator | None = None,
     *,
     best_only: bool,
 ) -> Replay:
     """Evaluate the trials of a log again; thresholds are estimated, and refined, anew from the data.
 
+    Args:
+        objective, estimator: needed where the search had one of the user's own.
+
     Raises:
         StrategyMismatch: the log is of another model, hardware or data.
-        LogError: the log is damaged.
+        LogError: the log is damaged, or names an objective or an estimator that is none of hago's own, and none is
+            given.
     """
     record = read_log(log)
     header, trials = record.header, record.trials
     if header is None:
         raise LogError(f"log {log} has no header; there is nothing to replay")
+    measure = _objective_of(f"log {log}", str(header.objective), objective)
     with _reading(log):
         quantization = quantization_of(header)
+    if isinstance(quantization.estimator, str):
+        recorded = quantization.estimator
+        quantization = replace(quantization, estimator=_estimator_of(f"log {log}", recorded, estimator))
     prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash])
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")
@@ -125,7 +140,6 @@ def replay_log(
             f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)})"
         )
     _same_data(header.data_hash, prepared.batches.sha256)
-    measure = named_objective(objective or str(header.objective))
     if header.settings.get("refined"):
         prepared = _refined(prepared, header, measure, log)
     evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
@@ -137,6 +151,32 @@ def replay_log(
         now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
         found += _compare(trial.index, logged, now)
     return Replay(len(chosen), tuple(found))
+
+
+def _objective_of(record: str, name: str, given: ObjectiveLike | None) -> Objective:
+    """The objective that a record names, or the one that is given in its place."""
+    if given is None and name not in OBJECTIVES:
+        raise LogError(
+            f"{record} is of objective {name!r}, which is none of hago's own; pass it as objective=..., or on the "
+            "command line with --objective package.module:name"
+        )
+    return named_objective(name if given is None else given)
+
+
+def _estimator_of(record: str, name: str, given: str | Estimator | None) -> Estimator:
+    """The estimator that a record names; the given one, if it has that name."""
+    if given is None:
+        try:
+            return named_estimator(name)
+        except HagoError as error:
+            raise LogError(
+                f"{record}: {error}. If it is one of your own, pass it as estimator=..., or on the command line with "
+                "--estimator package.module:name"
+            ) from None
+    found = named_estimator(given)
+    if found.name != name:
+        raise LogError(f"{record} is of estimator {name!r}; the one that was given is {found.name!r}")
+    return found
 
 
 def quantization_of(header: Header) -> QuantizationOptions:
