@@ -46,7 +46,7 @@ from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_se
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study.log import Trial, read_log
 
-#: What `--finetune` takes, and how each is read.
+#: The options of `--finetune`, with the function that reads each.
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "steps": int,
     "budget": str,
@@ -61,7 +61,7 @@ OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 def tuning_options(text: str) -> dict[str, Any]:
-    """The options of `hago.finetune` that "NAME=VALUE,..." means.
+    """The options of `hago.finetune` that "NAME=VALUE,..." stands for.
 
     Raises:
         HagoError: an unknown name, or a value that is not of its kind.
@@ -82,7 +82,7 @@ def tuning_options(text: str) -> dict[str, Any]:
 def tune(
     args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, found: SearchOutcome, saved: Path
 ) -> Tuned:
-    """Train what a search found. A killed run goes on from the checkpoint of the same strategy."""
+    """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
     mark = hashlib.sha256(canonical(found.strategy.to_json()).encode()).hexdigest()[:12]
     checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
     log = default_path(args, hardware, "logs", "-finetune.jsonl")
@@ -102,12 +102,12 @@ def tune(
 
 
 def weights_of(saved: Path) -> Path:
-    """Where the trained weights of a strategy go."""
+    """The path of a strategy's trained weights."""
     return saved.with_suffix(".safetensors")
 
 
 def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
-    """What training brought, in words."""
+    """The result of training, in words."""
     run = tuned.run
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better than what was found, which is kept"
     return [
@@ -120,7 +120,7 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
 
 
 def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
-    """The same for programs."""
+    """The result of training, as JSON values."""
     run = tuned.run
     return {
         "before": dict(run.before),
@@ -132,7 +132,7 @@ def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
 
 
 def strategy_of(found: SearchOutcome, tuned: Tuned | None) -> Strategy:
-    """The strategy that a search ends with."""
+    """The strategy that a search and its training end with."""
     return found.strategy if tuned is None else tuned.strategy
 
 
@@ -148,7 +148,7 @@ def quantization_options(args: Namespace) -> QuantizationOptions:
 
 
 def search_command(args: Namespace, voices: Voices) -> Outcome:
-    """Search, say what was found and how to go on."""
+    """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
     model, data = load_model(args.model, args.weights), load_batches(args)
@@ -206,7 +206,8 @@ def goal_options(args: Namespace) -> GoalOptions:
 
 
 def _took(args: Namespace, found: SearchOutcome, earlier: int) -> str:
-    """The time of all sessions; of one alone, also what came before the first trial, and forwards if made here."""
+    """The time of all sessions; of a single one, also the time before the first trial, and the forwards of this
+    process."""
     took = f"{found.result.trials[-1].elapsed:.1f} s"
     if earlier:
         return took
@@ -263,7 +264,7 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
 
 
 def _confirmed_lines(strategy: Strategy) -> list[str]:
-    """What refined thresholds gain on samples that did not shape them, where that was asked."""
+    """The gain of refined thresholds on samples that did not shape them, where it was measured."""
     kept, found = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
     if not isinstance(kept, Mapping) or not isinstance(found, Mapping):
         return []

@@ -45,7 +45,7 @@ _FORM: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a figure must keep.
+    """A limit on a figure. `parse_limits` makes it from a text.
 
     Args:
         figure: a cost, or a measure as results report it (accuracy is `sim_acc` there).
@@ -64,7 +64,7 @@ class Limit:
         return self.figure in METRICS
 
     def shortfall(self, value: float) -> float:
-        """By how much a value misses the limit, as a part of the limit; 0 where it keeps it."""
+        """The relative amount by which a value misses the limit; 0 where it keeps it."""
         limit, missing = (self.most, value - self.most) if self.most is not None else (self.least, 0.0)
         if self.least is not None:
             missing = self.least - value
@@ -128,12 +128,12 @@ def _scale(text: str, units: Mapping[str, float], unit: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What makes one point better than another.
+    """The order of points: the objective or cost that is optimized, and the limits. `make_goal` makes it.
 
     Args:
         objective: the measure that is maximised, or breaks ties where a cost is minimised.
         minimize: the cost that is minimised, or None.
-        limits: what every accepted point keeps.
+        limits: the limits that every accepted point keeps.
     """
 
     objective: Objective
@@ -148,12 +148,12 @@ class Goal:
 
     @property
     def of_costs(self) -> Goal:
-        """Without limits on measures."""
+        """The goal without its limits on measures."""
         return replace(self, limits=tuple(x for x in self.limits if x.is_cost))
 
     @property
     def measures(self) -> tuple[Objective, ...]:
-        """What an evaluation must report beside what it always does."""
+        """The objectives with a limit, which evaluations must report, too."""
         limited = {x.figure for x in self.limits if not x.is_cost}
         return tuple(OBJECTIVES[name] for name in sorted(OBJECTIVES) if OBJECTIVES[name].figure in limited)
 
@@ -161,8 +161,8 @@ class Goal:
         """The objective that results report as this figure."""
         return next(o for o in (*OBJECTIVES.values(), self.objective) if o.figure == figure)
 
-    def judged(self, score: Score, figures: Mapping[str, float]) -> Score:
-        """The score with its costs, and with value and shortfall as this goal has them.
+    def applied(self, score: Score, figures: Mapping[str, float]) -> Score:
+        """The score with its costs, and with the value and the shortfall that this goal gives it.
 
         Args:
             score: whose value is the objective's.
@@ -187,7 +187,7 @@ class Goal:
             cost[name]
 
     def to_json(self) -> dict[str, Any]:
-        """What a log says of it; nothing where the objective is all."""
+        """JSON values for a log; empty where there is only an objective."""
         said = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
         return {k: v for k, v in said.items() if v}
 

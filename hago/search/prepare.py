@@ -40,7 +40,7 @@ from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.thresholds import StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, escape, warn_of_unknown
 
-#: Entries of an input that a strategy may ask for, at most.
+#: The most entries that an input remembered in a strategy may have.
 LARGEST_INPUT: Final = 1 << 31
 
 HardwareLike = Hardware | str | PathLike[str]
@@ -48,8 +48,8 @@ StrategyLike = Strategy | str | PathLike[str]
 
 
 def as_hardware(hardware: HardwareLike) -> Hardware:
-    """A Hardware, from itself, a name in hardware_specs, or a path; one that was built in Python is held to what a file
-    is held to."""
+    """A Hardware, from itself, a name in hardware_specs, or a path; one that was built in Python is checked as a file
+    is."""
     if isinstance(hardware, Hardware):
         check_hardware(hardware)
         return hardware
@@ -162,8 +162,8 @@ class Prepared:
 
     Args:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
-        refined: whether thresholds are those of `refinement`; where samples were kept aside to confirm them, what was
-            found there, as JSON values.
+        refined: whether thresholds are those of `refinement`; where samples were kept aside to confirm them, the
+            figures found on these, as JSON values.
     """
 
     graph: Graph
@@ -302,7 +302,7 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:
-    """What `import_for` needs to know of a graph's inputs, as JSON values."""
+    """The inputs of a graph as `import_for` needs them, as JSON values."""
     tensors = [
         {"shape": list(graph[n].shape or ()), "dtype": graph[n].attrs.get("dtype", "float32")} for n in graph.inputs
     ]
@@ -326,7 +326,7 @@ def plan_and_batches(
 
 
 def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:
-    """Data of which a search sees nothing, checked before it begins.
+    """Batches that a search does not see, checked before it begins.
 
     Args:
         labels: whether they have to be classes.

@@ -292,7 +292,7 @@ class _Refinement:
             seen: what the pass saw already; by default it is made here.
             see: hears of gradients of constants in a pass that is made here.
             guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
-            choices: see `measure_sensitivity`.
+            choices: see `sensitivity_of`.
         """
 
         def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:

@@ -161,7 +161,7 @@ def gradients_by_part(
 
     Args:
         probes: of as many parts; it keeps the gradients of weights.
-        choices: see `measure_sensitivity`.
+        choices: see `sensitivity_of`.
     """
     graph, ops, found = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
     losses = _Losses(prepared, choices)

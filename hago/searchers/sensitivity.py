@@ -349,8 +349,8 @@ def limited_search(explored: EvaluationHistory, start: Bits, seed: int, options:
     """A searcher for what is best under limits on costs, or costs least: it asks `start`, what an integer program over
     expected losses picks, the program again as evaluations correct it, and moves around the best.
 
-    Before it, thresholds of all choices were refined (`refined_choices`), which hold wherever the program goes; those
-    that are refined at one point lose 2 to 5 dB elsewhere.
+    Before it, thresholds of all choices were refined (`refine_every_choice`), which hold wherever the program goes;
+    those that are refined at one point lose 2 to 5 dB elsewhere.
     """
     chosen = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
     return GeneratorSearcher("limited", options, _within_limits(explored, start, chosen))

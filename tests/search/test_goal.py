@@ -121,7 +121,7 @@ def test_a_goal_is_one_thing() -> None:
 
 # ---------------------------------------------------------------- the order of points
 def scored(value: float, agreement: float, size: float, goal: Goal, **changes: object) -> Score:
-    return goal.judged(Score(value, {"agreement": agreement}, **changes), {"weight_bytes": size, "cycles": size})  # type: ignore[arg-type]
+    return goal.applied(Score(value, {"agreement": agreement}, **changes), {"weight_bytes": size, "cycles": size})  # type: ignore[arg-type]
 
 
 def test_limits_come_before_the_value_and_overflow_before_limits() -> None:
