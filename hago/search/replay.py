@@ -225,12 +225,20 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
-    scored = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
+    scorer = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
     # logs of version 1 kept nothing aside
-    sizes = [b.size for b in scored.bench.evaluator.batches]
+    sizes = [b.size for b in scorer.bench.evaluator.batches]
     confirmation = None if said.get("refined") is True else Confirmation.of(sizes)
-    refines, choices = SEARCHERS[name].refined or "start", prepared.space.size
-    return find_starting_point(name, refines, scored, costs, choices, header.seed, confirmation).prepared
+    start = find_starting_point(
+        name,
+        SEARCHERS[name].refined or "start",
+        scorer,
+        costs=costs,
+        choices=prepared.space.size,
+        seed=header.seed,
+        confirmation=confirmation,
+    )
+    return start.prepared
 
 
 def _best(trials: Iterable[Trial]) -> Trial:

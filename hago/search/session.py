@@ -161,7 +161,14 @@ class SearchScore(float):
 def run_search(
     model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions
 ) -> SearchOutcome:
-    """Search for the best strategy; `hago.search_quantize_strategy` says what it raises."""
+    """Search for the best strategy.
+
+    The first batch is simulated where refined thresholds are confirmed, where a limit on a measure is checked, or else
+    by the first trial.
+
+    Raises:
+        HagoError: as `hago.search_quantize_strategy` does.
+    """
     started = time.monotonic()
     check_options(options)
     logged = logged_header(options.run)
@@ -182,7 +189,15 @@ def run_search(
         searcher, refines = choose_searcher(options, scorer)
         confirmation = choose_confirmation(scorer, logged) if refines else None
         check_reachable(goal.of_costs, prepared, safe_bits(prepared), scorer.first)
-        start = find_starting_point(searcher, refines, scorer, costs, choices, options.seed, confirmation)
+        start = find_starting_point(
+            searcher,
+            refines,
+            scorer,
+            costs=costs,
+            choices=choices,
+            seed=options.seed,
+            confirmation=confirmation,
+        )
         scorer = scorer.of(start.prepared)
         check_reachable(goal, start.prepared, start.most, scorer.first)
         searcher = build_searcher(searcher, start, options.seed)
@@ -303,6 +318,7 @@ def find_starting_point(
     searcher: str | Searcher | Any,
     refines: Refines,
     scorer: PlanScorer,
+    *,
     costs: Sequence[str],
     choices: int,
     seed: int,
@@ -324,10 +340,10 @@ def find_starting_point(
     evaluator = scorer.bench.evaluator
     if refines == "start":
         most = max(LEAST_GAIN_OF_CHOICES, choices / CHOICES_A_FORWARD)
-        return refine_thresholds(prepared, goal, metric, evaluator, most, seed, confirmation)
+        return refine_thresholds(prepared, goal, metric, evaluator, most, seed=seed, confirmation=confirmation)
     within = refines == "within"
     return refine_every_choice(
-        prepared, goal, metric, seed, evaluator=evaluator, within=within, confirmation=confirmation
+        prepared, goal, metric, seed=seed, evaluator=evaluator, within=within, confirmation=confirmation
     )
 
 
