@@ -1,4 +1,4 @@
-"""The calls that users make: glue between the parts, no logic of their own."""
+"""The functions that users call. Each hands its arguments to the packages below, and decides nothing itself."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import load_plan
 from hago.search.description import made_by
 from hago.search.evaluate import Evaluator, first_safe_bits
+from hago.search.goal import GoalOptions
 from hago.search.objective import ObjectiveLike
 from hago.search.objective import objective as named_objective
 from hago.search.prepare import (
     HardwareLike,
+    QuantizationOptions,
     StrategyLike,
     as_hardware,
     as_strategy,
@@ -47,7 +49,7 @@ from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
 from hago.search.scoring import LogPath
 from hago.search.sensitivity import Sensitivity, sensitivity_of
-from hago.search.session import SearchOptions, SearchScore, run_search
+from hago.search.session import RunOptions, SearchOptions, SearchScore, run_search
 from hago.serialization.json_text import check_distinct
 from hago.study.searcher import Score, Searcher
 
@@ -155,16 +157,40 @@ def search_quantize_strategy(
         # the data is read once more
         dataset = Batches(dataset, input_names(model))
         held_out = None if held_out is None else Batches(held_out, input_names(model))
-    found = run_search(
-        model,
-        hardware,
-        dataset,
-        SearchOptions(
-            searcher, estimator, objective, budget, seed, log, resume, progress, keep_float,
-            {} if fix_bits is None else fix_bits, held_out, save, allow_overflow, maximize, minimize, keep, budget_cost,
-            executor, cache_bytes, front, race, reuse, thresholds, modes, search_topology,
+    options = SearchOptions(
+        searcher=searcher,
+        seed=seed,
+        budget=budget,
+        race=race,
+        held_out=held_out,
+        quantization=QuantizationOptions(
+            estimator=estimator,
+            keep_float=keep_float,
+            fix_bits=fix_bits,
+            thresholds=thresholds,
+            modes=modes,
+            search_topology=search_topology,
         ),
-    )  # fmt: skip
+        goal=GoalOptions(
+            objective=objective,
+            maximize=maximize,
+            minimize=minimize,
+            keep=keep,
+            budget_cost=budget_cost,
+            allow_overflow=allow_overflow,
+        ),
+        run=RunOptions(
+            log=log,
+            resume=resume,
+            reuse=reuse,
+            save=save,
+            front=front,
+            progress=progress,
+            executor=executor,
+            cache_bytes=cache_bytes,
+        ),
+    )
+    found = run_search(model, hardware, dataset, options)
     if isinstance(dataset, Batches) and finetune is not None:
         best, measure = (found.strategy, found.score), objective if maximize is None else maximize
         tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
@@ -193,20 +219,14 @@ def quantize(
         InfeasibleBits: accumulators overflow on the data at every width.
         HagoError: other bad input; what and where is said.
     """
-    prepared = prepare(
-        model,
-        hardware,
-        dataset,
-        estimator=estimator,
-        keep_float=keep_float,
-        fix_bits=fix_bits,
-        thresholds=thresholds,
-        modes=modes,
+    options = QuantizationOptions(
+        estimator=estimator, keep_float=keep_float, fix_bits=fix_bits, thresholds=thresholds, modes=modes
     )
+    prepared = prepare(model, hardware, dataset, options)
     evaluator = Evaluator(prepared.graph, prepared.batches, named_objective("sqnr"), prepared.hardware.known_ops)
     bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
     plan = prepared.resolver(bits)
-    how = made_by(prepared, "sqnr", 0, prepared.keep_float, prepared.fix_bits) | {"results": dict(score.results)}
+    how = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
     return Quantizer(plan, make_strategy(prepared, plan, bits, how))
 
 
@@ -249,22 +269,25 @@ def replay(
     dataset: Iterable[Any],
     *,
     objective: ObjectiveLike | None = None,
+    estimator: str | Estimator | None = None,
     best_only: bool = False,
 ) -> Replay:
     """Evaluate a strategy or a whole log again and compare every figure bit for bit.
 
     Args:
         record: a Strategy, or the path of a strategy (.json) or a log (.jsonl).
-        objective: needed where the search had a function of its own.
+        objective: needed where the search had one of your own.
+        estimator: of a log, needed where the search had one of your own.
         best_only: of a log, the best trial alone.
 
     Raises:
         StrategyMismatch: made for another model, hardware or data; both hashes are named.
-        LogError: the file is damaged or not ours.
+        LogError: the file is damaged or not ours, or names an objective or an estimator that is none of hago's own, and
+            none is given.
     """
     if isinstance(record, Strategy) or Path(record).suffix != ".jsonl":
         return replay_strategy(model, hardware, record, dataset, objective)
-    return replay_log(model, hardware, Path(record), dataset, objective, best_only=best_only)
+    return replay_log(model, hardware, Path(record), dataset, objective, estimator, best_only=best_only)
 
 
 # ---------------------------------------------------------------- reports
@@ -348,7 +371,8 @@ def measure_sensitivity(
     Returns:
         A table: print it, or take `.losses`, `.save(path)`, `.to_json()`.
     """
-    prepared = prepare(model, hardware, dataset, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    options = QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    prepared = prepare(model, hardware, dataset, options)
     return sensitivity_of(prepared, named_objective(objective), seed)
 
 

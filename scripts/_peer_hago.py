@@ -21,7 +21,9 @@ def main() -> None:
     data = [(x,) for x in task.batches()]
     network = task.network()
     task.start()
-    how = SearchOptions(searcher=searcher, progress=False, search_topology=True)  # peers, too, may leave layers float
+    how = SearchOptions.of(
+        searcher=searcher, progress=False, search_topology=True
+    )  # peers, too, may leave layers float
     found = run_search(network, hardware, data, how)
     seconds = task.seconds()
     graph, _ = as_graph(network, data)

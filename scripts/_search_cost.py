@@ -77,7 +77,7 @@ def default_cost(options: Any) -> list[Row]:
     rows: list[Row] = []
     for subject in _subjects(options):
         for hardware in options.hardware:
-            how = SearchOptions(searcher=options.searcher, progress=False, seed=options.seed)
+            how = SearchOptions.of(searcher=options.searcher, progress=False, seed=options.seed)
             before = _given_forward(subject, options)
             begun = options.clock()
             found = run_search(subject.network, hardware, subject.batches, how)
@@ -177,7 +177,7 @@ def searched(subject: Subject, hardware: str, searcher: str, most: Mapping[str, 
     """
     limits = [f"{name} <= {most[name]!r}" for name in COSTS if name in most]
     begun, started = options.clock(), time.monotonic()
-    how = SearchOptions(searcher=searcher, progress=False, budget=options.trials, budget_cost=limits or None)
+    how = SearchOptions.of(searcher=searcher, progress=False, budget=options.trials, budget_cost=limits or None)
     found = run_search(subject.network, hardware, subject.batches, how)
     seconds, wall = options.clock() - begun, time.monotonic() - started
     return Searched(found.result, seconds, found.forwards, wall)

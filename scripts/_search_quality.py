@@ -23,11 +23,11 @@ from _fronts import Point, Row, compared, listed, plot
 from hago.data.batches import Batches
 from hago.plan.space import Bits, Space
 from hago.search.evaluate import Evaluator, widest_safe_bits
-from hago.search.goal import make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, prepare
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import PASS, refined_choices
+from hago.search.refinement import PASS, refine_every_choice
 from hago.search.scoring import PlanScorer
 from hago.search.session import SearchOptions, run_search
 from hago.study.front import Front
@@ -170,7 +170,7 @@ class Contest:
     def _searched(self, searcher: str | Make) -> Iterator[Trial]:
         # with a limit on the cost that nothing exceeds, every searcher has the same space
         limit = None if searcher == "pareto" else NO_LIMIT
-        how = SearchOptions(searcher=searcher, progress=False, seed=self.seed, budget_cost=limit)
+        how = SearchOptions.of(searcher=searcher, progress=False, seed=self.seed, budget_cost=limit)
         yield from run_search(self.asset.module, self.hardware, self.asset.calibration, how).result.trials
 
     def _given(self, searcher: str | Make) -> Sequence[Trial]:
@@ -178,7 +178,7 @@ class Contest:
         resolver, space = self.refined.resolver, self.refined.space
         start = widest_safe_bits(resolver, self.refined.calibration.peaks)
         assert callable(searcher)
-        scored = PlanScorer(make_goal("sqnr", budget_cost=NO_LIMIT), self.refined)
+        scored = PlanScorer(make_goal(GoalOptions("sqnr", budget_cost=NO_LIMIT)), self.refined)
         return run_study(space, searcher(space, start, self.seed), scored, plan_key=lambda b: resolver(b).key).trials
 
     def point(self, trial: Trial, prepared: Prepared) -> Point:
@@ -203,7 +203,7 @@ def contest(assets: str, net: str, hardware: str, options: Any) -> Contest:
         rows = [(*inputs, y) for inputs, y in zip(asset.test, labels, strict=True)]
     batches = Batches(rows, prepared.graph.inputs)
     held_out = Evaluator(prepared.graph, batches, OBJECTIVES["sqnr"], prepared.hardware.known_ops, cache_bytes=0)
-    refined = refined_choices(prepared, make_goal("sqnr"), "weight_bytes", options.seed).prepared
+    refined = refine_every_choice(prepared, make_goal(GoalOptions("sqnr")), "weight_bytes", options.seed).prepared
     return Contest(asset, hardware, options.seed, prepared, held_out, refined)
 
 

@@ -18,7 +18,7 @@ from hago import Graph, search_quantize_strategy
 from hago.graph.graph import Node
 from hago.plan.space import Bits
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.search.workers import Workers, make_worker_state, open_executor, worker_spec_of
 from hago.study.log import read_log
 from hago.study.searcher import Score
@@ -52,7 +52,7 @@ def scaling(options: Any) -> list[Row]:
     for edges, images in sizes:
         graph = chain(edges)
         data = [(x,) for x in torch.randn(images, 8, 8, 8).split(options.batch)]
-        prepared = prepare(graph, options.hardware[0], data, estimator="power2_range")
+        prepared = prepare(graph, options.hardware[0], data, QuantizationOptions(estimator="power2_range"))
         forward = float_forward(prepared.graph, data)
         bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"))
         points = one_edge_at_a_time(prepared, 40)
@@ -99,7 +99,9 @@ def workers(options: Any) -> list[Row]:
     """Trials per second of one worker process and of several, threads per worker as given."""
     rows: list[Row] = []
     for subject in subjects(options):
-        prepared = prepare(subject.network, options.hardware[0], subject.batches, estimator="power2_range")
+        prepared = prepare(
+            subject.network, options.hardware[0], subject.batches, QuantizationOptions(estimator="power2_range")
+        )
         work = worker_spec_of(prepared, objective("sqnr"))
         points = one_edge_at_a_time(prepared, 10 * options.workers)[1:]
         rates = {count: _rate(count, work, points, options.pairs) for count in (1, options.workers)}

@@ -24,10 +24,10 @@ from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 from hago.data.batches import Batches
 from hago.plan.space import Bits
 from hago.search.evaluate import Evaluator, widest_safe_bits
-from hago.search.goal import make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.search.racing import RaceOptions
 from hago.search.workers import WorkerState, make_worker_state
 from hago.searchers.registry import SEARCHERS, make_searcher
@@ -82,7 +82,9 @@ def trial_cost(options: Any) -> list[Row]:
     rows = []
     for subject in subjects(options):
         for scales, estimator in SCALES.items():
-            prepared = prepare(subject.network, options.hardware[0], subject.batches, estimator=estimator)
+            prepared = prepare(
+                subject.network, options.hardware[0], subject.batches, QuantizationOptions(estimator=estimator)
+            )
             for row in _rows(prepared, subject, options):
                 row = {"network": subject.name, "scales": scales, **row}
                 reused = "" if row["reused"] is None else f"{100 * row['reused']:5.0f} %"
@@ -118,7 +120,7 @@ def _row(path: str, name: str, timed: Timed) -> Row:
 def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> Timed:
     """A whole search, on the fastest kernels that are exact."""
     race = RaceOptions() if name.endswith("raced") else None
-    goal = make_goal("sqnr")
+    goal = make_goal(GoalOptions("sqnr"))
     bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, race=race)
     timed = Timed(bench, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
     timed.forward()

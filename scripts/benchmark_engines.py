@@ -32,7 +32,7 @@ from hago.export.onnx.engines import ENGINES, Run, onnxruntime
 from hago.export.onnx.export import make_onnx, write_onnx
 from hago.export.onnx.writer import load_onnx
 from hago.plan.plan import Plan
-from hago.search.prepare import prepare
+from hago.search.prepare import QuantizationOptions, prepare
 
 BEGIN: Final = "<!-- engines:begin -->"
 #: How long one turn of a timed part lasts at least, in seconds.
@@ -84,7 +84,7 @@ def network(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     asset = load(options.assets, name, options.calibration, options.samples)
     rows = []
     for scales, estimator in SCALES.items():
-        prepared = prepare(asset.module, options.hardware, asset.calibration, estimator=estimator)
+        prepared = prepare(asset.module, options.hardware, asset.calibration, QuantizationOptions(estimator=estimator))
         plan = prepared.resolver(prepared.space.widest())
         row: dict[str, Any] = {"network": name, "scales": scales, "hardware": options.hardware}
         try:

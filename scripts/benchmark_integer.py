@@ -35,7 +35,7 @@ from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import Verdict, kernels
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import float_bytes, save_plan
-from hago.search.prepare import prepare
+from hago.search.prepare import QuantizationOptions, prepare
 
 HARDWARE = "x86_vnni"
 SCALES = {"power-of-two scales": "power2_range", "float scales": "mse"}
@@ -88,7 +88,9 @@ class Measured:
         self.clock = time.process_time if options.cpu else time.perf_counter
         images = torch.randn(8, 3, options.size, options.size)
         self.graph = from_torch(with_statistics(NETWORKS[name](), images), (images[:2],))
-        self.prepared = {s: prepare(self.graph, HARDWARE, [images], estimator=e) for s, e in SCALES.items()}
+        self.prepared = {
+            s: prepare(self.graph, HARDWARE, [images], QuantizationOptions(estimator=e)) for s, e in SCALES.items()
+        }
         self.plans = {s: p.resolver(p.space.widest()) for s, p in self.prepared.items()}
         if options.explain:
             for scales, plan in self.plans.items():

@@ -59,7 +59,7 @@ def measure(case: Mapping[str, Any]) -> Case:
     single = float_pass(asset.module, data)
     begun = time.process_time()
     try:
-        options = SearchOptions(searcher=case["searcher"], budget=case["budget"], progress=False, **how)
+        options = SearchOptions.of(searcher=case["searcher"], budget=case["budget"], progress=False, **how)
         found = run_search(asset.module, hardware, data, options)
     except HagoError as error:
         return {"refused": str(error), "limit": limit}

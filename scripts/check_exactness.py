@@ -25,7 +25,7 @@ from hago import available_hardware
 from hago.errors import HagoError, InfeasibleBits
 from hago.plan.plan import Plan
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import Prepared, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 
 ESTIMATORS = ("mse", "power2_range")
 CALIBRATION = 64
@@ -83,7 +83,7 @@ def check(case: Case) -> tuple[list[str], int]:
         started, tally = time.perf_counter(), Tally()
         head = f"{case.model:20} {case.spec:18} {estimator:13}"
         try:
-            prepared = prepare(asset.module, case.spec, asset.calibration, estimator=estimator)
+            prepared = prepare(asset.module, case.spec, asset.calibration, QuantizationOptions(estimator=estimator))
         except HagoError as error:
             lines.append(f"{head} refused: {error}")
             continue

@@ -322,7 +322,7 @@ def searched(
             return prepare(*args, **kwargs)
 
     with steps("searching"), mock.patch.object(search, "prepare", timed):
-        how = SearchOptions(searcher=searcher, progress=False, budget=options.trials, seed=SEED)
+        how = SearchOptions.of(searcher=searcher, progress=False, budget=options.trials, seed=SEED)
         found = run_search(graph, hardware, batches, how)
     quantizer = create_quantizer(graph, hardware, found.strategy)
     plan = quantizer.simulate().plan

@@ -27,7 +27,7 @@ from hago.errors import UnsupportedOp
 from hago.hardware.file import available_hardware, load_hardware
 from hago.hardware.hardware import Hardware
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import Prepared, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 
 ESTIMATORS = ("max_range", "mse", "percentile", "power2_range")
 
@@ -97,7 +97,7 @@ def _prepared(seed: int, rng: random.Random, counts: Counts) -> Prepared:
     data = [tuple(random_inputs(graph, 10 * seed + i, batch=2)) for i in range(2)]
     while True:
         try:
-            return prepare(graph, _hardware(rng), data, estimator=rng.choice(ESTIMATORS))
+            return prepare(graph, _hardware(rng), data, QuantizationOptions(estimator=rng.choice(ESTIMATORS)))
         except UnsupportedOp:
             counts.refused += 1
 

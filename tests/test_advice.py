@@ -52,8 +52,7 @@ from hago.qat.losses import divergence_loss
 from hago.qat.trained_state import trained_state
 from hago.runtime.compiling import registered, run_compiled
 from hago.runtime.native.library import _refuse_open
-from hago.search.gradients import cross_entropy_probe
-from hago.search.objective import OBJECTIVES
+from hago.search.objective import OBJECTIVES, cross_entropy_probe
 from hago.search.racing import shuffled
 from hago.searchers.exhaustive import ExhaustiveOptions
 from hago.searchers.registry import make_searcher
@@ -1194,6 +1193,8 @@ ELSEWHERE: Final = {
         "test_a_log_that_others_touch_ends",
     ),
     "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_ones_own_must_be_given_again"),
+    "is of objective {}, which is none of hago's own": ("cli/test_cli.py", "test_parts_of_ones_own"),
+    "If it is one of your own, pass it as estimator=": ("cli/test_cli.py", "test_parts_of_ones_own"),
     "give its rule: ops={**OPS": ("runtime/test_stored.py", "test_ops_of_one_s_own_come_back_with_their_rules"),
     "a signature with a wider accumulator": (
         "test_robustness.py",

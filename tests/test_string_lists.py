@@ -20,12 +20,15 @@ from torch import nn
 import hago
 from hago.errors import HagoError, as_strings
 from hago.qat.finetune import FinetuneOptions
-from hago.search.session import SearchOptions
+from hago.search.goal import GoalOptions
+from hago.search.prepare import QuantizationOptions
+from hago.search.session import RunOptions, SearchOptions
 from hago.study.log import read_log
 
 CHIP = "x86_vnni"
 DATA = [(images(8, 1, 6, 6, seed=i), torch.arange(8) % 3) for i in range(2)]
-PUBLIC = {name: getattr(hago, name) for name in hago.__all__} | {"options": SearchOptions, "training": FinetuneOptions}
+PUBLIC = {name: getattr(hago, name) for name in hago.__all__} | {"training": FinetuneOptions}
+OPTIONS = (SearchOptions, QuantizationOptions, GoalOptions, RunOptions)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def lists_strings(annotation: Any) -> bool:
 
 def arguments() -> list[tuple[str, str]]:
     found = []
-    for name, called in PUBLIC.items():
+    for name, called in [*PUBLIC.items(), *(("options", kind) for kind in OPTIONS)]:
         if callable(called):
             maker = called.__init__ if inspect.isclass(called) else called
             hints = typing.get_type_hints(maker, vars(inspect.getmodule(called)))

@@ -31,7 +31,7 @@ from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.lowering import conversion
 from hago.runtime.native.self_test import kernels
-from hago.search.prepare import HardwareLike, as_hardware, prepare
+from hago.search.prepare import HardwareLike, QuantizationOptions, as_hardware, prepare
 from hago.serialization.text_table import table
 from hago.study.log import versions
 
@@ -266,7 +266,9 @@ def integer_plan(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> tuple
     """
     one = replace(hardware, ops={op: (desc,)}, other_ops="float32")
     inputs = _inputs(case)
-    prepared = prepare(case.make().eval(), one, [tuple(x[:2] for x in inputs)], estimator="max_range")
+    prepared = prepare(
+        case.make().eval(), one, [tuple(x[:2] for x in inputs)], QuantizationOptions(estimator="max_range")
+    )
     plan = prepared.resolver(prepared.space.narrowest())
     if not plan.nodes:
         raise HagoError("it would be computed in float")

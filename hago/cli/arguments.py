@@ -424,7 +424,8 @@ def _quantization(
     group.add_argument(
         "--estimator",
         metavar="NAME[:OPTIONS]",
-        help=f"of thresholds: {', '.join(ESTIMATORS)}; default: mse, or power2_range where the hardware only shifts; "
+        help=f"of thresholds: {', '.join(ESTIMATORS)}, or package.module:name; default: mse, or power2_range where the "
+        "hardware only shifts; "
         f"{' and '.join(DOREFAS)} also put weights on DoReFa-Net's levels",
     )
     _patterns(group)
@@ -528,7 +529,12 @@ def _on_record(commands: Any, name: str, text: str) -> None:
         parser.add_argument("--csv", metavar="FILE", help="write the table there too")
         parser.add_argument("--values", action="store_true", help="show ranges, means and deviations as well")
     if name == "replay":
-        parser.add_argument("--objective", metavar="NAME", help="needed where the search had a function of its own")
+        parser.add_argument(
+            "--objective", metavar="NAME", help="package.module:name, needed where the search had its own"
+        )
+        parser.add_argument(
+            "--estimator", metavar="NAME", help="package.module:name, needed where the search had its own"
+        )
         parser.add_argument("--best-only", action="store_true", help="of a log, the best trial alone")
 
 

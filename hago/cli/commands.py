@@ -28,6 +28,7 @@ from hago.cli.options import (
     load_chip,
     make_folder_of,
     named,
+    named_estimator,
 )
 from hago.cli.search import quantize_command, search_command
 from hago.cli.stored import run_command, with_stored
@@ -114,7 +115,7 @@ def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
         load_chip(args, args.hardware),
         load_batches(args),
         objective=named(args.objective, "objective"),
-        estimator=args.estimator,
+        estimator=named_estimator(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         seed=args.seed,
@@ -145,7 +146,15 @@ def replay_command(args: Namespace, voices: Voices) -> Outcome:
     record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
     hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
-    found = api.replay(model, hardware, args.record, load_batches(args), objective=objective, best_only=args.best_only)
+    found = api.replay(
+        model,
+        hardware,
+        args.record,
+        load_batches(args),
+        objective=objective,
+        estimator=named_estimator(args.estimator),
+        best_only=args.best_only,
+    )
     return Outcome(str(found), found.to_json(), OK if found.same else NO)
 
 

@@ -1,9 +1,10 @@
-"""What the options that commands share mean, and how a command answers."""
+"""The objects that shared options of commands stand for, and the form of a command's answer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hago.calibration.estimators import ESTIMATORS
 from hago.data.named_objects import import_object
 from hago.data.sources import ImageShape, load_data
+from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
 from hago.hardware.file import available_hardware, load_hardware
 from hago.hardware.hardware import Hardware
@@ -27,6 +30,9 @@ from hago.study.log import Log
 OK: Final = 0
 NO: Final = 1
 INTERRUPTED: Final = 130
+
+#: The form of `package.module:name`; options of estimators begin with a digit.
+_OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +144,24 @@ def fixed_bits(args: Namespace) -> dict[str, int]:
 
 
 def named(spec: str, what: str) -> Any:
-    """A name as it is, or the object that `package.module:name` means."""
+    """The name itself, or the object that `package.module:name` stands for."""
     return import_object(spec, what) if ":" in spec else spec
 
 
 def named_searcher(spec: str) -> Any:
-    """What `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` means."""
-    return spec if spec.partition(":")[0] in (AUTO, *SEARCHERS) else named(spec, "searcher")
+    """The searcher that `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` stands for."""
+    if spec.partition(":")[0] in (AUTO, *SEARCHERS) or not _OBJECT.fullmatch(spec):
+        return spec
+    return import_object(spec, "searcher")
+
+
+def named_estimator(spec: str | None) -> Any:
+    """The estimator that `NAME`, `NAME:OPTION,...` or `package.module:name` stands for: a class is called without
+    arguments."""
+    if spec is None or spec.partition(":")[0] in (*ESTIMATORS, *DOREFAS) or not _OBJECT.fullmatch(spec):
+        return spec
+    found = import_object(spec, "estimator")
+    return found() if isinstance(found, type) else found
 
 
 def default_path(args: Namespace, hardware: Hardware, folder: str, suffix: str) -> Path:

@@ -1,4 +1,4 @@
-"""`hago search --finetune`: training as the last stage of a search, resumable as the search is."""
+"""The commands that make a strategy: `hago search`, with training as an optional last stage, and `hago quantize`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from hago.cli.options import (
     load_chip,
     make_folder_of,
     named,
+    named_estimator,
     named_searcher,
     resumable,
     stamp,
@@ -38,12 +40,13 @@ from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
 from hago.qat.finetune import Tuned, trained_after
-from hago.search.prepare import input_names
-from hago.search.session import SearchOptions, SearchOutcome, run_search
+from hago.search.goal import GoalOptions
+from hago.search.prepare import QuantizationOptions, input_names
+from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_search
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study.log import Trial, read_log
 
-#: What `--finetune` takes, and how each is read.
+#: The options of `--finetune`, with the function that reads each.
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "steps": int,
     "budget": str,
@@ -58,7 +61,7 @@ OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 def tuning_options(text: str) -> dict[str, Any]:
-    """The options of `hago.finetune` that "NAME=VALUE,..." means.
+    """The options of `hago.finetune` that "NAME=VALUE,..." stands for.
 
     Raises:
         HagoError: an unknown name, or a value that is not of its kind.
@@ -79,7 +82,7 @@ def tuning_options(text: str) -> dict[str, Any]:
 def tune(
     args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, found: SearchOutcome, saved: Path
 ) -> Tuned:
-    """Train what a search found. A killed run goes on from the checkpoint of the same strategy."""
+    """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
     mark = hashlib.sha256(canonical(found.strategy.to_json()).encode()).hexdigest()[:12]
     checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
     log = default_path(args, hardware, "logs", "-finetune.jsonl")
@@ -99,12 +102,12 @@ def tune(
 
 
 def weights_of(saved: Path) -> Path:
-    """Where the trained weights of a strategy go."""
+    """The path of a strategy's trained weights."""
     return saved.with_suffix(".safetensors")
 
 
 def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
-    """What training brought, in words."""
+    """The result of training, in words."""
     run = tuned.run
     end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better than what was found, which is kept"
     return [
@@ -117,7 +120,7 @@ def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
 
 
 def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
-    """The same for programs."""
+    """The result of training, as JSON values."""
     run = tuned.run
     return {
         "before": dict(run.before),
@@ -129,16 +132,23 @@ def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
 
 
 def strategy_of(found: SearchOutcome, tuned: Tuned | None) -> Strategy:
-    """The strategy that a search ends with."""
+    """The strategy that a search and its training end with."""
     return found.strategy if tuned is None else tuned.strategy
 
 
-# ---------------------------------------------------------------- search
-# The commands that make a strategy: search and quantize.
+# ---------------------------------------------------------------- search and quantize
+def quantization_options(args: Namespace) -> QuantizationOptions:
+    """The options of quantization that all commands that quantize share."""
+    return QuantizationOptions(
+        estimator=named_estimator(args.estimator),
+        keep_float=args.keep_float,
+        fix_bits=fixed_bits(args),
+        **tables_of(args),
+    )
 
 
 def search_command(args: Namespace, voices: Voices) -> Outcome:
-    """Search, say what was found and how to go on."""
+    """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
     model, data = load_model(args.model, args.weights), load_batches(args)
@@ -159,43 +169,45 @@ def search_command(args: Namespace, voices: Voices) -> Outcome:
         best = f"; the best so far is {saved}" if earlier or stamp(saved) != before else ""
         return f"after {trials} trials, which are in {log}{best}"
 
+    options = SearchOptions(
+        searcher=named_searcher(args.searcher),
+        seed=args.seed,
+        budget=args.budget,
+        race=args.race if args.race is not None else False,
+        held_out=held_out,
+        quantization=replace(quantization_options(args), search_topology=args.search_topology),
+        goal=goal_options(args),
+        run=RunOptions(
+            log=log,
+            resume=not args.no_resume,
+            reuse=args.reuse,
+            save=saved,
+            front=front,
+            executor=args.executor,
+            cache_bytes=args.cache,
+        ),
+    )
     with resumable(so_far):
-        found = run_search(
-            model,
-            hardware,
-            data,
-            SearchOptions(
-                searcher=named_searcher(args.searcher),
-                estimator=args.estimator,
-                objective=named(args.objective, "objective"),
-                budget=args.budget,
-                seed=args.seed,
-                log=log,
-                resume=not args.no_resume,
-                keep_float=args.keep_float,
-                fix_bits=fixed_bits(args),
-                held_out=held_out,
-                save=saved,
-                allow_overflow=args.allow_overflow,
-                maximize=None if args.maximize is None else named(args.maximize, "objective"),
-                minimize=args.minimize,
-                keep=args.keep,
-                budget_cost=args.budget_cost,
-                executor=args.executor,
-                cache_bytes=args.cache,
-                front=front,
-                race=args.race if args.race is not None else False,
-                reuse=args.reuse,
-                search_topology=args.search_topology,
-                **tables_of(args),
-            ),
-        )
+        found = run_search(model, hardware, data, options)
     tuned = None if args.finetune is None else tune(args, voices, model, hardware, data, found, saved)
     return _outcome(args, voices, found, log, saved, tuned, _took(args, found, earlier))
 
 
+def goal_options(args: Namespace) -> GoalOptions:
+    """The goal of the command line, with the user's own objective where one is named."""
+    return GoalOptions(
+        objective=named(args.objective, "objective"),
+        maximize=None if args.maximize is None else named(args.maximize, "objective"),
+        minimize=args.minimize,
+        keep=args.keep,
+        budget_cost=args.budget_cost,
+        allow_overflow=args.allow_overflow,
+    )
+
+
 def _took(args: Namespace, found: SearchOutcome, earlier: int) -> str:
-    """The time of all sessions; of one alone, also what came before the first trial, and forwards if made here."""
+    """The time of all sessions; of a single one, also the time before the first trial, and the forwards of this
+    process."""
     took = f"{found.result.trials[-1].elapsed:.1f} s"
     if earlier:
         return took
@@ -252,7 +264,7 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
 
 
 def _confirmed_lines(strategy: Strategy) -> list[str]:
-    """What refined thresholds gain on samples that did not shape them, where that was asked."""
+    """The gain of refined thresholds on samples that did not shape them, where it was measured."""
     kept, found = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
     if not isinstance(kept, Mapping) or not isinstance(found, Mapping):
         return []
@@ -309,7 +321,7 @@ def quantize_command(args: Namespace, voices: Voices) -> Outcome:
         load_model(args.model, args.weights),
         hardware,
         load_batches(args),
-        estimator=args.estimator,
+        estimator=named_estimator(args.estimator),
         keep_float=args.keep_float,
         fix_bits=fixed_bits(args),
         **tables_of(args),

@@ -477,7 +477,7 @@ def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
         if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or op in own):
             raise ModelFileError(
                 f"{where}: node {name!r} is of the op {op!r}, which is none of hago's own; give its rule: "
-                f"ops={{**OPS, {op!r}: RULE}}"
+                f"ops={{**OPS, {op!r}: RULE}}, or on the command line --ops package.module:RULE"
             )
 
 

@@ -33,6 +33,7 @@ from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.objective import objective
 from hago.search.prepare import (
     HardwareLike,
+    QuantizationOptions,
     StrategyLike,
     as_graph,
     as_hardware,
@@ -214,10 +215,12 @@ def _calibrated(
     fix_bits: Mapping[str, int] | None,
 ) -> Strategy:
     """A strategy as `hago.quantize` makes it."""
-    prepared = prepare(graph, hardware, batches, estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    prepared = prepare(
+        graph, hardware, batches, QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
+    )
     evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
     bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    how = made_by(prepared, "sqnr", 0, keep_float, fix_bits) | {"results": dict(score.results)}
+    how = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
     return make_strategy(prepared, prepared.resolver(bits), bits, how)
 
 

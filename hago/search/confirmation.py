@@ -43,8 +43,6 @@ CONFIDENCE: Final = 0.95
 #: By which part of the loss activations' thresholds that clip more must be better: they decide what happens to values
 #: that no sample has.
 MARGIN: Final = 0.05
-#: Objectives that few samples say little of: whether a class is the same. The squared error is held to instead.
-COARSE: Final = ("agreement", "accuracy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +186,8 @@ class Confirmation:
 
 def losses_of(objective: Objective, measured: Measurement) -> Tensor:
     """The losses of all samples, float64: those of the objective, or squared errors where it has none of single samples
-    or few say little of it."""
-    if objective.loss is None or objective.name in COARSE:
+    or counts classes, of which few samples say little."""
+    if objective.loss is None or objective.counts_classes:
         squared = OBJECTIVES["sqnr"]
         assert squared.loss is not None
         return squared.loss(measured.contributions[squared.name])

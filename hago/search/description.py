@@ -1,8 +1,8 @@
-"""Descriptions: what strategies and logs say of the search that made them, and what confirms its winner."""
+"""Descriptions of a search, for its strategies and the header of its log, and figures on held-out data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -21,20 +21,22 @@ from hago.search.scoring import PlanScorer
 from hago.study.log import Header, make_header
 from hago.study.searcher import Searcher
 
-#: What a log says elsewhere in its header, or not at all.
-NOT_SAID: Final = frozenset({"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"})
-#: What says of refined thresholds how samples were kept aside; the rest of it was measured.
+#: Parts of a description that the header of a log has elsewhere, or not at all.
+NOT_IN_HEADER: Final = frozenset(
+    {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"}
+)
+#: Parts of the record of refined thresholds that say how samples were kept aside; the others were measured.
 _ASIDE: Final = ("kept_aside", "turns")
 
 
-def description(prepared: Prepared, scored: PlanScorer, searcher: Searcher, seed: int, kinds: bool) -> dict[str, Any]:
-    """What strategies and the log say of how they were found."""
-    goal, race = scored.goal, scored.race
-    how = made_by(prepared, goal.objective.name, seed, prepared.keep_float, prepared.fix_bits)
+def description(scorer: PlanScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
+    """The `made_by` of a search's strategies, but for their figures; the header of its log repeats most of it."""
+    prepared, goal, race = scorer.prepared, scorer.goal, scorer.race
+    how = made_by(prepared, goal.objective.name, seed)
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
     if goal.to_json():
         how["goal"] = goal.to_json()
-    if kinds:
+    if search_topology:
         how["topology"] = "searched"
     if prepared.refined is True:
         how["refined"] = True
@@ -46,16 +48,14 @@ def description(prepared: Prepared, scored: PlanScorer, searcher: Searcher, seed
     return how
 
 
-def made_by(
-    prepared: Prepared, objective: str, seed: int, keep_float: Sequence[str], fix_bits: Mapping[str, int] | None
-) -> dict[str, Any]:
-    """What a strategy says of how it was found."""
+def made_by(prepared: Prepared, objective: str, seed: int) -> dict[str, Any]:
+    """The parts of a strategy's `made_by` that searches, one-shot quantization and training share."""
     return {
         "estimator": prepared.estimator.name,
         "objective": objective,
         "seed": seed,
-        "keep_float": list(keep_float),
-        "fix_bits": dict(fix_bits or {}),
+        "keep_float": list(prepared.keep_float),
+        "fix_bits": dict(prepared.fix_bits),
         "data_hash": prepared.batches.sha256,
         **({} if (weights := dorefa_of(prepared.estimator)) is None else {"weights": weights}),
         **({"estimated": list(prepared.without_row)} if prepared.calibration.given.gives_ranges else {}),
@@ -63,7 +63,12 @@ def made_by(
 
 
 def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) -> Header:
-    said = {k: v for k, v in how.items() if k not in NOT_SAID}
+    """The header of a search's log.
+
+    Args:
+        how: of `description`.
+    """
+    said = {k: v for k, v in how.items() if k not in NOT_IN_HEADER}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     given = prepared.calibration.given
     return make_header(
@@ -83,7 +88,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
 
 
 def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Graph | None = None) -> dict[str, Any]:
-    """What a Plan does on data that it was not searched on, with the objective's 95 % interval.
+    """The figures of a Plan on data that it was not searched on, with the objective's 95 % interval.
 
     Args:
         reference: the float model to hold it against; by default the Plan's own.

@@ -109,7 +109,7 @@ class Evaluator:
         why_not = unfit_labels([b.labels for b in batches], [out[0] for out in self._reference])
         measures = (objective, *also)
         if not quiet and all(OBJECTIVES.get(m.name) is m and not m.needs_labels for m in measures):
-            warn_of_labels(why_not, f"the score is {objective.name}{' in dB' if objective.name == 'sqnr' else ''}")
+            warn_of_labels(why_not, f"the score is {objective.name}{' in dB' if objective.unit == 'dB' else ''}")
         classed = batches.labelled and not why_not
         names = ["sqnr", "agreement", *(["accuracy"] if classed else [])]
         self._measures: dict[str, Objective] = {n: OBJECTIVES[n] for n in names}

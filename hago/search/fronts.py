@@ -1,4 +1,4 @@
-"""Fronts: what a search found between a measure and a cost, as values and as the file that is on disk while it runs.
+"""The front of a search between a measure and a cost, as values and as the file that is on disk while it runs.
 
 Invariants: points stand by rising cost, and so by rising score; `load_front` gives what was saved; the file is
 replaced whole or not at all. Ranges that several points share stand in the file once.
@@ -16,7 +16,7 @@ from typing import Any, Final
 from hago.cost.report import amount
 from hago.errors import LogError
 from hago.plan.strategy import Strategy
-from hago.search.scoring import PlanScorer, figure_of
+from hago.search.scoring import PlanScorer
 from hago.serialization.json_text import (
     canonical,
     check_schema,
@@ -35,7 +35,7 @@ VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A strategy that no other of the search beats in both figures.
+    """A point of a front: a strategy that no other of the search beats in both figures.
 
     Args:
         trial: of the search.
@@ -58,10 +58,10 @@ class ParetoFront:
     """The points of a front, the cheapest first; iterates over them and prints as a table.
 
     Args:
-        measure: what the scores are, e.g. `sqnr` or `sim_acc`.
-        cost: what the points are ordered by.
+        measure: the figure that scores are of, e.g. `sqnr` or `sim_acc`.
+        cost: the figure that orders the points.
         points: see FrontPoint.
-        made_by: how it was found, JSON values only.
+        made_by: the description of the search, JSON values only.
     """
 
     measure: str
@@ -83,7 +83,7 @@ class ParetoFront:
         return "\n".join(table(("trial", self.cost, self.measure, "95 % interval"), rows))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; what `load_front` reads."""
+        """JSON values, which `load_front` reads."""
         ranges: dict[str, int] = {}
         points = []
         for p in self:
@@ -158,45 +158,44 @@ def _interval(ends: tuple[float, float] | None) -> str:
     return "-" if ends is None else f"{ends[0]:.6g} to {ends[1]:.6g}"
 
 
-# ---------------------------------------------------------------- anytime
-# Anytime: what a search leaves on disk and shows after every trial.
-
+# ---------------------------------------------------------------- while the search runs
 #: The cost of the front where the goal names none.
 FRONT_COST = "weight_bytes"
 
 
 class FrontWriter:
-    """Called with every trial: keeps the front, and its file, and says what a progress bar shows.
+    """Keeps the front and its file current. The search makes one, and the study calls it with every trial; it returns
+    texts for the progress bar.
 
     Args:
-        scoring: of the search.
+        scorer: of the search.
         path: of the front's file, or None.
-        made_by: what the file says of how it was found.
-        here: whether points are scored in this process, so that it knows what they cost.
-        costs: those in use; the front is over the first.
-        strategy_of: a trial's strategy.
+        made_by: the description of the search.
+        here: whether points are scored in this process, so that the forwards they take are known.
+        costs: the costs in use; the front is over the first.
+        strategy_of: returns the strategy of a trial.
     """
 
     def __init__(
         self,
-        scoring: PlanScorer,
+        scorer: PlanScorer,
         path: Path | None,
         made_by: Mapping[str, Any],
         here: bool,
         costs: Sequence[str],
         strategy_of: Callable[[Trial], Strategy],
     ) -> None:
-        self._front = Front(figure_of(scoring.goal.objective.name), costs[0] if costs else FRONT_COST)
-        self._scoring, self._path, self._made_by, self._here = scoring, path, made_by, here
+        self._front = Front(scorer.goal.objective.figure, costs[0] if costs else FRONT_COST)
+        self._scorer, self._path, self._made_by, self._here = scorer, path, made_by, here
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}
         self._asked = 0
-        # what came before the first trial is not of the trials
-        self._earlier = scoring.bench.evaluator.forwards if here else 0.0
+        # forwards before the first trial are not counted
+        self._earlier = scorer.bench.evaluator.forwards if here else 0.0
         self._current = False
 
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
-        """Take a trial; what it says of it goes into the bar."""
+        """Take a trial; the texts that it returns are shown in the bar."""
         self._asked += not replayed
         if self._front.take(trial):
             self._current = False
@@ -205,20 +204,20 @@ class FrontWriter:
         return self._figures(best)
 
     def finish(self) -> None:
-        """Write the file where no trial did: all of them were in the log."""
+        """Write the file if no trial did, since all of them were in the log."""
         if not self._current:
             self._write()
 
     def stop(self) -> None:
-        """Write what an interrupt kept from being written. A front of a part of the log alone is not."""
+        """Write the file after an interrupt, unless the trials so far are only a part of the log."""
         if self._asked:
             self.finish()
 
     @property
     def front(self) -> ParetoFront:
-        """Of the trials so far."""
+        """The front of the trials so far."""
         kept, front = self._points, self._front
-        # of the trials that are left, so that no more strategies are held than the front has
+        # strategies are held for points of the front alone
         self._points = {t.index: kept.get(t.index) or self._point(t) for t in front.trials}
         return ParetoFront(front.measure, front.cost, tuple(self._points.values()), self._made_by)
 
@@ -238,9 +237,9 @@ class FrontWriter:
         cost = None if best is None else best.score.costs.get(self._front.cost)
         if cost is not None:
             shown.append(amount(self._front.cost, cost))
-        evaluator = self._scoring.bench.evaluator
+        evaluator = self._scorer.bench.evaluator
         if self._here and self._asked:
-            # A run without memory pays a forward for every point that it is asked, repeats and all, at the least.
+            # without a cache every point would take one forward at least, repeats included
             shown.append(f"{evaluator.forwards - self._earlier:.0f}/{self._asked} forwards")
             shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
         return [*shown, f"front {len(self._front)}"]

@@ -1,7 +1,7 @@
-"""Goal: what a search is after: the best of one figure, and the limits that others must keep.
+"""The goal of a search: the figure that is optimized, and the limits that others keep.
 
 A figure is a measure of the outputs (sqnr, agreement, accuracy, ...), of which more is better, or a cost
-(weight_bytes, cycles, ...), of which less is. Either may be the one that is made best of.
+(weight_bytes, cycles, ...), of which less is. Either may be the one that is optimized.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from typing import Any, Final
 
 from hago.cost.cost import METRICS, Cost
 from hago.errors import HagoError, as_strings, did_you_mean
-from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit
 from hago.search.objective import objective as named_objective
 from hago.study.searcher import Score
-
-#: Measures that are losses by nature; they are reported negated, and limited from above.
-LOSS_MEASURES: Final = frozenset({"kl", "mse"})
 
 _COUNTS: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BYTES: Final = {
@@ -28,24 +25,27 @@ _BYTES: Final = {
     "": 1.0,
 }
 _PREFIXES: Final = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-#: What may follow a number, by the unit of the figure.
-_UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+#: What may follow a number, by the unit of a cost.
+_UNITS_OF_COSTS: Final[Mapping[str, Mapping[str, float]]] = {
     "B": _BYTES,
     "": _COUNTS,
     "bits": {"": 1.0, "bit": 1.0, "bits": 1.0},
     "cycles": {**_COUNTS, **{f"{p}{' ' if p else ''}cycles": size for p, size in _COUNTS.items()}},
     "s": {f"{p}s": size for p, size in _PREFIXES.items()},
     "J": {f"{p}J": size for p, size in _PREFIXES.items()},
+}
+#: What may follow a number, by the unit of an objective.
+_UNITS_OF_OBJECTIVES: Final[Mapping[Unit, Mapping[str, float]]] = {
     "share": {"": 1.0, "%": 0.01},
-    "sqnr": {"": 1.0, "dB": 1.0},
-    "loss": {"": 1.0},
+    "dB": {"": 1.0, "dB": 1.0},
+    "": {"": 1.0},
 }
 _FORM: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a figure must keep.
+    """A limit on a figure. `parse_limits` makes it from a text.
 
     Args:
         figure: a cost, or a measure as results report it (accuracy is `sim_acc` there).
@@ -64,7 +64,7 @@ class Limit:
         return self.figure in METRICS
 
     def shortfall(self, value: float) -> float:
-        """By how much a value misses the limit, as a part of the limit; 0 where it keeps it."""
+        """The relative amount by which a value misses the limit; 0 where it keeps it."""
         limit, missing = (self.most, value - self.most) if self.most is not None else (self.least, 0.0)
         if self.least is not None:
             missing = self.least - value
@@ -73,45 +73,43 @@ class Limit:
         return missing / max(abs(limit or 0.0), 1e-12)
 
 
-def parse_limits(given: str | Iterable[str] | None) -> tuple[Limit, ...]:
+def parse_limits(given: str | Iterable[str] | None, own: Objective | None = None) -> tuple[Limit, ...]:
     """The limits that texts such as "weight_bytes <= 4 MB, agreement >= 99 %" say.
 
     Args:
         given: one text or several; commas separate limits within one.
+        own: the objective of the search, whose name a limit may have, too.
 
     Raises:
         HagoError: an unknown figure or unit, or a limit on the wrong side.
     """
-    return tuple(_limit(part) for text in as_strings(given, "a limit") for part in text.split(","))
+    objectives = OBJECTIVES if own is None else {own.name: own, **OBJECTIVES}
+    return tuple(_limit(part, objectives) for text in as_strings(given, "a limit") for part in text.split(","))
 
 
-def _limit(text: str) -> Limit:
+def _limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
     found = _FORM.fullmatch(text)
     if found is None:
         raise HagoError(
             f"limit {text!r}; expected FIGURE <= NUMBER UNIT, e.g. 'weight_bytes <= 4 MB' or 'agreement >= 99 %'"
         )
     name, sign, number, unit = found.groups()
-    known = [*METRICS, *OBJECTIVES]
+    known = [*METRICS, *objectives]
     if name not in known:
         raise HagoError(
             f"limit {text!r}: unknown figure {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}"
         )
-    kind = METRICS[name] if name in METRICS else _kind(name)
-    value = _number(text, number) * _scale(text, kind, unit)
+    measure = None if name in METRICS else objectives[name]
+    units = _UNITS_OF_COSTS[METRICS[name]] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
+    value = _number(text, number) * _scale(text, units, unit)
     from_above = "<" in sign
-    if from_above != (name in METRICS or name in LOSS_MEASURES):
+    if from_above != (measure is None or measure.is_loss):
         raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
-    if kind == "share" and value > 1.0:
+    if measure is None:
+        return Limit(name, None, value, text.strip())
+    if measure.unit == "share" and value > 1.0:
         raise HagoError(f"limit {text!r} cannot be met: {name} is at most 1")
-    figure = "sim_acc" if name == "accuracy" else name
-    if name in LOSS_MEASURES:
-        return Limit(figure, -value, None, text.strip())
-    return Limit(figure, None if from_above else value, value if from_above else None, text.strip())
-
-
-def _kind(measure: str) -> str:
-    return "loss" if measure in LOSS_MEASURES else measure if measure in _UNITS else "share"
+    return Limit(measure.figure, -value if measure.is_loss else value, None, text.strip())
 
 
 def _number(text: str, number: str) -> float:
@@ -121,8 +119,7 @@ def _number(text: str, number: str) -> float:
         raise HagoError(f"limit {text!r}: {number!r} is no number") from None
 
 
-def _scale(text: str, kind: str, unit: str) -> float:
-    units = _UNITS[kind]
+def _scale(text: str, units: Mapping[str, float], unit: str) -> float:
     if unit not in units:
         expected = ", ".join(u for u in units if u) or "no unit"
         raise HagoError(f"limit {text!r}: unknown unit {unit!r}; expected {expected}")
@@ -131,12 +128,12 @@ def _scale(text: str, kind: str, unit: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What makes one point better than another.
+    """The order of points: the objective or cost that is optimized, and the limits. `make_goal` makes it.
 
     Args:
         objective: the measure that is maximised, or breaks ties where a cost is minimised.
         minimize: the cost that is minimised, or None.
-        limits: what every accepted point keeps.
+        limits: the limits that every accepted point keeps.
     """
 
     objective: Objective
@@ -151,17 +148,21 @@ class Goal:
 
     @property
     def of_costs(self) -> Goal:
-        """Without limits on measures."""
+        """The goal without its limits on measures."""
         return replace(self, limits=tuple(x for x in self.limits if x.is_cost))
 
     @property
     def measures(self) -> tuple[Objective, ...]:
-        """What an evaluation must report beside what it always does."""
-        names = {"accuracy" if x.figure == "sim_acc" else x.figure for x in self.limits if not x.is_cost}
-        return tuple(OBJECTIVES[n] for n in sorted(names))
+        """The objectives with a limit, which evaluations must report, too."""
+        limited = {x.figure for x in self.limits if not x.is_cost}
+        return tuple(OBJECTIVES[name] for name in sorted(OBJECTIVES) if OBJECTIVES[name].figure in limited)
 
-    def judged(self, score: Score, figures: Mapping[str, float]) -> Score:
-        """The score with its costs, and with value and shortfall as this goal has them.
+    def measure_of(self, figure: str) -> Objective:
+        """The objective that results report as this figure."""
+        return next(o for o in (*OBJECTIVES.values(), self.objective) if o.figure == figure)
+
+    def applied(self, score: Score, figures: Mapping[str, float]) -> Score:
+        """The score with its costs, and with the value and the shortfall that this goal gives it.
 
         Args:
             score: whose value is the objective's.
@@ -186,23 +187,30 @@ class Goal:
             cost[name]
 
     def to_json(self) -> dict[str, Any]:
-        """What a log says of it; nothing where the objective is all."""
+        """JSON values for a log; empty where there is only an objective."""
         said = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
         return {k: v for k, v in said.items() if v}
 
 
-def make_goal(
-    objective: ObjectiveLike,
-    maximize: ObjectiveLike | None = None,
-    minimize: str | None = None,
-    keep: str | Sequence[str] | None = None,
-    budget_cost: str | Sequence[str] | None = None,
-) -> Goal:
-    """The goal that a user's words mean; see `hago.search_quantize_strategy`.
+@dataclass(frozen=True, slots=True)
+class GoalOptions:
+    """The goal of a search and its limits, in the words of the user. `hago.search_quantize_strategy` explains each."""
+
+    objective: ObjectiveLike = "sqnr"
+    maximize: ObjectiveLike | None = None
+    minimize: str | None = None
+    keep: str | Sequence[str] | None = None
+    budget_cost: str | Sequence[str] | None = None
+    allow_overflow: bool = False
+
+
+def make_goal(options: GoalOptions) -> Goal:
+    """The goal that these options stand for.
 
     Raises:
-        HagoError: both sides at once, an unknown figure, or a limit that says nothing.
+        HagoError: both `maximize` and `minimize` are given, or a figure or a limit is unknown or malformed.
     """
+    maximize, minimize = options.maximize, options.minimize
     if maximize is not None and minimize is not None:
         raise HagoError(
             f"got maximize={maximize!r} and minimize={minimize!r}; give one of them and limit the other "
@@ -211,5 +219,6 @@ def make_goal(
     if minimize is not None and minimize not in METRICS:
         close = did_you_mean(str(minimize), METRICS)
         raise HagoError(f"minimize={minimize!r}; expected a cost: {', '.join(METRICS)}.{close}")
-    limits = (*parse_limits(keep), *parse_limits(budget_cost))
-    return Goal(named_objective(objective if maximize is None else maximize), minimize, limits)
+    chosen = named_objective(options.objective if maximize is None else maximize)
+    limits = (*parse_limits(options.keep, chosen), *parse_limits(options.budget_cost, chosen))
+    return Goal(chosen, minimize, limits)

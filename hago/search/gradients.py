@@ -1,14 +1,12 @@
 """Gradients: how much the outputs react to errors on each edge, from forward and backward passes.
 
-A probe is a random vector v on the outputs with E[v v^T] = H, where H measures how an output error
-matters. The gradient g of <v, outputs> at an edge then has E[g g^T] = J^T H J, the Gauss-Newton matrix
-of that edge, so the expected loss of a small error d there is E[(g . d)^2] / 2, or with errors of
-elements taken as independent, E[sum g^2 d^2] / 2. Signs differ from sample to sample, so that one
-backward pass of a batch gives unbiased sums over its samples.
+A probe (see `hago.search.objective.Curvature`) is a random vector v on the outputs with E[v v^T] = H, where H
+measures how an output error matters. The gradient g of <v, outputs> at an edge then has E[g g^T] = J^T H J, the
+Gauss-Newton matrix of that edge, so the expected loss of a small error d there is E[(g . d)^2] / 2, or with errors
+of elements taken as independent, E[sum g^2 d^2] / 2. Signs differ from sample to sample, so that one backward pass
+of a batch gives unbiased sums over its samples.
 
 References:
-    H = I: the output's squared error. H = diag(p) - p p^T: the Kullback-Leibler divergence of class
-    probabilities. With labels, v is the gradient of the cross entropy: the empirical Fisher matrix.
     L. Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018; Z. Dong et
     al., "HAWQ-V2", NeurIPS 2020; Y. Li et al., "BRECQ", ICLR 2021; M. Hutchinson, 1989.
 """
@@ -22,15 +20,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hago.arithmetic.types import Edge
 from hago.data.batches import Batch
-from hago.errors import DataError
 from hago.graph.execute import channels_last, compute_real, run_graph
 from hago.graph.graph import CONST, OUTPUT, Graph, Node
 from hago.ops import OPS, Ops
-from hago.search.objective import check_classes
+from hago.search.objective import Probe
 
 #: Samples that are differentiated at once: all their intermediates are in memory together.
 GRADIENT_CHUNK: Final = 16
@@ -44,68 +40,6 @@ VALUES: Final = 1 << 12
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
 #: Hears of the gradients of a constant on an edge, chunk by chunk.
 SeeConstant = Callable[[Edge, Tensor], None]
-#: (outputs, their errors) -> H times the errors, None for outputs that do not matter.
-Pull = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor | None]]
-#: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
-Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
-
-
-def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    drawn: Tensor = torch.randint(0, 2, list(shape), generator=generator).to(torch.float32)
-    return drawn.mul_(2).sub_(1)
-
-
-def squared_error_probe(
-    outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
-) -> list[Tensor | None]:
-    """H = 2 I: the loss is the squared error, summed over all outputs."""
-    return [2**0.5 * _signs(o.shape, generator) if o.is_floating_point() else None for o in outputs]
-
-
-def divergence_probe(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
-    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
-    first = outputs[0]
-    logits = first if first.ndim > 1 else first.unsqueeze(1)
-    p = F.softmax(logits.detach().to(torch.float32), 1)
-    root = p.sqrt()
-    r = _signs(p.shape, generator)
-    v = root * r - p * (root * r).sum(1, keepdim=True)
-    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
-
-
-def cross_entropy_probe(
-    outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
-) -> list[Tensor | None]:
-    """The gradient of the cross entropy with the labels: the empirical Fisher matrix."""
-    if labels is None:
-        raise DataError("sensitivity to accuracy needs labels; pass (inputs, labels) batches")
-    first = outputs[0]
-    check_classes(labels, first)
-    logits = first.detach().to(torch.float32)
-    hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
-    v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)
-    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
-
-
-def squared_error_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """H = 2 I."""
-    return [None if e is None else 2 * e for e in errors]
-
-
-def divergence_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
-    first, error = outputs[0], errors[0]
-    if error is None:
-        return [None] * len(outputs)
-    logits, e = (t if t.ndim > 1 else t.unsqueeze(1) for t in (first, error))
-    p = F.softmax(logits.to(torch.float32), 1)
-    v = p * e - p * (p * e).sum(1, keepdim=True)
-    return [_mean_over_rest(_mean_over_rest(v, first), first), *[None] * (len(outputs) - 1)]
-
-
-def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
-    positions = v[0].numel() / max(1, first.shape[1] if first.ndim > 1 else 1)
-    return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
 
 
 @dataclass(slots=True, eq=False)

@@ -28,6 +28,7 @@ from hago.plan.feasibility import (
 from hago.plan.plan import Plan
 from hago.plan.space import FLOAT, INTEGER, Bits, kind_key
 from hago.search.goal import Goal
+from hago.search.objective import SQUARED_ERROR
 from hago.search.prepare import Prepared
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
@@ -94,7 +95,7 @@ def gates(prepared: Prepared) -> dict[str, tuple[str, ...]]:
 
 def _measured(sensitivity: Sensitivity) -> Callable[[Score], float] | None:
     """How a score tells of the loss that was expected."""
-    if sensitivity.measure == "squared error":
+    if sensitivity.measure == SQUARED_ERROR.name:
         return _relative_error
     return _divergence if sensitivity.objective == "kl" else None
 

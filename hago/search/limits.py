@@ -1,4 +1,4 @@
-"""Reachable: limits that no point can keep, said before a search where that is known, and after it else."""
+"""Limits that no point can keep: refused before a search where that is known, and reported after it otherwise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hago.cost.cost import Cost, plan_cost
 from hago.errors import InfeasibleBits
 from hago.plan.feasibility import nearest_feasible
 from hago.plan.space import Bits
-from hago.search.goal import LOSS_MEASURES, Goal
-from hago.search.objective import wilson_interval
+from hago.search.goal import Goal
+from hago.search.objective import Objective, wilson_interval
 from hago.search.prepare import Prepared
 from hago.study.searcher import Score
 from hago.study.study import StudyResult
@@ -65,21 +65,24 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
         return
     for limit in measures:
         reached = float(first.results[limit.figure])
-        if limit.shortfall(_by_chance(limit.figure, reached, int(first.results["samples"]))):
+        if limit.shortfall(_by_chance(goal.measure_of(limit.figure), reached, int(first.results["samples"]))):
             raise InfeasibleBits(
                 f"{limit.text!r} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
                 "ask for less, keep sensitive nodes float (keep_float), or try another estimator"
             )
 
 
-def _by_chance(figure: str, reached: float, samples: int) -> float:
-    """What a measure may be at a point of fewer bits than the one that reached this: errors may cancel, though not to
-    a thousandth of their square, and of shares the 95 % interval ends there."""
-    if figure in ("agreement", "sim_acc"):
+def _by_chance(measure: Objective, reached: float, samples: int) -> float:
+    """The most that a measure may be at a point of fewer bits than the one that reached this value: errors may cancel,
+    though not to a thousandth of their square, and a share of classes may be at the end of its 95 % interval. Nothing
+    is known of a plain number."""
+    if measure.counts_classes:
         return wilson_interval(reached * samples, samples)[1]
-    if figure == "sqnr":
+    if measure.is_loss:
+        return reached * _CANCELLED
+    if measure.unit == "dB":
         return reached + 10.0 * math.log10(1.0 / _CANCELLED)
-    return reached * _CANCELLED if figure in LOSS_MEASURES else 1.0 - (1.0 - reached) * _CANCELLED
+    return 1.0 - (1.0 - reached) * _CANCELLED if measure.unit == "share" else math.inf
 
 
 def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
@@ -97,7 +100,7 @@ def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
 
 
 def nearest(goal: Goal, result: StudyResult) -> str:
-    """What a search that kept not all limits came to."""
+    """Why a search failed whose trials all miss a limit, with the trial that comes nearest."""
     best = result.best
     figures = {**best.score.results, **best.score.costs}
     missed = "; ".join(

@@ -1,7 +1,9 @@
 """Objectives: how good a simulated model is, against the float model or the labels. Larger is better.
 
 An objective is two pure functions: what each sample contributes, and what the mean contribution
-means. So it streams over batches, and two models can be compared sample by sample.
+means. So it streams over batches, and two models can be compared sample by sample. Everything else that a
+search has to know of an objective (its unit, the side of its limits, how it depends on errors of the outputs) is a
+field of it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
 import torch
 from scipy import stats
@@ -22,8 +24,34 @@ from hago.errors import DataError, HagoError, did_you_mean, warn
 #: Where noise is nothing at all, SQNR is reported as this many dB.
 MOST_DB: Final = 200.0
 
+#: Units of objectives.
+Unit = Literal["", "dB", "share"]
 #: (reference outputs, outputs, labels) -> (batch, k), float64.
 PerSample = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
+#: (outputs, their errors) -> H times the errors, None for outputs that do not matter.
+Pull = Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor | None]]
+#: (outputs, labels, generator) -> a vector v for every output, None for outputs that do not matter.
+Probe = Callable[[Sequence[Any], Tensor | None, torch.Generator], list[Tensor | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curvature:
+    """The matrix H of a loss around the float model's outputs: a small error e of the outputs loses e^T H e / 2.
+
+    Searches multiply by it, and by the gradients of the outputs, to predict the loss of a choice of bits before they
+    evaluate it.
+
+    Args:
+        name: of the loss, as tables of sensitivities print it.
+        probe: draws a random vector v with E[v v^T] = H.
+        pull: multiplies errors of the outputs by H.
+        is_relative: whether losses are divided by the power of the outputs, not by the number of samples.
+    """
+
+    name: str
+    probe: Probe
+    pull: Pull
+    is_relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +64,13 @@ class Objective:
         needs_labels: whether classes are read.
         loss: from contributions, each sample's loss: 0 or more, and its mean orders models as `finish` does,
             the least first; None where there is no such thing.
+        unit: of the value: "dB", "share" (at most 1, and limits may be in %), or "" for a plain number.
+        is_loss: whether less is better by nature. The value is then the negated loss, and limits are upper ones.
+        counts_classes: whether each position of a sample is right or wrong. Few samples then say little of it, and its
+            intervals are those of a proportion.
+        reported_as: its name in the results of a trial; `name` by default.
+        curvature: how it depends on small errors of the outputs. Guided searches fall back to the squared error, with a
+            warning, where it is None.
     """
 
     name: str
@@ -43,6 +78,16 @@ class Objective:
     finish: Callable[[Tensor], float]
     needs_labels: bool = False
     loss: Callable[[Tensor], Tensor] | None = None
+    unit: Unit = ""
+    is_loss: bool = False
+    counts_classes: bool = False
+    reported_as: str = ""
+    curvature: Curvature | None = None
+
+    @property
+    def figure(self) -> str:
+        """Its name in the results of a trial, and in limits."""
+        return self.reported_as or self.name
 
 
 def check_rows(outputs: Sequence[Tensor], samples: int) -> None:
@@ -196,15 +241,103 @@ def _missing(contributions: Tensor) -> Tensor:
     return (1.0 - contributions[:, 0]).clamp_min(0.0)
 
 
+# ---------------------------------------------------------------- curvatures
+def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    drawn: Tensor = torch.randint(0, 2, list(shape), generator=generator).to(torch.float32)
+    return drawn.mul_(2).sub_(1)
+
+
+def squared_error_probe(
+    outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
+) -> list[Tensor | None]:
+    """H = 2 I: the loss is the squared error, summed over all outputs."""
+    return [2**0.5 * _signs(o.shape, generator) if o.is_floating_point() else None for o in outputs]
+
+
+def divergence_probe(outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
+    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
+    first = outputs[0]
+    logits = first if first.ndim > 1 else first.unsqueeze(1)
+    p = F.softmax(logits.detach().to(torch.float32), 1)
+    root = p.sqrt()
+    r = _signs(p.shape, generator)
+    v = root * r - p * (root * r).sum(1, keepdim=True)
+    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+
+
+def cross_entropy_probe(
+    outputs: Sequence[Any], labels: Tensor | None, generator: torch.Generator
+) -> list[Tensor | None]:
+    """The gradient of the cross entropy with the labels: the empirical Fisher matrix."""
+    if labels is None:
+        raise DataError("sensitivity to accuracy needs labels; pass (inputs, labels) batches")
+    first = outputs[0]
+    check_classes(labels, first)
+    logits = first.detach().to(torch.float32)
+    hot = F.one_hot(labels.long(), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
+    v = (F.softmax(logits, 1) - hot) * _signs((len(logits), *[1] * (logits.ndim - 1)), generator)
+    return [_mean_over_rest(v, first), *[None] * (len(outputs) - 1)]
+
+
+def squared_error_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """H = 2 I."""
+    return [None if e is None else 2 * e for e in errors]
+
+
+def divergence_pull(outputs: Sequence[Tensor], errors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """H = diag(p) - p p^T over axis 1 of the first output, a mean over its other axes."""
+    first, error = outputs[0], errors[0]
+    if error is None:
+        return [None] * len(outputs)
+    logits, e = (t if t.ndim > 1 else t.unsqueeze(1) for t in (first, error))
+    p = F.softmax(logits.to(torch.float32), 1)
+    v = p * e - p * (p * e).sum(1, keepdim=True)
+    return [_mean_over_rest(_mean_over_rest(v, first), first), *[None] * (len(outputs) - 1)]
+
+
+def _mean_over_rest(v: Tensor, first: Tensor) -> Tensor:
+    positions = v[0].numel() / max(1, first.shape[1] if first.ndim > 1 else 1)
+    return (v / math.sqrt(max(1.0, positions))).reshape(first.shape).to(first.dtype)
+
+
+#: H = 2 I: the squared error of all outputs.
+SQUARED_ERROR: Final = Curvature("squared error", squared_error_probe, squared_error_pull, is_relative=True)
+#: H = diag(p) - p p^T: the Kullback-Leibler divergence of class probabilities.
+DIVERGENCE: Final = Curvature("divergence", divergence_probe, divergence_pull)
+#: With labels, v is the gradient of the cross entropy: the empirical Fisher matrix. Around the float model's own
+#: outputs, the matrix of the cross entropy does not depend on the labels: it is that of the divergence.
+CROSS_ENTROPY: Final = Curvature("cross entropy", cross_entropy_probe, divergence_pull)
+
+
+# ---------------------------------------------------------------- the objectives
 OBJECTIVES: Final[Mapping[str, Objective]] = {
     o.name: o
     for o in (
-        Objective("sqnr", _signal_and_noise, lambda t: decibels(float(t[0]), float(t[1])), loss=_last),
-        Objective("kl", _kl, _negative, loss=_last),
-        Objective("mse", _mse, _negative, loss=_last),
-        Objective("cosine", _cosine, _mean, loss=_missing),
-        Objective("agreement", _agreement, _mean, loss=_missing),
-        Objective("accuracy", _accuracy, _mean, needs_labels=True, loss=_missing),
+        Objective(
+            "sqnr",
+            _signal_and_noise,
+            lambda t: decibels(float(t[0]), float(t[1])),
+            loss=_last,
+            unit="dB",
+            curvature=SQUARED_ERROR,
+        ),
+        Objective("kl", _kl, _negative, loss=_last, is_loss=True, curvature=DIVERGENCE),
+        Objective("mse", _mse, _negative, loss=_last, is_loss=True, curvature=SQUARED_ERROR),
+        Objective("cosine", _cosine, _mean, loss=_missing, unit="share", curvature=SQUARED_ERROR),
+        Objective(
+            "agreement", _agreement, _mean, loss=_missing, unit="share", counts_classes=True, curvature=DIVERGENCE
+        ),
+        Objective(
+            "accuracy",
+            _accuracy,
+            _mean,
+            needs_labels=True,
+            loss=_missing,
+            unit="share",
+            counts_classes=True,
+            reported_as="sim_acc",
+            curvature=CROSS_ENTROPY,
+        ),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Prepare: from what users pass (a model, a hardware, a data set) to everything a search needs."""
+"""The steps from what users pass (a model, a hardware, a data set) to a calibrated graph with its space of bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.thresholds import StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, escape, warn_of_unknown
 
-#: Entries of an input that a strategy may ask for, at most.
+#: The most entries that an input remembered in a strategy may have.
 LARGEST_INPUT: Final = 1 << 31
 
 HardwareLike = Hardware | str | PathLike[str]
@@ -48,8 +48,8 @@ StrategyLike = Strategy | str | PathLike[str]
 
 
 def as_hardware(hardware: HardwareLike) -> Hardware:
-    """A Hardware, from itself, a name in hardware_specs, or a path; one that was built in Python is held to what a file
-    is held to."""
+    """A Hardware, from itself, a name in hardware_specs, or a path; one that was built in Python is checked as a file
+    is."""
     if isinstance(hardware, Hardware):
         check_hardware(hardware)
         return hardware
@@ -139,13 +139,31 @@ def input_names(model: ModelLike) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizationOptions:
+    """Which values are quantized, and how their thresholds are found: the options that searches, one-shot quantization
+    and sensitivities share. `hago.search_quantize_strategy` explains each.
+
+    Args:
+        search_topology: whether the space chooses between integer and float, too. In a search, None lets the costs in
+            use decide; elsewhere it stands for no.
+    """
+
+    estimator: str | Estimator | None = None
+    keep_float: str | Sequence[str] = ()
+    fix_bits: Mapping[str, int] | None = None
+    thresholds: ThresholdsLike | GivenRanges | None = None
+    modes: ModesLike | None = None
+    search_topology: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A graph on a piece of hardware, calibrated: what a search or a one-shot quantization starts from.
+    """A calibrated graph on a piece of hardware. `prepare` makes it; searches and one-shot quantization start from it.
 
     Args:
         keep_float, fix_bits: the patterns of the user, and those that given modes stand for.
-        refined: whether thresholds are those of `refinement`; where samples were kept aside to confirm them, what was
-            found there, as JSON values.
+        refined: whether thresholds are those of `refinement`; where samples were kept aside to confirm them, the
+            figures found on these, as JSON values.
     """
 
     graph: Graph
@@ -172,23 +190,14 @@ def prepare(
     model: ModelLike,
     hardware: HardwareLike,
     dataset: Iterable[Any],
+    options: QuantizationOptions = QuantizationOptions(),
     *,
-    estimator: str | Estimator | None = None,
-    keep_float: str | Sequence[str] = (),
-    fix_bits: Mapping[str, int] | None = None,
-    thresholds: ThresholdsLike | GivenRanges | None = None,
-    modes: ModesLike | None = None,
-    kinds: bool = False,
     made_for: Collection[str] = (),
 ) -> Prepared:
-    """Import, analyze and calibrate.
+    """Import the model, analyze its topology, build the space of bits, calibrate, and drop the choices of bits that fit
+    no signature of the hardware.
 
     Args:
-        estimator: `power2_range` by default where the hardware requires powers of two, else `mse`.
-        keep_float: shell patterns over names of nodes and edges, or `policy:tensorflow` and `policy:dorefa`, which
-            stand for the nodes that these policies keep float.
-        thresholds, modes: see `hago.search_quantize_strategy`.
-        kinds: whether the space chooses between integer and float, too.
         made_for: of from_torch.
 
     Raises:
@@ -197,27 +206,34 @@ def prepare(
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph, batches = as_graph(model, dataset, chip, made_for=made_for)
-    given = make_given_ranges(thresholds, modes, chip).at(graph)
-    kept, fixed = (*as_strings(keep_float, "keep_float"), *given.float_patterns()), fix_bits
+    given = make_given_ranges(options.thresholds, options.modes, chip).at(graph)
+    kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     topology = topology_of(graph, chip, kept, ops)
     warn_of_unknown(graph, chip)
+    fixed = dict(options.fix_bits or {})
     if given.modes:
         groups = build_space(graph, chip, topology, None, ops).groups
         group_of = {str(edge): key for key, group in groups.items() for edge in group.edges}
-        fixed = {**(fix_bits or {}), **given.fixed_bits(graph, group_of)}
+        fixed |= given.fixed_bits(graph, group_of)
     space = build_space(graph, chip, topology, fixed, ops)
-    default = "power2_range" if chip.requantize.power_of_two else "mse"
-    chosen = named_estimator(default if estimator is None else estimator)
+    estimator = _estimator_for(chip, options.estimator)
     observed = {g.source for g in space.groups.values()}
-    if kinds:
+    if options.search_topology:
         # another topology quantizes other edges
         space = with_kinds(space, chip, topology, graph)
         observed |= {graph.source(e) for e in graph.edges if e.dst != OUTPUT and topology.edges[e]}
     calibration = replace(collect(graph, batches, observed, ops), given=given)
-    resolver = estimated_resolver(graph, chip, topology, space, calibration, chosen, ops)
+    resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     if (fits := prune_infeasible_choices(resolver)) is not space:
         space, resolver = fits, resolver.within(fits)
-    return Prepared(graph, chip, batches, topology, space, calibration, chosen, resolver, kept, dict(fixed or {}))
+    return Prepared(graph, chip, batches, topology, space, calibration, estimator, resolver, kept, fixed)
+
+
+def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estimator:
+    """The chosen estimator; by default `power2_range` where the hardware requires powers of two, else `mse`."""
+    if chosen is None:
+        chosen = "power2_range" if hardware.requantize.power_of_two else "mse"
+    return named_estimator(chosen)
 
 
 def plan_of(graph: Graph, hardware: Hardware, strategy: Strategy) -> Plan:
@@ -286,7 +302,7 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:
-    """What `import_for` needs to know of a graph's inputs, as JSON values."""
+    """The inputs of a graph as `import_for` needs them, as JSON values."""
     tensors = [
         {"shape": list(graph[n].shape or ()), "dtype": graph[n].attrs.get("dtype", "float32")} for n in graph.inputs
     ]
@@ -310,7 +326,7 @@ def plan_and_batches(
 
 
 def held_out_batches(model: ModelLike, prepared: Prepared, dataset: Iterable[Any], labels: bool) -> Batches:
-    """Data of which a search sees nothing, checked before it begins.
+    """Batches that a search does not see, checked before it begins.
 
     Args:
         labels: whether they have to be classes.

@@ -1,4 +1,4 @@
-"""Quantizer: a strategy applied to a model, simulated or realized."""
+"""The Quantizer: a strategy applied to a model, from which the simulated and the integer model are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hago.simulation.simulator import Simulator
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """A Plan with the strategy it came from; `simulate()` and `quantize()` give the two models.
+    """A Plan with the strategy that it came from. `hago.create_quantizer`, `hago.quantize` and training make it;
+    `simulate()` and `quantize()` return the two models.
 
     Both are nn.Modules that take and return real values as the float model does; their outputs
     are equal bit for bit.
@@ -27,7 +28,7 @@ class Quantizer:
     strategy: Strategy
 
     def simulate(self) -> Simulator:
-        """The simulated model: integers carried in floats, as fast as the float model or nearly."""
+        """The simulated model: its integers are carried in floats, and it runs nearly as fast as the float model."""
         return Simulator(self.plan)
 
     def export_onnx(self, path: str | PathLike[str], form: str = "qdq") -> OnnxFile:
@@ -38,7 +39,7 @@ class Quantizer:
                 `qoperator`, operators on integers.
 
         Returns:
-            The model, and which of its tensors stands for which value.
+            The ONNX model, with the names of the tensors that stand for each value.
 
         Raises:
             HagoError: ONNX cannot express the strategy: each node and edge in the way is named, and nothing is

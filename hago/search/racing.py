@@ -216,7 +216,7 @@ class Pruner:
         # Samples are paired: what differs on those seen is added to what the rival has on all.
         value = objective.finish(theirs.mean(0) + (mine - theirs[: len(mine)]).mean(0))
         value = min(value, math.nextafter(best, -math.inf))
-        figure = "sim_acc" if objective.name == "accuracy" else objective.name
+        figure = objective.figure
         results = {**self.evaluator.summary(measured.contributions), figure: value}
         samples = {"samples": len(mine), "of": len(theirs)}
         score = self.evaluator.described(plan, bits, measured, value, results)

@@ -1,8 +1,7 @@
-"""Waste: choices that no cost in use and no overflow can tell apart, and a space without them.
+"""Redundant choices: choices of bits that no cost in use and no overflow can tell apart, removed from the space.
 
-Fewer bits are never expected to be more accurate. So of the choices that the same signature holds, only
-the most bits are worth a trial, unless a cost in use counts bits, or an accumulator that they feed
-could overflow.
+Fewer bits are never expected to be more accurate. So of the choices that share a signature, only the one of most bits
+is worth a trial, unless a cost in use counts bits, or an accumulator that they feed could overflow.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ OF_ALL: Final = frozenset({"bops"})
 
 
 def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepared:
-    """The same without choices that cannot matter.
+    """Remove redundant choices from the space.
 
     Args:
-        costs: those in use. Without any, fewer bits win ties, so all choices differ and all are kept.
+        costs: the costs in use. Without any, fewer bits win ties, so all choices differ and all are kept.
     """
     if not costs:
         return prepared
@@ -36,7 +35,7 @@ def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepa
     most = widest_feasible(resolver)
 
     def widest(group: Group) -> Plan:
-        """Where the group has its most bits."""
+        """The Plan of a point where the group has its most bits."""
         there = {**most.bits, group.key: group.choices[0]}
         point = most if there == most.bits else nearest_feasible(resolver, there, [group.key])
         return (point or most).plan

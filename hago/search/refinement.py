@@ -33,23 +33,20 @@ from hago.errors import InfeasibleBits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal, widest_feasible
 from hago.plan.space import Bits, Space
 from hago.plan.thresholds import EstimatedThresholds, estimated_resolver
-from hago.search.confirmation import COARSE, MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
+from hago.search.confirmation import MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.search.evaluate import Evaluator, Measurement, widest_safe_bits
 from hago.search.goal import Goal
 from hago.search.gradients import (
     Gradients,
-    Pull,
     SeeConstant,
     Spectrum,
-    divergence_pull,
     gradients,
-    squared_error_pull,
     thinned,
 )
 from hago.search.guidance import make_surrogate
-from hago.search.objective import Objective
+from hago.search.objective import Objective, Pull
 from hago.search.prepare import Prepared
-from hago.search.sensitivity import gradients_by_part, probe_of, sensitivity_of
+from hago.search.sensitivity import curvature_of, gradients_by_part, sensitivity_of
 from hago.search.weight_scales import (
     KEPT_ERROR_BYTES,
     Chosen,
@@ -76,14 +73,6 @@ MEMORY_SHARE: Final = 0.5
 #: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
 #: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
 MORE_ERRORS: Final = 1.3
-SQUARED: Final = "squared error"
-#: How the errors of outputs matter, by what sensitivities measure. Around the float model's own outputs, the matrix of
-#: the cross entropy does not depend on the labels: it is that of the divergence.
-PULLS: Final[Mapping[str, Pull]] = {
-    SQUARED: squared_error_pull,
-    "divergence": divergence_pull,
-    "cross entropy": divergence_pull,
-}
 #: Rounds without a gain before the last ends it.
 REFINEMENT_ROUNDS: Final = 3
 #: Choices of each group whose losses are worked out where nothing asks for fewer bits: moves begin at the most.
@@ -91,23 +80,30 @@ NEAR: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Refinement:
-    """What a search goes on with.
+class StartingPoint:
+    """Where the trials of a search begin. The steps before the first trial make it.
 
     Args:
-        start: the best expected point that keeps the limits on costs.
-        forwards: what gradients took, in passes of the float model over the data.
-        simulated: how often a Plan was simulated; what that took is counted elsewhere.
+        prepared: with the thresholds that points are scored with.
+        guide: the expected losses and costs; None where the searcher has no guide.
+        bits: the first point; with a guide, the best expected one that keeps the limits on costs.
+        forwards: the cost of gradients, in passes of the float model over the data.
+        simulated: how often a Plan was simulated.
     """
 
     prepared: Prepared
-    guide: Surrogate
-    start: Bits
-    forwards: float
+    guide: Surrogate | None
+    bits: Bits
+    forwards: float = 0.0
     simulated: float = 0.0
 
+    @property
+    def most(self) -> Bits:
+        """The most bits that accumulators are known to hold."""
+        return (self.guide and self.guide.most) or self.bits
 
-def refined(
+
+def refine_thresholds(
     prepared: Prepared,
     goal: Goal,
     metric: str,
@@ -115,11 +111,11 @@ def refined(
     most: float,
     seed: int = 0,
     confirmation: Confirmation | None = None,
-) -> Refinement:
+) -> StartingPoint:
     """The same with other thresholds.
 
     Args:
-        metric: which cost the guide is about; see `make_guide`.
+        metric: which cost the guide is about; see `make_surrogate`.
         evaluator: of the search, over its data.
         most: what may be spent on one turn, in forwards; the first pass is spent in any case.
         confirmation: what is kept aside, to take only what is surely better there; None, as in logs of version 1, to
@@ -178,8 +174,9 @@ def _begun_together(
 
 
 # ---------------------------------------------------------------- where the search begins
-def picked_within(prepared: Prepared, goal: Goal, guide: Surrogate, start: Bits) -> dict[str, int]:
-    """The best expected point that keeps the limits on costs, no group having more bits than at the start."""
+def solve_within_limits(prepared: Prepared, goal: Goal, guide: Surrogate, start: Bits) -> dict[str, int]:
+    """The best expected point that keeps the limits on costs, no group having more bits than at the start: the solution
+    of an integer program over the guide's tables, and from there the steps that lose least by what they save."""
     picked = dict(start)
     limits = [x for x in goal.limits if x.is_cost]
     if not limits:
@@ -295,7 +292,7 @@ class _Refinement:
             seen: what the pass saw already; by default it is made here.
             see: hears of gradients of constants in a pass that is made here.
             guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
-            choices: see `measure_sensitivity`.
+            choices: see `sensitivity_of`.
         """
 
         def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:
@@ -314,10 +311,10 @@ class _Refinement:
         sensitivity = sensitivity_of(plain, *how, batches=[self.batch], seen=seen, choices=choices)
         start = widest_safe_bits(self.prepared.resolver, calibration.peaks)
         guide = make_surrogate(self.prepared, goal, start, self.seed, metric, sensitivity)
-        self.guide, self.picked = replace(guide, most=start), picked_within(self.prepared, goal, guide, start)
+        self.guide, self.picked = replace(guide, most=start), solve_within_limits(self.prepared, goal, guide, start)
         self.ways = {"weighted": self.prepared, "mse": plain}
 
-    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> Refinement:
+    def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> StartingPoint:
         """What a search goes on with.
 
         Args:
@@ -326,7 +323,7 @@ class _Refinement:
         """
         prepared = self.prepared if said is None else replace(self.prepared, refined=said)
         simulated = self.forwards - self.differentiated
-        return Refinement(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
+        return StartingPoint(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
 
     def take(self, activations: str) -> None:
         """These thresholds of activations: `estimated` as a search without refinement has them, `mse`, or `weighted`
@@ -371,12 +368,12 @@ class _Refinement:
         Args:
             most: forwards in all, those before included.
         """
-        pull = PULLS.get(probe_of(self.objective)[1])
+        pull = curvature_of(self.objective).pull
         self.scales.keep(self.picked)
         now, share, failed = self.scales.as_estimated, MEMORY_SHARE, 0
         if self.is_first_version and self.objective.name == "accuracy":
             return
-        if pull is None or not self.scales.weights or self.forwards + 2 + self.price > most:
+        if not self.scales.weights or self.forwards + 2 + self.price > most:
             return
         best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
         known, loss = False, 0.0
@@ -415,7 +412,7 @@ class _Refinement:
         Args:
             before: the losses with which the objective was `best`.
         """
-        if self.is_first_version or self.objective.name not in COARSE:
+        if self.is_first_version or not self.objective.counts_classes:
             return value > best
         new, old = (x if self.aside is None else self.aside.without(x) for x in (self.losses, before))
         return value >= best and float(new.mean()) < float(old.mean())
@@ -558,7 +555,7 @@ class _Confirmed:
         }
 
     def _is_better(self, new: float, old: float) -> bool:
-        coarse = self.turns[0].objective.loss is None or self.turns[0].objective.name in COARSE
+        coarse = self.turns[0].objective.loss is None or self.turns[0].objective.counts_classes
         return new >= old if coarse else new > old
 
     def _clipped(self, way: str) -> float:
@@ -631,7 +628,7 @@ def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorSta
 # where the limits are, and those hold at their point alone.
 
 
-def refined_choices(
+def refine_every_choice(
     prepared: Prepared,
     goal: Goal,
     metric: str,
@@ -640,11 +637,11 @@ def refined_choices(
     evaluator: Evaluator | None = None,
     within: bool = False,
     confirmation: Confirmation | None = None,
-) -> Refinement:
+) -> StartingPoint:
     """The same with other thresholds, and what a search begins with: over a front, the most bits.
 
     Args:
-        metric: which cost the guide is about; see `make_guide`.
+        metric: which cost the guide is about; see `make_surrogate`.
         evaluator: of the search's data; needed for what follows.
         within: begin with the best expected point that keeps the limits on costs instead, with the thresholds that are
             the best there, refined or not.
@@ -656,13 +653,13 @@ def refined_choices(
         return _unconfirmed(_Proposed.of(*start_of), goal, evaluator if within else None)
     if evaluator is None or not confirmation.turns:
         whole = _Proposed.of(*start_of)
-        picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
-        return Refinement(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
+        picked = solve_within_limits(whole.ways["refined"], goal, whole.guide, whole.start) if within else whole.start
+        return StartingPoint(replace(prepared, refined=confirmation.said), whole.guide, picked, PASS)
     turns = [_Proposed.of(*start_of, aside) for aside in confirmation.turns]
     # what several turns confirm is made again from all samples
     whole = turns[0] if len(turns) == 1 else _Proposed.of(*start_of)
     settled = whole.ways["refined"]
-    picked = picked_within(settled, goal, whole.guide, whole.start) if within else whole.start
+    picked = solve_within_limits(settled, goal, whole.guide, whole.start) if within else whole.start
     # a front is searched from the most bits on, and used at fewer, as a point is whose cost is made least
     tight = within and any(limit.is_cost for limit in goal.limits)
     point = picked if tight else _middle(settled, whole.guide, whole.start)
@@ -684,21 +681,21 @@ def refined_choices(
     shares = [clipped_share(prepared.calibration, prepared.space, thresholds) for thresholds in held]
     said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
     passes = PASS * len({id(p) for p in (*turns, whole)})
-    return Refinement(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
+    return StartingPoint(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
 
 
-def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> Refinement:
+def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> StartingPoint:
     """What searches whose logs are of version 1 begin with.
 
     Args:
         evaluator: of the search's data where it goes by limits; None for a front.
     """
     if evaluator is None:
-        return Refinement(whole.ways["refined"], whole.guide, whole.start, PASS)
-    picked = picked_within(whole.ways["refined"], goal, whole.guide, whole.start)
+        return StartingPoint(whole.ways["refined"], whole.guide, whole.start, PASS)
+    picked = solve_within_limits(whole.ways["refined"], goal, whole.guide, whole.start)
     values = {name: _measured(way, picked, goal, evaluator)[0] for name, way in whole.ways.items()}
     best = max(values, key=lambda name: values[name])
-    return Refinement(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
+    return StartingPoint(whole.ways[best], whole.guide, picked, PASS, float(len(values)))
 
 
 @dataclass(frozen=True, slots=True)

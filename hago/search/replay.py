@@ -1,34 +1,44 @@
-"""Replay: do again what a log or a strategy says was done, and compare bit for bit."""
+"""The replay of a log or a strategy: everything that it records is computed again and compared bit for bit."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hago.calibration.estimators import estimator as named_estimator
 from hago.calibration.given_ranges import GivenRanges
-from hago.errors import LogError, StrategyMismatch, shortened
+from hago.calibration.statistics import Estimator
+from hago.errors import HagoError, LogError, StrategyMismatch, shortened
 from hago.graph.frontend import ModelLike
 from hago.hardware.file import hardware_hash
 from hago.search.confirmation import Confirmation
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
-from hago.search.objective import Objective, ObjectiveLike
+from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import HardwareLike, Prepared, StrategyLike, as_strategy, plan_and_batches, prepare
+from hago.search.prepare import (
+    HardwareLike,
+    Prepared,
+    QuantizationOptions,
+    StrategyLike,
+    as_strategy,
+    plan_and_batches,
+    prepare,
+)
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import PlanScorer
-from hago.search.session import costs_in_use, refined_as
+from hago.search.session import costs_in_use, find_starting_point
 from hago.searchers.registry import SEARCHERS
 from hago.study.log import Header, Trial, read_log
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure that came out otherwise: which trial, which figure, logged and now."""
+    """A figure that the replay computed differently: the trial, the figure, its logged and its replayed value."""
 
     trial: int
     figure: str
@@ -41,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay found.
+    """The result of a replay. `hago.replay` returns it.
 
     Args:
         trials: how many were evaluated again.
@@ -72,17 +82,21 @@ def replay_strategy(
     hardware: HardwareLike,
     strategy: StrategyLike,
     dataset: Iterable[Any],
-    objective: ObjectiveLike | None,
+    objective: ObjectiveLike | None = None,
 ) -> Replay:
     """Evaluate a stored strategy again on the data it was found on.
 
+    Args:
+        objective: needed where the search had one of the user's own.
+
     Raises:
         StrategyMismatch: it was made for another model, hardware or data.
+        LogError: it names an objective that is none of hago's own, and none is given.
     """
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     _same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
-    measure = named_objective(objective or str(chosen.made_by.get("objective", "sqnr")))
+    measure = _objective_of("the strategy", str(chosen.made_by.get("objective", "sqnr")), objective)
     score = Evaluator(plan.graph, batches, measure, plan.ops).score(plan, chosen.bits)
     return Replay(1, tuple(_compare(0, chosen.made_by.get("results", {}), score.results)))
 
@@ -92,35 +106,32 @@ def replay_log(
     hardware: HardwareLike,
     log: str | Path,
     dataset: Iterable[Any],
-    objective: ObjectiveLike | None,
+    objective: ObjectiveLike | None = None,
+    estimator: str | Estimator | None = None,
     *,
     best_only: bool,
 ) -> Replay:
     """Evaluate the trials of a log again; thresholds are estimated, and refined, anew from the data.
 
+    Args:
+        objective, estimator: needed where the search had one of the user's own.
+
     Raises:
         StrategyMismatch: the log is of another model, hardware or data.
-        LogError: the log is damaged.
+        LogError: the log is damaged, or names an objective or an estimator that is none of hago's own, and none is
+            given.
     """
     record = read_log(log)
     header, trials = record.header, record.trials
     if header is None:
         raise LogError(f"log {log} has no header; there is nothing to replay")
+    measure = _objective_of(f"log {log}", str(header.objective), objective)
     with _reading(log):
-        fixed = {k: _integer(v) for k, v in header.fix_bits.items()}
-        said = header.settings.get("thresholds")
-        thresholds = None if said is None else GivenRanges.from_json(said)
-    prepared = prepare(
-        model,
-        hardware,
-        dataset,
-        estimator=None if header.settings.get("refined") else str(header.estimator),
-        keep_float=list(header.keep_float),
-        fix_bits=fixed,
-        thresholds=thresholds,
-        kinds=header.settings.get("topology") == "searched",
-        made_for=[header.model_hash],
-    )
+        quantization = quantization_of(header)
+    if isinstance(quantization.estimator, str):
+        recorded = quantization.estimator
+        quantization = replace(quantization, estimator=_estimator_of(f"log {log}", recorded, estimator))
+    prepared = prepare(model, hardware, dataset, quantization, made_for=[header.model_hash])
     if prepared.graph.model_hash != header.model_hash:
         raise StrategyMismatch(f"the log is of model {header.model_hash}, this one is {prepared.graph.model_hash}")
     if hardware_hash(prepared.hardware) != header.hardware.hash:
@@ -129,7 +140,6 @@ def replay_log(
             f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)})"
         )
     _same_data(header.data_hash, prepared.batches.sha256)
-    measure = named_objective(objective or str(header.objective))
     if header.settings.get("refined"):
         prepared = _refined(prepared, header, measure, log)
     evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
@@ -143,9 +153,51 @@ def replay_log(
     return Replay(len(chosen), tuple(found))
 
 
+def _objective_of(record: str, name: str, given: ObjectiveLike | None) -> Objective:
+    """The objective that a record names, or the one that is given in its place."""
+    if given is None and name not in OBJECTIVES:
+        raise LogError(
+            f"{record} is of objective {name!r}, which is none of hago's own; pass it as objective=..., or on the "
+            "command line with --objective package.module:name"
+        )
+    return named_objective(name if given is None else given)
+
+
+def _estimator_of(record: str, name: str, given: str | Estimator | None) -> Estimator:
+    """The estimator that a record names; the given one, if it has that name."""
+    if given is None:
+        try:
+            return named_estimator(name)
+        except HagoError as error:
+            raise LogError(
+                f"{record}: {error}. If it is one of your own, pass it as estimator=..., or on the command line with "
+                "--estimator package.module:name"
+            ) from None
+    found = named_estimator(given)
+    if found.name != name:
+        raise LogError(f"{record} is of estimator {name!r}; the one that was given is {found.name!r}")
+    return found
+
+
+def quantization_of(header: Header) -> QuantizationOptions:
+    """The options that the header of a log records.
+
+    Raises:
+        TypeError: a value is of another type than hago writes; so do ValueError, LookupError and their like.
+    """
+    ranges = header.settings.get("thresholds")
+    return QuantizationOptions(
+        estimator=None if header.settings.get("refined") else str(header.estimator),
+        keep_float=list(header.keep_float),
+        fix_bits={k: _integer(v) for k, v in header.fix_bits.items()},
+        thresholds=None if ranges is None else GivenRanges.from_json(ranges),
+        search_topology=header.settings.get("topology") == "searched",
+    )
+
+
 @contextlib.contextmanager
 def _reading(log: str | Path) -> Iterator[None]:
-    """While this lasts, values of a header that are of another type than hago writes become one error."""
+    """Turn errors about values of a header that are of another type than hago writes into one LogError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -164,21 +216,29 @@ def _integer(value: Any) -> int:
 
 
 def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
-    """With the thresholds that the search began with."""
+    """The same with the thresholds that the search began with."""
     said = header.settings
     with _reading(log):
         race = None if said.get("race") is None else RaceOptions(**said["race"])
-        goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits")))
+        goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits"), measure))
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
-    scored = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
-    metric, which = next(iter(costs), ""), SEARCHERS[name].refined
+    scorer = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
     # logs of version 1 kept nothing aside
-    sizes = [b.size for b in scored.bench.evaluator.batches]
+    sizes = [b.size for b in scorer.bench.evaluator.batches]
     confirmation = None if said.get("refined") is True else Confirmation.of(sizes)
-    return refined_as(which, scored, metric, prepared.space.size, header.seed, confirmation).prepared
+    start = find_starting_point(
+        name,
+        SEARCHERS[name].refined or "start",
+        scorer,
+        costs=costs,
+        choices=prepared.space.size,
+        seed=header.seed,
+        confirmation=confirmation,
+    )
+    return start.prepared
 
 
 def _best(trials: Iterable[Trial]) -> Trial:

@@ -1,4 +1,7 @@
-"""Known: what earlier logs measured, so that no search evaluates an equal Plan again, whoever asked it."""
+"""Scores of points under a goal, measured in this process or by workers, or taken from the logs of earlier searches.
+
+No equal Plan is evaluated again, whichever search asked for it.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ LogPath: TypeAlias = str | PathLike[str]
 
 
 def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, goal: Goal) -> dict[str, Score]:
-    """The scores in logs of other searches, by any searcher and for any goal, that this one can take over:
-    those of points measured on all samples that say every figure the goal needs.
+    """The scores in logs of other searches, by any searcher and for any goal, that this one can reuse: those of points
+    that were measured on all samples, with every figure that the goal needs.
 
     A log's plan key covers thresholds, signatures and bits, so a log by another estimator is of use where
     Plans are equal.
@@ -78,30 +81,25 @@ def _scores(path: Path, prepared: Prepared, goal: Goal) -> Iterable[Score]:
             )
     if goal.objective.name not in OBJECTIVES:
         raise LogError(f"log {path} cannot be reused: {goal.objective.name!r} is a function, which a log does not hold")
-    needed = {figure_of(o.name) for o in (goal.objective, *goal.measures)}
+    needed = {o.figure for o in (goal.objective, *goal.measures)}
     for trial in log.trials:
         score = trial.score
         if trial.same_as is None and not score.infeasible and not score.dropped and needed <= score.results.keys():
-            value = float(score.results[figure_of(goal.objective.name)])
+            value = float(score.results[goal.objective.figure])
             yield replace(score, value=value, forwards=0.0, shortfall=0.0, tie=0.0, costs={})
 
 
-def figure_of(measure: str) -> str:
-    """A measure as results name it."""
-    return "sim_acc" if measure == "accuracy" else measure
-
-
 # ---------------------------------------------------------------- scoring
-# Scoring: points to Scores under a goal, in this process or by workers.
 
 
 class PlanScorer:
-    """Scores the points of one search; a worker measures, the goal is applied here.
+    """The scorer of one search's points. The search makes one and calls it for every point; workers measure, and the
+    goal is applied here.
 
     Args:
-        cache_bytes: see Evaluator; of each process.
-        race, seed: see make_bench.
-        known: what earlier searches measured, by the key of the Plan; it is not measured again.
+        cache_bytes: of each process; see Evaluator.
+        race, seed: see make_worker_state.
+        known: the scores of earlier searches, by the key of the Plan, which are not measured again.
 
     Raises:
         HagoError: a race without losses by sample, or for a cost.
@@ -123,7 +121,7 @@ class PlanScorer:
         self.bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
 
     def of(self, prepared: Prepared) -> PlanScorer:
-        """The same with other thresholds; what is kept of simulations is shared."""
+        """A scorer with other thresholds, which shares the cache of simulated values."""
         other = copy(self)
         other.prepared, other.bench = prepared, replace(self.bench, resolver=prepared.resolver)
         return other
@@ -131,42 +129,42 @@ class PlanScorer:
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""
         found = self._known(bits)
-        return self.judged(bits, self.bench.score(bits, rival) if found is None else found)
+        return self.under_goal(bits, self.bench.score(bits, rival) if found is None else found)
 
     def first(self, bits: Bits) -> Score:
-        """The score of a point that is measured before the search, which then does not measure it again."""
+        """The score of a point before the first trial; the search then does not measure it again."""
         score = self._known(bits)
         if score is None:
             score = self.bench.score(bits)
             self.known = {**self.known, score.plan_key: score}
-        return self.judged(bits, score)
+        return self.under_goal(bits, score)
 
     def _known(self, bits: Bits) -> Score | None:
-        """What an earlier search measured of an equal Plan."""
+        """The score that an earlier search measured for an equal Plan."""
         found = self.known.get(self.prepared.resolver(bits).key) if self.known else None
         return None if found is None else replace(found, total_bits=sum(bits.values()))
 
-    def judged(self, bits: Bits, score: Score) -> Score:
-        """A measured score as the goal has it."""
-        return self.goal.judged(score, plan_cost(self.prepared.resolver(bits)).figures)
+    def under_goal(self, bits: Bits, score: Score) -> Score:
+        """A measured score with the value and the shortfall that the goal gives it."""
+        return self.goal.applied(score, plan_cost(self.prepared.resolver(bits)).figures)
 
-    def submit(self, hands: WorkerPool | None, notice: Notice = warn) -> Submit | None:
-        """What scores points on an executor; None without one."""
-        if hands is None:
+    def submit(self, pool: WorkerPool | None, notice: Notice = warn) -> Submit | None:
+        """The function that scores points on an executor; None without one."""
+        if pool is None:
             return None
         work = worker_spec_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
-        workers = Workers(hands, work, self.bench.score, notice)
+        workers = Workers(pool, work, self.bench.score, notice)
 
-        def start(bits: Bits, rival: Bits | None = None) -> _Judged:
+        def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
             found = self._known(bits)
-            return _Judged(self, bits, workers(bits, rival) if found is None else _There(found))
+            return _UnderGoal(self, bits, workers(bits, rival) if found is None else _Ready(found))
 
         return start
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
-    """A score that nobody needs to wait for."""
+class _Ready:
+    """A pending score that is there already."""
 
     score: Score
 
@@ -178,13 +176,15 @@ class _There:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    scoring: PlanScorer
+class _UnderGoal:
+    """A pending score to which the goal is applied when it comes."""
+
+    scorer: PlanScorer
     bits: Bits
     pending: PendingScore
 
     def result(self) -> Score:
-        return self.scoring.judged(self.bits, self.pending.result())
+        return self.scorer.under_goal(self.bits, self.pending.result())
 
     def cancel(self) -> object:
         return self.pending.cancel()

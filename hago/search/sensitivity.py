@@ -28,16 +28,12 @@ from hago.plan.space import Bits, Group
 from hago.search.gradients import (
     GRADIENT_CHUNK,
     Gradients,
-    Probe,
     SeeConstant,
     Spectrum,
     channel_axis,
-    cross_entropy_probe,
-    divergence_probe,
     gradients,
-    squared_error_probe,
 )
-from hago.search.objective import OBJECTIVES, Objective, decibels
+from hago.search.objective import SQUARED_ERROR, Curvature, Objective, decibels
 from hago.search.prepare import Prepared
 from hago.search.weight_scales import WeightGradients, by_channel, error_blocks, error_products
 from hago.serialization.json_text import canonical, replace_file
@@ -46,19 +42,11 @@ from hago.serialization.text_table import number, table, tail
 SENSITIVITY_VERSION: Final = 1
 #: Bytes of errors of constants that are kept while the pass runs; others are worked out again.
 ERROR_BYTES: Final = 1 << 28
-#: How an error at the outputs matters to each objective; the squared error, where it is not listed.
-PROBES: Final[Mapping[str, tuple[Probe, str]]] = {
-    "kl": (divergence_probe, "divergence"),
-    "agreement": (divergence_probe, "divergence"),
-    "accuracy": (cross_entropy_probe, "cross entropy"),
-}
 
 
-def probe_of(objective: Objective) -> tuple[Probe, str]:
-    """How errors at the outputs matter to an objective, and what that measures. Of a user's own nothing is known, so
-    that it is the squared error."""
-    known = PROBES.get(objective.name) if OBJECTIVES.get(objective.name) is objective else None
-    return (squared_error_probe, "squared error") if known is None else known
+def curvature_of(objective: Objective) -> Curvature:
+    """The curvature of an objective; that of the squared error where nothing is known of it."""
+    return SQUARED_ERROR if objective.curvature is None else objective.curvature
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +73,7 @@ class Sensitivity:
 
     def predicted(self, bits: Bits) -> float | None:
         """The expected SQNR in dB, where that is what is measured."""
-        return decibels(1.0, self.loss(bits)) if self.measure == "squared error" else None
+        return decibels(1.0, self.loss(bits)) if self.measure == SQUARED_ERROR.name else None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -140,7 +128,7 @@ def sensitivity_of(
         choices: how many of each group, those of the most bits, are looked at; all by default. With a bit less each,
             the others are taken to lose four times as much.
     """
-    probe, measure = probe_of(objective)
+    curvature = curvature_of(objective)
     found = _Losses(prepared, choices)
 
     def errors(edge: Edge) -> Sequence[Tensor]:
@@ -148,14 +136,15 @@ def sensitivity_of(
 
     if seen is None:
         data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
-        seen = gradients(prepared.graph, data, ranges, probe, errors, prepared.hardware.known_ops, seed, chunk, see)
+        ops, probe = prepared.hardware.known_ops, curvature.probe
+        seen = gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, see)
     if settle is not None:
         moved, seen = settle(seen)
         found.move(moved)
-    unit = seen.signal if measure == "squared error" else float(seen.samples)
+    unit = seen.signal if curvature.is_relative else float(seen.samples)
     groups = {key: group for key, group in prepared.space.groups.items() if not group.is_kind}
     losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in groups.items()}
-    return Sensitivity(objective.name, measure, seen.samples, losses, tuple(found.unreached))
+    return Sensitivity(objective.name, curvature.name, seen.samples, losses, tuple(found.unreached))
 
 
 def gradients_by_part(
@@ -172,11 +161,11 @@ def gradients_by_part(
 
     Args:
         probes: of as many parts; it keeps the gradients of weights.
-        choices: see `measure_sensitivity`.
+        choices: see `sensitivity_of`.
     """
     graph, ops, found = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
     losses = _Losses(prepared, choices)
-    probe, _ = probe_of(objective)
+    probe = curvature_of(objective).probe
     ranges, generator = prepared.calibration.ranges, torch.Generator().manual_seed(seed)
 
     def errors(edge: Edge) -> Sequence[Tensor]:

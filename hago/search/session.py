@@ -1,35 +1,44 @@
-"""What a search begins with: its searcher, the thresholds that its points are scored with, and what that took."""
+"""A whole search: from a model and a data set to the best strategy and all trials.
+
+`run_search` lists the steps in their order. Those before the first trial import the model, calibrate it, and find the
+thresholds and the guide; `Search` then owns the trials, and what becomes of the best of them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from hago.calibration.given_ranges import ModesLike, ThresholdsLike
-from hago.calibration.statistics import Estimator
 from hago.cost.cost import plan_cost
 from hago.errors import HagoError, InfeasibleBits, warn
 from hago.graph.frontend import ModelLike
-from hago.plan.space import Bits, Space
+from hago.plan.space import Bits
 from hago.plan.strategy import Strategy
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import confirmed, description, header_of
 from hago.search.evaluate import widest_safe_bits
 from hago.search.fronts import FrontWriter, ParetoFront
-from hago.search.goal import Goal, make_goal
+from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.guidance import DEFAULT_COST, make_surrogate
 from hago.search.limits import check_reachable, nearest
-from hago.search.objective import OBJECTIVES, ObjectiveLike
-from hago.search.prepare import HardwareLike, Prepared, held_out_batches, make_strategy, plan_and_batches, prepare
+from hago.search.prepare import (
+    HardwareLike,
+    Prepared,
+    QuantizationOptions,
+    held_out_batches,
+    make_strategy,
+    plan_and_batches,
+    prepare,
+)
 from hago.search.racing import RaceOptions, as_race
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import PASS, Refinement, refined, refined_choices
+from hago.search.refinement import PASS, StartingPoint, refine_every_choice, refine_thresholds
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
 from hago.search.workers import open_executor
 from hago.searchers.registry import (
@@ -37,15 +46,15 @@ from hago.searchers.registry import (
     DEFAULTS,
     SEARCHERS,
     Refines,
+    SearcherEntry,
     check_racing,
     check_seed,
     make_searcher,
     parse_searcher,
     searcher_for,
 )
-from hago.searchers.surrogate import Surrogate
 from hago.serialization.json_text import check_distinct
-from hago.study.log import Trial, read_header
+from hago.study.log import Header, Trial, read_header
 from hago.study.progress import Preliminaries
 from hago.study.searcher import Searcher
 from hago.study.study import StudyResult, run_study
@@ -53,176 +62,77 @@ from hago.study.study import StudyResult, run_study
 #: Refined thresholds may take one forward for so many choices that the space has, and so many in any case.
 CHOICES_A_FORWARD: Final = 14
 LEAST_GAIN_OF_CHOICES: Final = 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSetup:
-    """A search before its first trial.
-
-    Args:
-        searcher: knows the space, and where to start.
-        scored: scores its points, with the thresholds that were found.
-        gradients, simulated: what it took, in forwards: passes for gradients, and simulations.
-        confirmation: on which samples what it proposes is to be confirmed; None where nothing is proposed but bits.
-    """
-
-    searcher: Searcher
-    scored: PlanScorer
-    gradients: float = 0.0
-    simulated: float = 0.0
-    confirmation: Confirmation | None = None
-
-
-def set_up_search(
-    scored: PlanScorer,
-    named: str | Searcher | Any,
-    costs: Sequence[str],
-    whole: int,
-    seed: int,
-    chosen: bool,
-    keeps_aside: bool = True,
-) -> SearchSetup:
-    """What a search begins with.
-
-    Args:
-        named: the searcher, as a user gives it.
-        costs: those in use.
-        whole: how many choices there are.
-        chosen: whether the user chose the thresholds, or how to estimate them.
-        keeps_aside: whether refined thresholds are confirmed on samples that are kept aside.
-
-    Raises:
-        InfeasibleBits: no point keeps the limits.
-        HagoError: no such searcher, or options that it does not take.
-    """
-    prepared, goal, metric = scored.prepared, scored.goal, next(iter(costs), "")
-    start: Bits = widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
-    if named == AUTO:
-        named = searcher_for(_limited(prepared, goal, start))
-    entry = SEARCHERS.get(parse_searcher(named)[0]) if isinstance(named, str) else None
-    if entry is not None and entry.guided and OBJECTIVES.get(goal.objective.name) is not goal.objective:
-        warn(
-            f"nothing is known of how objective {goal.objective.name!r} depends on single outputs, so the search is "
-            "guided by the squared error of the outputs instead; its values choose among what is evaluated. Searchers "
-            "without a guide (greedy, annealing, random) go by it alone"
-        )
-    if entry is None or not entry.refined or chosen:
-        check_reachable(goal, prepared, start, scored.first)
-        guided = entry is not None and entry.guided
-        guide = make_surrogate(prepared, goal, start, seed, metric) if guided else None
-        return SearchSetup(_searcher(named, prepared.space, start, seed, guide), scored, PASS if guided else 0.0)
-    check_reachable(goal.of_costs, prepared, start, scored.first)
-    confirmation = Confirmation.of([b.size for b in scored.bench.evaluator.batches]) if keeps_aside else None
-    found = refined_as(entry.refined, scored, metric, whole, seed, confirmation)
-    scored, prepared = scored.of(found.prepared), found.prepared
-    check_reachable(goal, prepared, found.guide.most or start, scored.first)
-    searcher = _searcher(named, prepared.space, found.start, seed, found.guide)
-    return SearchSetup(searcher, scored, found.forwards, found.simulated, confirmation)
-
-
-def _limited(prepared: Prepared, goal: Goal, start: Bits) -> bool:
-    """Whether a goal asks for fewer bits than the most: it makes a cost least, or limits one below theirs."""
-    if goal.minimize is not None:
-        return True
-    limits = [x for x in goal.limits if x.is_cost]
-    if not limits:
-        return False
-    figures = plan_cost(prepared.resolver(start)).figures
-    return any(x.shortfall(float(figures.get(x.figure, math.inf))) > 0.0 for x in limits)
-
-
-def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
-    """The costs that matter, the one that a front would be over first."""
-    if not isinstance(searcher, str):
-        return goal.costs
-    name, given = parse_searcher(searcher)
-    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
-    named = str(given.get("cost", default))
-    return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
-
-
-def refined_as(
-    which: Refines, scored: PlanScorer, metric: str, whole: int, seed: int, confirmation: Confirmation | None
-) -> Refinement:
-    """What a search whose thresholds are refined begins with.
-
-    Args:
-        which: see SearcherEntry.
-        metric: the first of the costs in use, if any.
-        whole: how many choices there are.
-        confirmation: what is kept aside; None for what logs of version 1 did.
-    """
-    evaluator = scored.bench.evaluator
-    if which in ("choices", "within"):
-        within = which == "within"
-        how = (scored.prepared, scored.goal, metric, seed)
-        return refined_choices(*how, evaluator=evaluator, within=within, confirmation=confirmation)
-    most = max(LEAST_GAIN_OF_CHOICES, whole / CHOICES_A_FORWARD)
-    return refined(scored.prepared, scored.goal, metric, evaluator, most, seed, confirmation)
-
-
-def _searcher(searcher: Any, space: Space, start: Bits, seed: int, guide: Surrogate | None) -> Searcher:
-    if isinstance(searcher, str):
-        name, given = parse_searcher(searcher)
-        return make_searcher(name, space, start, seed, options=given, guide=guide)
-    if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
-        return searcher  # type: ignore[no-any-return]
-    if callable(searcher):
-        return searcher(space, start, seed)  # type: ignore[no-any-return]
-    raise HagoError(
-        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
-    )
-
-
-# ---------------------------------------------------------------- search
-# Searching: a whole search, from a model and a data set to the best strategy and all trials.
-
-#: Costs that know what it takes to compute in float.
+#: Costs that depend on what it takes to compute in float.
 FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
+
+
+# ---------------------------------------------------------------- options
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where a search runs, and the files that it reads and writes. `hago.search_quantize_strategy` explains each."""
+
+    log: str | PathLike[str] | None = None
+    resume: bool = True
+    reuse: LogPath | Sequence[LogPath] | None = None
+    save: str | PathLike[str] | None = None
+    front: str | PathLike[str] | None = None
+    progress: bool = True
+    executor: Executor | str | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What a user may choose of a search; see `hago.search_quantize_strategy`."""
+    """The options of a search. `hago.search_quantize_strategy` explains each.
+
+    Args:
+        searcher, seed, budget, race: which points are tried, and how many.
+        held_out: further batches that the best strategy is reported on.
+        quantization: which values are quantized, and how their thresholds are found.
+        goal: what is optimized, and within which limits.
+        run: where it runs, and the files that it reads and writes.
+    """
 
     searcher: str | Searcher | Any = AUTO
-    estimator: str | Estimator | None = None
-    objective: ObjectiveLike = "sqnr"
-    budget: str | int | None = None
     seed: int = 0
-    log: str | PathLike[str] | None = None
-    resume: bool = True
-    progress: bool = True
-    keep_float: str | Sequence[str] = ()
-    fix_bits: Mapping[str, int] = field(default_factory=dict)
-    held_out: Iterable[Any] | None = None
-    save: str | PathLike[str] | None = None
-    allow_overflow: bool = False
-    maximize: ObjectiveLike | None = None
-    minimize: str | None = None
-    keep: str | Sequence[str] | None = None
-    budget_cost: str | Sequence[str] | None = None
-    executor: Executor | str | None = None
-    cache_bytes: int | None = None
-    front: str | PathLike[str] | None = None
+    budget: str | int | None = None
     race: bool | float | RaceOptions = False
-    reuse: LogPath | Sequence[LogPath] | None = None
-    thresholds: ThresholdsLike | None = None
-    modes: ModesLike | None = None
-    search_topology: bool | None = None
+    held_out: Iterable[Any] | None = None
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
+    goal: GoalOptions = field(default_factory=GoalOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    @staticmethod
+    def of(searcher: str | Searcher | Any = AUTO, **keywords: Any) -> SearchOptions:
+        """The options that these keyword arguments of `hago.search_quantize_strategy` stand for."""
+        return SearchOptions(searcher).changed(**keywords)
+
+    def changed(self, **keywords: Any) -> SearchOptions:
+        """The same options with these keyword arguments of `hago.search_quantize_strategy` in place of their own.
+
+        Raises:
+            TypeError: no option has this name.
+        """
+        groups: dict[str, Any] = {"quantization": self.quantization, "goal": self.goal, "run": self.run}
+        made: dict[str, Any] = {}
+        for name, group in groups.items():
+            own = {f.name: keywords.pop(f.name) for f in fields(group) if f.name in keywords}
+            made[name] = replace(group, **own)
+        return replace(self, **made, **keywords)
 
 
+# ---------------------------------------------------------------- results
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a search ends with.
+    """The result of a search. `run_search` returns it.
 
     Args:
         strategy: the best.
         score: its accuracy on the data where that has labels, else the objective's value.
         result: every trial, the best of them, and why the search stopped.
-        front: what no other point beats in both the objective and a cost.
-        forwards: what it took by the algorithm, in passes of the float model over the data: simulations in this
-            process by the steps that ran, and passes for gradients. Calibration is not in it.
+        front: the points that no other beats in both the objective and a cost.
+        forwards: the cost of the algorithm in passes of the float model over the data: simulations in this process by
+            the steps that ran, and passes for gradients. Calibration is not in it.
         before: seconds before the first trial: import, calibration, gradients, refinement.
     """
 
@@ -240,162 +150,303 @@ class SearchScore(float):
     front: ParetoFront
 
     @staticmethod
-    def of(found: SearchOutcome) -> SearchScore:
+    def of(outcome: SearchOutcome) -> SearchScore:
         """The score of a search."""
-        result = SearchScore(found.score)
-        result.front = found.front
+        result = SearchScore(outcome.score)
+        result.front = outcome.front
         return result
 
 
+# ---------------------------------------------------------------- the search
 def run_search(
     model: ModelLike, hardware: HardwareLike, dataset: Iterable[Any], options: SearchOptions
 ) -> SearchOutcome:
-    """Search; see `hago.search_quantize_strategy`."""
-    begun = time.monotonic()
-    check_seed(options.seed)
-    check_distinct({"log": options.log, "save": options.save, "front": options.front})
-    race = as_race(options.race)
-    if race is not None and isinstance(options.searcher, str):
-        check_racing(parse_searcher(options.searcher)[0])
-    logged = read_header(Path(options.log)) if options.log is not None and options.resume else None
-    if logged is not None and options.searcher == AUTO and logged.searcher["name"] in DEFAULTS:
-        # a log is continued as it was begun, by whatever was the default then
-        options = replace(options, searcher=str(logged.searcher["name"]))
-    goal = make_goal(options.objective, options.maximize, options.minimize, options.keep, options.budget_cost)
+    """Search for the best strategy.
+
+    The first batch is simulated where refined thresholds are confirmed, where a limit on a measure is checked, or else
+    by the first trial.
+
+    Raises:
+        HagoError: as `hago.search_quantize_strategy` does.
+    """
+    started = time.monotonic()
+    check_options(options)
+    logged = logged_header(options.run)
+    options = continued(options, logged)
+    goal = make_goal(options.goal)
     costs = costs_in_use(options.searcher, goal)
-    kinds = bool(FLOATS_COST & {*costs}) if options.search_topology is None else options.search_topology
-    with Preliminaries(options.progress) as doing:
-        doing("importing the model and calibrating")
-        made_for = [*hashes_of(options.reuse), *([] if logged is None else [logged.model_hash])]
-        prepared = _prepared(model, hardware, dataset, kinds, made_for, options)
-        needed = goal.objective.needs_labels
-        given = options.held_out
-        held_out = None if given is None else held_out_batches(model, prepared, given, needed)
-        whole, prepared = prepared.space.size, prune_redundant_choices(prepared, costs)
-        known = known_scores(options.reuse, prepared, goal)
-        scored = PlanScorer(goal, prepared, options.cache_bytes, race, options.seed, known)
-        doing("finding thresholds and what every choice may lose")
-        chosen = options.estimator is not None or prepared.calibration.given.gives_ranges
-        # logs of version 1 kept no samples aside
-        keeps_aside = logged is None or logged.settings.get("refined") is not True
-        ready = set_up_search(scored, options.searcher, costs, whole, options.seed, chosen, keeps_aside)
-    if race is not None:
-        check_racing(ready.searcher.name)
-    how = description(ready.scored.prepared, ready.scored, ready.searcher, options.seed, kinds)
-    before = time.monotonic() - begun
-    session = _Session(ready, costs, how, replace(options, held_out=held_out), before)
-    found = session.found(*session.run())
-    return replace(found, forwards=ready.gradients + ready.scored.bench.evaluator.reuse.spent.passes, before=before)
+    quantization = with_search_topology(options.quantization, costs)
+    with Preliminaries(options.run.progress) as announce:
+        announce("importing the model and calibrating")
+        made_for = [*hashes_of(options.run.reuse), *([] if logged is None else [logged.model_hash])]
+        prepared = prepare(model, hardware, dataset, quantization, made_for=made_for)
+        if options.held_out is not None:
+            held_out = held_out_batches(model, prepared, options.held_out, goal.objective.needs_labels)
+            options = replace(options, held_out=held_out)
+        choices, prepared = prepared.space.size, prune_redundant_choices(prepared, costs)
+        scorer = make_scorer(options, goal, prepared)
+        announce("finding thresholds and what every choice may lose")
+        searcher, refines = choose_searcher(options, scorer)
+        confirmation = choose_confirmation(scorer, logged) if refines else None
+        check_reachable(goal.of_costs, prepared, safe_bits(prepared), scorer.first)
+        start = find_starting_point(
+            searcher,
+            refines,
+            scorer,
+            costs=costs,
+            choices=choices,
+            seed=options.seed,
+            confirmation=confirmation,
+        )
+        scorer = scorer.of(start.prepared)
+        check_reachable(goal, start.prepared, start.most, scorer.first)
+        searcher = build_searcher(searcher, start, options.seed)
+    search = Search(
+        options=options,
+        costs=costs,
+        scorer=scorer,
+        searcher=searcher,
+        description=description(scorer, searcher, options.seed, bool(quantization.search_topology)),
+        confirmation=confirmation,
+        gradients=start.forwards,
+        simulated=start.simulated,
+        before=time.monotonic() - started,
+    )
+    return search.run()
 
 
-def _prepared(
-    model: ModelLike,
-    hardware: HardwareLike,
-    dataset: Iterable[Any],
-    kinds: bool,
-    made_for: Collection[str],
-    options: SearchOptions,
-) -> Prepared:
-    return prepare(
-        model,
-        hardware,
-        dataset,
-        estimator=options.estimator,
-        keep_float=options.keep_float,
-        fix_bits=options.fix_bits,
-        thresholds=options.thresholds,
-        modes=options.modes,
-        kinds=kinds,
-        made_for=made_for,
+def check_options(options: SearchOptions) -> None:
+    """Refuse options that do not go together, before anything is read.
+
+    Raises:
+        HagoError: which option, and what is expected.
+    """
+    check_seed(options.seed)
+    check_distinct({"log": options.run.log, "save": options.run.save, "front": options.run.front})
+    if as_race(options.race) is not None and isinstance(options.searcher, str):
+        check_racing(parse_searcher(options.searcher)[0])
+
+
+def logged_header(run: RunOptions) -> Header | None:
+    """The header of the log that the search continues, if there is one."""
+    return read_header(Path(run.log)) if run.log is not None and run.resume else None
+
+
+def continued(options: SearchOptions, logged: Header | None) -> SearchOptions:
+    """The options for going on with a log: a default search keeps the searcher that was the default when it began."""
+    if logged is not None and options.searcher == AUTO and logged.searcher["name"] in DEFAULTS:
+        return replace(options, searcher=str(logged.searcher["name"]))
+    return options
+
+
+def costs_in_use(searcher: Any, goal: Goal) -> tuple[str, ...]:
+    """The costs that matter to a search; a front is over the first of them."""
+    if not isinstance(searcher, str):
+        return goal.costs
+    name, given = parse_searcher(searcher)
+    default = DEFAULT_COST if name == "pareto" and not goal.costs else ""
+    named = str(given.get("cost", default))
+    return tuple(dict.fromkeys([*([named] if named else []), *goal.costs]))
+
+
+def with_search_topology(quantization: QuantizationOptions, costs: Sequence[str]) -> QuantizationOptions:
+    """The options with `search_topology` decided: by default it is searched where a cost in use depends on it."""
+    if quantization.search_topology is not None:
+        return quantization
+    return replace(quantization, search_topology=bool(FLOATS_COST & {*costs}))
+
+
+def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> PlanScorer:
+    """The scorer of the search's points, which knows the scores in the logs that it may reuse."""
+    known = known_scores(options.run.reuse, prepared, goal)
+    return PlanScorer(goal, prepared, options.run.cache_bytes, as_race(options.race), options.seed, known)
+
+
+# ---------------------------------------------------------------- the searcher and where it starts
+def safe_bits(prepared: Prepared) -> Bits:
+    """The most bits whose accumulators hold the values that calibration saw."""
+    return widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
+
+
+def choose_searcher(options: SearchOptions, scorer: PlanScorer) -> tuple[Any, Refines]:
+    """The searcher, `auto` being decided by the goal, and which thresholds are refined before it begins: none where
+    the user chose them, or chose how they are estimated.
+
+    Raises:
+        HagoError: no searcher has this name.
+    """
+    searcher, prepared = options.searcher, scorer.prepared
+    if searcher == AUTO:
+        searcher = searcher_for(_asks_for_fewer_bits(prepared, scorer.goal))
+    entry, objective = _entry_of(searcher), scorer.goal.objective
+    if entry is None:
+        return searcher, ""
+    if entry.guided and objective.curvature is None:
+        warn(
+            f"nothing is known of how objective {objective.name!r} depends on single outputs, so the search is "
+            "guided by the squared error of the outputs instead; its values choose among what is evaluated. Searchers "
+            "without a guide (greedy, annealing, random) go by it alone"
+        )
+    chosen = options.quantization.estimator is not None or prepared.calibration.given.gives_ranges
+    return searcher, "" if chosen else entry.refined
+
+
+def _entry_of(searcher: Any) -> SearcherEntry | None:
+    """The entry of a searcher of hago's own, given by name."""
+    return SEARCHERS.get(parse_searcher(searcher)[0]) if isinstance(searcher, str) else None
+
+
+def _asks_for_fewer_bits(prepared: Prepared, goal: Goal) -> bool:
+    """Whether a goal asks for fewer bits than the most: it minimizes a cost, or limits one below theirs."""
+    if goal.minimize is not None:
+        return True
+    limits = [x for x in goal.limits if x.is_cost]
+    if not limits:
+        return False
+    figures = plan_cost(prepared.resolver(safe_bits(prepared))).figures
+    return any(x.shortfall(float(figures.get(x.figure, math.inf))) > 0.0 for x in limits)
+
+
+def choose_confirmation(scorer: PlanScorer, logged: Header | None) -> Confirmation | None:
+    """The samples that are kept aside to confirm refined thresholds; none for a log of version 1, which kept none."""
+    if logged is not None and logged.settings.get("refined") is True:
+        return None
+    return Confirmation.of([batch.size for batch in scorer.bench.evaluator.batches])
+
+
+def find_starting_point(
+    searcher: str | Searcher | Any,
+    refines: Refines,
+    scorer: PlanScorer,
+    *,
+    costs: Sequence[str],
+    choices: int,
+    seed: int,
+    confirmation: Confirmation | None,
+) -> StartingPoint:
+    """The thresholds, the guide and the bits that the trials begin with.
+
+    Args:
+        searcher, refines: of `choose_searcher`.
+        choices: how many the space has, redundant ones included.
+        confirmation: the samples that are kept aside; None for logs of version 1.
+    """
+    prepared, goal, metric = scorer.prepared, scorer.goal, next(iter(costs), "")
+    if not refines:
+        entry, bits = _entry_of(searcher), safe_bits(prepared)
+        if entry is None or not entry.guided:
+            return StartingPoint(prepared, None, bits)
+        return StartingPoint(prepared, make_surrogate(prepared, goal, bits, seed, metric), bits, PASS)
+    evaluator = scorer.bench.evaluator
+    if refines == "start":
+        most = max(LEAST_GAIN_OF_CHOICES, choices / CHOICES_A_FORWARD)
+        return refine_thresholds(prepared, goal, metric, evaluator, most, seed=seed, confirmation=confirmation)
+    within = refines == "within"
+    return refine_every_choice(
+        prepared, goal, metric, seed=seed, evaluator=evaluator, within=within, confirmation=confirmation
     )
 
 
+def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: int) -> Searcher:
+    """The searcher that a name, a function of (space, start, seed), or itself stands for.
+
+    Raises:
+        HagoError: it is something else, or takes other options.
+    """
+    space = start.prepared.space
+    if isinstance(searcher, str):
+        name, given = parse_searcher(searcher)
+        return make_searcher(name, space, start.bits, seed, options=given, guide=start.guide)
+    if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
+        return searcher
+    if callable(searcher):
+        return searcher(space, start.bits, seed)  # type: ignore[no-any-return]
+    raise HagoError(
+        f"searcher is a {type(searcher).__name__}; expected a name, an object with ask and tell, or a function"
+    )
+
+
+# ---------------------------------------------------------------- the trials
 @dataclass(frozen=True, slots=True)
-class _Session:
-    """A search that is ready to run.
+class Search:
+    """A search that is ready for its first trial. `run_search` makes it and calls `run` once.
 
     Args:
-        ready: what it begins with.
-        costs: those in use.
-        how: see `description`.
-        before: seconds that it took until here.
+        costs: the costs in use.
+        scorer: scores points with the thresholds that were found.
+        description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
+        confirmation: the samples that confirm the best trial; None where only bits are chosen.
+        gradients, simulated: forwards that were spent already, on gradients and on simulations.
+        before: seconds that were spent already.
     """
 
-    ready: SearchSetup
-    costs: Sequence[str]
-    how: Mapping[str, Any]
     options: SearchOptions
+    costs: Sequence[str]
+    scorer: PlanScorer
+    searcher: Searcher
+    description: Mapping[str, Any]
+    confirmation: Confirmation | None
+    gradients: float
+    simulated: float
     before: float
 
     @property
-    def scored(self) -> PlanScorer:
-        return self.ready.scored
-
-    @property
     def prepared(self) -> Prepared:
-        return self.ready.scored.prepared
+        return self.scorer.prepared
 
-    def run(self) -> tuple[StudyResult, ParetoFront]:
-        """Search, with the best strategy and the front on disk after every trial."""
-        options, ready, resolver = self.options, self.ready, self.prepared.resolver
-        with open_executor(options.executor) as hands:
-            front = None if options.front is None else Path(options.front)
-            anytime = FrontWriter(self.scored, front, self.how, hands is None, self.costs, self.strategy_of)
-            try:
-                result = run_study(
-                    self.prepared.space,
-                    ready.searcher,
-                    ready.scored,
-                    log=options.log if options.log is None else Path(options.log),
-                    header=header_of(self.prepared, ready.searcher, self.how),
-                    budget=options.budget,
-                    resume=options.resume,
-                    progress=options.progress,
-                    on_best=lambda trial: self.keep(self.strategy_of(trial)),
-                    on_trial=anytime,
-                    plan_key=lambda bits: resolver(bits).key,
-                    allow_overflow=options.allow_overflow,
-                    submit=self.scored.submit(hands),
-                    race=self.scored.race is not None,
-                    before=(self.before, ready.gradients + ready.simulated),
-                )
-            except BaseException:
-                anytime.stop()
-                raise
-        anytime.finish()
-        return result, anytime.front
-
-    def found(self, result: StudyResult, front: ParetoFront) -> SearchOutcome:
-        """What the search ends with, confirmed on held-out data where there is any.
+    def run(self) -> SearchOutcome:
+        """Run the trials and confirm the best of them.
 
         Raises:
             InfeasibleBits: no point keeps the limits.
         """
-        goal = self.scored.goal
-        result = self.with_sure_best(result)
-        results = result.score.results
+        if self.scorer.race is not None:
+            check_racing(self.searcher.name)
+        result, front = self.run_trials()
+        result = self.confirm_best(result)
         if result.score.shortfall:
-            raise InfeasibleBits(nearest(goal, result))
-        strategy = self.strategy_of(result.best)
-        self.keep(strategy)
-        if self.options.held_out is not None:
-            plan, batches = plan_and_batches(
-                self.prepared.graph, self.prepared.hardware, strategy, self.options.held_out
-            )
-            held_out = confirmed(plan, batches, goal.objective)
-            strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
-            self.keep(strategy)
-        score = results.get("sim_acc", results.get(goal.objective.name, result.score.value))
-        return SearchOutcome(strategy, float(score), result, front)
+            raise InfeasibleBits(nearest(self.scorer.goal, result))
+        strategy = self.measure_held_out(self.strategy_of(result.best))
+        forwards = self.gradients + self.scorer.bench.evaluator.reuse.spent.passes
+        return SearchOutcome(strategy, self.score_of(result), result, front, forwards, self.before)
 
-    def with_sure_best(self, result: StudyResult) -> StudyResult:
-        """With the first trial as the best, where that is its start, keeps every limit, and no other is surely better
-        on samples that were kept aside. Where costs are limited, or made least, it is not the start that is wanted.
-        """
-        confirmation, first = self.ready.confirmation, result.trials[0]
+    def run_trials(self) -> tuple[StudyResult, ParetoFront]:
+        """Ask, score and log, trial by trial, with the best strategy and the front on disk after each."""
+        options, run, resolver, how = self.options, self.options.run, self.prepared.resolver, self.description
+        with open_executor(run.executor) as pool:
+            path = None if run.front is None else Path(run.front)
+            front = FrontWriter(self.scorer, path, how, pool is None, self.costs, self.strategy_of)
+            try:
+                result = run_study(
+                    self.prepared.space,
+                    self.searcher,
+                    self.scorer,
+                    log=None if run.log is None else Path(run.log),
+                    header=header_of(self.prepared, self.searcher, how),
+                    budget=options.budget,
+                    resume=run.resume,
+                    progress=run.progress,
+                    on_best=lambda trial: self.save(self.strategy_of(trial)),
+                    on_trial=front,
+                    plan_key=lambda bits: resolver(bits).key,
+                    allow_overflow=options.goal.allow_overflow,
+                    submit=self.scorer.submit(pool),
+                    race=self.scorer.race is not None,
+                    before=(self.before, self.gradients + self.simulated),
+                )
+            except BaseException:
+                front.stop()
+                raise
+        front.finish()
+        return result, front.front
+
+    def confirm_best(self, result: StudyResult) -> StudyResult:
+        """Replace the best trial by the first, the start, unless it is surely better on samples that were kept aside.
+        Where costs are limited or minimized the start is not an answer, so the best trial stands."""
+        confirmation, first = self.confirmation, result.trials[0]
         if confirmation is None or self.costs or result.best.bits == first.bits or not first.score.accepted:
             return result
-        objective, measure = self.scored.goal.objective, self.scored.bench.evaluator.measure
+        objective, measure = self.scorer.goal.objective, self.scorer.bench.evaluator.measure
         measured = [measure(self.prepared.resolver(trial.bits)) for trial in (first, result.best)]
         before, after = ([losses_of(objective, m)] * len(confirmation.turns) for m in measured)
         others = sum(trial.same_as is None for trial in result.trials[1:])
@@ -403,12 +454,30 @@ class _Session:
             return result
         return replace(result, best=first)
 
-    def strategy_of(self, trial: Trial) -> Strategy:
-        """A trial's strategy."""
-        said = {**self.how, "results": dict(trial.score.results), "costs": dict(trial.score.costs)}
-        return make_strategy(self.prepared, self.prepared.resolver(trial.bits), trial.bits, said)
+    def measure_held_out(self, strategy: Strategy) -> Strategy:
+        """Save the best strategy, with its figures on held-out data where there is some."""
+        self.save(strategy)
+        if self.options.held_out is None:
+            return strategy
+        graph, hardware = self.prepared.graph, self.prepared.hardware
+        plan, batches = plan_and_batches(graph, hardware, strategy, self.options.held_out)
+        held_out = confirmed(plan, batches, self.scorer.goal.objective)
+        strategy = replace(strategy, made_by={**strategy.made_by, "held_out": held_out})
+        self.save(strategy)
+        return strategy
 
-    def keep(self, strategy: Strategy) -> None:
-        """Put the best strategy where the user wants it."""
-        if self.options.save is not None:
-            strategy.save(Path(self.options.save))
+    def score_of(self, result: StudyResult) -> float:
+        """The accuracy of the best trial where the data has labels, else the objective's value."""
+        figures = result.score.results
+        return float(figures.get("sim_acc", figures.get(self.scorer.goal.objective.name, result.score.value)))
+
+    def strategy_of(self, trial: Trial) -> Strategy:
+        """The strategy of a trial."""
+        figures = {"results": dict(trial.score.results), "costs": dict(trial.score.costs)}
+        plan = self.prepared.resolver(trial.bits)
+        return make_strategy(self.prepared, plan, trial.bits, {**self.description, **figures})
+
+    def save(self, strategy: Strategy) -> None:
+        """Write the best strategy to the path that the user gave."""
+        if self.options.run.save is not None:
+            strategy.save(Path(self.options.run.save))

@@ -17,7 +17,7 @@ from hago.graph.graph import Graph
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.stored import from_file_bytes, to_file_bytes
-from hago.search.prepare import Prepared, make_strategy, plan_of, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
 
 DATA: Final = [(seeded(4, 3, 6, 6) * 3,), (seeded(4, 3, 6, 6),)]
 
@@ -58,7 +58,7 @@ def two_layers() -> Graph:
 
 
 def prepared_on(name: str, scheme: str = "symmetric") -> Prepared:
-    return prepare(two_layers(), chip(name, scheme), DATA, estimator="max_range")
+    return prepare(two_layers(), chip(name, scheme), DATA, QuantizationOptions(estimator="max_range"))
 
 
 @pytest.mark.parametrize("scheme", ["symmetric", "affine", "hago"])
@@ -107,7 +107,7 @@ def test_a_layer_past_a_relu_takes_what_its_own_output_needs() -> None:
 def test_what_was_stored_is_named_where_nothing_takes_it() -> None:
     layers = [layer("int8", "int4"), layer("int4", "int8")]
     hardware = Hardware({"conv2d": layers, "relu": [OpDesc("int8", "int8"), OpDesc("int4", "int4")]}, name="lopsided")
-    prepared = prepare(two_layers(), hardware, DATA, estimator="max_range")
+    prepared = prepare(two_layers(), hardware, DATA, QuantizationOptions(estimator="max_range"))
     bits = prepared.space.narrowest()
     prepared.resolver({**bits, "second:out": 8})
     with pytest.raises(InfeasibleBits, match="'second' .* holds bits {'relu': 'int8', .*} and 8 of its output; it has"):

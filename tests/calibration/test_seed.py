@@ -26,7 +26,7 @@ from hago.errors import DataError, HagoError
 from hago.export.tpu_mlir import make_tables
 from hago.graph.graph import Graph
 from hago.hardware.file import available_hardware, load_hardware
-from hago.search.prepare import prepare
+from hago.search.prepare import QuantizationOptions, prepare
 
 
 class Net(nn.Module):
@@ -60,7 +60,10 @@ def test_tables_of_a_strategy_give_its_scales_again(name: str) -> None:
     assert modes.modes == tables.quantize.modes
     chip = load_hardware(name)
     again = prepare(
-        quantizer.plan.graph, chip, data(), thresholds=rows, modes={k: m for k, m in modes.modes.items() if m == "F32"}
+        quantizer.plan.graph,
+        chip,
+        data(),
+        QuantizationOptions(thresholds=rows, modes={k: m for k, m in modes.modes.items() if m == "F32"}),
     )
     plan = again.resolver(quantizer.strategy.bits)
     compared = 0
@@ -115,7 +118,7 @@ def test_onnx_names_of_the_engine_are_understood() -> None:
 # ---------------------------------------------------------------- modes
 def test_modes_keep_float_and_fix_bits() -> None:
     modes = {"head": "F16", "first": "W4INT8", "second": "INT4"}
-    prepared = prepare(net(), "vta", data(), modes=modes)
+    prepared = prepare(net(), "vta", data(), QuantizationOptions(modes=modes))
     assert not prepared.topology.nodes["head"]
     choices = {k: g.choices for k, g in prepared.space.groups.items()}
     assert choices["first:0"] == (8,) and choices["first:1"] == (4,)

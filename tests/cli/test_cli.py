@@ -418,6 +418,49 @@ def test_ops_of_ones_own(hago: Run, found: Path) -> None:
     assert wrong.code == 2 and "expected an OpRule" in wrong.err
 
 
+def test_parts_of_ones_own(hago: Run, found: Path) -> None:
+    """An objective, a searcher and an estimator by `package.module:name`; what a log names is not imported."""
+    (found / "cli_parts.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from hago.calibration.estimators import MaxRange\n"
+        "@dataclass(frozen=True)\n"
+        "class Halved(MaxRange):\n"
+        "    name = 'halved'\n"
+        "    def __call__(self, statistics, grid):\n"
+        "        lo, hi = super().__call__(statistics, grid)\n"
+        "        return lo / 2, hi / 2\n"
+        "def least_error(reference, outputs, labels):\n"
+        "    return -float((reference[0] - outputs[0]).abs().max())\n"
+        "def start_only(space, start, seed):\n"
+        "    from hago.searchers.exhaustive import StartOnlyOptions, start_only_search\n"
+        "    return start_only_search(space, start, seed, StartOnlyOptions(), {})\n",
+        "utf-8",
+    )
+    shared = ["--hardware", "x86_vnni", "--data", DATA]
+    own = ["--objective", "cli_parts:least_error", "--estimator", "cli_parts:Halved"]
+    run = hago(
+        "search", MODEL, *shared, *own, "--searcher", "cli_parts:start_only", "--keep", "least_error >= -100",
+        "--save", "own.json", "--log", "own.jsonl",
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    made_by = json.loads((found / "own.json").read_text("utf-8"))["made_by"]
+    assert (made_by["objective"], made_by["estimator"]) == ("least_error", "halved")
+    for given in ([], own[:2], own[2:]):
+        run = hago("replay", MODEL, "own.jsonl", *shared, *given)
+        missing = "--estimator" if given == own[:2] else "--objective"
+        assert run.code == 2 and f"{missing} package.module:name" in run.err
+    assert hago("replay", MODEL, "own.jsonl", *shared, *own).code == 0
+    other = hago("replay", MODEL, "own.jsonl", *shared, *own[:2], "--estimator", "mse")
+    assert other.code == 2 and "is of estimator 'halved'; the one that was given is 'mse'" in other.err
+    run = hago("replay", MODEL, "own.json", *shared)
+    assert run.code == 2 and "--objective package.module:name" in run.err
+    assert hago("replay", MODEL, "own.json", *shared, *own[:2]).code == 0
+    wrong = hago("quantize", MODEL, *shared, "--estimator", "percentil:99.9")
+    assert wrong.code == 2 and "Did you mean 'percentile'" in wrong.err
+    wrong = hago("search", MODEL, *shared, "--searcher", "gredy:tolerance=0.1")
+    assert wrong.code == 2 and "Did you mean 'greedy'" in wrong.err
+
+
 def test_data_files_and_samples(hago: Run, found: Path) -> None:
     generator = np.random.default_rng(0)
     np.savez(found / "d.npz", x=generator.normal(size=(30, 1, 6, 6)), y=np.arange(30) % 3)

@@ -28,7 +28,7 @@ from hago.plan.feasibility import (
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Space, build_space
 from hago.plan.topology import analyze
-from hago.search.prepare import prepare
+from hago.search.prepare import QuantizationOptions, prepare
 
 CHIPS: Final = {chip.name: chip for chip in (either(), signs(), behind())}
 #: By chip, bits that are fixed, with what a chip must then do behind them.
@@ -47,7 +47,7 @@ cases = pytest.mark.parametrize(("name", "fixed"), FIXED, ids=str)
 
 def resolver_of(chip: Hardware, fixed: Mapping[str, int], whole: bool = True) -> Resolver:
     """Of three layers; of the whole space, or of the choices that some point has."""
-    made = prepare(layers(3), chip, DATA, estimator="max_range", fix_bits=fixed)
+    made = prepare(layers(3), chip, DATA, QuantizationOptions(estimator="max_range", fix_bits=fixed))
     if not whole:
         return made.resolver
     return made.resolver.within(build_space(made.graph, chip, made.topology, fixed))
@@ -111,7 +111,7 @@ def test_every_choice_is_shown(name: str, fixed: Mapping[str, int]) -> None:
 
 
 def test_one_point_shows_a_level_where_all_goes_together() -> None:
-    resolver = prepare(layers(2), "x86_vnni", DATA, estimator="max_range").resolver
+    resolver = prepare(layers(2), "x86_vnni", DATA, QuantizationOptions(estimator="max_range")).resolver
     levels = ChoicePoints(resolver)
     for rung in range(levels.count):
         assert [dict(shown.bits) for shown in levels.of(rung)] == [choice_level(resolver.space, rung)]
@@ -120,7 +120,7 @@ def test_one_point_shows_a_level_where_all_goes_together() -> None:
 
 def test_bits_that_nothing_fits_are_refused_before_a_search() -> None:
     with pytest.raises(InfeasibleBits, match=r"network on signs.*no signature.*'conv1'.*uint8.*fix_bits"):
-        prepare(layers(3), signs(), DATA, fix_bits={"conv0:out": 3, "conv2:out": 8})
+        prepare(layers(3), signs(), DATA, QuantizationOptions(fix_bits={"conv0:out": 3, "conv2:out": 8}))
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))

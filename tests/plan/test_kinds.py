@@ -18,9 +18,9 @@ from hago.plan.space import FLOAT, INTEGER, kind_key
 from hago.plan.strategy import Strategy
 from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.goal import make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
-from hago.search.prepare import Prepared, make_strategy, plan_of, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, make_strategy, plan_of, prepare
 from hago.search.replay import replay_log
 from hago.search.session import SearchOptions, run_search
 from hago.searchers.knapsack import Knapsack
@@ -31,7 +31,7 @@ CHIPS = {name: priced(load_hardware(name)) for name in ("x86_vnni", "arm_dot")}
 
 @pytest.fixture(scope="module", params=CHIPS)
 def prepared(request: pytest.FixtureRequest) -> Prepared:
-    return prepare(residual_block(), CHIPS[request.param], DATA, kinds=True)
+    return prepare(residual_block(), CHIPS[request.param], DATA, QuantizationOptions(search_topology=True))
 
 
 def points(prepared: Prepared, count: int) -> list[dict[str, int]]:
@@ -53,7 +53,7 @@ def test_a_point_is_the_plan_of_its_topology(prepared: Prepared) -> None:
         plan = prepared.resolver(bits)
         topology = analyze(prepared.graph, prepared.hardware, sorted(floats))
         assert {n for n, integer in topology.nodes.items() if integer} == set(plan.nodes)
-        plain = prepare(residual_block(), prepared.hardware, DATA, keep_float=sorted(floats))
+        plain = prepare(residual_block(), prepared.hardware, DATA, QuantizationOptions(keep_float=sorted(floats)))
         own = {k: bits.get(k, g.choices[0]) for k, g in plain.space.groups.items()}
         assert plain.resolver(own).key == plan.key
 
@@ -84,7 +84,7 @@ def test_strategies_read_as_any_other(prepared: Prepared, tmp_path: Path) -> Non
 @pytest.mark.parametrize("metric", ["bops", "weight_bytes", "cycles", "energy"])
 def test_one_float_node_costs_what_is_expected(prepared: Prepared, metric: str) -> None:
     start = prepared.space.widest()
-    guide = make_surrogate(prepared, make_goal("sqnr"), start, metric=metric)
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric=metric)
     for key in guide.gates:
         bits = {**start, key: FLOAT}
         assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=0.02)
@@ -105,7 +105,7 @@ def test_crossings_are_paid(prepared: Prepared) -> None:
 
 def test_the_program_chooses_kinds(prepared: Prepared) -> None:
     start = prepared.space.widest()
-    guide = make_surrogate(prepared, make_goal("sqnr"), start, metric="bops")
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric="bops")
     program = Knapsack(prepared.space, guide)
     whole = program.solve(None)
     assert whole is not None and prepared.space.floats(whole.bits) == {g.rpartition(":")[0] for g in guide.gates}
@@ -123,9 +123,9 @@ def test_the_program_chooses_kinds(prepared: Prepared) -> None:
 def test_a_search_leaves_float_what_pays(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     options = {"budget_cost": "bops <= 4M", "progress": False, "budget": 30}
-    free = run_search(residual_block(), "x86_vnni", DATA, SearchOptions("sensitivity", log=log, **options))
+    free = run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of("sensitivity", log=log, **options))
     fixed = run_search(
-        residual_block(), "x86_vnni", DATA, SearchOptions("sensitivity", search_topology=False, **options)
+        residual_block(), "x86_vnni", DATA, SearchOptions.of("sensitivity", search_topology=False, **options)
     )
     assert free.result.score.costs["bops"] <= 4e6 and fixed.result.score.costs["bops"] <= 4e6
     assert free.result.score.results["sqnr"] > fixed.result.score.results["sqnr"] + 3
@@ -150,13 +150,16 @@ def test_what_is_cheaper_wins(float_rate: float, requantize_rate: float, floats:
     ops["relu"] = [OpDesc(t, t, cost={"elements_per_cycle": 8}) for t in ("int8", "float32")]
     chip = Hardware(ops, name="crossing", cost={"requantize_per_cycle": requantize_rate})
     for searcher in ("exhaustive", "greedy", "sensitivity"):
-        options = SearchOptions(searcher, minimize="cycles", progress=False)
+        options = SearchOptions.of(searcher, minimize="cycles", progress=False)
         found = run_search(b.graph(), chip, [seeded(64, 6, seed=3)], options)
         assert set(found.strategy.made_by["keep_float"]) == floats, searcher
 
 
 def test_bytes_alone_turn_nothing_float() -> None:
     found = run_search(
-        residual_block(), "x86_vnni", DATA, SearchOptions("default", budget_cost="weight_bytes <= 400", progress=False)
+        residual_block(),
+        "x86_vnni",
+        DATA,
+        SearchOptions.of("default", budget_cost="weight_bytes <= 400", progress=False),
     )
     assert not any(k.endswith(":kind") for k in found.result.best.bits)

@@ -31,7 +31,7 @@ from hago.plan.topology import analyze
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import from_file_bytes, load_plan, save_plan, to_file_bytes
-from hago.search.prepare import make_strategy, plan_of, prepare
+from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare
 from hago.search.session import SearchOptions, run_search
 from hago.simulation.simulator import Simulator
 
@@ -138,7 +138,7 @@ def test_integers_that_differ_from_the_nearest_show() -> None:
 )
 def test_which_nodes(descs: tuple[OpDesc, ...], keep: list[str], integer: str, stored: str) -> None:
     hardware = chip(*descs)
-    prepared = prepare(network(), hardware, [tuple(DATA)], keep_float=keep, estimator="max_range")
+    prepared = prepare(network(), hardware, [tuple(DATA)], QuantizationOptions(keep_float=keep, estimator="max_range"))
     bits = prepared.space.widest()
     plan = prepared.resolver(bits)
     assert set(plan.nodes) - {"relu", "flat"} == set(integer.split())
@@ -170,7 +170,12 @@ def test_a_weight_that_is_no_constant_stays_float() -> None:
 def test_a_point_of_kinds_keeps_what_is_stored_stored() -> None:
     """A node that turns float leaves others as they are: their data float, their weights not."""
     hardware = chip(MAC, REAL, INT4)
-    prepared = prepare(network(), hardware, [tuple(DATA)], keep_float=["fc:0"], estimator="max_range", kinds=True)
+    prepared = prepare(
+        network(),
+        hardware,
+        [tuple(DATA)],
+        QuantizationOptions(keep_float=["fc:0"], estimator="max_range", search_topology=True),
+    )
     plan = prepared.resolver({**prepared.space.widest(), "conv:kind": 1})
     assert set(map(str, plan.weights)) == {"fc:1"} and set(plan.nodes) == {"again"}
 
@@ -207,7 +212,7 @@ def test_costs() -> None:
 @pytest.mark.parametrize("searcher", ["greedy", "sensitivity", "gradient", "pareto"])
 def test_a_search_gives_bits_to_weights(searcher: str) -> None:
     hardware = chip(OpDesc(["float32", "int8"], "float32"), REAL)
-    options = SearchOptions(searcher, budget="12 trials", progress=False, budget_cost="weight_bytes <= 600")
+    options = SearchOptions.of(searcher, budget="12 trials", progress=False, budget_cost="weight_bytes <= 600")
     found = run_search(network(), hardware, [(seeded(8, 3, 6, 6),)], options)
     assert set(found.strategy.bits) == {"conv:1", "fc:1", "again:1"}
     plan = plan_of(network(), hardware, found.strategy)
@@ -324,7 +329,9 @@ def test_a_signature_is_read_as_it_was_written() -> None:
 
 
 def test_a_layer_of_tensorrt_with_int4_weights() -> None:
-    prepared = prepare(network(), "tensorrt_gpu", [tuple(DATA)], keep_float=["fc:0"], estimator="max_range")
+    prepared = prepare(
+        network(), "tensorrt_gpu", [tuple(DATA)], QuantizationOptions(keep_float=["fc:0"], estimator="max_range")
+    )
     plan = prepared.resolver(prepared.space.widest())
     weight = plan.weights[Edge("fc", 1)].qparams
     assert (weight.dtype.name, weight.qmin, weight.qmax, weight.scale.numel()) == ("int4", -7, 7, 5)

@@ -25,7 +25,7 @@ from hago.hardware.file import hardware_to_document, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.runtime.exactness import compare_plan_exactly
-from hago.search.prepare import prepare
+from hago.search.prepare import QuantizationOptions, prepare
 
 
 def _few(desc: OpDesc) -> OpDesc:
@@ -70,7 +70,7 @@ def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware:
     residual = hardware == "x86_vnni"
     batches, chip = data(3, 16, 4) if residual else data(), HARDWARE[hardware]
     model = hago.from_torch(randomized(ResNet((4, 8), 1) if residual else Small()), (batches[0],))
-    prepared = prepare(model, chip, batches, estimator=f"{scheme}:max_range")
+    prepared = prepare(model, chip, batches, QuantizationOptions(estimator=f"{scheme}:max_range"))
     for bits in islice(points(prepared.space, 3), 2):
         plan = prepared.resolver(bits)
         for node in plan.nodes.values():

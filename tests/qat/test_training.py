@@ -26,7 +26,7 @@ from hago.qat.model import QatModel
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.scheme import TRAINING_SCHEMES
 from hago.runtime.exactness import differing
-from hago.search.prepare import make_strategy, prepare
+from hago.search.prepare import QuantizationOptions, make_strategy, prepare
 
 
 def outputs(found: Any) -> list[Tensor]:
@@ -42,7 +42,7 @@ def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tenso
     rng = random.Random(seed)
     graph = random_graph(seed)
     data = [tuple(random_inputs(graph, 10 * seed + i)) for i in range(2)]
-    prepared = prepare(graph, EVERY[name], data, estimator=rng.choice(["max_range", "mse"]))
+    prepared = prepare(graph, EVERY[name], data, QuantizationOptions(estimator=rng.choice(["max_range", "mse"])))
     bits = next(islice(points(prepared.space, seed), 1, None))
     strategy = make_strategy(prepared, prepared.resolver(bits), bits, {})
     return prepare_qat(graph, EVERY[name], strategy, scheme=scheme).train(), random_inputs(graph, seed + 77)

@@ -21,7 +21,7 @@ from hago.graph.graph import Graph
 from hago.ops._rule import Attrs
 from hago.runtime.exactness import compare_plan_exactly, differing
 from hago.runtime.reference import IntegerModel
-from hago.search.prepare import make_strategy, plan_of, prepare
+from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare
 from hago.search.quantizer import Quantizer
 from hago.simulation.simulator import Simulator
 
@@ -36,7 +36,7 @@ def test_random_networks(seed: int) -> None:
     graph = random_graph(seed)
     data = [tuple(random_inputs(graph, 10 * seed + i)) for i in range(2)]
     for name in rng.sample(sorted(EVERY), 2):
-        prepared = prepare(graph, EVERY[name], data, estimator=rng.choice(ESTIMATORS))
+        prepared = prepare(graph, EVERY[name], data, QuantizationOptions(estimator=rng.choice(ESTIMATORS)))
         for bits in islice(points(prepared.space, seed), 3):
             plan = prepared.resolver(bits)
             for size in (1.0, 6.0):
@@ -53,7 +53,7 @@ def test_random_networks_with_stored_weights(name: str, seed: int) -> None:
     """The same where layers compute in float on weights that rest as integers, among integer nodes."""
     graph = random_graph(seed)
     hardware = STORED_CHIPS[name].hardware(name=name)
-    prepared = prepare(graph, hardware, [tuple(random_inputs(graph, seed))], estimator="max_range")
+    prepared = prepare(graph, hardware, [tuple(random_inputs(graph, seed))], QuantizationOptions(estimator="max_range"))
     for bits in islice(points(prepared.space, seed), 3):
         plan = prepared.resolver(bits)
         found = compare_plan_exactly(plan, random_inputs(graph, seed + 77))

@@ -49,7 +49,7 @@ class Looking:
 
 def options_of(folder: Path, **given) -> SearchOptions:
     paths = {"log": folder / "log", "save": folder / "best.json", "front": folder / "front.json"}
-    return SearchOptions(**{"estimator": "max_range", "progress": False, **paths, **given})
+    return SearchOptions.of(**{"estimator": "max_range", "progress": False, **paths, **given})
 
 
 def test_the_best_and_the_front_are_on_disk_after_every_trial(tmp_path: Path) -> None:

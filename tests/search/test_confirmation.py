@@ -23,7 +23,7 @@ from hago.search import confirmation
 from hago.search import refinement as refined_choices_module
 from hago.search.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
 from hago.search.evaluate import Evaluator
-from hago.search.goal import make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, plan_and_batches, prepare
 from hago.search.refinement import _begun_together, _Proposed, with_statistics
@@ -119,7 +119,7 @@ def other_where_kept(aside: KeptAside) -> list[tuple[Tensor, Tensor]]:
 
 def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptAside | None) -> list[object]:
     """All thresholds that are proposed from these data."""
-    goal, batches = make_goal("sqnr"), Batches(data, prepared.graph.inputs)
+    goal, batches = make_goal(GoalOptions("sqnr")), Batches(data, prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
     plain = with_statistics(prepared, prepared.calibration)
     turns = turns_of([8, 8])
@@ -143,7 +143,7 @@ def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
 
 @pytest.mark.parametrize("objective", ["accuracy", "agreement"])
 def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
-    prepared, goal = prepare(residual_block(), "x86_vnni", DATA), make_goal(objective)
+    prepared, goal = prepare(residual_block(), "x86_vnni", DATA), make_goal(GoalOptions(objective))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     plain = with_statistics(prepared, prepared.calibration)
     turns = Confirmation((8, 8), turns_of([8, 8]))
@@ -171,7 +171,7 @@ def test_thresholds_are_confirmed_where_the_search_goes(goal: dict[str, str], mo
 
     measured = refined_choices_module._measured
     monkeypatch.setattr(refined_choices_module, "_measured", noted)
-    run_search(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, budget=3, **goal))
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, budget=3, **goal))
     most = prepare(residual_block(), "x86_vnni", DATA).space.widest()
     assert seen and max(seen) < sum(most.values())
 
@@ -190,7 +190,7 @@ def one_linear() -> torch.nn.Module:
 def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec: str, objective: str) -> None:
     """Or nothing is taken: strategies hold estimated thresholds then."""
     data = [4.0 * seeded(count, 6, seed=7) ** 3]
-    found = run_search(one_linear(), spec, data, SearchOptions("gradient", progress=False, objective=objective))
+    found = run_search(one_linear(), spec, data, SearchOptions.of("gradient", progress=False, objective=objective))
     said = found.strategy.made_by["confirmed"]
     if {said["activations"], said["weights"]} == {"estimated"}:
         assert said["gain"] == 0.0
@@ -202,7 +202,7 @@ def test_what_is_taken_is_surely_better_where_it_was_not_shaped(count: int, spec
 
 
 def test_one_sample_confirms_nothing() -> None:
-    found = run_search(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions(progress=False))
+    found = run_search(residual_block(), "x86_vnni", DATA[0][0][:1], SearchOptions.of(progress=False))
     assert found.strategy.made_by["refined"] == {"kept_aside": 0, "turns": 0}
     one = hago.quantize(residual_block(), "x86_vnni", DATA[0][0][:1]).strategy
     assert dict(one.thresholds) == dict(found.strategy.thresholds)
@@ -212,7 +212,7 @@ def test_samples_unlike_those_that_shaped_are_not_clipped() -> None:
     """The last quarter is five times as large: thresholds of the others clip it, and are not taken."""
     inputs = torch.cat([seeded(96, 6, seed=1), 5.0 * seeded(32, 6, seed=2)])
     prepared = prepare(one_linear(), "x86_vnni", inputs)
-    found = run_search(one_linear(), "x86_vnni", inputs, SearchOptions(progress=False, seed=0))
+    found = run_search(one_linear(), "x86_vnni", inputs, SearchOptions.of(progress=False, seed=0))
     batches = Batches(inputs[96:], prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, OBJECTIVES["sqnr"])
     kept = plan_and_batches(prepared.graph, prepared.hardware, found.strategy, [inputs[96:]])[0]
@@ -225,10 +225,10 @@ def test_samples_unlike_those_that_shaped_are_not_clipped() -> None:
 
 def test_a_point_that_is_better_by_chance_is_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0, candidates=1: False)
-    found = run_search(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
+    found = run_search(residual_block(), "vta", DATA, SearchOptions.of("gradient", progress=False))
     assert found.result.best.bits == found.result.trials[0].bits
     monkeypatch.setattr(confirmation.Gain, "is_sure", lambda self, margin=0.0, candidates=1: True)
-    again = run_search(residual_block(), "vta", DATA, SearchOptions("gradient", progress=False))
+    again = run_search(residual_block(), "vta", DATA, SearchOptions.of("gradient", progress=False))
     assert again.result.best.bits == max(again.result.trials, key=lambda t: t.score.rank).bits
 
 
@@ -253,7 +253,7 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
         how["searcher"] = options.get("searcher", "gradient")
         with monkeypatch.context() as patch:
             patch.setattr(Confirmation, "of", staticmethod(lambda sizes: None))
-            run_search(residual_block(), "x86_vnni", DATA, SearchOptions(**how))  # type: ignore[arg-type]
+            run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
         content = path.read_bytes().replace(b'"version": 2', b'"version": 1', 1)
         how.pop("searcher")
         how |= options
@@ -262,13 +262,13 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
     path.write_bytes(content)
     assert hago.replay(residual_block(), "x86_vnni", path, DATA).same
     path.write_bytes(b"".join(lines[:2]))
-    run_search(residual_block(), "x86_vnni", DATA, SearchOptions(**how))  # type: ignore[arg-type]
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
     assert timeless(path.read_bytes()) == timeless(content)
 
 
 def test_the_header_says_what_was_kept_aside(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    run_search(residual_block(), "x86_vnni", DATA, SearchOptions(progress=False, log=path))
+    run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, log=path))
     header = read_log(path).header
     assert header is not None and header.settings["refined"] == {"kept_aside": 16, "turns": 4}
     assert {"gain", "standard_errors", "clipped", "clipped_before", "activations", "weights"} == set(header.confirmed)

@@ -20,8 +20,8 @@ from hago.errors import HagoError, InfeasibleBits
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import OpDesc
 from hago.search.evaluate import Evaluator
-from hago.search.goal import LOSS_MEASURES, Goal, Limit, make_goal, parse_limits
-from hago.search.objective import OBJECTIVES
+from hago.search.goal import Goal, GoalOptions, Limit, make_goal, parse_limits
+from hago.search.objective import OBJECTIVES, Objective
 from hago.search.prepare import plan_of, prepare
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import Trial, best_trial, read_log
@@ -99,7 +99,7 @@ def test_any_text_is_a_limit_or_an_error(text: str) -> None:
 
 @given(st.sampled_from([*METRICS, *(set(OBJECTIVES) - {"accuracy", "agreement", "cosine"})]), st.floats(0.001, 1e9))
 def test_a_limit_kept_has_no_shortfall(name: str, number: float) -> None:
-    below = name in METRICS or name in LOSS_MEASURES
+    below = name in METRICS or OBJECTIVES[name].is_loss
     (limit,) = parse_limits(f"{name} {'<=' if below else '>='} {number!r} {METRICS.get(name, '').strip('B')}")
     at = limit.most if limit.most is not None else limit.least
     assert at is not None and limit.shortfall(at) == 0.0
@@ -112,20 +112,20 @@ def test_a_limit_kept_has_no_shortfall(name: str, number: float) -> None:
 
 def test_a_goal_is_one_thing() -> None:
     with pytest.raises(HagoError, match="give one of them.*pareto"):
-        make_goal("sqnr", maximize="sqnr", minimize="cycles")
+        make_goal(GoalOptions("sqnr", maximize="sqnr", minimize="cycles"))
     with pytest.raises(HagoError, match="minimize='cycle'.*Did you mean 'cycles'"):
-        make_goal("sqnr", minimize="cycle")
-    assert make_goal("sqnr", maximize="agreement").objective.name == "agreement"
-    assert make_goal("sqnr").to_json() == {}
+        make_goal(GoalOptions("sqnr", minimize="cycle"))
+    assert make_goal(GoalOptions("sqnr", maximize="agreement")).objective.name == "agreement"
+    assert make_goal(GoalOptions("sqnr")).to_json() == {}
 
 
 # ---------------------------------------------------------------- the order of points
 def scored(value: float, agreement: float, size: float, goal: Goal, **changes: object) -> Score:
-    return goal.judged(Score(value, {"agreement": agreement}, **changes), {"weight_bytes": size, "cycles": size})  # type: ignore[arg-type]
+    return goal.applied(Score(value, {"agreement": agreement}, **changes), {"weight_bytes": size, "cycles": size})  # type: ignore[arg-type]
 
 
 def test_limits_come_before_the_value_and_overflow_before_limits() -> None:
-    goal = make_goal("sqnr", budget_cost="weight_bytes <= 100")
+    goal = make_goal(GoalOptions("sqnr", budget_cost="weight_bytes <= 100"))
     kept, missed, far = (scored(v, 1.0, size, goal) for v, size in ((10, 100), (30, 110), (40, 200)))
     overflowed = scored(50, 1.0, 50, goal, overflows={"a": 1}, excess_bits={"a": 1})
     order = sorted([overflowed, far, kept, missed], key=lambda s: s.rank)
@@ -139,7 +139,7 @@ def test_limits_come_before_the_value_and_overflow_before_limits() -> None:
 
 
 def test_ties_go_to_the_cost_and_then_to_bits() -> None:
-    goal = make_goal("sqnr", budget_cost="weight_bytes <= 100")
+    goal = make_goal(GoalOptions("sqnr", budget_cost="weight_bytes <= 100"))
     small, large = scored(10, 1.0, 50, goal, total_bits=9), scored(10, 1.0, 60, goal, total_bits=3)
     assert small.rank > large.rank and small.standing(5.0) > large.standing(5.0)
     assert scored(10, 1.0, 50, goal, total_bits=8).rank > small.rank
@@ -147,7 +147,7 @@ def test_ties_go_to_the_cost_and_then_to_bits() -> None:
 
 
 def test_minimize_ranks_by_cost_and_then_by_the_objective() -> None:
-    goal = make_goal("sqnr", minimize="cycles", keep="agreement >= 0.9")
+    goal = make_goal(GoalOptions("sqnr", minimize="cycles", keep="agreement >= 0.9"))
     assert goal.costs == ("cycles",) and [m.name for m in goal.measures] == ["agreement"]
     cheap, dear, better, missed = (
         scored(v, a, size, goal) for v, a, size in ((10, 0.9, 5), (40, 1.0, 6), (11, 0.9, 5), (50, 0.8, 1))
@@ -157,7 +157,7 @@ def test_minimize_ranks_by_cost_and_then_by_the_objective() -> None:
 
 
 def test_scores_with_limits_stand_in_the_log() -> None:
-    goal = make_goal("sqnr", minimize="cycles", keep="agreement >= 0.9")
+    goal = make_goal(GoalOptions("sqnr", minimize="cycles", keep="agreement >= 0.9"))
     for score in (
         scored(10, 0.8, 5, goal, plan_key="p"),
         scored(10, 0.9, 5, goal, plan_key="p"),
@@ -191,7 +191,7 @@ def test_a_budget_of_bytes_is_kept(tmp_path: Path) -> None:
 def test_minimize_keeps_what_it_must() -> None:
     options = {"objective": "sqnr", "budget": 80, "progress": False}
     found = run_search(
-        residual_block(), "x86_vnni", DATA, SearchOptions(minimize="weight_bytes", keep="sqnr >= 25", **options)
+        residual_block(), "x86_vnni", DATA, SearchOptions.of(minimize="weight_bytes", keep="sqnr >= 25", **options)
     )
     best = found.result.best.score
     assert best.results["sqnr"] >= 25 and best.value == -best.costs["weight_bytes"]
@@ -221,9 +221,9 @@ def test_what_cannot_be_reached_is_said_before_any_trial(limits: dict[str, str],
 @pytest.mark.parametrize("searcher", ["sensitivity", "random", "gradient"])
 def test_what_a_search_reaches_is_not_refused(searcher: str, chip: str, figure: str) -> None:
     """The most bits are not always the best: here registers are too narrow for them, there it is chance."""
-    options = SearchOptions(searcher, objective=figure, budget=12, search_topology=False, progress=False)
+    options = SearchOptions.of(searcher, objective=figure, budget=12, search_topology=False, progress=False)
     reached = run_search(residual_block(), chip, DATA, options).result.score.results[figure]
-    kept = replace(options, keep=f"{figure} >= {reached!r}")
+    kept = options.changed(keep=f"{figure} >= {reached!r}")
     assert run_search(residual_block(), chip, DATA, kept).result.score.results[figure] >= reached
 
 
@@ -232,10 +232,10 @@ def test_what_a_search_reaches_with_few_outputs_is_not_refused(figure: str) -> N
     """Errors of few values cancel more."""
     torch.manual_seed(0)
     net, data = nn.Sequential(nn.Linear(4, 2)).eval(), [torch.randn(3, 4)]
-    options = SearchOptions("greedy", objective=figure, search_topology=False, progress=False)
+    options = SearchOptions.of("greedy", objective=figure, search_topology=False, progress=False)
     reached = run_search(net, "vta", data, options).result.score.results[figure]
     limit = f"{figure} <= {-reached!r}" if figure in ("mse", "kl") else f"{figure} >= {reached!r}"
-    assert run_search(net, "vta", data, replace(options, keep=limit)).result.score.results[figure] >= reached
+    assert run_search(net, "vta", data, options.changed(keep=limit)).result.score.results[figure] >= reached
 
 
 IMAGES = [x for x, _ in DATA]
@@ -294,7 +294,38 @@ def test_limits_that_exclude_each_other_end_with_the_nearest_point(tmp_path: Pat
 
 
 def test_searchers_take_options_in_their_names() -> None:
-    found = run_search(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials=3", progress=False))
+    found = run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of("random:trials=3", progress=False))
     assert len(found.result.trials) == 3
     with pytest.raises(HagoError, match="expected OPTION=VALUE"):
-        run_search(residual_block(), "x86_vnni", DATA, SearchOptions("random:trials", progress=False))
+        run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of("random:trials", progress=False))
+
+
+def test_a_limit_on_an_objective_of_ones_own() -> None:
+    def least_error(reference: Any, outputs: Any, labels: Any) -> float:
+        return -float((reference[0] - outputs[0]).abs().max())
+
+    goal = make_goal(GoalOptions(least_error, keep="least_error >= -0.5"))
+    assert goal.limits == (Limit("least_error", -0.5, None, "least_error >= -0.5"),)
+    found = run_search(
+        residual_block(),
+        "x86_vnni",
+        DATA,
+        SearchOptions.of("greedy", objective=least_error, budget=3, keep="least_error >= -1e9", progress=False),
+    )
+    assert found.strategy.made_by["results"]["least_error"] <= 0.0
+    with pytest.raises(InfeasibleBits, match="'least_error >= 1' is missed"):
+        run_search(
+            residual_block(),
+            "x86_vnni",
+            DATA,
+            SearchOptions.of("greedy", objective=least_error, budget=3, keep="least_error >= 1", progress=False),
+        )
+    loss = Objective(
+        "gap",
+        lambda r, o, _: (r[0] - o[0]).abs().flatten(1).amax(1, keepdim=True),
+        lambda t: -float(t[0]),
+        is_loss=True,
+    )
+    assert make_goal(GoalOptions(loss, keep="gap <= 0.5")).limits == (Limit("gap", -0.5, None, "gap <= 0.5"),)
+    with pytest.raises(HagoError, match="wrong side"):
+        make_goal(GoalOptions(loss, keep="gap >= 0.5"))

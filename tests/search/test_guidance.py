@@ -21,7 +21,7 @@ from hago.plan.feasibility import classes
 from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
-from hago.search.goal import make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.prepare import Prepared, prepare
 from hago.search.redundancy import prune_redundant_choices
@@ -40,7 +40,7 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 @pytest.mark.parametrize("metric", ["weight_bytes", "effective_bits", "bops"])
 def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, metric: str) -> None:
     space, rng = prepared.space, random.Random(0)
-    guide = make_surrogate(prepared, make_goal("sqnr"), space.widest(), metric=metric)
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric=metric)
     for _ in range(2):
         bits = {k: rng.choice(g.choices) for k, g in space.groups.items()}
         assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric])
@@ -50,7 +50,7 @@ def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, me
 def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepared, metric: str) -> None:
     space = prepared.space
     start = space.widest()
-    guide = make_surrogate(prepared, make_goal("sqnr", minimize=metric), start, metric=metric)
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr", minimize=metric)), start, metric=metric)
     assert guide.minimize and guide.cost(start) == pytest.approx(plan_cost(prepared.resolver(start))[metric])
     for key, group in space.groups.items():
         bits = {**start, key: group.choices[-1]}
@@ -59,7 +59,7 @@ def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepar
 
 
 def test_limits_reach_the_guide(prepared: Prepared) -> None:
-    goal = make_goal("sqnr", budget_cost=["weight_bytes <= 300", "weight_bytes <= 280"])
+    goal = make_goal(GoalOptions("sqnr", budget_cost=["weight_bytes <= 300", "weight_bytes <= 280"]))
     guide = make_surrogate(prepared, goal, prepared.space.widest(), metric="weight_bytes")
     assert (guide.limit, guide.minimize) == (280, False)
 
@@ -113,7 +113,8 @@ def test_choices_are_cut_where_they_need_another_dtype() -> None:
 def test_guided_searches_beat_the_descent() -> None:
     limit = {"budget_cost": "weight_bytes <= 260", "progress": False}
     best = {
-        s: run_search(residual_block(), "x86_vnni", DATA, SearchOptions(s, **limit)) for s in ("greedy", "sensitivity")
+        s: run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(s, **limit))
+        for s in ("greedy", "sensitivity")
     }
     values = {name: found.result.score.results["sqnr"] for name, found in best.items()}
     assert values["sensitivity"] >= values["greedy"]
@@ -142,7 +143,7 @@ def test_two_limits_where_no_signature_holds_some_bits(monkeypatch: pytest.Monke
 
 def front_of_bops() -> StudyResult:
     return run_search(
-        residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=8,cost=bops", progress=False)
+        residual_block(), "x86_vnni", DATA, SearchOptions.of("pareto:points=8,cost=bops", progress=False)
     ).result
 
 
@@ -159,7 +160,7 @@ def test_a_front_over_a_cost(front: StudyResult) -> None:
 def test_the_front_on_disk_is_over_the_cost_of_the_search(tmp_path: Path) -> None:
     options = {"progress": False, "front": tmp_path / "front.json", "objective": "accuracy"}
     found = run_search(
-        residual_block(), "x86_vnni", DATA, SearchOptions("pareto:points=6,rounds=1,cost=bops", **options)
+        residual_block(), "x86_vnni", DATA, SearchOptions.of("pareto:points=6,rounds=1,cost=bops", **options)
     )
     front = json.loads((tmp_path / "front.json").read_text())
     assert front["cost"] == "bops" and front["points"]
@@ -183,6 +184,8 @@ def test_the_least_cycles_on_a_chip_with_two_widths() -> None:
     options = {"minimize": "cycles", "keep": "sqnr >= 18", "progress": False}
     best = {}
     for name in ("sensitivity", "exhaustive"):
-        best[name] = run_search(b.graph(), chip, [seeded(64, 6, seed=3)], SearchOptions(name, **options)).result.score
+        best[name] = run_search(
+            b.graph(), chip, [seeded(64, 6, seed=3)], SearchOptions.of(name, **options)
+        ).result.score
         assert best[name].results["sqnr"] >= 18
     assert best["sensitivity"].costs["cycles"] == best["exhaustive"].costs["cycles"]

@@ -18,7 +18,7 @@ DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
 
 def trials(searcher: str, log: Path | None = None, **options: Any) -> tuple[Trial, ...]:
     given = {"budget": 25, "progress": False, "log": log, **options}
-    return run_search(residual_block(), "x86_vnni", DATA, SearchOptions(searcher, **given)).result.trials
+    return run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(searcher, **given)).result.trials
 
 
 def figures(trial: Trial) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ def test_logs_of_something_else_are_refused(greedy_log: Path, tmp_path: Path) ->
     options = {"progress": False, "reuse": greedy_log}
     for data, chip in ((other, "x86_vnni"), (DATA, "vta")):
         with pytest.raises(StrategyMismatch, match="nothing can be reused"):
-            run_search(residual_block(), chip, data, SearchOptions("default", **options))
+            run_search(residual_block(), chip, data, SearchOptions.of("default", **options))
     with pytest.raises(LogError, match="cannot read log"):
         trials("default", reuse=tmp_path / "none.jsonl")
     with pytest.raises(LogError, match="is a function"):

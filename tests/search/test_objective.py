@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hago.errors import DataError, HagoError
 from hago.qat.losses import LOSSES
-from hago.search.gradients import cross_entropy_probe as gradient_of_cross_entropy
 from hago.search.objective import MOST_DB, OBJECTIVES, decibels, objective, paired_interval, wilson_interval
+from hago.search.objective import cross_entropy_probe as gradient_of_cross_entropy
 
 
 def value(name: str, reference: Tensor, outputs: Tensor, labels: Tensor | None = None) -> float:

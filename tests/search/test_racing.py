@@ -20,7 +20,7 @@ from hago import search_quantize_strategy
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.search.objective import jackknife_interval, objective
-from hago.search.prepare import prepare
+from hago.search.prepare import QuantizationOptions, prepare
 from hago.search.racing import RaceOptions, looks, shuffled
 from hago.search.session import SearchOptions, run_search
 from hago.search.workers import make_worker_state
@@ -105,7 +105,7 @@ def test_samples_are_drawn_once_and_all_of_them() -> None:
 
 # ---------------------------------------------------------------- scores
 def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
-    prepared = prepare(residual_block(), "x86_vnni", DATA, estimator="max_range")
+    prepared = prepare(residual_block(), "x86_vnni", DATA, QuantizationOptions(estimator="max_range"))
     bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions(), seed=1)
     plain = make_worker_state(prepared.resolver, shuffled(prepared.batches, 1, 16, ("x",)), objective("sqnr"))
     best, worst = prepared.space.widest(), prepared.space.narrowest()
@@ -121,7 +121,7 @@ def test_a_survivor_is_whole_and_what_is_given_up_says_so() -> None:
 
 
 def test_an_overflow_ends_a_race_and_is_a_lower_bound() -> None:
-    prepared = prepare(residual_block(), "int16_accumulator", DATA, estimator="max_range")
+    prepared = prepare(residual_block(), "int16_accumulator", DATA, QuantizationOptions(estimator="max_range"))
     narrow, wide = prepared.space.narrowest(), prepared.space.widest()
     bench = make_worker_state(prepared.resolver, prepared.batches, objective("sqnr"), race=RaceOptions())
     whole = bench.score(wide)
@@ -154,7 +154,7 @@ def test_a_race_ends_with_a_whole_winner_and_the_same_log(tmp_path: Path) -> Non
 def test_greedy_ends_where_it_does_without_a_race(tmp_path: Path) -> None:
     ends = []
     for race in (False, True):
-        options = SearchOptions(race=race, seed=2, log=tmp_path / f"{race}", progress=False, estimator="max_range")
+        options = SearchOptions.of(race=race, seed=2, log=tmp_path / f"{race}", progress=False, estimator="max_range")
         ends.append(run_search(residual_block(), "int16_accumulator", DATA, options).result)
     assert ends[0].bits == ends[1].bits
     assert sum(t.score.forwards for t in ends[1].trials) < sum(t.score.forwards for t in ends[0].trials)
@@ -173,13 +173,13 @@ def test_held_out_data_are_checked_before_the_search(held_out: list[Tensor], say
     log = tmp_path / "log.jsonl"
     with pytest.raises(DataError, match=says):
         run_search(
-            residual_block(), "x86_vnni", DATA, SearchOptions(held_out=held_out, log=log, budget=4, progress=False)
+            residual_block(), "x86_vnni", DATA, SearchOptions.of(held_out=held_out, log=log, budget=4, progress=False)
         )
     assert not log.exists()
 
 
 def test_held_out_data_need_the_labels_of_the_objective(tmp_path: Path) -> None:
-    options = SearchOptions(objective="accuracy", log=tmp_path / "log", progress=False, budget=2)
+    options = SearchOptions.of(objective="accuracy", log=tmp_path / "log", progress=False, budget=2)
     for unfit in ([DATA[0][0]], [(DATA[0][0], seeded(len(DATA[0][0])))]):
         with pytest.raises(DataError, match="held-out data: the objective needs labels that are classes"):
             run_search(residual_block(), "x86_vnni", DATA, replace(options, held_out=unfit))
@@ -203,20 +203,20 @@ def test_nested_data_mean_one_thing_in_any_order() -> None:
     net, left, right = Halves().eval(), seeded(8, 4, seed=1), 3 * seeded(8, 4, seed=2)
     tupled, same, turned = [((left, right),)], {"left": left, "right": right}, {"right": right, "left": left}
     for data, held_out in ((tupled, tupled), ([same], [same]), ([same], [turned])):
-        options = SearchOptions(held_out=held_out, progress=False, budget=2)
+        options = SearchOptions.of(held_out=held_out, progress=False, budget=2)
         found = run_search(net, "x86_vnni", data, options).strategy.made_by
         assert found["held_out"]["sqnr"] == found["results"]["sqnr"]
     in_turn, equal = (
-        run_search(net, "x86_vnni", data, SearchOptions(progress=False, budget=1)).strategy.made_by["results"]
+        run_search(net, "x86_vnni", data, SearchOptions.of(progress=False, budget=1)).strategy.made_by["results"]
         for data in ([same, turned], [same, same])
     )
     assert in_turn["sqnr"] == equal["sqnr"]
     with pytest.raises(DataError, match="batch 1 is nested otherwise than the first"):
-        run_search(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions(progress=False, budget=1))
+        run_search(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions.of(progress=False, budget=1))
 
 
 def test_held_out_data_confirm_with_an_interval(tmp_path: Path) -> None:
-    options = SearchOptions(race=True, budget=4, held_out=DATA[:1], progress=False)
+    options = SearchOptions.of(race=True, budget=4, held_out=DATA[:1], progress=False)
     held_out = run_search(residual_block(), "x86_vnni", DATA, options).strategy.made_by["held_out"]
     low, high = held_out["sqnr_interval"]
     assert low < held_out["sqnr"] < high

@@ -25,11 +25,12 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.plan.feasibility import choice_level
 from hago.search import weight_scales
 from hago.search.evaluate import Evaluator, widest_safe_bits
-from hago.search.goal import make_goal
-from hago.search.gradients import divergence_pull, gradients, squared_error_probe, squared_error_pull
-from hago.search.prepare import Prepared, prepare
+from hago.search.goal import GoalOptions, make_goal
+from hago.search.gradients import gradients
+from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import refined, refined_choices, weighted, with_statistics
+from hago.search.refinement import refine_every_choice, refine_thresholds, weighted, with_statistics
 from hago.search.session import SearchOptions, run_search
 from hago.search.weight_scales import DOUBT, FACTORS, LEAST_GAIN_OF_SCALES, WeightGradients, WeightScales
 
@@ -128,7 +129,7 @@ def test_products_of_errors_are_sums_over_channels(axis: int | None, shape: tupl
 def test_gradients_of_constants_without_a_choice_are_not_kept() -> None:
     b = Builder()
     b.linear(b.linear(b.input(4, name="x"), seeded(3, 4), name="fc"), seeded(5, 3), name="head")
-    prepared = prepare(b.graph(), "x86_vnni", [seeded(8, 4, seed=2)], keep_float=["head"])
+    prepared = prepare(b.graph(), "x86_vnni", [seeded(8, 4, seed=2)], QuantizationOptions(keep_float=["head"]))
     probes = WeightGradients.of_probes(prepared)
     gradients(prepared.graph, prepared.batches, {}, squared_error_probe, lambda edge: (), see=probes.see)
     assert set(probes.sums) == {Edge("fc", 1)}
@@ -196,12 +197,14 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 
 @every_other(0)
 def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
-    goal = make_goal("sqnr")
+    goal = make_goal(GoalOptions("sqnr"))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    one, more = (refined(prepared, goal, "", evaluator, most) for most in (3.0, 16.0))  # as logs of version 1 did
+    one, more = (
+        refine_thresholds(prepared, goal, "", evaluator, most) for most in (3.0, 16.0)
+    )  # as logs of version 1 did
     assert one.forwards == 3.0 and not one.prepared.calibration.refined
-    assert dict(one.start) == dict(more.start) == widest_safe_bits(one.prepared.resolver, prepared.calibration.peaks)
-    scores = [evaluator.score(r.prepared.resolver(r.start), r.start) for r in (one, more)]
+    assert dict(one.bits) == dict(more.bits) == widest_safe_bits(one.prepared.resolver, prepared.calibration.peaks)
+    scores = [evaluator.score(r.prepared.resolver(r.bits), r.bits) for r in (one, more)]
     if scores[0].runs:
         assert 3.0 < more.forwards <= 16.0
         assert scores[1].runs and scores[1].value >= scores[0].value
@@ -210,9 +213,9 @@ def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
 
 @every_other(1)
 def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
-    goal = make_goal("sqnr")
-    found = refined_choices(prepared, goal, "weight_bytes")
-    again = refined_choices(prepared, goal, "weight_bytes")
+    goal = make_goal(GoalOptions("sqnr"))
+    found = refine_every_choice(prepared, goal, "weight_bytes")
+    again = refine_every_choice(prepared, goal, "weight_bytes")
     assert {k: [t.tolist() for t in ends] for k, ends in found.prepared.calibration.refined.items()} == {
         k: [t.tolist() for t in ends] for k, ends in again.prepared.calibration.refined.items()
     }
@@ -221,7 +224,7 @@ def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
     gains = []
     for rung in range(3):
         bits = choice_level(prepared.space, rung)
-        bits |= {k: min(b, found.start[k]) for k, b in bits.items()}
+        bits |= {k: min(b, found.bits[k]) for k, b in bits.items()}
         before, after = (evaluator.score(p.resolver(bits), bits) for p in (plain, found.prepared))
         assert after.runs or not before.runs
         gains.append(after.value - before.value)
@@ -237,7 +240,7 @@ def test_weights_without_thresholds_at_some_bits_are_measured_by_the_pass(wide_f
     b = Builder()
     b.linear(b.linear(b.input(6, name="x"), seeded(4, 6), name="fc"), seeded(3, 4, seed=4), name="last")
     prepared = prepare(b.graph("last"), hardware, [seeded(16, 6, seed=2)])
-    losses = refined_choices(prepared, make_goal("sqnr"), "weight_bytes").guide.losses
+    losses = refine_every_choice(prepared, make_goal(GoalOptions("sqnr")), "weight_bytes").guide.losses
     for edge in ("fc:1", "last:1"):
         found = losses[edge]
         assert tuple(found) == tuple(range(32, 3, -1))
@@ -248,10 +251,10 @@ def test_weights_without_thresholds_at_some_bits_are_measured_by_the_pass(wide_f
 def test_the_start_keeps_limits_on_costs(prepared: Prepared) -> None:
     ends = [plan_cost(prepared.resolver(bits)) for bits in (prepared.space.widest(), prepared.space.narrowest())]
     limits = [f"{name} <= {(ends[0][name] + ends[1][name]) / 2}" for name in ("weight_bytes", "activation_bytes")]
-    goal = make_goal("sqnr", budget_cost=limits)
+    goal = make_goal(GoalOptions("sqnr", budget_cost=limits))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    found = refined(prune_redundant_choices(prepared, goal.costs), goal, "weight_bytes", evaluator, 3.0)
-    figures = plan_cost(found.prepared.resolver(found.start)).figures
+    found = refine_thresholds(prune_redundant_choices(prepared, goal.costs), goal, "weight_bytes", evaluator, 3.0)
+    figures = plan_cost(found.prepared.resolver(found.bits)).figures
     assert not any(limit.shortfall(float(figures[limit.figure])) for limit in goal.limits)
 
 
@@ -272,14 +275,16 @@ def test_weights_of_values_are_squared_gradients() -> None:
 
 # ---------------------------------------------------------------- searches
 def trials(path: Path, searcher: str = "gradient", **options: object) -> bytes:
-    run_search(residual_block(), "vta", DATA, SearchOptions(searcher, progress=False, log=path, **options))  # type: ignore[arg-type]
+    run_search(residual_block(), "vta", DATA, SearchOptions.of(searcher, progress=False, log=path, **options))  # type: ignore[arg-type]
     return path.read_bytes()
 
 
 @pytest.mark.parametrize("spec", ["x86_vnni", "vta", "int16_accumulator"])
 def test_no_worse_than_the_descent(spec: str) -> None:
     found = {
-        s: run_search(residual_block(), spec, DATA, SearchOptions(s, progress=False, budget_cost="weight_bytes <= 250"))
+        s: run_search(
+            residual_block(), spec, DATA, SearchOptions.of(s, progress=False, budget_cost="weight_bytes <= 250")
+        )
         for s in ("gradient", "greedy")
     }
     values = {s: f.result.score.value for s, f in found.items()}
@@ -292,7 +297,7 @@ def test_the_default_finds_what_others_find_under_a_limit(spec: str, limit: int)
     """At 220 bytes on `vta` refined thresholds are 6 dB worse than estimated ones, and are not taken."""
     how = {"progress": False, "budget_cost": f"weight_bytes <= {limit}"}
     mine, *theirs = (
-        run_search(residual_block(), spec, DATA, SearchOptions(s, **how)).result.score  # type: ignore[arg-type]
+        run_search(residual_block(), spec, DATA, SearchOptions.of(s, **how)).result.score  # type: ignore[arg-type]
         for s in ("auto", "gradient", "sensitivity", "greedy")
     )
     assert mine.accepted and mine.value >= max(s.value for s in theirs)

@@ -17,9 +17,9 @@ from hago.cost.cost import plan_cost
 from hago.errors import InfeasibleBits
 from hago.hardware.hardware import Hardware
 from hago.plan.space import FLOAT, Bits, Space
-from hago.search.goal import make_goal
+from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
-from hago.search.prepare import Prepared, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.search.redundancy import prune_redundant_choices
 
 BYTES: Final = "activation_bytes <= 500"
@@ -47,24 +47,30 @@ def runs(prepared: Prepared, bits: Bits) -> bool:
 @pytest.mark.parametrize("metric", ["activation_bytes", "requantized"])
 def test_what_costs_without_end_is_what_is_refused(metric: str, count: int) -> None:
     """And a point that runs is not taken for one because its neighbours would have to change with it."""
-    prepared = prune_redundant_choices(prepare(layers(count), signs(), DATA, estimator="max_range"), [metric])
+    prepared = prune_redundant_choices(
+        prepare(layers(count), signs(), DATA, QuantizationOptions(estimator="max_range")), [metric]
+    )
     space = prepared.space
-    guide = make_surrogate(prepared, make_goal("sqnr"), space.widest(), metric=metric)
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric=metric)
     every = every_point(space)
     found = [(runs(prepared, bits), math.isfinite(guide.cost(bits))) for bits in every]
     assert set(found) == {(True, True), (False, False)}
 
 
 def test_what_runs_behind_fewer_bits_alone_has_a_cost() -> None:
-    prepared = prune_redundant_choices(prepare(layers(3), behind(), DATA, estimator="max_range"), ["activation_bytes"])
-    guide = make_surrogate(prepared, make_goal("sqnr"), prepared.space.widest(), metric="activation_bytes")
+    prepared = prune_redundant_choices(
+        prepare(layers(3), behind(), DATA, QuantizationOptions(estimator="max_range")), ["activation_bytes"]
+    )
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), prepared.space.widest(), metric="activation_bytes")
     assert all(guide.cost(bits) < math.inf for bits in every_point(prepared.space) if runs(prepared, bits))
 
 
 def test_bits_of_a_float_node_fit_what_it_reads() -> None:
-    prepared = prepare(layers(2), signs(floats=True), DATA, estimator="max_range", kinds=True)
+    prepared = prepare(
+        layers(2), signs(floats=True), DATA, QuantizationOptions(estimator="max_range", search_topology=True)
+    )
     space = prepared.space
-    guide = make_surrogate(prepared, make_goal("sqnr"), space.widest(), metric="activation_bytes")
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric="activation_bytes")
     narrow = {**space.widest(), "conv0:out": 4}
     assert guide.cost(narrow) == math.inf and not runs(prepared, narrow)
     real = {**narrow, "conv1:kind": FLOAT}
@@ -114,11 +120,12 @@ def test_what_does_not_go_together_is_not_asked(searcher: str, limit: str, tmp_p
 def test_a_node_of_many_operands_has_a_guide_that_grows_as_they_do(metric: str) -> None:
     """A table over all of them together would have 2 ** 14 mixtures of dtypes, each with a Plan."""
     prepared = prune_redundant_choices(
-        prepare(side_by_side(14), gathering(), DATA, estimator="max_range"), [metric] if metric else []
+        prepare(side_by_side(14), gathering(), DATA, QuantizationOptions(estimator="max_range")),
+        [metric] if metric else [],
     )
     space = prepared.space
     start = space.widest()
-    guide = make_surrogate(prepared, make_goal("sqnr"), start, metric=metric)
+    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric=metric)
     assert sum(len(term.table) for term in guide.terms) < 200 * len(space.groups)
     for key, group in space.groups.items():
         bits = {**start, key: group.choices[-1]}

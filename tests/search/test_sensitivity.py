@@ -17,15 +17,8 @@ from hago.errors import DataError, HagoError
 from hago.hardware.file import available_hardware
 from hago.plan.feasibility import choice_level
 from hago.search.evaluate import Evaluator
-from hago.search.gradients import (
-    GRADIENT_CHUNK,
-    Spectrum,
-    cross_entropy_probe,
-    divergence_probe,
-    gradients,
-    squared_error_probe,
-)
-from hago.search.objective import objective
+from hago.search.gradients import GRADIENT_CHUNK, Spectrum, gradients
+from hago.search.objective import cross_entropy_probe, divergence_probe, objective, squared_error_probe
 from hago.search.prepare import Prepared, prepare
 from hago.search.sensitivity import Sensitivity, sensitivity_of, spectrum_loss
 

@@ -19,7 +19,7 @@ from hago.graph.schedule import last_uses
 from hago.plan.space import Bits
 from hago.search.evaluate import EvaluationEngine, Evaluator
 from hago.search.objective import objective
-from hago.search.prepare import Prepared, prepare
+from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 
@@ -29,7 +29,7 @@ def prepared_at(seed: int) -> Prepared:
     graph = random_graph(seed)
     data = [tuple(random_inputs(graph, 10 * seed + i, batch=3 - i)) for i in range(2)]
     estimator = rng.choice(["max_range", "percentile", "power2_range"])
-    return prepare(graph, EVERY[rng.choice(sorted(EVERY))], data, estimator=estimator)
+    return prepare(graph, EVERY[rng.choice(sorted(EVERY))], data, QuantizationOptions(estimator=estimator))
 
 
 def evaluator_of(prepared: Prepared, cache_bytes: int | None = None, engine: EvaluationEngine = "float") -> Evaluator:
@@ -143,7 +143,7 @@ def test_an_observation_that_was_forgotten_is_made_again() -> None:
 
 def test_plans_of_different_resolvers_do_not_mix() -> None:
     graph, data = residual_block(), [seeded(4, 3, 8, 8)]
-    ones = [prepare(graph, "x86_vnni", data, estimator=e) for e in ("max_range", "percentile:90")]
+    ones = [prepare(graph, "x86_vnni", data, QuantizationOptions(estimator=e)) for e in ("max_range", "percentile:90")]
     shared = Evaluator(graph, ones[0].batches, objective("sqnr"))
     for _ in range(2):
         for one in ones:
