@@ -21,7 +21,7 @@ from hago.ops import OPS, Ops
 from hago.plan.placement import topology_of
 from hago.plan.space import build_space
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import trained_after, training_files
+from hago.qat.finetune import FinetuneOptions, finetune_after_search, training_files
 from hago.runtime.native.executor import named_engine
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import load_plan
@@ -193,7 +193,12 @@ def search_quantize_strategy(
     found = run_search(model, hardware, dataset, options)
     if isinstance(dataset, Batches) and finetune is not None:
         best, measure = (found.strategy, found.score), objective if maximize is None else maximize
-        tuned = trained_after(model, hardware, dataset, best, finetune, save, held_out, measure)
+        training = dict(finetune)
+        weights = training.pop("save_weights", None)
+        tuned = finetune_after_search(
+            model, hardware, dataset, best, FinetuneOptions(**training),
+            save_weights=weights, save=save, held_out=held_out, measure=measure,
+        )  # fmt: skip
         return tuned.strategy, SearchScore.of(replace(found, score=tuned.score))
     return found.strategy, SearchScore.of(found)
 

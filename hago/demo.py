@@ -1,7 +1,7 @@
 """Demo: handwritten digits, from training to an integer model that equals its simulation on every image.
 
-It uses nothing but the public calls, and leaves all it made behind: the model's weights, the data, the
-logs and the strategies, so that every command line can be tried on them.
+`run_demo` is the command `hago demo`. It leaves its files behind (the weights of the model, the data, the logs and the
+strategies), so that every other command can be tried on them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hago.search.prepare import prepare
 from hago.serialization.text_table import table
 from hago.study.log import read_log
 
-#: What the search is shown on: one chip where 8 bits are easy, and one where sums overflow.
+#: The hardware that is searched for: a chip where 8 bits are easy, and one whose accumulators overflow.
 HARDWARE: Final = ("x86_vnni", "int16_accumulator")
-#: What the command line calls the network.
+#: The name of the network on the command line.
 MODEL: Final = "hago.demo:DigitNet"
-#: Images to train on, to calibrate on, and, the rest of 1797, to test on.
+#: Numbers of images to train and to calibrate on; the rest of the 1797 are for testing.
 TRAIN, CALIBRATION = 1000, 200
 EPOCHS: Final = 20
 BATCH_SIZE: Final = 100
@@ -42,10 +42,11 @@ BATCH_SIZE: Final = 100
 
 # ---------------------------------------------------------------- the network
 class Block(nn.Module):
-    """Two convolutions and what came in."""
+    """A residual block: two convolutions and a shortcut."""
 
-    def __init__(self, ins: int, outs: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
+        ins, outs = in_channels, out_channels
         self.conv1 = nn.Conv2d(ins, outs, 3, outs // ins, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(outs)
         self.conv2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False)
@@ -86,29 +87,29 @@ class Digits:
 
 
 def load_digits(seed: int = 0) -> Digits:
-    """The digits, read from scikit-learn; nothing is downloaded.
+    """Read the digits that scikit-learn ships; nothing is downloaded.
 
     Raises:
         HagoError: scikit-learn is not installed.
     """
     try:
-        found = importlib.import_module("sklearn.datasets").load_digits()
+        digits = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError:
         raise HagoError("the demo needs a package more: pip install 'hago[demo]'") from None
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(seed))
-    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1)[order] / 16.0
-    labels = torch.tensor(found.target, dtype=torch.int64)[order]
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1)[order] / 16.0
+    labels = torch.tensor(digits.target, dtype=torch.int64)[order]
     parts = [slice(0, TRAIN), slice(TRAIN, TRAIN + CALIBRATION), slice(TRAIN + CALIBRATION, None)]
     return Digits(*((images[p], labels[p]) for p in parts))
 
 
 def batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """A part of the digits as batches."""
+    """Split a part of the digits into batches."""
     return list(zip(torch.split(part[0], BATCH_SIZE), torch.split(part[1], BATCH_SIZE), strict=True))
 
 
 def train(part: tuple[Tensor, Tensor], seed: int = 0, epochs: int = EPOCHS) -> DigitNet:
-    """A trained network in eval mode; the caller's random state is left alone."""
+    """Train a network and return it in eval mode; the caller's random state does not change."""
     images, labels = part
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -129,17 +130,18 @@ def train(part: tuple[Tensor, Tensor], seed: int = 0, epochs: int = EPOCHS) -> D
 # ---------------------------------------------------------------- the demonstration
 @dataclass(frozen=True, slots=True)
 class HardwareResult:
-    """What the demonstration found on one piece of hardware.
+    """The result of the demo on one hardware.
 
     Args:
-        judgement: of the strategy that the search found, on the test images.
-        widest: figures of the most bits everywhere, simulated on the test images: what is had without
-            looking at accumulators.
-        widest_overflows: how many accumulators left their register with those.
-        trials, seconds: that the search took.
+        report: of the strategy that the search found, on the test images.
+        widest: measures of the most bits everywhere, simulated on the test images: the result of quantizing without
+            regard to accumulators.
+        widest_overflows: number of accumulators that left their register with those bits.
+        trials, seconds: length of the search.
+        log, strategy: files that the search wrote.
     """
 
-    judgement: StrategyReport
+    report: StrategyReport
     widest: Mapping[str, Any]
     widest_overflows: int
     trials: int
@@ -148,9 +150,9 @@ class HardwareResult:
     strategy: Path
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The result as JSON values."""
         return {
-            **self.judgement.to_json(),
+            **self.report.to_json(),
             "widest": {**self.widest, "overflows": self.widest_overflows},
             "trials": self.trials,
             "seconds": self.seconds,
@@ -161,17 +163,17 @@ class HardwareResult:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What the demonstration found; prints as a table."""
+    """The results of the demo, one per hardware; returned by `run_demo` and printed as a table."""
 
     results: tuple[HardwareResult, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether the integer model equals the simulator on every image, on every hardware."""
-        return all(r.judgement.same for r in self.results)
+        """Whether the integer model equals the simulator on every image and every hardware."""
+        return all(r.report.same for r in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The result as JSON values."""
         return {"same": self.same, "results": [r.to_json() for r in self.results]}
 
     def __str__(self) -> str:
@@ -191,17 +193,17 @@ class Demo:
 
 
 def _rows(result: HardwareResult) -> list[tuple[str, ...]]:
-    judged = result.judgement
-    proved = sum(v == "proved" for v in judged.verdicts.values())
-    seen = sum(judged.overflows.values())
-    safe = f"{seen} seen" if seen else f"none; proved at {proved} of {len(judged.verdicts)} nodes"
-    naive = f"{result.widest_overflows} seen" if result.widest_overflows else "none"
-    found = {m: (judged.hardware, m, *figure_cells(f)) for m, f in judged.figures.items()}
+    report = result.report
+    proved = sum(v == "proved" for v in report.verdicts.values())
+    overflows = sum(report.overflows.values())
+    of_search = f"{overflows} seen" if overflows else f"none; proved at {proved} of {len(report.verdicts)} nodes"
+    of_widest = f"{result.widest_overflows} seen" if result.widest_overflows else "none"
+    cells = {m: (report.hardware, m, *figure_cells(f)) for m, f in report.figures.items()}
     return [
-        (*found["float"], "", "", ""),
-        (judged.hardware, "widest bits", *figure_cells(result.widest), "", "", naive),
-        (*found["simulated"], str(result.trials), f"{result.seconds:.1f}", safe),
-        (*found["integer"], "", "", ""),
+        (*cells["float"], "", "", ""),
+        (report.hardware, "widest bits", *figure_cells(result.widest), "", "", of_widest),
+        (*cells["simulated"], str(result.trials), f"{result.seconds:.1f}", of_search),
+        (*cells["integer"], "", "", ""),
     ]
 
 
@@ -217,10 +219,12 @@ def run_demo(
     """Train, explain, search, realize and check.
 
     Args:
-        out: a folder; `demo/`, `logs/demo-*` and `strategies/demo-*` in it are written anew.
-        say: is told what happens, line by line.
-        hardware: names or paths.
+        out: a folder; `demo/`, `logs/demo-*` and `strategies/demo-*` in it are replaced.
+        say: called with every line of the progress report.
+        hardware: names or paths of hardware files.
         budget: of each search.
+        seed: of the split of the data, of training and of each search.
+        epochs: of training.
 
     Raises:
         HagoError: scikit-learn is not installed, or the folder cannot be written.
@@ -234,8 +238,10 @@ def run_demo(
         f"{time.monotonic() - started:.1f} s; {len(digits.calibration[0])} digits calibrate, "
         f"{len(digits.test[0])} it has never seen test it"
     )
-    _keep(out, model, digits)
-    return Demo(tuple(_on(name, model, digits, out, say, budget, seed) for name in as_strings(hardware, "hardware")))
+    _save(out, model, digits)
+    return Demo(
+        tuple(_run_on(name, model, digits, out, say, budget, seed) for name in as_strings(hardware, "hardware"))
+    )
 
 
 def _make_folders(out: Path) -> None:
@@ -246,7 +252,7 @@ def _make_folders(out: Path) -> None:
         raise HagoError(f"the demo cannot write to {out}: {error}") from None
 
 
-def _keep(out: Path, model: DigitNet, digits: Digits) -> None:
+def _save(out: Path, model: DigitNet, digits: Digits) -> None:
     try:
         torch.save(model.state_dict(), out / "demo" / "weights.pt")
         for name in ("calibration", "test"):
@@ -256,9 +262,10 @@ def _keep(out: Path, model: DigitNet, digits: Digits) -> None:
         raise HagoError(f"the demo cannot write to {out}: {error}") from None
 
 
-def _on(
+def _run_on(
     name: str, model: DigitNet, digits: Digits, out: Path, say: Callable[[str], None], budget: str | None, seed: int
 ) -> HardwareResult:
+    """Explain, search, measure and inspect on one hardware."""
     chip = load_hardware(name)
     log, saved = out / "logs" / f"demo-{chip.name}.jsonl", out / "strategies" / f"demo-{chip.name}.json"
     log.unlink(missing_ok=True)
@@ -268,14 +275,15 @@ def _on(
     strategy, _ = search_quantize_strategy(model, chip, calibration, budget=budget, seed=seed, log=log, save=saved)
     seconds, trials = time.monotonic() - started, len(read_log(log).trials)
     say(f"searched {trials} trials in {seconds:.1f} s; every one is a line of {log}, the best is {saved}")
-    judgement = report_strategy(model, chip, strategy, test)
-    say(f"{judgement.weights}\n{judgement.exactness_text()[0]}\n")
+    report = report_strategy(model, chip, strategy, test)
+    say(f"{report.weights}\n{report.exactness_text()[0]}\n")
     say(str(inspect_graph_statistic(model, chip, strategy, test)))
     widest, overflows = _widest(model, chip, digits)
-    return HardwareResult(judgement, widest, overflows, trials, seconds, log, saved)
+    return HardwareResult(report, widest, overflows, trials, seconds, log, saved)
 
 
 def _widest(model: DigitNet, chip: Hardware, digits: Digits) -> tuple[Mapping[str, Any], int]:
+    """Measures of the most bits everywhere on the test images, and the number of overflows."""
     prepared = prepare(model, chip, batches(digits.calibration))
     evaluator = Evaluator(
         prepared.graph, Batches(batches(digits.test), prepared.graph.inputs), objective("sqnr"), chip.known_ops

@@ -34,7 +34,7 @@ def test_the_integer_model_is_the_simulation_on_every_image(made: tuple[Path, De
     _, demo, _ = made
     assert demo.same and len(demo.results) == len(SPECS)
     for result in demo.results:
-        judged = result.judgement
+        judged = result.report
         assert judged.samples == TEST and judged.compared > judged.samples * 10
         assert judged.figures["simulated"] == judged.figures["integer"]
         assert judged.figures["float"]["agreement"] == 1.0
@@ -71,7 +71,7 @@ def test_wide_bits_overflow_where_sums_have_16(made: tuple[Path, Demo, list[str]
     _, demo, _ = made
     easy, hard = demo.results
     assert easy.widest_overflows == 0 < hard.widest_overflows
-    assert hard.judgement.figures["simulated"]["sqnr"] > hard.widest["sqnr"]
+    assert hard.report.figures["simulated"]["sqnr"] > hard.widest["sqnr"]
 
 
 def test_training_is_its_own_and_the_same_every_time() -> None:

@@ -1,7 +1,7 @@
-"""Comparison: realizations of one plan on the same data, node by node, in quanta.
+"""Comparison of realizations of one Plan on the same data, node by node, in quanta.
 
-A realization is the plan computed by somebody: the reference engine in int64, the fast kernels, the simulator, an
-engine on the exported ONNX file, or the float model, whose values are measured on the plan's grid.
+A realization is one way of computing the Plan: the reference engine in int64, the fast kernels, the simulator, an
+engine on the exported ONNX file, or the float model, whose values are divided by the Plan's scales.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hago.search.prepare import HardwareLike, StrategyLike, plan_and_batches
 from hago.serialization.text_table import table
 from hago.simulation.simulator import Simulator
 
-#: A node's values on its own grid, centered (integer nodes) or as they are (float nodes), by node name.
+#: The values of nodes by name: centered integers of integer nodes, real values of float nodes.
 Values = dict[str, Tensor]
-#: From the inputs of one batch to the values of every node that can be seen, and the outputs.
+#: From the inputs of one batch to the values of every node that the realization shows, and the outputs.
 Realize = Callable[[Sequence[Tensor]], tuple[Values, list[Tensor]]]
 
 
@@ -44,10 +44,10 @@ def _reference(plan: Plan) -> Realize:
 
         def on_value(node: Node, value: Any) -> None:
             if isinstance(value, Tensor):
-                made = plan.nodes.get(node.name)
-                seen[node.name] = value if made is None else value.to(torch.int64) - made.out.zero_point
+                node_plan = plan.nodes.get(node.name)
+                seen[node.name] = value if node_plan is None else value.to(torch.int64) - node_plan.out.zero_point
 
-        return seen, model.run(inputs, on_value)  # evaluated in this order: seen is filled by the run
+        return seen, model.run(inputs, on_value)  # `seen` is filled by the run
 
     return run
 
@@ -69,7 +69,7 @@ def _simulated(plan: Plan) -> Realize:
 
 def _fast(plan: Plan) -> Realize:
     model = FastModel(plan)
-    return lambda inputs: ({}, model.run(inputs))  # its kernels fuse nodes, so only the outputs are to be seen
+    return lambda inputs: ({}, model.run(inputs))  # its kernels fuse nodes, so only the outputs can be seen
 
 
 def _float(plan: Plan) -> Realize:
@@ -78,8 +78,8 @@ def _float(plan: Plan) -> Realize:
 
         def on_value(node: Node, value: Any) -> None:
             if isinstance(value, Tensor):
-                made = plan.nodes.get(node.name)
-                seen[node.name] = value.clone() if made is None else value / made.out.scale
+                node_plan = plan.nodes.get(node.name)
+                seen[node.name] = value.clone() if node_plan is None else value / node_plan.out.scale
 
         return seen, run_real(plan.graph, inputs, on_value, plan.ops)
 
@@ -87,14 +87,15 @@ def _float(plan: Plan) -> Realize:
 
 
 def _onnx(engine: str, plan: Plan) -> Realize:
-    """QDQ form where ONNX can say the plan so, else QOperator form."""
+    """An engine on the exported file: in QDQ form where that can express the Plan, else in QOperator form."""
     try:
-        made = make_onnx(plan, "qdq")
+        exported = make_onnx(plan, "qdq")
     except HagoError:
-        made = make_onnx(plan, "qoperator")
-    return Seen(made, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
+        exported = make_onnx(plan, "qoperator")
+    return Seen(exported, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
 
 
+#: By name, a function that makes the realization of a Plan.
 REALIZATIONS: Final[Mapping[str, Callable[[Plan], Realize]]] = {
     "reference": _reference,
     "fast": _fast,
@@ -104,16 +105,16 @@ REALIZATIONS: Final[Mapping[str, Callable[[Plan], Realize]]] = {
 }
 
 
-# ---------------------------------------------------------------- what was found
+# ---------------------------------------------------------------- results
 @dataclass(frozen=True, slots=True)
 class RealizationDifference:
-    """One realization against the base.
+    """The differences of one realization from the base, summed over batches.
 
     Args:
         name: of the realization.
-        places: every node that can be seen, in the order of the graph.
-        outputs: of the whole model.
-        skipped: why it did not run; empty where it did.
+        places: one per node that can be seen, in the order of the graph.
+        outputs: one per output of the model.
+        skipped: the reason if it did not run, else empty.
     """
 
     name: str
@@ -141,12 +142,13 @@ class RealizationDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every realization against one; prints as a table of realizations, then of the nodes that differ.
+    """The differences of realizations from one of them; prints as a table of realizations, then of differing nodes.
 
     Args:
-        base: what the others are compared with.
-        samples: of the data.
-        notes: of what users should know of this machine.
+        base: the realization that the others are compared with.
+        samples: number of samples of the data.
+        against: one per other realization.
+        notes: known differences of engines on this machine.
     """
 
     base: str
@@ -175,19 +177,21 @@ class Comparison:
         return "\n".join([*lines, *self.notes])
 
 
-def _row(found: RealizationDifference) -> tuple[str, ...]:
-    if found.skipped:
-        return (found.name, "skipped", "", "", "")
-    compared, out = (sum(p.compared for p in places) for places in (found.integers, found.outputs))
-    equal, same = (sum(p.compared - p.differing for p in places) for places in (found.integers, found.outputs))
-    largest = max((p.largest for p in found.integers), default=0.0)
-    seen = bool(found.integers)
+def _row(difference: RealizationDifference) -> tuple[str, ...]:
+    if difference.skipped:
+        return (difference.name, "skipped", "", "", "")
+    compared, out = (sum(p.compared for p in places) for places in (difference.integers, difference.outputs))
+    differing, differing_out = (
+        sum(p.differing for p in places) for places in (difference.integers, difference.outputs)
+    )
+    largest = max((p.largest for p in difference.integers), default=0.0)
+    visible = bool(difference.integers)
     return (
-        found.name,
-        str(compared) if seen else "not to be seen",
-        str(equal) if seen else "",
-        f"{largest:.3g} quanta" if seen else "",
-        f"{same} of {out}",
+        difference.name,
+        str(compared) if visible else "not to be seen",
+        str(compared - differing) if visible else "",
+        f"{largest:.3g} quanta" if visible else "",
+        f"{out - differing_out} of {out}",
     )
 
 
@@ -200,15 +204,15 @@ def compare_realizations(
     realizations: str | Sequence[str] = tuple(REALIZATIONS),
     base: str = "reference",
 ) -> Comparison:
-    """Run realizations of a strategy on the same data.
+    """Run realizations of a strategy on the same data and compare their values.
 
     Args:
-        realizations: names in REALIZATIONS; one that cannot run here (an engine that is not installed, a
-            strategy that ONNX cannot express) is skipped with the reason.
-        base: what the others are compared with.
+        realizations: names in REALIZATIONS. One that cannot run here (the engine is not installed, or ONNX cannot
+            express the strategy) is skipped with the reason.
+        base: the realization that the others are compared with.
 
     Raises:
-        HagoError: an unknown name, bad data, or a base that cannot run.
+        HagoError: a name is unknown, the data is bad, or the base cannot run.
     """
     realizations = as_strings(realizations, "realizations")
     for name in (*realizations, base):
@@ -220,7 +224,7 @@ def compare_realizations(
 
 
 def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base: str = "reference") -> Comparison:
-    """The same for a Plan that is made already."""
+    """Compare realizations of a resolved Plan; see `compare_realizations`."""
     running: dict[str, Realize] = {}
     skipped: dict[str, str] = {}
     for name in dict.fromkeys(n for n in as_strings(realizations, "realizations") if n != base):
@@ -228,17 +232,17 @@ def compare_plan(plan: Plan, batches: Batches, realizations: Sequence[str], base
             running[name] = REALIZATIONS[name](plan)
         except HagoError as error:
             skipped[name] = str(error)
-    ours = REALIZATIONS[base](plan)
+    run_base = REALIZATIONS[base](plan)
     places: dict[str, dict[str, PlaceCheck]] = {name: {} for name in running}
     outputs: dict[str, dict[str, PlaceCheck]] = {name: {} for name in running}
     for batch in batches:
-        expected = ours(batch.inputs)
+        expected = run_base(batch.inputs)
         for name, run in running.items():
             _compare(plan, expected, run(batch.inputs), places[name], outputs[name])
-    found = {n: RealizationDifference(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
-    found |= {n: RealizationDifference(n, skipped=why) for n, why in skipped.items()}
+    by_name = {n: RealizationDifference(n, tuple(places[n].values()), tuple(outputs[n].values())) for n in running}
+    by_name |= {n: RealizationDifference(n, skipped=why) for n, why in skipped.items()}
     notes = (f"onnxruntime: {SATURATES}",) if "onnxruntime" in (base, *running) and saturates_pairs() else ()
-    return Comparison(base, batches.samples, tuple(found[n] for n in dict.fromkeys(realizations) if n != base), notes)
+    return Comparison(base, batches.samples, tuple(by_name[n] for n in dict.fromkeys(realizations) if n != base), notes)
 
 
 def _compare(

@@ -1,4 +1,8 @@
-"""Headroom: at how many bits an accumulator cannot overflow, whatever weights and thresholds are."""
+"""Explanations: which nodes will run in integers, which stay float and why, before any search.
+
+Nothing here depends on thresholds or data. What is reported on overflow holds for all weights and thresholds; the rest
+is known once a Plan is resolved. `explain_topology` makes the Explanation that `hago.explain` returns.
+"""
 
 from __future__ import annotations
 
@@ -22,74 +26,13 @@ from hago.plan.topology import Topology, fitting_descs, float_boundaries, weight
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
 
 
-def safe_bits(
-    graph: Graph,
-    node: Node,
-    hardware: Hardware,
-    descs: Sequence[OpDesc],
-    choices: Sequence[Sequence[int]],
-    ops: Ops,
-) -> tuple[int | None, bool]:
-    """The most bits that are safe on all operands of an integer node, and whether every choice is safe.
-
-    Args:
-        descs: its integer signatures.
-        choices: of each operand, widest first; empty where there is nothing to choose.
-
-    Returns:
-        (None, False) where it depends on weights and thresholds.
-    """
-    form = ops[node.op].integer
-    assert form is not None
-    moves = form.within_hull and all(d.register.dtype == d.in_dtype(0) for d in descs)
-    if form.table or moves:
-        return None, True
-    rescaled = form.lands or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
-    ones = [torch.ones((), dtype=torch.float64)] * len(choices)
-    if rescaled or form.attrs_at or form.attrs(node.attrs, ones) is not node.attrs or not all(choices):
-        return None, False  # decided by scales: a derived bias, or integers as the producer emits them
-    affine = not TWO_SIDED.isdisjoint((hardware.activation.scheme, hardware.weight.scheme))
-    widest = max(c[0] for c in choices)
-    for bits in range(widest, min(c[-1] for c in choices) - 1, -1):
-        if _fits(graph, node, descs, [min(bits, c[0]) for c in choices], affine, ops):
-            return bits, bits == widest
-    return None, False
-
-
-def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int], affine: bool, ops: Ops) -> bool:
-    """Whether the worst operands of these bits stay inside every register that could be chosen."""
-    form = ops[node.op].integer
-    assert form is not None
-    for desc in descs:
-        if any(b > desc.in_dtype(slot).bits for slot, b in enumerate(bits)):
-            continue
-        operands = []
-        for slot, b in enumerate(bits):
-            one_sided = affine or not desc.in_dtype(slot).signed
-            largest = torch.tensor(float((1 << b) - 1 if one_sided else (1 << (b - 1)) - 1), dtype=torch.float64)
-            operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
-        if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
-            return False
-        if desc.register.overflow in CUTS and form.product is not None:
-            pair = 2 * float(operands[0].magnitude) * float(operands[1].magnitude)
-            if pair > INT16.max:
-                return False
-    return True
-
-
-# ---------------------------------------------------------------- explain
-# Explain: what will be integer, what stays float and why, before any search.
-# Nothing here depends on thresholds or data. What is said about overflow is what holds whatever the weights and
-# thresholds turn out to be; the rest is known once a plan is resolved.
-
-
 @dataclass(frozen=True, slots=True)
 class EdgeChoice:
-    """What an in-edge of an integer node, or its requantized output (`node:out`), may be.
+    """The choices of bits of an in-edge of an integer node, or of its requantized output (`node:out`).
 
     Args:
-        key: the edge.
-        choices: bits, widest first; empty where there is nothing to choose.
+        key: of the edge.
+        choices: numbers of bits, widest first; empty where there is nothing to choose.
         why: where the bits come from: "chosen", "of <node>:out", "as emitted", "derived" (a bias),
             "not quantized".
     """
@@ -107,18 +50,17 @@ class EdgeChoice:
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """What one node may be.
+    """The choices that a search has at one node; one row of an Explanation.
 
     Args:
         integer: whether it runs in integers.
-        reason: why.
+        reason: why it does or does not.
         macs: multiply-accumulates at batch 1.
-        signatures: the ways that the hardware can run it, preferred first.
-        edges: of an integer node, what its in-edges and output may be; of a float node whose weight is
-            quantized, what that may be.
-        safe_bits: the most bits on all its operands at which its accumulator cannot overflow,
-            whatever weights and thresholds are; None where that depends on them.
-        always_safe: whether that holds for every choice.
+        signatures: the signatures with which the hardware can run it, preferred first.
+        edges: the in-edges and the output of an integer node, or the quantized weight of a float node.
+        safe_bits: the most bits on all its operands at which its accumulator cannot overflow for any weights and
+            thresholds; None where that depends on them.
+        always_safe: whether no choice of bits can overflow.
     """
 
     name: str
@@ -133,7 +75,7 @@ class NodeChoice:
 
     @property
     def overflow(self) -> str:
-        """In words: whether the accumulator can overflow."""
+        """A phrase that tells whether the accumulator can overflow."""
         if not self.integer:
             return ""
         if self.always_safe:
@@ -143,7 +85,7 @@ class NodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class FloatBoundary:
-    """An edge where values go from float to integer or back."""
+    """An edge on which values change from float to integer or back."""
 
     edge: str
     source: str
@@ -155,13 +97,14 @@ class FloatBoundary:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a topology and a space mean; prints as a table.
+    """A topology and a search space, explained node by node; prints as a table.
 
     Args:
+        hardware: name of the hardware.
         rows: one per computed node, in order.
-        crossings: where values go from float to integer or back.
-        groups: how many edge groups have bits to choose.
-        choices: how many choices they have in all.
+        crossings: the edges on which values change from float to integer or back.
+        groups: number of edge groups whose bits can be chosen.
+        choices: number of points of the search space.
     """
 
     hardware: str
@@ -187,7 +130,7 @@ class Explanation:
         return sum(r.macs for r in self.rows if not r.integer)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The explanation as JSON values."""
         return {
             "hardware": self.hardware,
             "integer_nodes": self.integer_nodes,
@@ -237,7 +180,7 @@ class Explanation:
 
 
 def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Explanation:
-    """What will be integer on a piece of hardware, what stays float and why.
+    """Explain which nodes will run in integers on a hardware, and why the others stay float.
 
     Args:
         topology, space: of this graph on this hardware.
@@ -246,11 +189,11 @@ def explain_topology(graph: Graph, hardware: Hardware, topology: Topology, space
     rows = tuple(
         _explain(graph, node, hardware, topology, space, ops) for node in graph if node.op not in (INPUT, CONST)
     )
-    crossed = tuple(_crossing(graph, topology, e) for e in float_boundaries(graph, topology))
-    return Explanation(hardware.name, rows, crossed, len(space.groups), space.size)
+    boundaries = tuple(_boundary(graph, topology, e) for e in float_boundaries(graph, topology))
+    return Explanation(hardware.name, rows, boundaries, len(space.groups), space.size)
 
 
-def _crossing(graph: Graph, topology: Topology, edge: Edge) -> FloatBoundary:
+def _boundary(graph: Graph, topology: Topology, edge: Edge) -> FloatBoundary:
     source = graph.source(edge)
     return FloatBoundary(str(edge), source, "float" if topology.nodes[source] else "integer")
 
@@ -262,10 +205,10 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
     edges: tuple[EdgeChoice, ...] = ()
     if weight_only:
         descs = weight_only_descs(graph, node, hardware, ops)
-        edges = tuple(_real(e, space) for e in node.edges)
+        edges = tuple(_weight_edge(e, space) for e in node.edges)
     else:
         descs = fitting if integer else hardware.float_descs(node.op, fits=bool(fitting))
-        edges = _edges(graph, node, space, ops) if integer else ()
+        edges = _integer_edges(graph, node, space, ops) if integer else ()
     safe, always = None, False
     if integer:
         choices = [e.choices for e in edges[: len(node.inputs)]]
@@ -283,40 +226,97 @@ def _explain(graph: Graph, node: Node, hardware: Hardware, topology: Topology, s
     )
 
 
+# ---------------------------------------------------------------- overflow
+def safe_bits(
+    graph: Graph,
+    node: Node,
+    hardware: Hardware,
+    descs: Sequence[OpDesc],
+    choices: Sequence[Sequence[int]],
+    ops: Ops,
+) -> tuple[int | None, bool]:
+    """The most bits on all operands of an integer node at which its accumulator cannot overflow.
+
+    Args:
+        descs: its integer signatures.
+        choices: of the bits of each operand, widest first; empty where there is nothing to choose.
+
+    Returns:
+        The number of bits, and whether every choice is safe; (None, False) where that depends on weights and
+        thresholds.
+    """
+    form = ops[node.op].integer
+    assert form is not None
+    moves = form.within_hull and all(d.register.dtype == d.in_dtype(0) for d in descs)
+    if form.table or moves:
+        return None, True
+    rescaled = form.lands or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
+    ones = [torch.ones((), dtype=torch.float64)] * len(choices)
+    if rescaled or form.attrs_at or form.attrs(node.attrs, ones) is not node.attrs or not all(choices):
+        return None, False  # scales decide: of a derived bias, or of integers as the producer emits them
+    affine = not TWO_SIDED.isdisjoint((hardware.activation.scheme, hardware.weight.scheme))
+    widest = max(c[0] for c in choices)
+    for bits in range(widest, min(c[-1] for c in choices) - 1, -1):
+        if _fits(graph, node, descs, [min(bits, c[0]) for c in choices], affine, ops):
+            return bits, bits == widest
+    return None, False
+
+
+def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int], affine: bool, ops: Ops) -> bool:
+    """Whether the largest operands of these bits fit the register of every signature that could be chosen."""
+    form = ops[node.op].integer
+    assert form is not None
+    for desc in descs:
+        if any(b > desc.in_dtype(slot).bits for slot, b in enumerate(bits)):
+            continue
+        operands = []
+        for slot, b in enumerate(bits):
+            one_sided = affine or not desc.in_dtype(slot).signed
+            largest = torch.tensor(float((1 << b) - 1 if one_sided else (1 << (b - 1)) - 1), dtype=torch.float64)
+            operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
+        if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
+            return False
+        if desc.register.overflow in CUTS and form.product is not None:
+            pair = 2 * float(operands[0].magnitude) * float(operands[1].magnitude)
+            if pair > INT16.max:
+                return False
+    return True
+
+
 # ---------------------------------------------------------------- edges
-def _real(edge: Edge, space: Space) -> EdgeChoice:
-    """An in-edge of a float node: its weight may have bits."""
+def _weight_edge(edge: Edge, space: Space) -> EdgeChoice:
+    """The choices of an in-edge of a float node: only a quantized weight has any."""
     group = space.groups.get(str(edge))
     return EdgeChoice(str(edge), () if group is None else group.choices, "not quantized" if group is None else "chosen")
 
 
-def _edges(graph: Graph, node: Node, space: Space, ops: Ops) -> tuple[EdgeChoice, ...]:
+def _integer_edges(graph: Graph, node: Node, space: Space, ops: Ops) -> tuple[EdgeChoice, ...]:
     form = ops[node.op].integer
     assert form is not None
-    requantized = {e: g for g in space.groups.values() if g.key == f"{g.source}:out" for e in g.edges}
-    found = []
+    outputs = {e: g for g in space.groups.values() if g.key == f"{g.source}:out" for e in g.edges}
+    choices = []
     for edge in node.edges:
         key, kind = str(edge), form.slot(edge.slot)
         if key in space.groups:
-            found.append(EdgeChoice(key, space.groups[key].choices, "chosen"))
+            choices.append(EdgeChoice(key, space.groups[key].choices, "chosen"))
         elif kind in ("bias", "plain"):
-            found.append(EdgeChoice(key, (), "derived" if kind == "bias" else "not quantized"))
-        elif edge in requantized:
-            found.append(EdgeChoice(key, requantized[edge].choices, f"of {requantized[edge].key}"))
+            choices.append(EdgeChoice(key, (), "derived" if kind == "bias" else "not quantized"))
+        elif edge in outputs:
+            choices.append(EdgeChoice(key, outputs[edge].choices, f"of {outputs[edge].key}"))
         else:
-            found.append(EdgeChoice(key, (), "as emitted"))
+            choices.append(EdgeChoice(key, (), "as emitted"))
     out = space.groups.get(f"{node.name}:out")
-    return (*found, *([EdgeChoice(out.key, out.choices, "chosen")] if out else []))
+    return (*choices, *([EdgeChoice(out.key, out.choices, "chosen")] if out else []))
 
 
 # ---------------------------------------------------------------- text and JSON
 def _letters(rows: Sequence[NodeChoice]) -> dict[str, str]:
-    """A letter for every signature, in the order they are met."""
-    found: dict[str, str] = {}
+    """A letter for every signature, in order of appearance."""
+    letters: dict[str, str] = {}
     for signature in (s for r in rows for s in r.signatures):
-        index = len(found)
-        found.setdefault(signature, chr(ord("A") + index % 26) * (1 + index // 26))
-    return found
+        index = len(letters)
+        letters.setdefault(signature, chr(ord("A") + index % 26) * (1 + index // 26))
+    return letters
 
 
 def _row_text(row: NodeChoice, letters: dict[str, str]) -> tuple[str, ...]:

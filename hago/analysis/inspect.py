@@ -1,7 +1,12 @@
-"""Tally: what is summed up about one node while batches stream by.
+"""Inspection: run the float model, the simulator and the integer model in lockstep, and compare every node.
 
-Everything is float64 and over finite values: where any of a position's values is infinite or NaN
-(masks of attention, say), the position is left out.
+`inspect_plan` makes one pass over each batch. The simulator drives it: as each of its values appears, the float model
+and the integer model compute the same node, the three are compared, and values are dropped after their last reader. So
+memory is that of the widest cut of the graph, three times. A Tally per node sums up the batches, and `summarize` turns
+it into the NodeStatistic that `hago.analysis.statistic` defines.
+
+Sums are float64 and over finite values: a position where any of the compared values is infinite or NaN (as in masks of
+attention) is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from hago.analysis.statistic import (
     ValueStatistic,
     free_integers,
     limit,
-    moved_sample,
+    quantized_sample,
 )
 from hago.arithmetic.numerics import Lost, dequantize
 from hago.arithmetic.types import Edge, QParams
@@ -44,10 +49,15 @@ from hago.runtime.reference import IntegerModel, center
 from hago.search.objective import decibels
 from hago.simulation.simulator import Simulator
 
-#: How many values are turned into float64 at a time.
+__all__ = ["GraphStatistic", "inspect_plan"]
+
+#: Number of values that are converted to float64 at a time.
 INSPECTED_AT_ONCE: Final = 1 << 17
+#: A weight channel whose largest |q| is below this is called narrow: it has less than 4 bits.
+NARROW: Final = 8
 
 
+# ---------------------------------------------------------------- sums over batches
 @dataclass(slots=True)
 class Moments:
     """Count, range, mean and sum of squared deviations, merged chunk by chunk.
@@ -64,27 +74,27 @@ class Moments:
     high: float = -math.inf
 
     def add(self, x: Tensor) -> None:
-        """Take in a flat float64 tensor of finite values."""
+        """Add a flat float64 tensor of finite values."""
         if not x.numel():
             return
         mean, n = float(x.mean()), x.numel()
         squares = float((x - mean).square().sum())
-        total, apart = self.count + n, mean - self.mean
-        self.squares += squares + apart * apart * self.count * n / total
-        self.mean += apart * n / total
+        total, delta = self.count + n, mean - self.mean
+        self.squares += squares + delta * delta * self.count * n / total
+        self.mean += delta * n / total
         self.count = total
         low, high = torch.aminmax(x)
         self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the values seen."""
+        """The standard deviation of the values that were added."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 @dataclass(slots=True)
 class EdgeTally:
-    """Sums of EdgeSamples."""
+    """The sum of the EdgeSamples of one edge over batches."""
 
     saturated: int = 0
     values: int = 0
@@ -93,7 +103,7 @@ class EdgeTally:
     clipped: float = 0.0
 
     def add(self, sample: EdgeSample) -> None:
-        """Take in one batch."""
+        """Add the sample of one batch."""
         self.saturated += sample.saturated
         self.values += sample.values
         self.signal += sample.signal
@@ -111,15 +121,16 @@ def _gram() -> Tensor:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over all batches for one node.
+    """The sums over all batches for one node. Lockstep fills it; `summarize` reads it at the end.
 
     Attributes:
         products: sums of the products of every pair of causes (CAUSES x CAUSES).
-        largest: of each cause, the largest magnitude.
+        largest: the largest magnitude of each cause.
         signal, simulated_signal, cross, noise: sums of F^2, S^2, F * S and (S - F)^2.
         max_error: the largest |S - F|.
-        differences: values that differ between simulator and integer model.
-        max_difference: by how much, in quanta; in real units for a float node.
+        left_out: number of positions with an infinite or NaN value.
+        differences: number of values that differ between the simulator and the integer model.
+        max_difference: the largest difference, in quanta; in real units for a float node.
     """
 
     float_values: Moments = field(default_factory=Moments)
@@ -141,21 +152,21 @@ class Tally:
     max_difference: float = 0.0
 
     def add_split(self, split: Split) -> None:
-        """Take in the causes of one batch."""
+        """Add the causes of one batch."""
         for slot, sample in split.edges.items():
             self.edges.setdefault(slot, EdgeTally()).add(sample)
         self.overflows += split.overflows
         self.accumulators += split.accumulators
         for first, *rest in _chunks([split.reference, *(value for _, value in split.steps)]):
             together = torch.stack([first, *rest])
-            if not math.isfinite(float(together.sum())):  # one pass tells that no value is infinite or NaN
+            if not math.isfinite(float(together.sum())):  # a finite sum shows that all values are finite
                 finite = torch.isfinite(together).all(0)
                 self.left_out += int((~finite).sum())
                 together = together[:, finite]
             self._add_errors(together, split)
 
     def _add_errors(self, values: Tensor, split: Split) -> None:
-        """Take in the reference and each step's values, one row each."""
+        """Add the errors of one chunk; `values` has a row for the reference and one for each step."""
         reference, simulated = values[0], values[-1]
         if not reference.numel():
             return
@@ -175,39 +186,33 @@ class Tally:
         self.max_error = max(self.max_error, float(error.abs().max()))
 
     def add_values(self, reference: Tensor, simulated: Tensor, realized: Tensor | None) -> None:
-        """Take in the values of one batch; `realized` is None where it equals `simulated`."""
+        """Add the values of one batch; `realized` is None where it equals `simulated`."""
         if realized is not None and self.integer_values is None:
-            self.integer_values = copy.copy(self.simulated_values)
-        self._moments(self.float_values, reference)
-        self._moments(self.simulated_values, simulated)
+            self.integer_values = copy.copy(self.simulated_values)  # until now they were equal
+        self._add_moments(self.float_values, reference)
+        self._add_moments(self.simulated_values, simulated)
         if self.integer_values is not None:
-            self._moments(self.integer_values, simulated if realized is None else realized)
+            self._add_moments(self.integer_values, simulated if realized is None else realized)
 
     @staticmethod
-    def _moments(moments: Moments, x: Tensor) -> None:
+    def _add_moments(moments: Moments, x: Tensor) -> None:
         for (chunk,) in _chunks([x]):
             moments.add(chunk if math.isfinite(float(chunk.sum())) else chunk[torch.isfinite(chunk)])
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors, flat, side by side, in float64 pieces."""
+    """Flatten tensors of equal size and yield them in chunks of float64, one list per chunk."""
     flat = [t.reshape(-1) for t in tensors]
     for start in range(0, flat[0].numel(), INSPECTED_AT_ONCE):
         yield [t[start : start + INSPECTED_AT_ONCE].to(torch.float64) for t in flat]
 
 
-# ---------------------------------------------------------------- summary
-# Summary: from what was summed up about a node to its NodeStatistic.
-
-#: A weight channel whose largest |q| is below this is called narrow: it has less than 4 bits.
-NARROW: Final = 8
-
-
+# ---------------------------------------------------------------- from sums to statistics
 def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | None) -> NodeStatistic:
-    """The statistic of one node.
+    """Make the statistic of one node from its sums.
 
     Args:
-        splitter: of an integer node.
+        splitter: of an integer node; None for a float node.
     """
     measured = tally.count > 0
     inherited, own = float(tally.products[0, 0]), float(tally.products[1:, 1:].sum())
@@ -258,16 +263,16 @@ def _cosine(tally: Tally) -> float | None:
 
 def _causes(tally: Tally) -> Mapping[Cause, CauseStatistic]:
     total, own = float(tally.products.sum()), float(tally.products[1:, 1:].sum())
-    found: dict[Cause, CauseStatistic] = {}
+    causes: dict[Cause, CauseStatistic] = {}
     for i, cause in enumerate(CAUSES):
-        along_own = float(tally.products[i, 1:].sum())
-        found[cause] = CauseStatistic(
+        with_own = float(tally.products[i, 1:].sum())
+        causes[cause] = CauseStatistic(
             power=float(tally.products[i, i]) / tally.count if tally.count else 0.0,
             largest=tally.largest[i],
             share=float(tally.products[i].sum()) / total if total > 0.0 else None,
-            own_share=along_own / own if own > 0.0 and cause != "inherited" else None,
+            own_share=with_own / own if own > 0.0 and cause != "inherited" else None,
         )
-    return found
+    return causes
 
 
 def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
@@ -279,52 +284,52 @@ def _verdict(node_plan: NodePlan | None, tally: Tally) -> Verdict:
 
 
 def _bound(node_plan: NodePlan) -> float:
+    """The largest accumulator that any input can cause, over the maximum of its register."""
     register = node_plan.desc.register
-    seen = max(node_plan.bound, node_plan.raw_bound) if register.overflow == "saturate_end" else node_plan.bound
-    over = seen / register.dtype.max
-    return over if node_plan.pairs is None else max(over, node_plan.pairs.over)
+    bound = max(node_plan.bound, node_plan.raw_bound) if register.overflow == "saturate_end" else node_plan.bound
+    ratio = bound / register.dtype.max
+    return ratio if node_plan.pairs is None else max(ratio, node_plan.pairs.over)
 
 
-# ---------------------------------------------------------------- edges
 def _edges(splitter: NodeSplitter, tally: Tally) -> tuple[EdgeStatistic, ...]:
     node, node_plan = splitter.node, splitter.node_plan
     form = splitter.plan.ops[node.op].integer
     assert form is not None
     power = tally.signal / tally.count if tally.count else 0.0
-    found = []
+    statistics = []
     for slot, qparams in enumerate(node_plan.operands):
         if qparams is None:
             continue
         edge, source = str(Edge(node.name, slot)), node.inputs[slot]
-        in_units = form.slot(slot) in ("bias", "common")
-        made: EdgeStatistic
+        in_node_units = form.slot(slot) in ("bias", "common")
+        statistic: EdgeStatistic
         if slot in splitter.consts:
-            made = _edge(edge, source, "constant", qparams)
-            made = _moved(made, splitter.const_edges[slot], None if in_units else power)
+            statistic = _unchanged(edge, source, "constant", qparams)
+            statistic = _with_error(statistic, splitter.const_edges[slot], None if in_node_units else power)
             channels, narrow = _channels(splitter.plan, Edge(node.name, slot), splitter.consts[slot])
-            made = replace(made, channels=channels, narrow_channels=narrow)
+            statistic = replace(statistic, channels=channels, narrow_channels=narrow)
         else:
-            made = _edge(edge, source, "data", qparams)
+            statistic = _unchanged(edge, source, "data", qparams)
             if slot in tally.edges:
-                made = _moved(made, tally.edges[slot], None if in_units else power)
-        found.append(made)
+                statistic = _with_error(statistic, tally.edges[slot], None if in_node_units else power)
+        statistics.append(statistic)
     if OUT in tally.edges:
-        made = _edge(f"{node.name}:out", node.name, "output", node_plan.out)
-        found.append(_moved(made, tally.edges[OUT], None))
-    return tuple(found)
+        statistic = _unchanged(f"{node.name}:out", node.name, "output", node_plan.out)
+        statistics.append(_with_error(statistic, tally.edges[OUT], None))
+    return tuple(statistics)
 
 
-def _edge(edge: str, source: str, kind: EdgeRole, qparams: QParams) -> EdgeStatistic:
-    """An edge on which nothing changes."""
+def _unchanged(edge: str, source: str, kind: EdgeRole, qparams: QParams) -> EdgeStatistic:
+    """The statistic of an edge that passes values as they are."""
     bits, scale = (qparams.qmax - qparams.qmin).bit_length(), float(qparams.scale.max())
     return EdgeStatistic(edge, source, kind, bits, str(qparams.dtype), scale, qparams.per_channel, requantized=False)
 
 
-def _moved(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: float | None) -> EdgeStatistic:
-    """An edge with what was seen on it.
+def _with_error(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: float | None) -> EdgeStatistic:
+    """The statistic of an edge that quantizes values.
 
     Args:
-        power: of the node's value; None where the edge is in the units of that value.
+        power: mean square of the node's value; None where the edge is in the units of that value.
     """
     gain = (1.0 / sample.values if sample.values else 0.0) if power is None else 0.0
     if power is not None and sample.signal > 0.0:
@@ -342,22 +347,22 @@ def _moved(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: float | N
 
 
 def _weights(plan: Plan, node: Node, tally: Tally) -> tuple[EdgeStatistic, ...]:
-    """Of a float node, the weights that rest as integers."""
+    """The statistics of the weights of a float node that are stored as integers."""
     power = tally.signal / tally.count if tally.count else 0.0
-    found = []
+    statistics = []
     for edge in node.edges:
         if (weight := plan.weights.get(edge)) is not None:
             source = plan.graph.source(edge)
             free = free_integers(plan, source, weight.qparams)
-            made = _edge(str(edge), source, "constant", weight.qparams)
-            made = _moved(made, moved_sample(plan.graph.consts[source], free, weight.qparams), power)
+            statistic = _unchanged(str(edge), source, "constant", weight.qparams)
+            statistic = _with_error(statistic, quantized_sample(plan.graph.consts[source], free, weight.qparams), power)
             channels, narrow = _channels(plan, edge, free)
-            found.append(replace(made, channels=channels, narrow_channels=narrow))
-    return tuple(found)
+            statistics.append(replace(statistic, channels=channels, narrow_channels=narrow))
+    return tuple(statistics)
 
 
 def _channels(plan: Plan, edge: Edge, free: Tensor) -> tuple[int, int]:
-    """Output channels of a weight, and how many are narrow; (0, 0) for other constants.
+    """The number of output channels of a weight, and of those that are narrow; (0, 0) for other constants.
 
     Args:
         free: its centered integers without limits.
@@ -376,24 +381,16 @@ def _per_channel(weight: Tensor, axis: int) -> Tensor:
     return magnitude.reshape(magnitude.shape[0], -1).amax(1)
 
 
-# ---------------------------------------------------------------- inspect
-# Inspect: run the float model, the simulator and the integer model in lockstep and compare every node.
-# One pass over each batch. The whole simulator drives; as each of its values appears, the float model and the integer
-# model compute the same node, the three are compared, and a value is dropped after its last reader. So memory is that
-# of the widest cut of the graph, three times over.
-
-__all__ = ["GraphStatistic", "inspect_plan"]
-
-
+# ---------------------------------------------------------------- inspection
 def inspect_plan(plan: Plan, batches: Iterable[Batch]) -> GraphStatistic:
-    """Float against simulated against integer for every node, and the cause of every error.
+    """Compare float, simulated and integer values of every node, and find the causes of its error.
 
-    The causes are defined in `hago.analysis.statistic`, the rule that names the first node to go wrong in
+    The causes are defined in `hago.analysis.statistic`; the rule that names the first node to go wrong, in
     `GraphStatistic.first_wrong`.
 
     Args:
-        plan: what to inspect.
-        batches: flat inputs in the graph's order; each is read once.
+        plan: the Plan to inspect.
+        batches: flat inputs in the order of the graph's inputs; each is read once.
 
     Raises:
         DataError: no batches, or a batch without the model's inputs.
@@ -419,11 +416,11 @@ def inspect_plan(plan: Plan, batches: Iterable[Batch]) -> GraphStatistic:
 
 
 class Lockstep:
-    """The three executions of one plan, node by node; lives for one inspection.
+    """The three executions of one Plan, node by node. `inspect_plan` makes it and calls `feed` once per batch.
 
     Attributes:
-        tallies: what was found, by node.
-        splitters: of the integer nodes.
+        tallies: the sums over batches, by node.
+        splitters: by name of the integer node.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -431,8 +428,8 @@ class Lockstep:
         computed = [n for n in plan.graph if n.op not in (INPUT, CONST)]
         self.tallies = {n.name: Tally() for n in plan.graph if n.op != CONST}
         self.splitters = {n.name: NodeSplitter(plan, n) for n in computed if n.name in plan.nodes}
-        self._integer_models = {n.name: IntegerModel(alone(plan, n)) for n in computed}
-        self._simulator = Simulator(plan, watch=self._watch)
+        self._integer_models = {n.name: IntegerModel(single_node_plan(plan, n)) for n in computed}
+        self._simulator = Simulator(plan, watch=self._on_accumulator)
         self._done = last_readers(plan.graph)
         self._accumulators: dict[str, Tensor] = {}
         self._lost: dict[str, Lost] = {}
@@ -451,15 +448,15 @@ class Lockstep:
             values.update(consts)
         self._exact = dict.fromkeys(consts, True)
         self._inputs = dict(zip(self.graph.inputs, inputs, strict=True))
-        self._simulator.run(inputs, self._see)
+        self._simulator.run(inputs, self._on_value)
 
-    def _watch(self, node: Node, accumulator: Tensor, lost: Lost | None = None) -> None:
+    def _on_accumulator(self, node: Node, accumulator: Tensor, lost: Lost | None = None) -> None:
         self._accumulators[node.name] = accumulator
         if lost is not None:
             self._lost[node.name] = lost
 
-    def _see(self, node: Node, carrier: Any) -> None:
-        """The simulator has computed a node: so do the others, and compare."""
+    def _on_value(self, node: Node, carrier: Any) -> None:
+        """Compute a node in float and in integers too, once the simulator has computed it, and compare the three."""
         name = node.name
         if node.op == INPUT:
             self._float[name] = self._integer[name] = self._inputs[name]
@@ -517,7 +514,7 @@ class Lockstep:
             )
 
     def _split_float(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
-        """All error of a float node is inherited, but for what a weight that rests as integers adds."""
+        """The error of a float node: inherited, but for what a weight that is stored as integers adds."""
         if not any(e in self.plan.weights for e in node.edges):
             return Split(reference, (("inherited", simulated),))
         inherited = reference
@@ -527,8 +524,8 @@ class Lockstep:
         return Split(reference, (("inherited", inherited), ("constants", simulated)))
 
 
-def alone(plan: Plan, node: Node) -> Plan:
-    """The plan of one node whose producers are inputs, so that it can be run by itself."""
+def single_node_plan(plan: Plan, node: Node) -> Plan:
+    """The Plan of one node whose producers are graph inputs, so that it can be run by itself."""
     graph = plan.graph
     sources = [graph[s] for s in dict.fromkeys(node.inputs)]
     inputs = tuple(s.name for s in sources if s.op != CONST)

@@ -1,6 +1,11 @@
-"""Ops that signatures are timed on: each at a size that computes long on few bytes, and at one that moves many.
+"""Measurement of a CPU: time the signatures of a hardware file on this machine, and write the times as its figures.
 
-The first op that a signature lists, in this order, stands for it.
+Every signature is timed on one op that lists it, the first of TIMED: integer signatures on the kernels that run integer
+models here, float ones on torch's. A size that fits into caches gives the throughput, one that does not gives the
+bandwidth of memory.
+
+Invariant: a measured copy differs from the given hardware only in figures of cost, name, sources and notes. A figure
+that cannot be measured here stays as it was, and a note says why. `measure_hardware`, at the end, makes the copy.
 """
 
 from __future__ import annotations
@@ -39,9 +44,10 @@ JobKind = Literal["macs", "elements"]
 TensorShape = tuple[int, ...]
 
 
+# ---------------------------------------------------------------- the ops that are timed
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A module of one op, and the shapes of what it reads, the batch first."""
+    """A function that makes a module of one op, and the shapes of its inputs, with the batch first."""
 
     make: Callable[[], nn.Module]
     shapes: tuple[TensorShape, ...]
@@ -52,12 +58,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class TimedOp:
-    """One op.
+    """One op that signatures can be timed on, at two sizes.
 
     Args:
-        kind: what its throughput is counted in.
-        in_cache: where computing takes the time.
-        in_memory: where moving values takes the time: several times what caches hold.
+        kind: the unit of its throughput.
+        in_cache: the size at which computing takes the time.
+        in_memory: the size at which moving values takes the time, several times that of caches.
     """
 
     kind: JobKind
@@ -65,8 +71,8 @@ class TimedOp:
     in_memory: Case
 
 
-class _Call(nn.Module):
-    """A function as a module; two operands where it takes two."""
+class _Unary(nn.Module):
+    """A function of one operand as a module."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -76,13 +82,15 @@ class _Call(nn.Module):
         return self.function(x)
 
 
-class _Call2(_Call):
+class _Binary(_Unary):
+    """A function of two operands as a module."""
+
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         return self.function(x, y)
 
 
 class _Product(nn.Module):
-    """A product with a constant matrix."""
+    """A matrix product with a constant."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -100,12 +108,12 @@ def _elements(make: Callable[[], nn.Module], operands: int = 1) -> TimedOp:
     return TimedOp("elements", Case(make, (_SMALL,) * operands), Case(make, (_LARGE,) * operands))
 
 
-def _call(function: Callable[..., Tensor]) -> TimedOp:
-    return _elements(partial(_Call, function))
+def _unary(function: Callable[..., Tensor]) -> TimedOp:
+    return _elements(partial(_Unary, function))
 
 
-def _call2(function: Callable[..., Tensor]) -> TimedOp:
-    return _elements(partial(_Call2, function), 2)
+def _binary(function: Callable[..., Tensor]) -> TimedOp:
+    return _elements(partial(_Binary, function), 2)
 
 
 def _macs(
@@ -117,24 +125,24 @@ def _macs(
 _CONV1, _CONV2, _CONV3 = (partial(conv, 128, 128, 3, padding=1) for conv in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 _THIN1, _THIN2, _THIN3 = (partial(conv, 16, 16, 1) for conv in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
-#: By name, the preferred first.
+#: The ops that are timed, by name; the first that a signature lists stands for it.
 TIMED: Final[Mapping[str, TimedOp]] = {
     "conv2d": _macs(_CONV2, (1, 128, 28, 28), _THIN2, (64, 16, 128, 128)),
     "linear": _macs(partial(nn.Linear, 1024, 1024), (64, 1024), partial(nn.Linear, 4096, 4096), (1, 4096)),
     "matmul": _macs(partial(_Product, 1024, 1024), (64, 1024), partial(_Product, 4096, 4096), (1, 4096)),
     "conv1d": _macs(_CONV1, (4, 128, 196), _THIN1, (64, 16, 128 * 128)),
     "conv3d": _macs(_CONV3, (1, 128, 4, 10, 10), _THIN3, (64, 16, 8, 32, 32)),
-    "add": _call2(torch.add),
+    "add": _binary(torch.add),
     "relu": _elements(nn.ReLU),
     "clamp": _elements(nn.ReLU6),
     "max_pool2d": _elements(partial(nn.MaxPool2d, 2)),
     "avg_pool2d": _elements(partial(nn.AvgPool2d, 2)),
     "adaptive_avg_pool2d": _elements(partial(nn.AdaptiveAvgPool2d, 1)),
-    "sub": _call2(torch.sub),
-    "mul": _call2(torch.mul),
-    "concat": _elements(partial(_Call2, lambda x, y: torch.cat((x, y), 1)), 2),
-    "sigmoid": _call(torch.sigmoid),
-    "tanh": _call(torch.tanh),
+    "sub": _binary(torch.sub),
+    "mul": _binary(torch.mul),
+    "concat": _elements(partial(_Binary, lambda x, y: torch.cat((x, y), 1)), 2),
+    "sigmoid": _unary(torch.sigmoid),
+    "tanh": _unary(torch.tanh),
     "silu": _elements(nn.SiLU),
     "gelu": _elements(nn.GELU),
     "hardswish": _elements(nn.Hardswish),
@@ -144,16 +152,15 @@ TIMED: Final[Mapping[str, TimedOp]] = {
 
 
 # ---------------------------------------------------------------- timing
-# Timing: signatures of a hardware as calls of the kernels that run them here, and how long calls take.
-
-#: Rounds over all calls, and the seconds that a round gives to each at the least.
+#: Number of rounds over all calls.
 ROUNDS: Final = 9
+#: The least time of each call in a round, in seconds.
 SLICE: Final = 0.004
-#: The figure that each kind of work is for.
+#: The figure of the hardware file that each unit of throughput gives.
 FIGURES: Final[Mapping[JobKind, str]] = {"macs": "macs_per_cycle", "elements": "elements_per_cycle"}
-#: Bytes of a copy.
+#: Size in bytes of the copy that is timed.
 _COPIED: Final = 128 << 20
-#: A convolution whose sums are of a size that caches hold.
+#: A convolution whose accumulators fit into caches.
 _SUMS: Final = Case(partial(nn.Conv2d, 16, 128, 1), ((1, 16, 32, 32),))
 
 
@@ -164,40 +171,42 @@ class Job:
     Args:
         work: multiply-accumulates or elements of one call.
         moved: bytes that it reads and writes.
-        said: what it is, in words.
+        description: the op, its size and its kernel, for the report.
     """
 
     run: Callable[[], object]
     work: int
     moved: int
-    said: str
+    description: str
 
 
 def fastest(jobs: Sequence[Job]) -> list[float]:
-    """Seconds of one call of each, in the fastest of interleaved rounds, after warming.
+    """Time one call of each job, in seconds: the fastest of interleaved rounds, after a warm-up.
 
-    Whatever else the machine does only adds to them, so a busy machine is told from a slow one.
+    Other load on the machine only adds time, so the fastest round is the one that it disturbed least.
     """
     repeats = []
     for job in jobs:
         job.run()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         job.run()
-        repeats.append(max(1, int(SLICE / max(time.perf_counter() - begun, 1e-7))))
-    found: list[list[float]] = [[] for _ in jobs]
+        repeats.append(max(1, int(SLICE / max(time.perf_counter() - start, 1e-7))))
+    times: list[list[float]] = [[] for _ in jobs]
     for _ in range(ROUNDS):
-        for job, repeat, seconds in zip(jobs, repeats, found, strict=True):
-            begun = time.perf_counter()
+        for job, repeat, seconds in zip(jobs, repeats, times, strict=True):
+            start = time.perf_counter()
             for _ in range(repeat):
                 job.run()
-            seconds.append((time.perf_counter() - begun) / repeat)
-    return [min(seconds) for seconds in found]
+            seconds.append((time.perf_counter() - start) / repeat)
+    return [min(seconds) for seconds in times]
 
 
-# ---------------------------------------------------------------- what stands for a signature
+# ---------------------------------------------------------------- the calls that stand for a signature
 def signature_jobs(hardware: Hardware) -> Iterator[tuple[str, str, tuple[Job, Job] | str]]:
-    """By signature and figure: a call that computes long on few bytes, and one that moves many; or why there is
-    none. What neither can be timed nor has the figure is left out."""
+    """Yield for every signature and figure a call in caches and one in memory, or the reason why there is none.
+
+    A pair that can neither be timed nor has the figure in the file is left out.
+    """
     listed: dict[str, dict[str, OpDesc]] = {}
     for op, descs in hardware.ops.items():
         for desc in descs:
@@ -210,7 +219,7 @@ def signature_jobs(hardware: Hardware) -> Iterator[tuple[str, str, tuple[Job, Jo
 
 
 def _first_job(hardware: Hardware, by_op: Mapping[str, OpDesc], ops: Sequence[str]) -> tuple[Job, Job] | str:
-    """Of the first op that runs on its signature's own dtypes here; or why the first one does not."""
+    """The calls of the first op that runs here in its signature's own dtypes, or why the first op does not."""
     why = "none of its ops is among those that are timed"
     for number, op in enumerate(ops):
         case, desc = TIMED[op], by_op[op]
@@ -231,11 +240,11 @@ def _integer_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
     values = executor.begin(inputs)
     for step in executor.steps():
         read = [values[name] for name in step.inputs]
-        made = step.compute(read)
-        values.update(zip(step.outputs, made, strict=True))
+        outputs = step.compute(read)
+        values.update(zip(step.outputs, outputs, strict=True))
         if step.name == row.node:
             weights = plan.nodes[row.node].consts.values()
-            moved = _size([*read, *made, *weights])
+            moved = _size([*read, *outputs, *weights])
             return Job(partial(step.compute, read), _work(plan.graph, case), moved, f"{op} of {case}, {row.kernel}")
     raise HagoError("it has no step of its own")
 
@@ -250,19 +259,19 @@ def _float_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
 
     def run() -> Tensor:
         with torch.no_grad():
-            found: Tensor = compute_real(node, read, hardware.known_ops)
-        return found
+            output: Tensor = compute_real(node, read, hardware.known_ops)
+        return output
 
     return Job(run, _work(graph, case), _size([*read, run()]), f"{op} of {case}, torch")
 
 
 def integer_plan(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> tuple[Plan, list[Tensor]]:
-    """A Plan of one node that runs on a signature and gives its integers as they are, and inputs for it.
+    """Make a Plan of one node that runs with a signature and returns its integers, and inputs for it.
 
-    Bits are the fewest, with which nothing overflows: what is stored, and so the time, is the same with all.
+    Bits are the fewest, so that nothing overflows: storage, and so the time, does not depend on them.
 
     Raises:
-        HagoError: the op does not go with the signature alone.
+        HagoError: the op cannot be computed with that signature alone.
     """
     one = replace(hardware, ops={op: (desc,)}, other_ops="float32")
     inputs = _inputs(case)
@@ -277,14 +286,14 @@ def integer_plan(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> tuple
 
 
 def copy_job() -> Job:
-    """A copy of more than caches hold."""
+    """The job of copying more than caches hold."""
     source = torch.ones(_COPIED // 4)
     target = torch.zeros_like(source)
     return Job(partial(target.copy_, source), _COPIED // 4, 2 * _COPIED, f"copy of {_COPIED >> 20} MiB, torch")
 
 
 def requantize_job(hardware: Hardware) -> Job | str:
-    """A pass that takes sums, or other integers, of a cached size to the scale that they are read in."""
+    """The job of requantizing accumulators, or other integers, that fit into caches; or why there is none."""
     why = "no signature is computed in integers here"
     listed = [(op, desc) for op in TIMED for desc in hardware.integer_descs(op)]
     for op, desc in listed:
@@ -293,8 +302,8 @@ def requantize_job(hardware: Hardware) -> Job | str:
         except HagoError as error:
             why = str(error)
             continue
-        ((name, made),) = plan.nodes.items()
-        simq = made.out_simq or SimQ(made.out, made.operands[0])
+        ((name, node_plan),) = plan.nodes.items()
+        simq = node_plan.out_simq or SimQ(node_plan.out, node_plan.operands[0])
         kernel, run = conversion(plan, name, simq, kernels().calls)
         if kernel == "reference":
             why = "no kernel for it on this machine"
@@ -308,7 +317,7 @@ def requantize_job(hardware: Hardware) -> Job | str:
 
 
 def _work(graph: Graph, case: Case) -> int:
-    """As costs count it: multiply-accumulates, or the elements of the largest value."""
+    """The work of one call as costs count it: multiply-accumulates, or the elements of the largest value."""
     (node,) = [n for n in graph if n.op not in (INPUT, CONST)]
     batch = case.shapes[0][0]
     values = [math.prod(graph[name].shape or ()) for name in (node.name, *graph.inputs)]
@@ -324,16 +333,10 @@ def _inputs(case: Case) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in case.shapes]
 
 
-# ---------------------------------------------------------------- hardware
-# Measuring: what a CPU's signatures take on the machine that this runs on, as figures of its hardware file.
-# Every signature is timed on an op that lists it: in integers by the kernels that run integer models here, in float
-# by torch's. A size that caches hold gives its throughput, one that they do not hold the bandwidth of memory.
-# Invariant: only figures of cost, the name, sources and notes differ from the hardware that was given; a figure that
-# cannot be measured here stays as it was, and a note says why.
-
-#: The clock where neither the system nor the file names one: a cycle is a nanosecond.
+# ---------------------------------------------------------------- the measured copy
+#: The clock if neither the system nor the file gives one: a cycle is a nanosecond.
 NOMINAL_HZ: Final = 1e9
-#: The families that `platform.machine()` names.
+#: Families of processors by `platform.machine()`.
 _FAMILIES: Final = {"x86_64": "x86", "amd64": "x86", "i686": "x86", "aarch64": "arm", "arm64": "arm"}
 _CHIP: Final = "chip"
 _MEASURED: Final = "_measured"
@@ -341,13 +344,13 @@ _MEASURED: Final = "_measured"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of cost.
+    """One figure of cost, before and after it was measured.
 
     Args:
         of: a signature, or "chip".
-        key: its name in the file.
-        before, now: in the file that was given and in the copy; None where it is not given.
-        said: what was timed, or why nothing was.
+        key: name of the figure in the file.
+        before, now: its value in the given file and in the copy; None where there is none.
+        said: the call that was timed, or the reason why none was.
     """
 
     of: str
@@ -359,13 +362,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured copy of a hardware, and its figures one by one; prints as a table."""
+    """A measured copy of a hardware and its figures, returned by `measure_hardware`; prints as a table."""
 
     hardware: Hardware
     figures: tuple[Figure, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The figures as JSON values, with the name of the copy and its source."""
         name, source = self.hardware.name, self.hardware.sources[-1]
         return {"name": name, "source": source, "figures": [asdict(f) for f in self.figures]}
 
@@ -376,14 +379,14 @@ class Measurement:
 
 
 def measure_hardware(hardware: HardwareLike) -> Measurement:
-    """Time what a CPU's hardware file lists, on as many threads as torch is set to.
+    """Time the signatures of a CPU's hardware file on this machine, with as many threads as torch is set to.
 
     Returns:
         A copy called `<name>_measured`, in which `macs_per_cycle` and `elements_per_cycle` of signatures,
         `requantize_per_cycle`, `bytes_per_cycle`, `clock_hz` and `cores` (the threads) are those of this machine.
 
     Raises:
-        HardwareError: not of a CPU, or of one of another family than this machine's.
+        HardwareError: the hardware is not a CPU, or one of another family than this machine's.
     """
     given = as_hardware(hardware)
     check_processor(given)
@@ -391,39 +394,39 @@ def measure_hardware(hardware: HardwareLike) -> Measurement:
     small: dict[tuple[str, str], Job] = {}
     large = [copy_job()]
     reasons: dict[tuple[str, str], str] = {}
-    for name, key, found in signature_jobs(hardware_from_document(document, given.origin, given.known_ops)):
-        if isinstance(found, str):
-            reasons[name, key] = found
+    for name, key, jobs in signature_jobs(hardware_from_document(document, given.origin, given.known_ops)):
+        if isinstance(jobs, str):
+            reasons[name, key] = jobs
         else:
-            small[name, key] = found[0]
-            large.append(found[1])
-    again = requantize_job(given)
-    if isinstance(again, str):
-        reasons[_CHIP, "requantize_per_cycle"] = again
+            small[name, key] = jobs[0]
+            large.append(jobs[1])
+    requantize = requantize_job(given)
+    if isinstance(requantize, str):
+        reasons[_CHIP, "requantize_per_cycle"] = requantize
     else:
-        small[_CHIP, "requantize_per_cycle"] = again
+        small[_CHIP, "requantize_per_cycle"] = requantize
     seconds = fastest([*small.values(), *large])
-    rates = {k: (job.work / s, job.said) for (k, job), s in zip(small.items(), seconds, strict=False)}
-    moving = [(job.moved / s, job.said) for job, s in zip(large, seconds[len(small) :], strict=True)]
-    figures = tuple(_figures(document, rates, moving, reasons))
+    rates = {k: (job.work / s, job.description) for (k, job), s in zip(small.items(), seconds, strict=False)}
+    bandwidths = [(job.moved / s, job.description) for job, s in zip(large, seconds[len(small) :], strict=True)]
+    figures = tuple(_figures(document, rates, bandwidths, reasons))
     return Measurement(_copy(document, given, figures), figures)
 
 
 def check_processor(hardware: Hardware) -> None:
-    """Refuse what cannot be timed on this machine.
+    """Refuse a hardware that cannot be timed on this machine.
 
     Raises:
-        HardwareError: not of a CPU, or of one of another family.
+        HardwareError: it is not a CPU, or one of another family.
     """
-    here = _FAMILIES.get(platform.machine().lower(), platform.machine())
+    family = _FAMILIES.get(platform.machine().lower(), platform.machine())
     if not hardware.processor:
         raise HardwareError(
             f"hardware {hardware.name!r} is not said to be a CPU that hago runs on, so it cannot be timed here; the "
             'file of one says "processor": "x86", "arm", or "cpu" for any'
         )
-    if hardware.processor not in ("cpu", here):
+    if hardware.processor not in ("cpu", family):
         raise HardwareError(
-            f"hardware {hardware.name!r} is of an {hardware.processor} CPU, and this machine's is {here}; measure it "
+            f"hardware {hardware.name!r} is of an {hardware.processor} CPU, and this machine's is {family}; measure it "
             "on such a machine"
         )
 
@@ -431,15 +434,15 @@ def check_processor(hardware: Hardware) -> None:
 def _figures(
     document: Mapping[str, Any],
     rates: Mapping[tuple[str, str], tuple[float, str]],
-    moving: list[tuple[float, str]],
+    bandwidths: list[tuple[float, str]],
     reasons: Mapping[tuple[str, str], str],
 ) -> list[Figure]:
-    """Rates a second as figures of a cycle, of one core where they are so in the file."""
+    """Convert rates per second to figures per cycle, and per core where the file has them per core."""
     chip = document.get("cost", {})
-    clock, whence = _clock_hz(chip)
+    clock, clock_source = _clock_hz(chip)
     threads = torch.get_num_threads()
-    found = [
-        Figure(_CHIP, "clock_hz", chip.get("clock_hz"), clock, whence),
+    figures = [
+        Figure(_CHIP, "clock_hz", chip.get("clock_hz"), clock, clock_source),
         Figure(_CHIP, "cores", chip.get("cores"), threads, "threads that were used"),
     ]
 
@@ -447,15 +450,15 @@ def _figures(
         figure: float | None = (chip if of == _CHIP else document["signatures"][of]).get(key)
         return figure
 
-    rate, said = max(moving)
-    now, said = rate / clock, f"{rate / 1e9:.4g} GB/s: {said}"
-    found.append(Figure(_CHIP, "bytes_per_cycle", before(_CHIP, "bytes_per_cycle"), now, said))
-    for (of, key), (rate, said) in rates.items():
-        text = f"{rate / 1e9:.4g} G/s: {said}"
-        found.append(Figure(of, key, before(of, key), rate / clock / threads, text))
+    rate, description = max(bandwidths)
+    text = f"{rate / 1e9:.4g} GB/s: {description}"
+    figures.append(Figure(_CHIP, "bytes_per_cycle", before(_CHIP, "bytes_per_cycle"), rate / clock, text))
+    for (of, key), (rate, description) in rates.items():
+        text = f"{rate / 1e9:.4g} G/s: {description}"
+        figures.append(Figure(of, key, before(of, key), rate / clock / threads, text))
     for (of, key), why in reasons.items():
-        found.append(Figure(of, key, before(of, key), before(of, key), f"not measured: {why}"))
-    return found
+        figures.append(Figure(of, key, before(of, key), before(of, key), f"not measured: {why}"))
+    return figures
 
 
 def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, ...]) -> Hardware:
@@ -464,11 +467,11 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
     for figure in figures:
         if figure.now is not None:
             (chip if figure.of == _CHIP else signatures[figure.of])[figure.key] = figure.now
-    made = versions(torch.get_num_threads())
-    del made["machine"], made["threads"]
+    software = versions(torch.get_num_threads())
+    del software["machine"], software["threads"]
     source = (
         f"measured by hago hardware measure on {_machine()}, {datetime.now(timezone.utc):%Y-%m-%d}, "
-        f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in made.items())}"
+        f"{torch.get_num_threads()} threads, {', '.join(f'{k} {v}' for k, v in software.items())}"
     )
     notes = [f"{f.of}, {f.key}: {f.said}." for f in figures]
     copy = hardware_from_document(
@@ -488,7 +491,7 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
 
 
 def _clock_hz(chip: Mapping[str, float]) -> tuple[float, str]:
-    """Of this machine, where the system says it, and who says it."""
+    """The clock of this machine in Hz, and where the number is from."""
     for line in _cpu_lines():
         key, _, value = line.partition(":")
         if key.strip() == "cpu MHz":
@@ -499,7 +502,7 @@ def _clock_hz(chip: Mapping[str, float]) -> tuple[float, str]:
 
 
 def _machine() -> str:
-    """The processor's name, where the system says it, and its architecture."""
+    """The name of the processor, if the system gives it, and its architecture."""
     names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
     return f"{names[0]} ({platform.machine()})" if names else platform.machine()
 

@@ -1,8 +1,10 @@
-"""Causes: the error of one integer node split into what was inherited and what the node itself added.
+"""Statistics of an inspection: the error of every node split into causes, the nodes to blame, and the tables of both.
 
-Notation: node `n` computes `f` on real values, `f_q` on centered integers with accumulator scale `s`.
-`F` is its value in the float model, `x` the simulated values of its producers, dequantized but not yet
-moved by its in-edges. The successive values
+`hago.analysis.inspect` runs the executions and fills these types; `GraphStatistic`, at the end, is what it returns.
+
+Notation: node `n` computes `f` on real values, `f_q` on centered integers with accumulator scale `s`. `F` is its value
+in the float model, `x` are the simulated values of its producers, dequantized but not yet requantized by its in-edges.
+The error is split along these successive values:
 
     v0 = F                                              the float model
     v1 = f(x, w)                                        inherited    = v1 - v0
@@ -13,16 +15,16 @@ moved by its in-edges. The successive values
     v6 = the output requantized without limits          rounding    += v6 - v5
     v7 = S, the simulated value                         saturation  += v7 - v6
 
-telescope: the five causes sum to `S - F`, element by element. `Q` quantizes as the in-edge's SimQ says
-but without its limits, `C` applies the limits, `w` are constants (weights and biases), `register` wraps
-or saturates. A node that does not requantize its output ends at v5 = S; one without constants has
-v2 = v3; a table computes `f` where others compute `f_q`.
+The differences telescope: the five causes sum to `S - F`, element by element. `Q` quantizes as the in-edge's SimQ says
+but without its limits, `C` applies the limits, `w` are constants (weights and biases), and `register` wraps or
+saturates. A node that does not requantize its output ends at v5 = S; one without constants has v2 = v3; a table
+computes `f` where others compute `f_q`.
 
 A float node computes on `x` alone, so all its error is inherited; one whose weight alone is quantized adds
 constants = S - f(x, w).
 
-Where a requantized output covers only what a relu, clamp or pooling behind it lets through, every value
-here is taken past those: what they cut off anyway is no error.
+Where a requantized output covers only the values that a relu, clamp or pooling after it passes on, every value here is
+taken after those nodes: clipping what they would cut off anyway is no error.
 """
 
 from __future__ import annotations
@@ -50,20 +52,20 @@ Cause = Literal["inherited", "rounding", "constants", "saturation", "overflow"]
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 SplitStep = tuple[Cause, Tensor]
 
-#: Limits that no integer here reaches; float64 and int64 hold them.
-_FAR: Final = 1 << 52
-#: The key of a requantized output among the edges of a node.
+#: A limit that no integer here reaches; float64 and int64 represent it exactly.
+_NO_LIMIT: Final = 1 << 52
+#: The key of a requantized output among the in-edges of a node, whose keys are slots.
 OUT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeSample:
-    """What an edge did to its value in one batch.
+    """The error that one edge adds to its value in one batch.
 
     Args:
-        saturated, values: how many were clipped, of how many.
+        saturated, values: number of values that were clipped, and of all values.
         signal: sum of squares of the real value before the edge.
-        rounded, clipped: sums of squares of what rounding changed, and then clipping.
+        rounded, clipped: sums of squares of the changes by rounding, and then by clipping.
     """
 
     saturated: int
@@ -75,14 +77,14 @@ class EdgeSample:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The error of a node in one batch.
+    """The error of a node in one batch, split by cause; made by a NodeSplitter.
 
     Args:
         reference: v0, real.
-        steps: each successive value after v0, with the cause that led to it; the last is S.
-        edges: by slot, data only; OUT is the requantized output.
-        overflows: accumulators outside their register.
-        accumulators: how many there are.
+        steps: the successive values after v0, each with the cause that led to it; the last is S.
+        edges: by slot, of edges that carry data; OUT is the requantized output.
+        overflows: number of accumulators outside their register.
+        accumulators: number of all accumulators.
     """
 
     reference: Tensor
@@ -93,24 +95,24 @@ class Split:
 
 
 def unlimited(qparams: QParams) -> QParams:
-    """The same grid without limits."""
-    return replace(qparams, qmin=-_FAR, qmax=_FAR)
+    """The same scale and zero point, without limits."""
+    return replace(qparams, qmin=-_NO_LIMIT, qmax=_NO_LIMIT)
 
 
 def edge_sample(before: Tensor, free: Tensor, limited: Tensor) -> EdgeSample:
-    """What an edge did, from the real value before it, and after it without and with its limits."""
-    first, second, third = (t.to(torch.float64) for t in (before, free, limited))
+    """The error of an edge from real values: before it, and after it without and with its limits."""
+    real, rounded, clipped = (t.to(torch.float64) for t in (before, free, limited))
     return EdgeSample(
-        saturated=int((second != third).sum()),
-        values=first.numel(),
-        signal=float(first.square().sum()),
-        rounded=float((second - first).square().sum()),
-        clipped=float((third - second).square().sum()),
+        saturated=int((rounded != clipped).sum()),
+        values=real.numel(),
+        signal=float(real.square().sum()),
+        rounded=float((rounded - real).square().sum()),
+        clipped=float((clipped - rounded).square().sum()),
     )
 
 
-def chain_behind(plan: Plan, name: str) -> tuple[Node, ...]:
-    """The nodes (relu, clamp, pooling ...) behind which a requantized output's range was taken."""
+def chain_after(plan: Plan, name: str) -> tuple[Node, ...]:
+    """The nodes (relu, clamp, pooling ...) after which the range of a requantized output was calibrated."""
     node_plan, graph = plan.nodes[name], plan.graph
     if node_plan.out_simq is None and node_plan.table is None:
         return ()
@@ -120,17 +122,17 @@ def chain_behind(plan: Plan, name: str) -> tuple[Node, ...]:
 
 
 class NodeSplitter:
-    """Splits the error of one integer node, batch by batch; lives for one inspection.
+    """Splits the error of one integer node by cause. Lockstep makes one per node and calls it once per batch.
 
     Attributes:
-        consts: centered integers of each constant slot without limits, float32.
-        past: the nodes that values are taken past.
+        consts: by slot, the centered integers of constants without limits, float32.
+        past: the nodes after which values are taken; see the module's docstring.
     """
 
     def __init__(self, plan: Plan, node: Node) -> None:
         self.plan, self.node, self.node_plan = plan, node, plan.nodes[node.name]
-        self.how = plan.hardware.requantize
-        self.past = chain_behind(plan, node.name)
+        self.requantize = plan.hardware.requantize
+        self.past = chain_after(plan, node.name)
         self.consts = {slot: self._const(slot) for slot in self.node_plan.consts}
         self._const_edges = {slot: self._const_edge(slot, q) for slot, q in self.consts.items()}
         exact = self.node_plan.carrier == torch.float64 and self.node_plan.parts == 1
@@ -139,7 +141,7 @@ class NodeSplitter:
 
     @property
     def const_edges(self) -> Mapping[int, EdgeSample]:
-        """What quantization does to the constants, the same in every batch."""
+        """The error of quantizing the constants, by slot; it is the same in every batch."""
         return self._const_edges
 
     def __call__(
@@ -156,46 +158,46 @@ class NodeSplitter:
         """Split one batch.
 
         Args:
-            reference: the node's value in the float model.
-            sources: the simulated values of its producers, real; constants as they are.
-            carriers: the same as the simulator holds them: centered integers where integer.
+            reference: the value of the node in the float model.
+            sources: the simulated values of its producers, real; constants in float.
+            carriers: the same values as the simulator holds them: centered integers where they are quantized.
             accumulator: centered, before overflow; None for a table.
             final: the simulated value, real.
             exact_sources: whether the producers have no error.
-            lost: what the accumulators lost before their sums were complete; None where they cannot.
+            lost: what overflow inside the sums changed; None where it is impossible.
         """
-        free, edges = self._move(sources, carriers)
+        free, edges = self._unlimited_operands(sources, carriers)
         clipped = any(e.saturated for e in (*edges.values(), *self._const_edges.values()))
         inherited = reference if exact_sources else compute_real(self.node, sources, self.plan.ops)
         if accumulator is None:
-            body = self._looked_up(free, clipped)
+            computed = self._table_steps(free, clipped)
         else:
-            body = self._accumulated(free, clipped, accumulator, lost)
+            computed = self._accumulator_steps(free, clipped, accumulator, lost)
         steps: list[SplitStep] = [("inherited", inherited)]
         if self.consts:
-            steps.append(("rounding", self._rounded(sources, free, inherited)))
-        steps += [("constants" if self.consts else "rounding", body[0][1]), *body[1:]]
+            steps.append(("rounding", self._rounded_data(sources, free, inherited)))
+        steps += [("constants" if self.consts else "rounding", computed[0][1]), *computed[1:]]
         if self.node_plan.out_simq is not None or self._table is not None:
             edges[OUT] = edge_sample(steps[-2][1], steps[-1][1], final)
             steps.append(("saturation", final))
         overflows = 0 if accumulator is None else self._overflows(accumulator, lost)
-        seen = 0 if accumulator is None else accumulator.numel()
-        made = tuple((cause, self._through(value)) for cause, value in steps)
-        return Split(self._through(reference), made, edges, overflows, seen)
+        accumulators = 0 if accumulator is None else accumulator.numel()
+        passed = tuple((cause, self._through_chain(value)) for cause, value in steps)
+        return Split(self._through_chain(reference), passed, edges, overflows, accumulators)
 
     # ------------------------------------------------------------ operands
-    def _move(
+    def _unlimited_operands(
         self, sources: Sequence[Tensor], carriers: Sequence[Tensor]
     ) -> tuple[list[Tensor], dict[int, EdgeSample]]:
-        """Every operand in integers without limits, and what its edge does."""
+        """The operands as integers without limits, and the errors of their edges."""
         free, edges = list(carriers), {}
         for slot, simq in enumerate(self.node_plan.simqs):
             target = self.node_plan.operands[slot]
             if slot in self.consts:
                 free[slot] = self.consts[slot]
             elif simq is not None and target is not None:
-                free[slot] = apply_simq(carriers[slot], SimQ(simq.source, unlimited(target)), self.how)
-                edges[slot] = moved_sample(sources[slot], free[slot], target)
+                free[slot] = apply_simq(carriers[slot], SimQ(simq.source, unlimited(target)), self.requantize)
+                edges[slot] = quantized_sample(sources[slot], free[slot], target)
         return free, edges
 
     def _const(self, slot: int) -> Tensor:
@@ -206,10 +208,10 @@ class NodeSplitter:
     def _const_edge(self, slot: int, free: Tensor) -> EdgeSample:
         target = self.node_plan.operands[slot]
         assert target is not None
-        return moved_sample(self.plan.graph.consts[self.node.inputs[slot]], free, target)
+        return quantized_sample(self.plan.graph.consts[self.node.inputs[slot]], free, target)
 
-    def _rounded(self, sources: Sequence[Tensor], free: Sequence[Tensor], inherited: Tensor) -> Tensor:
-        """v2: data rounded, constants real."""
+    def _rounded_data(self, sources: Sequence[Tensor], free: Sequence[Tensor], inherited: Tensor) -> Tensor:
+        """v2: the value with data rounded and constants in float."""
         real, changed = list(sources), False
         for slot, simq in enumerate(self.node_plan.simqs):
             target = self.node_plan.operands[slot]
@@ -218,9 +220,10 @@ class NodeSplitter:
         return compute_real(self.node, real, self.plan.ops) if changed else inherited
 
     # ------------------------------------------------------------ v3 to v6
-    def _accumulated(
+    def _accumulator_steps(
         self, free: Sequence[Tensor], clipped: bool, accumulator: Tensor, lost: Lost | None
     ) -> list[SplitStep]:
+        """v3 to v6 of a node with an accumulator."""
         plan = self.node_plan
         limited = dequantize(accumulator, plan.register)
         unclipped = limited
@@ -228,14 +231,15 @@ class NodeSplitter:
             operands = [c if t is None else c.to(self._carrier) for c, t in zip(free, plan.operands, strict=True)]
             unclipped = dequantize(self.plan.ops[self.node.op].compute_int(plan.attrs, *operands), plan.register)
         held = plan.held(accumulator, lost)
-        cut = limited if held is accumulator else dequantize(held, plan.register)
-        steps: list[SplitStep] = [("constants", unclipped), ("saturation", limited), ("overflow", cut)]
+        overflown = limited if held is accumulator else dequantize(held, plan.register)
+        steps: list[SplitStep] = [("constants", unclipped), ("saturation", limited), ("overflow", overflown)]
         if plan.out_simq is not None:
-            moved = apply_simq(held, SimQ(plan.out_simq.source, unlimited(plan.out)), self.how)
-            steps.append(("rounding", dequantize(moved, plan.out)))
+            requantized = apply_simq(held, SimQ(plan.out_simq.source, unlimited(plan.out)), self.requantize)
+            steps.append(("rounding", dequantize(requantized, plan.out)))
         return steps
 
-    def _looked_up(self, free: Sequence[Tensor], clipped: bool) -> list[SplitStep]:
+    def _table_steps(self, free: Sequence[Tensor], clipped: bool) -> list[SplitStep]:
+        """v3 to v6 of a node that looks its values up in a table."""
         source = self.node_plan.operands[0]
         assert source is not None and self._table is not None and self._free_table is not None
         index = (limit(free[0], source) + (source.zero_point - source.qmin)).to(torch.int64)
@@ -252,8 +256,8 @@ class NodeSplitter:
             return None, None
         q = torch.arange(source.qmin, source.qmax + 1, dtype=torch.float64) - source.zero_point
         real: Tensor = compute_real(self.node, [dequantize(q, source)], self.plan.ops)
-        moved = apply_simq(real, SimQ(None, unlimited(self.node_plan.out)), self.how)
-        return real, dequantize(moved, self.node_plan.out)
+        rounded = apply_simq(real, SimQ(None, unlimited(self.node_plan.out)), self.requantize)
+        return real, dequantize(rounded, self.node_plan.out)
 
     def _overflows(self, accumulator: Tensor, lost: Lost | None) -> int:
         if self.node_plan.proved:
@@ -263,14 +267,15 @@ class NodeSplitter:
         raw = accumulator + self.node_plan.register.zero_point
         return int(overflowed(raw, self.node_plan.desc.register.dtype))
 
-    def _through(self, value: Tensor) -> Tensor:
+    def _through_chain(self, value: Tensor) -> Tensor:
+        """The value after the nodes of `past`."""
         for node in self.past:
             value = compute_real(node, [value], self.plan.ops)
         return value
 
 
 def limit(c: Tensor, target: QParams) -> Tensor:
-    """Centered integers inside the range of `target`."""
+    """Centered integers clipped to the range of `target`."""
     low, high = (torch.as_tensor(v, dtype=c.dtype) for v in clip_range(target))
     return torch.minimum(torch.maximum(c, low), high)
 
@@ -281,20 +286,18 @@ def free_integers(plan: Plan, const: str, target: QParams) -> Tensor:
     return quantize(real, unlimited(target), plan.hardware.requantize.rounding).to(torch.float32)
 
 
-def moved_sample(before: Tensor, free: Tensor, target: QParams) -> EdgeSample:
-    """What an edge did, from the real value before it and its integers without limits."""
+def quantized_sample(before: Tensor, free: Tensor, target: QParams) -> EdgeSample:
+    """The error of an edge, from the real value before it and its integers without limits."""
     return edge_sample(before, dequantize(free, target), dequantize(limit(free, target), target))
 
 
-# ---------------------------------------------------------------- statistic
-# What an inspection found of one node: frozen values, in real units and dB.
-
+# ---------------------------------------------------------------- statistics of one node
 EdgeRole = Literal["data", "constant", "output"]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistic:
-    """Finite values of one node in one of the three executions; None where there were none."""
+    """The finite values of one node in one of the three executions; None where there were none."""
 
     minimum: float | None
     maximum: float | None
@@ -304,16 +307,15 @@ class ValueStatistic:
 
 @dataclass(frozen=True, slots=True)
 class CauseStatistic:
-    """What one cause contributes to the error of a node.
+    """The contribution of one cause to the error of a node.
 
     Args:
-        power: mean square of what the cause added.
-        largest: the largest magnitude of what it added.
-        share: sum(added * error) / sum(error^2), the part of the error that lies along what the
-            cause added. Shares of all causes sum to 1; a cause that undoes others has a negative
-            one. None where there is no error.
-        own_share: the same within what the node itself added; None for what was inherited, and
-            where the node added nothing.
+        power: mean square of the difference that the cause added.
+        largest: its largest magnitude.
+        share: sum(added * error) / sum(error^2), the projection of the added difference on the error. Shares of all
+            causes sum to 1; a cause that cancels others has a negative one. None where there is no error.
+        own_share: the same within the error that the node itself added; None for inherited error, and where the node
+            added none.
     """
 
     power: float
@@ -328,20 +330,20 @@ class EdgeStatistic:
 
     Args:
         edge: its key.
-        source: the node whose value travels on it.
-        kind: what travels: data, a constant, or the node's own output.
-        bits: that the range of its integers needs.
+        source: the node whose value it carries.
+        kind: data, a constant, or the node's own output.
+        bits: number of bits that the range of its integers needs.
         dtype: of the slot.
         scale: real units per quantum, the largest where it varies per channel.
         per_channel: whether it varies.
-        requantized: whether values change on the edge, or pass as the producer emits them.
-        saturated, values: how many were clipped, of how many.
-        rounding_sqnr: dB of the value before the edge over what rounding changed.
-        saturation_sqnr: dB of the same over what clipping changed.
-        rounding_effect: the mean square that rounding on this edge puts into the node's value. Known
-            where the edge is in the node's own units (a bias, operands of an add, the output), else
-            estimated as the edge's noise-to-signal ratio times the power of the node's value.
-        saturation_effect: the same of clipping.
+        requantized: whether values are quantized on the edge, or pass as the producer emits them.
+        saturated, values: number of values that were clipped, and of all values.
+        rounding_sqnr: dB of the value before the edge over the error of rounding.
+        saturation_sqnr: dB of the same value over the error of clipping.
+        rounding_effect: mean square of the error that rounding on this edge adds to the node's value. It is exact
+            where the edge is in the node's own units (a bias, operands of an add, the output), else estimated as the
+            edge's noise-to-signal ratio times the power of the node's value.
+        saturation_effect: the same for clipping.
         channels: of a weight, its output channels.
         narrow_channels: how many of them reach fewer than `hago.analysis.inspect.NARROW` quanta.
     """
@@ -365,42 +367,42 @@ class EdgeStatistic:
 
     @property
     def saturated_fraction(self) -> float:
-        """The part of the values that was clipped."""
+        """The fraction of the values that was clipped."""
         return self.saturated / self.values if self.values else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The fields as JSON values."""
         return asdict(self) | {"saturated_fraction": self.saturated_fraction}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatistic:
-    """One node over all batches.
+    """The statistic of one node over all batches, made by `hago.analysis.inspect.summarize`.
 
     Args:
-        inputs: the nodes whose values it reads, constants aside.
+        inputs: the nodes whose values it reads, without constants.
         integer: whether it runs in integers.
-        count: values that went into the error figures.
+        count: number of values that the errors were measured on.
         float_values, simulated_values, integer_values: in real units.
-        sqnr: dB of the float value over the simulated error; None where there are no figures.
-        inherited_sqnr: the same, had the node itself been exact on its simulated inputs.
-        own_sqnr: dB of the float value over what the node itself added.
+        sqnr: dB of the float value over the simulated error; None where nothing was measured.
+        inherited_sqnr: the same if the node itself were exact on its simulated inputs.
+        own_sqnr: dB of the float value over the error that the node itself added.
         cosine: between float and simulated value; None where either is 0 everywhere.
         max_error: the largest |simulated - float|.
         error_power: mean square of simulated - float.
-        causes: what each cause contributes; see `hago.analysis.statistic`.
-        differences: values that differ between the simulator and the integer model: integers are
-            compared as integers, floats by their bits.
-        max_difference: by how much: quanta of an integer node, real units of a float node.
+        causes: the contribution of each cause.
+        differences: number of values that differ between the simulator and the integer model; integers are compared as
+            integers, floats by their bits.
+        max_difference: the largest difference, in quanta of an integer node, in real units of a float node.
         edges: in-edges of an integer node, and its output where it requantizes.
         verdict: on overflow: proved absent, possible, seen, or float.
-        register, on_overflow: the accumulator's dtype, and what it does past its range.
+        register, on_overflow: dtype of the accumulator, and how it behaves outside its range.
         bound: the largest accumulator that any input can cause, over the register's maximum.
-        overflows, accumulators: how many accumulators left their register, of how many.
-        left_out: values that were infinite or NaN.
-        raised: channels of the weight whose scale was raised so that their biases fit the accumulator.
-        past: the node (relu, clamp, pooling) behind which errors are taken, where the requantized
-            output covers only what that lets through.
+        overflows, accumulators: number of accumulators that left their register, and of all accumulators.
+        left_out: number of values that were infinite or NaN.
+        raised: number of channels of the weight whose scale was raised so that their biases fit the accumulator.
+        past: the node (relu, clamp, pooling) after which errors are taken, where the requantized output covers only
+            the values that it passes on.
     """
 
     name: str
@@ -433,46 +435,44 @@ class NodeStatistic:
 
     @property
     def inherited_share(self) -> float:
-        """The part of the error that was inherited, held within [0, 1]; 0 where there is no error."""
+        """The part of the error that was inherited, clamped to [0, 1]; 0 where there is no error."""
         return min(1.0, max(0.0, self.causes["inherited"].share or 0.0))
 
     @property
     def main_cause(self) -> Cause | None:
-        """The cause with the largest part in what the node itself added; None where it added nothing."""
+        """The cause with the largest part in the error that the node itself added; None where it added none."""
         own = [(s.own_share, cause) for cause, s in self.causes.items() if s.own_share is not None]
         return max(own)[1] if own else None
 
     @property
     def saturated_fraction(self) -> float:
-        """The largest part of values clipped on any of its edges that carry data."""
+        """The largest fraction of values clipped on any of its edges that carry data."""
         return max((e.saturated_fraction for e in self.edges if e.kind != "constant"), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        found = asdict(self)
-        found["inputs"] = list(self.inputs)
-        found["causes"] = {cause: asdict(s) for cause, s in self.causes.items()}
-        found["edges"] = [e.to_json() for e in self.edges]
-        return found | {"main_cause": self.main_cause}
+        """The fields as JSON values."""
+        document = asdict(self)
+        document["inputs"] = list(self.inputs)
+        document["causes"] = {cause: asdict(s) for cause, s in self.causes.items()}
+        document["edges"] = [e.to_json() for e in self.edges]
+        return document | {"main_cause": self.main_cause}
 
 
 # ---------------------------------------------------------------- blame
-# Blame: which nodes the error of a value comes from, and where a model goes wrong.
-# Every node's error is split into what it inherited and what it added (`hago.analysis.statistic`). Walking backwards,
-# a node keeps the added part of the blame that reaches it and hands the rest to its producers, in proportion to the
-# power of their errors. So the parts sum to 1. It is an estimate: it takes for granted that a node passes on all
-# noise that it inherits alike.
-
-#: A value whose SQNR is below this many dB has gone wrong: its error is above a tenth of it.
+#: A value whose SQNR is below this many dB is wrong: its error is above a tenth of it.
 WRONG_DB: Final = 20.0
 
 
 def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float]:
-    """The part that each node has in the error of `ends`, in node order; nodes without any left out.
+    """The part of each node in the error of `ends`, in node order, without the nodes that have none.
+
+    Blame is handed backwards through the graph: a node keeps the part of the blame that it added itself, and hands the
+    part that it inherited to its producers in proportion to the power of their errors. So the parts sum to 1. They are
+    an estimate, since they assume that a node passes on all inherited errors alike.
 
     Args:
         rows: in topological order.
-        ends: nodes whose errors count alike; those without error do not count.
+        ends: nodes whose errors have equal weight; those without error do not count.
     """
     by_name = {r.name: r for r in rows}
     ends = [e for e in ends if by_name[e].error_power]
@@ -495,16 +495,16 @@ def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float
 
 @dataclass(frozen=True, slots=True)
 class ErrorDiagnosis:
-    """Where a model goes wrong.
+    """The node where a model goes wrong, and why; made by `diagnose_error`.
 
     Args:
-        node: the node that is to blame most for the error of `symptom`.
+        node: the node with the largest part in the error of `symptom`.
         part: its part in that error.
         symptom: the first node in order whose SQNR is below WRONG_DB.
-        symptom_sqnr: dB.
-        cause: the largest part of what `node` added.
-        words: the cause in words, with the edge or register it sits on.
-        remedy: what may help.
+        symptom_sqnr: in dB.
+        cause: the cause of the largest part of the error that `node` added.
+        words: the cause in words, with its edge or register.
+        remedy: a change that may help.
     """
 
     node: str
@@ -516,12 +516,12 @@ class ErrorDiagnosis:
     remedy: str
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The fields as JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
-    """Where it goes wrong: see `GraphStatistic.first_wrong`."""
+    """Find the node where a model goes wrong, by the rule of `GraphStatistic.first_wrong`; None if there is none."""
     symptom = next((r for r in rows if r.sqnr is not None and r.sqnr < WRONG_DB and r.error_power), None)
     if symptom is None or symptom.sqnr is None:
         return None
@@ -539,12 +539,12 @@ def diagnose_error(rows: Sequence[NodeStatistic]) -> ErrorDiagnosis | None:
 
 # ---------------------------------------------------------------- words
 def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
-    """A cause with the edge or register it sits on, and what may help."""
+    """Describe a cause with its edge or register, and a remedy."""
     if cause == "overflow":
-        past = "wrap" if row.on_overflow == "wrap" else "are clamped"
+        verb = "wrap" if row.on_overflow == "wrap" else "are clamped"
         bound = "" if row.bound is None else f"; the largest possible is {row.bound:.3g} times its maximum"
         return (
-            f"{count(row.overflows)} of {count(row.accumulators)} accumulators leave {row.register} and {past}{bound}",
+            f"{count(row.overflows)} of {count(row.accumulators)} accumulators leave {row.register} and {verb}{bound}",
             "fewer bits on its operands, or a wider accumulator",
         )
     edge = _worst_edge(row, cause)
@@ -565,12 +565,12 @@ def cause_in_words(row: NodeStatistic, cause: Cause) -> tuple[str, str]:
 
 
 def _worst_edge(row: NodeStatistic, cause: Cause) -> EdgeStatistic | None:
-    """The edge through which a cause has most effect."""
-    moved = [e for e in row.edges if e.requantized]
+    """The edge through which a cause has the largest effect."""
+    requantized = [e for e in row.edges if e.requantized]
     if cause == "saturation":
-        return max((e for e in moved if e.saturated), key=lambda e: e.saturation_effect, default=None)
+        return max((e for e in requantized if e.saturated), key=lambda e: e.saturation_effect, default=None)
     kinds = ("constant",) if cause == "constants" else ("data", "output")
-    return max((e for e in moved if e.kind in kinds), key=lambda e: e.rounding_effect, default=None)
+    return max((e for e in requantized if e.kind in kinds), key=lambda e: e.rounding_effect, default=None)
 
 
 def _named(edge: EdgeStatistic) -> str:
@@ -583,9 +583,7 @@ def _grid(edge: EdgeStatistic) -> str:
     return f"{edge.bits} bits in steps of {'at most ' if edge.per_channel else ''}{edge.scale:.3g}"
 
 
-# ---------------------------------------------------------------- report
-# Reports: node statistics as text tables and CSV.
-
+# ---------------------------------------------------------------- tables and CSV
 _HEAD: Final = (
     "bits    of each in-edge; =8 passes as the producer emits it, >8 is the node's requantized output",
     "SQNR    dB of the float value over the error of the simulated one; own: over what the node itself added",
@@ -601,14 +599,14 @@ _TITLES: Final = (
     "node", "op", "bits", "SQNR", "own", "cosine", "max err",
     "inh", "rnd", "const", "sat", "ovf", "blame", "clip", "sums", "differ",
 )  # fmt: skip
-#: How many nodes the foot of a report names.
+#: Number of nodes that the end of a report names.
 _NAMED: Final = 5
 
 
 def error_table(
     rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None, differences: int
 ) -> list[str]:
-    """Lines: what the columns mean, a line per node, and what went wrong."""
+    """The lines of a report: the meaning of the columns, a line per node, and a summary of what went wrong."""
     cells = [_cells(r, blame.get(r.name)) for r in rows]
     right = [t for t in _TITLES if t not in ("node", "op", "bits", "sums")]
     lines = ["", *_HEAD, "", *table(_TITLES, cells, right=right), ""]
@@ -622,7 +620,7 @@ def error_table(
             "weights with a coarser scale than their threshold gives, so that biases fit the accumulator: "
             + ", ".join(raised)
         )
-    return [*lines, *_story(rows, blame, wrong), _agreement(differences)]
+    return [*lines, *_summary(rows, blame, wrong), _agreement(differences)]
 
 
 def _cells(row: NodeStatistic, part: float | None) -> tuple[str, ...]:
@@ -658,7 +656,7 @@ def _sums(row: NodeStatistic) -> str:
     return "" if row.verdict == "float" else row.verdict
 
 
-def _story(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None) -> Iterator[str]:
+def _summary(rows: Sequence[NodeStatistic], blame: Mapping[str, float], wrong: ErrorDiagnosis | None) -> Iterator[str]:
     by_name = {r.name: r for r in rows}
     if wrong is None:
         yield f"no node falls below {WRONG_DB:.0f} dB"
@@ -690,9 +688,8 @@ def _agreement(differences: int) -> str:
     return "the simulator and the integer model agree on every value"
 
 
-# ---------------------------------------------------------------- values
 def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
-    """Lines of ranges, means and standard deviations; `same` where the integer model agrees."""
+    """A table of ranges, means and standard deviations; `same` where the integer model agrees."""
     figures = ("min", "max", "mean", "std")
     titles = ("node", *(f"{kind} {f}" for kind in ("float", "simulated") for f in figures), "integer")
     cells = [
@@ -711,9 +708,8 @@ def _figures(values: ValueStatistic) -> tuple[float | None, ...]:
     return values.minimum, values.maximum, values.mean, values.deviation
 
 
-# ---------------------------------------------------------------- CSV
 def csv_rows(rows: Sequence[NodeStatistic], blame: Mapping[str, float]) -> Iterator[list[Any]]:
-    """A head row, then one per node; None where there is no number."""
+    """A header row, then one row per node; None where there is no number."""
     for index, row in enumerate(rows):
         cells = _csv_cells(row, blame.get(row.name, 0.0))
         if index == 0:
@@ -722,41 +718,40 @@ def csv_rows(rows: Sequence[NodeStatistic], blame: Mapping[str, float]) -> Itera
 
 
 def _csv_cells(row: NodeStatistic, part: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"node": row.name, "op": row.op, "runs": "integer" if row.integer else "float"}
-    found["bits"] = " ".join(f"{e.edge}={e.bits}" for e in row.edges)
+    cells: dict[str, Any] = {"node": row.name, "op": row.op, "runs": "integer" if row.integer else "float"}
+    cells["bits"] = " ".join(f"{e.edge}={e.bits}" for e in row.edges)
     for kind, values in (
         ("float", row.float_values),
         ("simulated", row.simulated_values),
         ("integer", row.integer_values),
     ):
         for figure, value in zip(("min", "max", "mean", "std"), _figures(values), strict=True):
-            found[f"{kind}_{figure}"] = value
+            cells[f"{kind}_{figure}"] = value
     for name in ("sqnr", "inherited_sqnr", "own_sqnr", "cosine", "max_error", "error_power"):
-        found[name] = getattr(row, name)
+        cells[name] = getattr(row, name)
     for cause, statistic in row.causes.items():
         for figure in ("power", "largest", "share"):
-            found[f"{cause}_{figure}"] = getattr(statistic, figure)
-    found |= {"main_cause": row.main_cause, "blame": part}
-    found["saturated"] = " ".join(f"{e.edge}={e.saturated_fraction:.6g}" for e in row.edges if e.saturated)
+            cells[f"{cause}_{figure}"] = getattr(statistic, figure)
+    cells |= {"main_cause": row.main_cause, "blame": part}
+    cells["saturated"] = " ".join(f"{e.edge}={e.saturated_fraction:.6g}" for e in row.edges if e.saturated)
     for name in ("verdict", "register", "on_overflow", "bound", "overflows", "accumulators"):
-        found[name] = getattr(row, name)
+        cells[name] = getattr(row, name)
     for name in ("differences", "max_difference", "left_out", "past"):
-        found[name] = getattr(row, name)
-    return found
+        cells[name] = getattr(row, name)
+    return cells
 
 
-# ---------------------------------------------------------------- graph statistic
-# GraphStatistic: what an inspection found of a whole model; a frozen value that prints as a table.
-
-
+# ---------------------------------------------------------------- the statistic of a model
 @dataclass(frozen=True, slots=True)
 class GraphStatistic:
-    """Float against simulated against integer, node by node in order; prints as a table.
+    """The result of an inspection: float, simulated and integer model, node by node; prints as a table.
+
+    Made by `inspect_plan`; `hago.inspect_graph_statistic` returns it.
 
     Args:
-        hardware: its name.
-        batches, samples: what was run.
-        rows: one per node, inputs included and constants not.
+        hardware: name of the hardware.
+        batches, samples: how many were run.
+        rows: one per node in order, with inputs and without constants.
         outputs: names of the nodes that the model returns.
     """
 
@@ -771,27 +766,26 @@ class GraphStatistic:
 
     @property
     def total_differences(self) -> int:
-        """Values that differ between the simulator and the integer model: 0, as promised."""
+        """Number of values that differ between the simulator and the integer model; 0 unless hago has a bug."""
         return sum(r.differences for r in self.rows)
 
     @property
     def blame(self) -> dict[str, float]:
-        """The part that each node has in the outputs' error; see `hago.analysis.statistic`."""
+        """The part of each node in the error of the outputs; an estimate, see `hago.analysis.statistic.blame`."""
         return blame(self.rows, self.outputs)
 
     @property
     def first_wrong(self) -> ErrorDiagnosis | None:
-        """Where the model goes wrong, or None where no node does.
+        """The node where the model goes wrong; None if there is none.
 
-        The rule: the symptom is the first node in order whose SQNR is below 20 dB, that is, whose
-        error is above a tenth of its value. What went wrong is the node that has the largest part
-        in the symptom's error, which may be the symptom itself or a node before it; its main cause
-        is the largest part of what that node added.
+        The symptom is the first node in order whose SQNR is below 20 dB, that is, whose error is above a tenth of its
+        value. The node that goes wrong is the one with the largest part in the symptom's error, which may be the
+        symptom itself or a node before it. Its main cause is that of the largest part of the error that it added.
         """
         return diagnose_error(self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values; None where there is no number."""
+        """The statistic as JSON values; None where there is no number."""
         wrong = self.first_wrong
         return {
             "hardware": self.hardware,
@@ -805,13 +799,13 @@ class GraphStatistic:
         }
 
     def to_csv(self) -> str:
-        """One line per node, with a head line; empty cells where there is no number."""
+        """The statistic as CSV: a header line, then one line per node; empty cells where there is no number."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(csv_rows(self.rows, self.blame))
         return text.getvalue()
 
     def values(self) -> str:
-        """A table of ranges, means and standard deviations: float, simulated, integer."""
+        """The ranges, means and standard deviations of float, simulated and integer values, as a table."""
         return "\n".join(value_table(self.rows))
 
     def __str__(self) -> str:

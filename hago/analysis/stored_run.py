@@ -1,4 +1,4 @@
-"""Running: a stored integer model on data, held against the simulation of its own Plan."""
+"""A run of a stored integer model on data, compared with the simulation of its own Plan."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ Forward = Callable[[Sequence[Tensor]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What running a model over data gave.
+    """The result of running an integer model over data, made by `run_model`; prints as a few lines.
 
     Args:
-        hardware: its name.
-        samples: of the data.
-        accuracy: with labels, how many samples were right, as a share, and its 95 % interval.
-        compared: how many output values were held against the simulation.
-        differences: how many differ, by place.
+        hardware: name of the hardware.
+        samples: number of samples of the data.
+        accuracy: the fraction of samples that were classified correctly, and the ends of its 95 % interval; None
+            without labels.
+        compared: number of output values that were compared with the simulation.
+        differences: number of them that differ, by place.
         outputs: every output over all samples; not among the JSON values.
     """
 
@@ -52,11 +53,11 @@ class StoredRun:
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        found: dict[str, Any] = {"hardware": self.hardware, "samples": self.samples}
+        """The result as JSON values."""
+        document: dict[str, Any] = {"hardware": self.hardware, "samples": self.samples}
         if self.accuracy is not None:
-            found |= {"acc": self.accuracy[0], "acc_interval": list(self.accuracy[1:])}
-        return found | {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
+            document |= {"acc": self.accuracy[0], "acc_interval": list(self.accuracy[1:])}
+        return document | {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
 
     def __str__(self) -> str:
         lines = [f"on {self.hardware}, {self.samples} samples"]
@@ -73,24 +74,24 @@ class StoredRun:
 
 
 def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
-    """Run an integer model, and its simulation beside it, over a data set.
+    """Run an integer model over a data set, and compare it with its simulation.
 
     Args:
         dataset: as in `hago.search_quantize_strategy`.
 
     Raises:
-        DataError: the data is not the model's.
+        DataError: the data does not fit the model.
     """
     plan = model.plan
     batches = Batches(dataset, plan.graph.inputs)
     check_batches(plan.graph, batches)
-    simulate = Simulator(plan)
+    simulator = Simulator(plan)
     rows: list[list[Tensor]] = []
     compared, differences = 0, {}
     for index, batch in enumerate(batches):
         outputs = model.run(batch.inputs)
         check_rows(outputs, batch.size)
-        for slot, (a, b) in enumerate(zip(simulate.run(batch.inputs), outputs, strict=True)):
+        for slot, (a, b) in enumerate(zip(simulator.run(batch.inputs), outputs, strict=True)):
             compared += b.numel()
             if wrong := differing(a, b):
                 differences[f"output {slot} of batch {index}"] = wrong
@@ -99,19 +100,19 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
     why_not = unfit_labels([batch.labels for batch in batches], [outputs[0] for outputs in rows])
     warn_of_labels(why_not, "only whether the outputs are those of the simulation")
     if batches.labelled and not why_not:
-        said = zip(batches, rows, strict=True)
-        right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in said)
+        pairs = zip(batches, rows, strict=True)
+        right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in pairs)
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
     whole = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
     return StoredRun(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)
 
 
 def save_outputs(path: str | PathLike[str], names: Sequence[str], outputs: Sequence[Tensor]) -> None:
-    """Write outputs as an .npz file, an array for each; it appears whole or not at all.
+    """Write outputs as an .npz file with one array each; the file is replaced atomically.
 
     Raises:
         HagoError: it could not be written.
-        DataError: an output is of a dtype that numpy lacks.
+        DataError: an output has a dtype that numpy lacks.
     """
     written = io.BytesIO()
     try:

@@ -1,7 +1,7 @@
-"""Judgement: a strategy judged on data, with the float, the simulated and the integer model side by side.
+"""Report on a strategy: the float, the simulated and the integer model measured side by side on data.
 
-The integer model's outputs are compared bit for bit on every sample; every node and edge inside is
-compared on the first few, since that keeps all values of a batch.
+The outputs of the integer model are compared with the simulation bit for bit on every sample. Nodes and edges inside
+are compared on the first few samples only, since that keeps all values of a batch in memory.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hago.simulation.simulator import Simulator
 
 Model = Literal["float", "simulated", "integer"]
 
-#: Samples on which every node and edge is compared.
+#: Number of samples on which every node and edge is compared.
 INSIDE_SAMPLES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """What the constants of a model take.
+    """The sizes of the constants of a model, in bytes.
 
     Args:
-        before: of the float model.
-        integer: of constants that became integers, in their storage dtypes.
-        left: of those that stayed float.
+        before: all constants of the float model.
+        integer: constants that became integers, in their storage dtypes.
+        left: constants that stayed float.
     """
 
     before: int
@@ -45,7 +45,7 @@ class WeightBytes:
     left: int
 
     def to_json(self) -> dict[str, int]:
-        """JSON values."""
+        """The sizes as JSON values."""
         return {"float_model": self.before, "integer": self.integer, "left_float": self.left}
 
     def __str__(self) -> str:
@@ -57,18 +57,18 @@ class WeightBytes:
 
 @dataclass(frozen=True, slots=True)
 class StrategyReport:
-    """What was found; prints as a table.
+    """The measures of one strategy on data, made by `report_plan`; prints as a table.
 
     Args:
-        hardware: its name.
-        samples: of the data.
-        figures: by model, each measure: sqnr, agreement, and with labels sim_acc with its interval.
+        hardware: name of the hardware.
+        samples: number of samples of the data.
+        figures: the measures of each model: sqnr, agreement, and with labels sim_acc with its interval.
         verdicts: by integer node, whether overflow is proved absent or possible.
-        overflows: by node, how many accumulators left their register on the data.
+        overflows: by node, the number of accumulators that left their register on the data.
         weights: bytes of constants.
-        compared: how many values of the simulator and the integer model were compared; 0 where the
-            integer model was not run.
-        differences: how many of them differ, by place.
+        compared: number of values that were compared between the simulator and the integer model; 0 if the integer
+            model was not run.
+        differences: number of them that differ, by place; None if the integer model was not run.
     """
 
     hardware: str
@@ -82,12 +82,12 @@ class StrategyReport:
 
     @property
     def same(self) -> bool:
-        """Whether the integer model, where it was run, equals the simulator bit for bit."""
+        """Whether no compared value of the integer model differs from the simulator."""
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        found: dict[str, Any] = {
+        """The report as JSON values."""
+        document: dict[str, Any] = {
             "hardware": self.hardware,
             "samples": self.samples,
             "models": {m: dict(f) for m, f in self.figures.items()},
@@ -99,8 +99,8 @@ class StrategyReport:
             "weight_bytes": self.weights.to_json(),
         }
         if self.differences is not None:
-            found |= {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
-        return found
+            document |= {"compared": self.compared, "same": self.same, "differences": dict(self.differences)}
+        return document
 
     def __str__(self) -> str:
         rows = [(model, *figure_cells(f)) for model, f in self.figures.items()]
@@ -109,7 +109,7 @@ class StrategyReport:
         return "\n".join([*lines, self.overflow_text(), str(self.weights), *self.exactness_text()])
 
     def overflow_text(self) -> str:
-        """In words: where overflow is proved absent, possible, or was seen."""
+        """A line that tells where overflow is proved absent, possible, or was seen."""
         possible = [n for n, v in self.verdicts.items() if v != "proved"]
         text = f"overflow: proved absent at {len(self.verdicts) - len(possible)} of {len(self.verdicts)} integer nodes"
         if self.overflows:
@@ -118,7 +118,7 @@ class StrategyReport:
         return f"{text}; none seen at the others" if possible else text
 
     def exactness_text(self) -> list[str]:
-        """In words: whether the simulator told the truth; no line where that was not asked."""
+        """A line that tells whether the integer model equals the simulator; none if it was not run."""
         if self.differences is None:
             return []
         if self.same:
@@ -128,7 +128,7 @@ class StrategyReport:
 
 
 def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Accuracy, its interval, agreement and SQNR as text; `-` where no classes are known."""
+    """Accuracy, its interval, agreement and SQNR as text; `-` for accuracy that was not measured."""
     low, high = figures.get("sim_acc_interval", (None, None))
     accuracy = figures.get("sim_acc")
     return (
@@ -140,7 +140,7 @@ def figure_cells(figures: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def figures_in_words(figures: Mapping[str, Any]) -> str:
-    """Accuracy where it is known, agreement, SQNR, and of how many samples."""
+    """A phrase with accuracy (if it was measured), agreement, SQNR and the number of samples."""
     accuracy, interval, agreement, sqnr = figure_cells(figures)
     right = f"accuracy {accuracy} ({interval} with 95 % confidence), " if "sim_acc" in figures else ""
     unit = "" if sqnr == "exact" else " dB"
@@ -155,21 +155,21 @@ def report_strategy(
     *,
     integer: bool = True,
 ) -> StrategyReport:
-    """Judge a strategy on data.
+    """Measure a strategy on data.
 
     Args:
         integer: run the integer model too and compare it with the simulator.
 
     Raises:
-        HagoError: the strategy is of another model or hardware, or the data is not the model's.
+        HagoError: the strategy is for another model or hardware, or the data does not fit the model.
     """
     return report_plan(*plan_and_batches(model, hardware, strategy, dataset), integer=integer)
 
 
 def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> StrategyReport:
-    """Judge a Plan on data; see `judge`."""
+    """Measure a Plan on data; see `report_strategy`."""
     graph = plan.graph
-    # `simulated` is what the simulator says, not the integer engine that stands in for it in searches
+    # the simulator itself, not the integer engine that replaces it in searches
     evaluator = Evaluator(graph, batches, objective("sqnr"), plan.ops, engine="float")
     measured = evaluator.measure(plan)
     figures: dict[Model, Mapping[str, Any]] = {
@@ -192,7 +192,12 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
 
 
 class _Pair:
-    """The simulator and the integer model of one plan, compared while the latter's outputs are read."""
+    """The simulator and the integer model of one Plan, compared while the outputs of the latter are read.
+
+    Attributes:
+        compared: number of values compared so far.
+        differences: number of differing values, by place.
+    """
 
     def __init__(self, plan: Plan, batches: Batches) -> None:
         self.plan, self.batches = plan, batches
@@ -207,17 +212,17 @@ class _Pair:
                 inside = compare_plan_exactly(self.plan, [x[:INSIDE_SAMPLES] for x in batch.inputs])
                 self.compared += inside.compared
                 self.differences |= inside.differences
-            found = model.run(batch.inputs)
-            for i, (a, b) in enumerate(zip(simulator.run(batch.inputs), found, strict=True)):
+            outputs = model.run(batch.inputs)
+            for i, (a, b) in enumerate(zip(simulator.run(batch.inputs), outputs, strict=True)):
                 self.compared += a.numel()
                 if wrong := differing(a, b):
                     place = f"output {i} of batch {index}"
                     self.differences[place] = wrong
-            yield found
+            yield outputs
 
 
 def weight_bytes(plan: Plan) -> WeightBytes:
-    """Bytes of all constants before, of those that became integers, and of those that stayed float."""
+    """The sizes of the constants of a Plan."""
     graph = plan.graph
     sizes = {n: t.numel() * t.element_size() for n, t in graph.consts.items()}
     integers = sum(b.numel() * b.element_size() for b in IntegerModel(plan).buffers())

@@ -29,7 +29,7 @@ from hago.graph.model_source import load_model
 from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import Finetuned, finetune
+from hago.qat.finetune import Finetuned, FinetuneOptions, finetune_with
 from hago.qat.losses import LOSSES
 from hago.qat.scheme import TRAINING_SCHEMES
 from hago.qat.trained_state import save_state, trained_state
@@ -37,25 +37,35 @@ from hago.serialization.json_text import check_distinct
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What only this command takes."""
+    """Add the arguments that only this command takes; their defaults are those of `FinetuneOptions`."""
+    default = FinetuneOptions()
     group = parser.add_argument_group("training")
     group.add_argument("--steps", type=int, metavar="N", help="default: 400, or what the budget allows")
     group.add_argument("--budget", metavar="TIME", help="e.g. 5m")
     group.add_argument(
-        "--lr", type=float, default=2e-3, help="of weights, relative to their size; default: %(default)s"
+        "--lr", type=float, default=default.lr, help="of weights, relative to their size; default: %(default)s"
     )
-    group.add_argument("--range-lr", type=float, default=2e-3, metavar="LR", help="of thresholds; default: %(default)s")
-    group.add_argument("--step-samples", type=int, default=32, metavar="N", help="of one step; default: %(default)s")
+    group.add_argument(
+        "--range-lr", type=float, default=default.range_lr, metavar="LR", help="of thresholds; default: %(default)s"
+    )
+    group.add_argument(
+        "--step-samples", type=int, default=default.batch_size, metavar="N", help="of one step; default: %(default)s"
+    )
     group.add_argument(
         "--objective",
-        default="mse",
+        default=default.objective,
         metavar="NAME",
         help=f"{', '.join(LOSSES)}, or package.module:callable; default: %(default)s, which needs no labels",
     )
     group.add_argument(
-        "--scheme", default="lsq", metavar="NAME", help=f"{', '.join(TRAINING_SCHEMES)}; default: %(default)s"
+        "--scheme",
+        default=default.scheme,
+        metavar="NAME",
+        help=f"{', '.join(TRAINING_SCHEMES)}; default: %(default)s",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
+    group.add_argument(
+        "--seed", type=int, default=default.seed, metavar="N", help="of all randomness; default: %(default)s"
+    )
     group.add_argument("--held-out", metavar="DATA", help="more data, to measure before and after on")
     group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
     group.add_argument("--save-weights", metavar="FILE", help="the trained model; default: beside the strategy")
@@ -65,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_finetune(args: Namespace, voices: Voices) -> Outcome:
-    """Train, say what it brought and where the results are."""
+    """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy = Strategy.load(args.record)
     hardware, model = _hardware(args, strategy), load_model(args.model, args.weights)
     log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
@@ -76,11 +86,8 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
     continues = os.path.exists(checkpoint) and not args.no_resume
     voices.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
     with resumable(lambda: training_so_far(checkpoint)):
-        found = finetune(
-            model,
-            hardware,
-            strategy,
-            load_batches(args),
+        batches = load_batches(args)
+        options = FinetuneOptions(
             steps=args.steps,
             budget=args.budget,
             lr=args.lr,
@@ -94,6 +101,7 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
             resume=not args.no_resume,
             held_out=None if args.held_out is None else load_batches(args, args.held_out),
         )
+        found = finetune_with(model, hardware, strategy, batches, options)
     found.quantizer.strategy.save(saved)
     return _outcome(args, found, log, saved, _save_weights(args, model, found, saved, voices))
 

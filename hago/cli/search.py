@@ -39,7 +39,7 @@ from hago.graph.model_source import load_model
 from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
-from hago.qat.finetune import Tuned, trained_after
+from hago.qat.finetune import FinetuneOptions, Tuned, finetune_after_search
 from hago.search.goal import GoalOptions
 from hago.search.prepare import QuantizationOptions, input_names
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_search
@@ -87,17 +87,18 @@ def tune(
     checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
     log = default_path(args, hardware, "logs", "-finetune.jsonl")
     voices.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
-    files = {"log": log, "checkpoint": checkpoint, "save_weights": weights_of(saved)}
+    options = FinetuneOptions(log=log, checkpoint=checkpoint, **tuning_options(args.finetune))
     with resumable(lambda: f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")):
-        return trained_after(
+        return finetune_after_search(
             model,
             hardware,
             Batches(data, input_names(model)),
             (found.strategy, found.score),
-            {**tuning_options(args.finetune), **files},
-            saved,
-            None if args.held_out is None else load_batches(args, args.held_out),
-            named(args.maximize or args.objective, "objective"),
+            options,
+            save_weights=weights_of(saved),
+            save=saved,
+            held_out=None if args.held_out is None else load_batches(args, args.held_out),
+            measure=named(args.maximize or args.objective, "objective"),
         )
 
 

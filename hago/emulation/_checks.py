@@ -1,4 +1,4 @@
-"""The refusals that every engine's arithmetic shares."""
+"""Checks of values and options that the emulations share, with one wording for the same error."""
 
 from __future__ import annotations
 
@@ -32,12 +32,9 @@ def require_finite(what: str, value: Tensor) -> None:
         raise HagoError(f"{what} hold NaN or infinity; expected finite numbers")
 
 
-# ---------------------------------------------------------------- checks
-# Checks of options that all quantizers share, with one wording.
-
-
+# ---------------------------------------------------------------- options of quantizers
 def check_choice(name: str, got: str, known: Sequence[str]) -> None:
-    """Refuse an option that is none of the known ones.
+    """Refuse an option that is not one of the known values.
 
     Raises:
         HagoError: `got` is not in `known`; the closest is suggested.
@@ -50,7 +47,7 @@ def check_bits(bits: int, low: int, high: int, what: str) -> None:
     """Refuse a number of bits outside `[low, high]`.
 
     Raises:
-        HagoError: the bits are no integer, or out of range.
+        HagoError: the bits are not an integer, or out of range.
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or not low <= bits <= high:
         raise HagoError(f"{what} with {bits!r} bits; expected an integer from {low} to {high}")

@@ -11,13 +11,13 @@ from hago.arithmetic.convolution import without_stride
 from hago.emulation._checks import along
 from hago.errors import HagoError
 
-#: What can be run with a fake-quantized weight; the channels of its outputs are axis 0 of the weight.
+#: Layers that can be run with a fake-quantized weight; their output channels are axis 0 of the weight.
 Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 LAYERS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 def check_layer(layer: nn.Module) -> None:
-    """Refuse a module that is no such layer.
+    """Refuse a module that is not one of the LAYERS.
 
     Raises:
         HagoError: e.g. a transposed convolution, whose output channels are not axis 0 of its weight.
@@ -27,7 +27,7 @@ def check_layer(layer: nn.Module) -> None:
 
 
 def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What the layer computes with `weight` and `bias` in the place of its own."""
+    """Run the layer with `weight` and `bias` in place of its own."""
     if isinstance(layer, nn.Linear):
         return functional.linear(x, weight, bias)
     read, stride = without_stride(x, weight, layer.stride, layer.padding)
@@ -44,5 +44,5 @@ def per_channel(values: Tensor, layer: Layer) -> Tensor:
 
 
 def output_axis(layer: Layer, y: Tensor) -> int:
-    """Which axis of the layer's output the channels are."""
+    """The axis of the layer's output along which its channels run."""
     return y.ndim - 1 if isinstance(layer, nn.Linear) else y.ndim - layer.weight.ndim + 1

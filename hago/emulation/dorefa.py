@@ -1,8 +1,8 @@
 """DoReFa-Net: weights, activations and gradients of k bits (arXiv:1606.06160).
 
-Two implementations are in use and differ: the authors' (`tensorpack`, the default) and the PyTorch
-port `zzzxxxttt`. Where the paper is silent (a tensor of zeros) both give NaN; here that is a choice.
-All randomness comes from a generator, or is passed in.
+Two implementations are in use and differ: the authors' (`tensorpack`, the default) and the PyTorch port `zzzxxxttt`.
+Where the paper says nothing (a tensor of zeros) both give NaN; here that is an option. All randomness comes from a
+generator, or is passed in.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def quantize_k(r: Tensor, bits: int) -> Tensor:
 
 
 def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros: Zeros = "raise") -> Tensor:
-    """Weights of k bits.
+    """Quantize weights to k bits.
 
         1 bit:  sign(w) * mean(|w|), the mean over the whole tensor and without gradient; dw = dy
         k bits: 2 * quantize_k(tanh(w) / (2 * max|tanh(w)|) + 1/2, k) - 1
@@ -54,9 +54,9 @@ def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros
     Args:
         w: float tensor, not empty.
         bits: 1 to 24 (`zzzxxxttt`: 1 to 8), or 32 for no quantization.
-        variant: whose implementation.
-        zeros: what k > 1 bits of a tensor of zeros are: an error, zeros (with dw = 0), or NaN, as
-            both implementations give. One bit gives zeros.
+        variant: the implementation to follow.
+        zeros: the result of k > 1 bits for a tensor of zeros: an error, zeros (with dw = 0), or NaN, as in both
+            implementations. One bit gives zeros.
 
     Raises:
         HagoError: a bad option; or all weights are 0 and `zeros` is "raise".
@@ -96,7 +96,7 @@ def _one_bit(w: Tensor, variant: Variant) -> Tensor:
 
 
 def quantize_activation(x: Tensor, bits: int, variant: Variant = "tensorpack") -> Tensor:
-    """Activations of k bits: `quantize_k(clip(x, 0, 1), k)`; `dx = dy * [0 <= x <= 1]`.
+    """Quantize activations to k bits: `quantize_k(clip(x, 0, 1), k)`; `dx = dy * [0 <= x <= 1]`.
 
                   tensorpack        zzzxxxttt
         1 bit     round: .1 -> 0    sign: .1 -> 1
@@ -121,6 +121,8 @@ def quantize_activation(x: Tensor, bits: int, variant: Variant = "tensorpack") -
 
 
 class _GradientQuantizer(torch.autograd.Function):
+    """The identity, whose gradient is `stochastic_gradient`."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, bits: int, noise: Tensor | None, generator: torch.Generator | None, zeros: Zeros
@@ -137,7 +139,7 @@ class _GradientQuantizer(torch.autograd.Function):
 
 
 def stochastic_gradient(dr: Tensor, bits: int, noise: Tensor, zeros: Zeros = "zero") -> Tensor:
-    """A gradient rounded at random to k bits, per example (equation 12).
+    """Round a gradient at random to k bits, example by example (equation 12).
 
         2 * m * (quantize_k(clip(dr / (2 * m) + 1/2 + noise / (2**k - 1), 0, 1), k) - 1/2)
 
@@ -146,8 +148,7 @@ def stochastic_gradient(dr: Tensor, bits: int, noise: Tensor, zeros: Zeros = "ze
     Args:
         dr: float tensor; axis 0 is the batch.
         noise: of `dr`'s shape, uniform in [-1/2, 1/2].
-        zeros: what an example whose gradient is all 0 gives: 0, NaN (as the implementation), or an
-            error.
+        zeros: the result for an example whose gradient is all 0: 0, NaN (as in the implementation), or an error.
     """
     check_choice("zeros", zeros, _ZEROS)
     if noise.shape != dr.shape:
@@ -171,13 +172,13 @@ def quantize_gradient(
     generator: torch.Generator | None = None,
     zeros: Zeros = "zero",
 ) -> Tensor:
-    """`x` itself; its gradient is replaced by `stochastic_gradient`.
+    """Return `x`, with its gradient replaced by `stochastic_gradient`.
 
     Args:
         x: float tensor; axis 0 is the batch.
         bits: 1 to 24, or 32 for no quantization.
         noise: in [-1/2, 1/2], of `x`'s shape; or
-        generator: draws the noise when the gradient comes, on the gradient's device.
+        generator: draws the noise in the backward pass, on the gradient's device.
 
     Raises:
         HagoError: neither noise nor generator is given, or both are.
@@ -192,7 +193,7 @@ def quantize_gradient(
 
 
 def ternarize(w: Tensor, positive: Tensor, negative: Tensor, threshold: float = 0.05) -> Tensor:
-    """Weights of three values, two of them learned (trained ternary quantization, as tensorpack has it).
+    """Quantize weights to three values, two of them learned (trained ternary quantization, as in tensorpack).
 
     With t = threshold * max|w|: `positive` above t, `-negative` below -t, 0 between; exactly at +-t
     the sign itself. `dw = dy`, times positive or negative outside; d positive = sum(dy above t),
@@ -216,16 +217,15 @@ def ternarize(w: Tensor, positive: Tensor, negative: Tensor, threshold: float = 
 
 @dataclass(frozen=True, slots=True)
 class DoReFa:
-    """Options of DoReFa-Net's quantizers.
+    """Options of DoReFa-Net's quantizers, as a part of a TrainingScheme.
 
     Args:
-        variant, zeros: of `dorefa.quantize_weight`.
-        relative: sizes stay those of the float model, so that a network that was trained in float is one that
-            still works: weights are `u * quantize_weight(w / u)` with u four times the largest weight at the
-            start, activations `t * quantize_activation(x / t)` with t the strategy's threshold. These are
-            DoReFa's functions of the network with its layers rescaled. Else both are in [-1, 1] and [0, 1], as
-            in the paper.
-        gradient_bits: of the gradients of convolutions and linear layers; 32 leaves them alone.
+        variant, zeros: as in `quantize_weight`.
+        relative: keep the sizes of the float model, so that a network that was trained in float still works. Weights
+            are `u * quantize_weight(w / u)` with u four times the largest weight at the start, activations
+            `t * quantize_activation(x / t)` with t the strategy's threshold: DoReFa's functions of the network with
+            its layers rescaled. Otherwise weights are in [-1, 1] and activations in [0, 1], as in the paper.
+        gradient_bits: bits of the gradients of convolutions and linear layers; 32 for no quantization.
         seed: of the noise that rounds gradients.
 
     References:
@@ -239,14 +239,14 @@ class DoReFa:
     seed: int = 0
 
     def gradients(self, step: int) -> Callable[[Tensor], Tensor] | None:
-        """What rounds the gradients of one training pass; None where nothing does."""
+        """A function that rounds the gradients of one training pass; None if they are not quantized."""
         if self.gradient_bits == 32:
             return None
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % (1 << 62))
         return lambda x: quantize_gradient(x, self.gradient_bits, generator=generator)
 
 
-#: By name: the paper's, and the one for networks that were trained in float.
+#: Options by name: those of the paper, and those for networks that were trained in float.
 DOREFAS: Final[Mapping[str, DoReFa]] = {
     "dorefa": DoReFa(),
     "dorefa_relative": DoReFa(variant="zzzxxxttt", relative=True),

@@ -1,7 +1,7 @@
 """gemmlowp: the fixed-point primitives, and its quantized matrix multiplication end to end.
 
-Integers are int64 tensors that hold values of the width that a function names. The primitives are
-`hago.arithmetic.numerics` and `hago.arithmetic.rounding` under gemmlowp's names; nothing is rounded twice on the way.
+Integers are int64 tensors that hold values of the width that a function names. The primitives are those of
+`hago.arithmetic.numerics` and `hago.arithmetic.rounding` under gemmlowp's names.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def quantize_down(acc: Tensor, multiplier: int, right_shift: int, offset: int, l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedGemm:
-    """A uint8 matrix product with all that it went through; scales are float32 values."""
+    """A uint8 matrix product with all intermediate values, returned by `quantized_gemm`; scales are float32 values."""
 
     lhs_scale: float
     lhs_zero_point: int

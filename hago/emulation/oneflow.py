@@ -1,8 +1,13 @@
-"""OneFlow's quantizers: MinMaxObserver, MovingAverageMinMaxObserver, FakeQuantization, Quantization.
+"""OneFlow's quantizers and the layers that train with them.
 
-Facts of OneFlow 0.9.0 that differ from most others and are kept: the affine range is not widened to
-hold 0; the two observers round the affine zero point differently at ties; the gradient of fake
-quantization is never masked; the lowest symmetric integer is -2**(bits-1).
+Quantizers: MinMaxObserver, MovingAverageMinMaxObserver, FakeQuantization, Quantization. Layers: QatConv, and those of
+OneFlow's demo, QLayer (QConv2d, QLinear) and QConvBN. The forward of a layer is fake-quantized float; `freeze` of the
+demo's layers gives their integers. The demo's freeze has defects that show in its results; here it has them only with
+`upstream=True`.
+
+OneFlow 0.9.0 differs from most other systems in these points, which are kept: the affine range is not widened to hold
+0; the two observers round the affine zero point differently at ties; the gradient of fake quantization is never masked;
+the lowest symmetric integer is -2**(bits-1).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ Scheme = Literal["symmetric", "affine"]
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """What OneFlow's observers and quantizers share: the formula of scale, zero point and integers.
+    """The formula of scale, zero point and integers that OneFlow's observers and quantizers share.
 
     Args:
         formula: `google`, or `cambricon`, whose "scale" is the exponent of a power of two and which
@@ -33,8 +38,8 @@ class Quantizer:
         bits: 1 to 32 (OneFlow's static graphs allow 2 to 8, its eager mode does not check).
         scheme: `symmetric` (signed) or `affine` (unsigned).
         per_layer: one scale for the tensor, or one per index of axis 0.
-        wraps: read an affine zero point as uint8, as OneFlow's kernel on the CPU does: modulo 256, so
-            that -10 is 246 and 300 is 44. It shows where a range does not hold 0.
+        wraps: read an affine zero point as uint8, as OneFlow's kernel on the CPU does: modulo 256, so that -10 is 246
+            and 300 is 44. It makes a difference where a range does not hold 0.
 
     Raises:
         HagoError: an option is out of range.
@@ -237,12 +242,8 @@ def _power_of_two(exponent: Tensor) -> Tensor:
     return torch.pow(2.0, whole.to(torch.float64)).to(exponent.dtype)
 
 
-# ---------------------------------------------------------------- oneflow layers
-# OneFlow's layers for training: QatConv, and the demo's QLayer (QConv2d, QLinear) and QConvBN with freeze.
-# A layer's forward is fake-quantized float; `freeze` gives its integers. The demo's freeze has defects that its
-# results show; ours does not have them unless `upstream=True` asks for the same figures.
-
-#: The demo quantizes biases with this, upstream: unsigned, so negative biases become 0.
+# ---------------------------------------------------------------- layers
+#: The quantizer of biases in the demo: unsigned, so negative biases become 0.
 _UPSTREAM_BIAS = Quantizer(bits=32, scheme="affine")
 
 
@@ -375,19 +376,19 @@ class QLayer(nn.Module):
         return y if self.qo is None else self.qo(y)
 
     def _weight_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is quantized and run on the (fake-quantized) input `x`."""
+        """The weight and bias that are quantized and run on the (fake-quantized) input `x`."""
         return self.layer.weight, self.layer.bias
 
     def _final(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
-        """What is frozen."""
+        """The weight and bias that `freeze` converts to integers."""
         return self.layer.weight, self.layer.bias
 
     @torch.no_grad()
     def freeze(self, qi: Range | None = None, qo: Range | None = None, *, upstream: bool = False) -> Frozen:
-        """The layer in integers.
+        """Convert the layer to integers.
 
         Args:
-            qi, qo: the ranges of input and output, where this layer does not observe them.
+            qi, qo: the ranges of input and output, if this layer does not observe them.
             upstream: with the demo's defects: biases are unsigned (negative ones become 0); with
                 `cambricon`, exponents are multiplied as if they were scales; QConvBN folds with the
                 variance in the place of its root; the weight's range is the last one seen.
@@ -419,14 +420,14 @@ class QLayer(nn.Module):
 
 
 class QConvBN(QLayer):
-    """A convolution and its batch norm as one: the norm is folded into the weight, which is quantized.
+    """A convolution and its batch norm as one layer: the norm is folded into the weight, which is quantized.
 
     In training the fold uses the batch's mean and unbiased variance of the unquantized convolution,
     both without gradient, and updates the running statistics with the same; in eval it uses the
     running statistics.
 
     Args:
-        layer, quantizer, quantize_input, quantize_output: of QLayer.
+        layer, quantizer, quantize_input, quantize_output: as in QLayer.
         bn: its statistics, gamma and beta (if affine) are used and updated.
         inverted_momentum: read `bn.momentum` as the weight of the past, as the demo does; else as
             torch does, the weight of the new batch.
@@ -490,6 +491,6 @@ def _one_of(name: str, own: Range | None, given: Range | None) -> Range:
     if (own is None) == (given is None):
         what = "is missing; pass the neighbour's Range" if own is None else "is given, but this layer observes its own"
         raise HagoError(f"freeze: {name} {what}")
-    found = given if own is None else own
-    assert found is not None
-    return found
+    chosen = given if own is None else own
+    assert chosen is not None
+    return chosen

@@ -1,7 +1,11 @@
-"""PyTorch's quantizers: fake_quantize, quantize, and the learnable fake quantize.
+"""PyTorch's quantizers (fake_quantize, quantize, the learnable fake quantize), its observers, and FakeQuantize.
 
-The zero point is added after rounding in fake_quantize and before it in quantize, so that the two
-differ at ties where it is odd. Both multiply by the float32 reciprocal of the scale.
+The zero point is added after rounding in fake_quantize and before it in quantize, so that the two differ at ties where
+it is odd. Both multiply by the float32 reciprocal of the scale.
+
+Observers widen a range to hold 0 when they convert it to scale and zero point. Their state is the range (`min_val`,
+`max_val`), and of a FakeQuantize its last scale and zero point and two switches. The histogram observer searches the
+range within which quantizing the observed values has the least squared error.
 """
 
 from __future__ import annotations
@@ -184,7 +188,7 @@ def _check_ends(qmin: int, qmax: int) -> None:
 def _broadcast(x: Tensor, scale: Tensor | float, zero_point: Tensor | float, axis: int | None) -> tuple[Tensor, Tensor]:
     """Scale and zero point as float32, shaped to broadcast against `x`."""
     check_float(x, "a PyTorch quantizer")
-    found = []
+    shaped = []
     for name, given in (("scale", scale), ("zero_point", zero_point)):
         t = torch.as_tensor(given, dtype=torch.float32, device=x.device).detach().reshape(-1)
         if axis is None:
@@ -194,15 +198,11 @@ def _broadcast(x: Tensor, scale: Tensor | float, zero_point: Tensor | float, axi
         else:
             check_axis(x, axis, t.numel(), name)
             t = along(t, axis, x.ndim)
-        found.append(t)
-    return found[0], found[1]
+        shaped.append(t)
+    return shaped[0], shaped[1]
 
 
-# ---------------------------------------------------------------- pytorch observers
-# PyTorch's min-max observers and the module that joins one to a fake quantization.
-# Ranges are widened to hold 0 when they become scale and zero point. State: the range (in `min_val`, `max_val`), and
-# of FakeQuantize its last scale and zero point and two switches.
-
+# ---------------------------------------------------------------- observers
 _SCHEMES: Final = (
     "per_tensor_affine",
     "per_tensor_symmetric",
@@ -216,13 +216,13 @@ _EPS: Final = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True, slots=True)
 class QRange:
-    """From a range of values to scale and zero point.
+    """The options by which an observer converts a range of values to scale and zero point.
 
     Args:
         dtype: a name in `hago.emulation.pytorch.DTYPES`.
         qscheme: torch's name of the scheme.
         reduce_range: use half of the integers, e.g. [-64, 63].
-        quant_min, quant_max: integers other than the dtype's; both or none.
+        quant_min, quant_max: limits other than the dtype's; both or none.
         eps: the smallest scale.
 
     Raises:
@@ -348,7 +348,7 @@ class MinMaxObserver(nn.Module):
 
     @property
     def seen(self) -> bool:
-        """Whether there was any data."""
+        """Whether any data was observed."""
         return self.min_val.numel() > 0 and not bool((self.min_val > self.max_val).any())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -395,7 +395,7 @@ class MinMaxObserver(nn.Module):
 
 
 class Observer(Protocol):
-    """What FakeQuantize needs of an observer: MinMaxObserver, or HistogramObserver."""
+    """The interface of an observer that FakeQuantize uses: MinMaxObserver and HistogramObserver have it."""
 
     qrange: QRange
     per_channel: bool
@@ -403,13 +403,13 @@ class Observer(Protocol):
 
     @property
     def seen(self) -> bool:
-        """Whether there was any data."""
+        """Whether any data was observed."""
 
     def qparams(self) -> tuple[Tensor, Tensor]:
-        """(scale, zero point) of what was seen."""
+        """(scale, zero point) for the observed range."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` itself, after it was taken in."""
+        """Observe `x` and return it."""
 
 
 class FakeQuantize(nn.Module):
@@ -461,22 +461,18 @@ def _take_shapes(module: nn.Module, names: tuple[str, ...], state_dict: Mapping[
             setattr(module, name, torch.empty(saved.shape, dtype=kept.dtype, device=kept.device))
 
 
-# ---------------------------------------------------------------- pytorch histogram
-# PyTorch's histogram observer: the range within which quantizing the values seen loses least.
-# The histogram covers the range of all values so far, in bins of equal width; when the range grows, counts are spread
-# over the new bins. The range is cut from both ends, in small quantiles, for as long as the squared error falls.
-
-#: The share of the values by which an end moves at a time.
+# ---------------------------------------------------------------- the histogram observer
+#: Fraction of the values by which an end of the range moves at a time.
 _STEP: Final = 1e-5
-#: Into how many parts a bin is cut before its count moves to bins of another width.
+#: Number of parts that a bin is split into before its count moves to bins of another width.
 _PARTS: Final = 16
 
 
 def squared_error(histogram: Tensor, width: float, first: int, last: int, levels: int) -> float:
-    """What quantizing loses if the range is that of bins `first` to `last`, values spread evenly in each bin.
+    """The squared error of quantizing to the range of bins `first` to `last`, with values spread evenly in each bin.
 
-    Every level stands for an interval of `d = width * (last - first + 1) / levels`, at its middle.
-    Of a bin from b to e whose ends fall to the levels i and j, with density p = count / width:
+    Every level represents an interval of `d = width * (last - first + 1) / levels`, at its middle. The error of a bin
+    from b to e whose ends fall into levels i and j, with density p = count / width, is
 
         error = p * (F(b - m_i, d/2) + (j - i - 1) * F(-d/2, d/2) + F(-d/2, e - m_j)),
         F(u, v) = (v**3 - u**3) / 3,   m_k = (k + 1/2) * d
@@ -484,7 +480,7 @@ def squared_error(histogram: Tensor, width: float, first: int, last: int, levels
     Args:
         histogram: float32 (bins,).
         width: of a bin.
-        first, last: of the range that is kept; what lies outside goes to the outermost levels.
+        first, last: of the range that is kept; values outside go to the outermost levels.
         levels: of the integers.
     """
     step = width * (last - first + 1) / levels
@@ -570,7 +566,7 @@ class HistogramObserver(nn.Module):
 
     @property
     def seen(self) -> bool:
-        """Whether there was any data."""
+        """Whether any data was observed."""
         return bool(self.min_val <= self.max_val)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """TensorFlow Lite: quantized multipliers, and the multiplication by one in both roundings.
 
-A real multiplier is `multiplier / 2**31 * 2**shift` with the multiplier in [2**30, 2**31); a
-positive shift is to the left. Double rounding is the reference kernels' default, single rounding
-what a build with `TFLITE_SINGLE_ROUNDING` does; on ties and near them they differ by one.
+A real multiplier is `multiplier / 2**31 * 2**shift` with the multiplier in [2**30, 2**31); a positive shift is to the
+left. The reference kernels round twice by default, and once in a build with `TFLITE_SINGLE_ROUNDING`; on ties and near
+them the results differ by one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from hago.errors import HagoError
 
 Rounding = Literal["double", "single"]
 
-#: Shifts below the first are flushed to a multiplier of 0; single rounding saturates past the second.
+#: Smaller shifts are flushed to a multiplier of 0.
 SMALLEST_SHIFT: Final = -31
+#: Single rounding saturates the multiplier at larger shifts.
 LARGEST_SHIFT: Final = 30
 
 

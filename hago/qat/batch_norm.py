@@ -1,8 +1,8 @@
-"""Batch norms in training: folded into the layer before them, yet fed by the statistics of the batch.
+"""Batch norms in training: folded into the layer before them, yet normalizing by the statistics of the batch.
 
-Two ways: TensorFlow's quantizes the weight that will be deployed (folded with the moving sigma) and
-corrects the output to the batch's; OneFlow's folds with the batch's own statistics. In eval, and once
-frozen, both are the folded layer that `frontend.fold` makes, to the bit.
+There are two styles. TensorFlow's quantizes the weight that will be deployed (folded with the moving sigma) and
+corrects the output to the statistics of the batch. OneFlow's folds with the batch's own statistics. In eval, and once
+frozen, both equal the folded layer that `hago.graph.passes.fold_batch_norms` makes, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from hago.graph.graph import Graph, Node
 from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS, scale_channels
 
 Norms = Literal["frozen", "tensorflow", "oneflow"]
-#: The weight on levels of its own, which the multipliers of its output channels stretch.
+#: Quantizes a weight to levels of its own: (weight, multipliers of its output channels) -> quantized weight.
 Squash = Callable[[Tensor, Tensor], Tensor]
-#: The layer on real values, with a weight and a bias (or none).
+#: The layer on real values: (weight, bias or None) -> output.
 FoldedLayer = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedSite:
-    """A batch norm that folding moved into a layer.
+    """A layer and the batch norm that was folded into it.
 
     Args:
-        layer: the layer's node, with its attributes.
-        norm: the batch norm's node; `norm.inputs[1:]` are gamma, beta, mean and variance.
-        sources: constants of weight and bias before folding; None for no bias.
-        folded: constants of weight and bias after it.
+        layer: the node of the layer, before folding.
+        norm: the node of the batch norm; `norm.inputs[1:]` are gamma, beta, mean and variance.
+        sources: names of the constants of weight and bias before folding; None for no bias.
+        folded: names of the constants of weight and bias after folding.
     """
 
     layer: Node
@@ -43,8 +43,8 @@ class FoldedSite:
 
 
 def sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
-    """Every batch norm that was folded, of layers that one was folded into."""
-    found: dict[str, list[FoldedSite]] = {}
+    """The batch norms that were folded, except where several were folded into one layer."""
+    by_layer: dict[str, list[FoldedSite]] = {}
     for norm in unfolded:
         if norm.op != "batch_norm" or norm.name in folded.by_name:
             continue
@@ -52,18 +52,18 @@ def sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
         if before.op in CHANNEL_AXIS and after is not None:
             bias = before.inputs[2] if len(before.inputs) > 2 else None
             site = FoldedSite(before, norm, (before.inputs[1], bias), (after.inputs[1], after.inputs[2]))
-            found.setdefault(before.name, []).append(site)
-    return [one[0] for one in found.values() if len(one) == 1]
+            by_layer.setdefault(before.name, []).append(site)
+    return [group[0] for group in by_layer.values() if len(group) == 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folded:
-    """What a layer runs with on one batch.
+    """The weight and bias of a layer for one batch, returned by `FoldedNorm.in_training`.
 
     Args:
-        weight, bias: in the place of the folded constants.
-        correction, shift: (channels,), what the output without bias is multiplied by and raised by
-            instead of the bias; None where the bias says it all.
+        weight, bias: used in place of the folded constants.
+        correction, shift: (channels,); the output without bias is multiplied by the one and the other is added,
+            instead of the bias. None where the bias alone is added.
     """
 
     weight: Tensor
@@ -73,7 +73,7 @@ class Folded:
 
 
 class FoldedNorm(nn.Module):
-    """A layer's weight and its batch norm.
+    """The weight of a layer and its batch norm, trained together. `prepare_qat` makes it; a QatModel owns it.
 
     With sigma_m and sigma_b the roots of the moving and of the batch's variance plus eps, W' the weight
     scaled by gamma / sigma, and fq its quantization:
@@ -82,22 +82,23 @@ class FoldedNorm(nn.Module):
         oneflow:    y = layer(x, fq(W'_b)) + beta - gamma * mu_b / sigma_b, statistics without gradient
         frozen:     y = layer(x, fq(W'_m)) + beta - gamma * mu_m / sigma_m
 
-    TensorFlow's sigma_b is of the population, OneFlow's unbiased; moving variances take the unbiased one.
+    TensorFlow's sigma_b is that of the population, OneFlow's is unbiased; moving variances take the unbiased one.
 
     Args:
-        site: where.
-        graph: unfolded; its constants are where training starts.
-        style: tensorflow or oneflow.
-        momentum: torch's: the weight of the new batch in the moving statistics.
-        fixed: constants that are not trained.
+        site: the layer and the batch norm.
+        graph: before folding; training starts from its constants.
+        style: "tensorflow" or "oneflow".
+        momentum: as in torch: the weight of the new batch in the moving statistics.
+        fixed: names of constants that are not trained.
 
-    Where `squash` is set, it quantizes the weight before the batch norm sees it, as DoReFa-Net does; what is
-    folded is on those levels, times gamma / sigma.
+    Attributes:
+        squash: quantizes the weight before the batch norm is folded in, as DoReFa-Net does; the folded weight is then
+            on those levels, times gamma / sigma. `squash_norms` sets it; None by default.
 
     References:
         tensorflow/contrib/quantize/python/fold_batch_norms.py (r1.15); Oneflow-Inc/models,
-        Quantization/quantization_ops/conv_bn.py. `tensorflow_fold` and `oneflow_layers` are the same for
-        single layers.
+        Quantization/quantization_ops/conv_bn.py. `hago.emulation` has both for single
+        layers.
     """
 
     mean: Tensor
@@ -121,9 +122,9 @@ class FoldedNorm(nn.Module):
         self.register_buffer("variance", graph.consts[variance].detach().clone())
 
     def part(self, name: str) -> Tensor:
-        """The weight, bias, gamma or beta, trained or not."""
-        found: Tensor = getattr(self, name)
-        return found
+        """The tensor of that name: weight, bias, gamma, beta, mean or variance, trained or not."""
+        tensor: Tensor = getattr(self, name)
+        return tensor
 
     def _scaled(self, m: Tensor, *, squashed: bool = True) -> Tensor:
         """The weight with its output channels multiplied, in float64 and rounded once."""
@@ -134,10 +135,10 @@ class FoldedNorm(nn.Module):
         return self.part("weight") if self.squash is None else self.squash(self.part("weight"), m)
 
     def folded(self, *, squashed: bool = True) -> tuple[Tensor, Tensor]:
-        """(weight, bias) by the moving statistics, as `fold_batch_norms` makes them.
+        """(weight, bias) folded with the moving statistics, as `fold_batch_norms` makes them.
 
         Args:
-            squashed: whether the weight is on its levels, where it has some.
+            squashed: whether to apply `squash` to the weight.
         """
         gamma, beta, mean, variance = (self.part(p).to(torch.float64) for p in ("gamma", "beta", "mean", "variance"))
         m = gamma / torch.sqrt(variance + self.eps)
@@ -146,10 +147,10 @@ class FoldedNorm(nn.Module):
         return self._scaled(m, squashed=squashed), (bias * m + o).to(torch.float32)
 
     def in_training(self, layer: FoldedLayer) -> Folded:
-        """What the layer runs with on this batch; the moving statistics take it in.
+        """The weight and bias of the layer for this batch; the moving statistics are updated.
 
         Args:
-            layer: on the batch's inputs.
+            layer: the layer applied to the inputs of the batch.
 
         Raises:
             HagoError: the batch has one value per channel.
@@ -169,7 +170,7 @@ class FoldedNorm(nn.Module):
         return Folded(self._scaled(m.to(torch.float64)), beta - centre * m)
 
     def normalized(self, layer: FoldedLayer) -> Tensor:
-        """The layer and its batch norm in training, on real values."""
+        """The output of the layer and its batch norm in training, in float; the moving statistics are updated."""
         bias = None if self.bias is None else self.part("bias")
         y = layer(self.part("weight"), bias)
         mu, variance = self._statistics(lambda weight, bias: y, self.part("weight"))
@@ -178,7 +179,7 @@ class FoldedNorm(nn.Module):
         return (y - mu.reshape(shape)) * m.reshape(shape) + self.part("beta").reshape(shape)
 
     def _statistics(self, layer: FoldedLayer, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch's mean and variance of the unquantized layer, in float32; the moving ones take them in."""
+        """Mean and variance of the unquantized layer on this batch, in float32; the moving ones are updated."""
         y = layer(weight, None if self.bias is None else self.part("bias")).float()
         count = y.numel() // y.shape[1]
         if count < 2:

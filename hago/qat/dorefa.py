@@ -1,7 +1,7 @@
 """DoReFa-Net's quantizers on a Plan in training: weights through tanh, gradients rounded at random.
 
-What a trained model ships are the integers of `dorefa_grid`; the tanh is gone. Activations that are never
-negative take all the bits of their edge.
+A trained model ships the integers of `hago.plan.dorefa_weights`, without the tanh. Activations that are never negative
+use all the bits of their edge.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hago.qat.ranges import TrainableRange
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """One constant that is quantized so.
+    """The quantizer of one weight, which also sets the ranges of its edges. QatModel calls it in every forward.
 
     Args:
-        levels: DoReFa's for it.
+        levels: DoReFa's levels for it.
         bits: k.
-        held: see `dorefa_grid.held`.
-        ranges: of the edges it travels on; they follow the weight.
+        held: see `hago.plan.dorefa_weights.held`.
+        ranges: of the edges that read the weight; they are set so that the integers are DoReFa's.
     """
 
     levels: DoReFaLevels
@@ -38,23 +38,23 @@ class Weight:
     ranges: tuple[TrainableRange, ...]
 
     def __call__(self, weight: Tensor, multiplier: Tensor | None = None) -> Tensor:
-        """The quantized weight, with DoReFa's gradient; the ranges are set so that their grid is its own.
+        """Quantize the weight, with DoReFa's gradient, and set the ranges to its grid.
 
         Args:
-            multiplier: (channels,), of a batch norm that will be folded in; the ranges are for the product.
+            multiplier: (channels,), of a batch norm that will be folded in; the ranges are set for the product.
 
         Raises:
             HagoError: all weights are 0.
         """
-        found = self.levels.quantized(weight, self.bits)
+        quantized = self.levels.quantized(weight, self.bits)
         with torch.no_grad():
             threshold = self.levels.step(weight, self.bits) * self.held
             if multiplier is not None:
                 threshold = threshold * multiplier.to(torch.float64).abs()
-            for one in self.ranges:
-                one.low.copy_((-threshold).expand_as(one.low))
-                one.high.copy_(threshold.expand_as(one.high))
-        return found
+            for trained in self.ranges:
+                trained.low.copy_((-threshold).expand_as(trained.low))
+                trained.high.copy_(threshold.expand_as(trained.high))
+        return quantized
 
 
 def dorefa_weights(
@@ -64,15 +64,18 @@ def dorefa_weights(
     starts: Mapping[str, Tensor],
     how: DoReFa,
 ) -> dict[str, Weight]:
-    """The weights of a Plan's convolutions, linear layers and products.
+    """The quantizers of the weights of a Plan's convolutions, linear layers and products, by constant.
 
     Args:
-        starts: what constants are trained, and what they start from.
+        bits: of every edge.
+        ranges: by the key of the threshold.
+        starts: the constants that are trained, with the values that training starts from.
+        how: the options of DoReFa-Net.
 
     Raises:
         HagoError: the hardware cannot hold the grid, or an edge has too few bits.
     """
-    found: dict[str, Weight] = {}
+    quantizers: dict[str, Weight] = {}
     for name, start in starts.items():
         edges = [
             e
@@ -89,36 +92,36 @@ def dorefa_weights(
         width = min(chosen)
         own = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
         levels = DoReFaLevels.of(how, name, start)
-        found[name] = Weight(levels, width - 1, held(plan.hardware, width), tuple(own.values()))
-    return found
+        quantizers[name] = Weight(levels, width - 1, held(plan.hardware, width), tuple(own.values()))
+    return quantizers
 
 
 def squash_norms(
     plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, TrainableRange], norms: Iterable[FoldedNorm], how: DoReFa
 ) -> None:
-    """Quantize the weights of layers with live batch norms before the batch norm, as DoReFa-Net has them.
+    """Let live batch norms quantize the weight of their layer before they are folded in, as DoReFa-Net does.
 
     Raises:
-        HagoError: the hardware has one scale for all channels, which cannot hold the folded levels.
+        HagoError: the hardware has one scale for all channels, which cannot represent the folded levels.
     """
     for norm in norms:
         name = norm.site.folded[0]
-        made = dorefa_weights(plan, bits, ranges, {name: norm.part("weight").detach()}, how).get(name)
-        if made is None:
+        quantizer = dorefa_weights(plan, bits, ranges, {name: norm.part("weight").detach()}, how).get(name)
+        if quantizer is None:
             continue
-        if any(r.low.numel() != norm.mean.numel() for r in made.ranges):
+        if any(r.low.numel() != norm.mean.numel() for r in quantizer.ranges):
             raise HagoError(
                 f"{plan.hardware.name} has one scale for all channels of a weight, so it cannot hold DoReFa's levels "
                 f"times the batch norm {norm.site.norm.name!r}; use norms='frozen'"
             )
-        norm.squash = made
+        norm.squash = quantizer
 
 
-def set_activation(found: TrainableRange, target: QParams, scheme: str) -> None:
-    """Make a range of values that are never negative the one that DoReFa clips to: [0, 1].
+def set_activation(activation: TrainableRange, target: QParams, scheme: str) -> None:
+    """Set the range of values that are never negative to the one that DoReFa clips to, [0, 1].
 
-    Where the integers are signed, a bit of them is the sign.
+    Where the integers are signed, one of their bits is the sign.
     """
     with torch.no_grad():
-        found.low.zero_()
-        found.high.fill_(unit_threshold(target.qmax - int(target.zero_point.max()), scheme))
+        activation.low.zero_()
+        activation.high.fill_(unit_threshold(target.qmax - int(target.zero_point.max()), scheme))

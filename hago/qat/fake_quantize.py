@@ -1,7 +1,7 @@
-"""Moves: what edges do to values in training, with the Plan's own arithmetic and a straight-through gradient.
+"""Fake quantization on an edge: the Plan's own arithmetic forward, a straight-through gradient backward.
 
-The forward of every move is `numerics.apply_simq`, so training sees the integers that will be shipped.
-Backward, rounding is the identity; clipping passes the gradient inside its range, or everywhere.
+Forward, every edge computes `numerics.apply_simq`, so training sees the integers that will be shipped.
+Backward, rounding is the identity, and clipping passes the gradient inside its range, or everywhere.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from hago.arithmetic.numerics import Requantize, apply_simq, clip_range
 from hago.arithmetic.straight_through import apply
 from hago.arithmetic.types import QParams, SimQ
 
-#: How many quanta past its range a value still takes a gradient: hago's schemes represent a threshold
-#: one quantum below it, and what lies on it (the largest weight of every channel) must not be stuck.
+#: How many quanta beyond its range a value still takes a gradient. hago's schemes represent a threshold one quantum
+#: below it, and a value that lies on the threshold (the largest weight of every channel) must stay trainable.
 _MARGIN: Final = 1.0 + 2.0**-10
-#: Limits that cut nothing off.
+#: Limits that no value exceeds.
 _OPEN: Final = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """How gradients pass a move.
+    """The gradient of fake quantization; part of a TrainingScheme.
 
     Args:
-        masked: 0 where the value lay beyond the range (by more than a quantum); else the gradient passes
+        masked: the gradient is 0 where the value lay beyond the range by more than a quantum; otherwise it passes
             everywhere.
-        residual: a learned scale also feels the rounding error of the values inside the range, as in
-            LSQ; else only those that were clipped, as in TensorFlow.
+        residual: the gradient of a learned scale includes the rounding error of the values inside the range, as in
+            LSQ; otherwise only the values that were clipped, as in TensorFlow.
 
     References:
         Bengio et al., arXiv:1308.3432; Esser et al., arXiv:1902.08153 (LSQ).
@@ -44,23 +44,23 @@ class Slope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
-    """Everything of one move that takes no gradient."""
+    """The arguments of one call that take no gradient; `inside` are the limits between which `x` takes one."""
 
     simq: SimQ
-    how: Requantize
+    requantize: Requantize
     inside: tuple[Any, Any]
     residual: bool
 
 
-class _Move(torch.autograd.Function):
-    """`clip(round(x * factor))`; `low` and `high` are the ends of the clipping, where they are learned."""
+class _FakeQuantize(torch.autograd.Function):
+    """`clip(round(x * factor))`; `low` and `high` are the ends of the clipping where they are learned, else None."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, factor: Tensor, low: Tensor | None, high: Tensor | None, recipe: _Recipe
     ) -> Tensor:
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        y = apply_simq(wide, recipe.simq, recipe.how)
+        y = apply_simq(wide, recipe.simq, recipe.requantize)
         ctx.recipe = recipe
         rounded = ctx.needs_input_grad[1] and not recipe.residual
         ctx.save_for_backward(x, factor, y if rounded else None)
@@ -71,29 +71,29 @@ class _Move(torch.autograd.Function):
         x, factor, y = ctx.saved_tensors
         needs = ctx.needs_input_grad
         below, above = ctx.recipe.inside
-        number = _number(factor, x)
-        if isinstance(number, float) and number > 0.0:
-            scaled, first, last = x, below / number, above / number
+        scale = _number_or_tensor(factor, x)
+        if isinstance(scale, float) and scale > 0.0:
+            scaled, first, last = x, below / scale, above / scale
         else:
-            scaled, first, last = x * number, below, above
-        inner = _inside(grad.to(scaled.dtype), scaled, first, last)
+            scaled, first, last = x * scale, below, above
+        inner = _mask_outside(grad.to(scaled.dtype), scaled, first, last)
         d_factor = d_low = d_high = None
         if needs[1]:
-            seen = x if y is None else y.to(inner.dtype) / factor.to(inner.dtype)
-            d_factor = (inner * seen).to(factor.dtype).sum_to_size(factor.shape)
+            value = x if y is None else y.to(inner.dtype) / factor.to(inner.dtype)
+            d_factor = (inner * value).to(factor.dtype).sum_to_size(factor.shape)
         if needs[2]:
             d_low = torch.where(scaled < first, grad, 0.0).sum().to(torch.float64)
         if needs[3]:
             d_high = torch.where(scaled > last, grad, 0.0).sum().to(torch.float64)
-        d_x = (inner * number).to(x.dtype) if needs[0] else None
+        d_x = (inner * scale).to(x.dtype) if needs[0] else None
         return d_x, d_factor, d_low, d_high, None
 
 
-def _number(factor: Tensor, like: Tensor) -> Tensor | float:
+def _number_or_tensor(factor: Tensor, like: Tensor) -> Tensor | float:
     return float(factor.item()) if factor.numel() == 1 else factor.to(like.dtype)
 
 
-def _inside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
+def _mask_outside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
     """`grad` where low < x < high, else 0, in one pass where the limits are numbers."""
     if isinstance(low, float) and isinstance(high, float):
         if (low, high) == _OPEN:
@@ -105,43 +105,43 @@ def _inside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """The learned ends of a clipping range, in quanta with their gradients; None where they do not move."""
+    """The learned ends of a clipping range, in quanta, with their gradients; None where an end is not learned."""
 
     low: Tensor | None = None
     high: Tensor | None = None
 
 
-def move_on_edge(
+def fake_quantize_edge(
     x: Tensor,
     source: QParams | None,
     target: QParams,
-    how: Requantize,
+    requantize: Requantize,
     slope: Slope,
     *,
-    cut: bool = False,
+    relu_fused: bool = False,
     ends: Ends | None = None,
 ) -> Tensor:
-    """Real values (`source` None), or centered integers, to centered integers of `target`.
+    """Quantize real values, or requantize centered integers, to centered integers of `target`, with gradients.
 
     Args:
-        x: float tensor.
+        x: float tensor: real values where `source` is None, else centered integers of `source`.
         target: its scale may require a gradient, and so may that of `source`.
-        cut: whether a relu is part of the clipping, so that its gradient is 0 below 0.
+        relu_fused: whether the clipping stands for a relu, so that the gradient is 0 below 0.
         ends: of the clipping, where they are learned.
 
     Returns:
-        What `numerics.apply_simq` gives, float32 or float64.
+        The values of `numerics.apply_simq`, float32 or float64.
     """
     factor = target.scale.reciprocal() if source is None else source.scale / target.scale
     low, high = clip_range(target)
     inside: tuple[Any, Any] = _OPEN
     if slope.masked:
         inside = (_end(low, -_MARGIN), _end(high, _MARGIN))
-    if cut:
+    if relu_fused:
         inside = (0.0, inside[1])
-    recipe = _Recipe(SimQ(source, target), how, inside, slope.residual)
-    moving = Ends() if ends is None or cut else ends
-    return apply(_Move, x, factor, moving.low, moving.high, recipe)
+    recipe = _Recipe(SimQ(source, target), requantize, inside, slope.residual)
+    learned = Ends() if ends is None or relu_fused else ends
+    return apply(_FakeQuantize, x, factor, learned.low, learned.high, recipe)
 
 
 def _end(limit: Tensor | int, margin: float) -> Tensor | float:
@@ -149,12 +149,14 @@ def _end(limit: Tensor | int, margin: float) -> Tensor | float:
 
 
 def trained_to_real(c: Tensor, source: QParams) -> Tensor:
-    """Centered integers to float32, as `numerics.dequantize`; a gradient reaches the scale too."""
+    """Dequantize centered integers to float32 as `numerics.dequantize` does; a gradient reaches the scale too."""
     real: Tensor = c.to(torch.float32) * source.scale.to(torch.float32)
     return real
 
 
-class _Bend(torch.autograd.Function):
+class _ScaleGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a factor."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
@@ -166,5 +168,5 @@ class _Bend(torch.autograd.Function):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """`x`, its gradient multiplied by `factor`."""
-    return apply(_Bend, x, factor)
+    """Return `x`, with its gradient multiplied by `factor`."""
+    return apply(_ScaleGradient, x, factor)

@@ -1,7 +1,11 @@
-"""Fine-tuning: a strategy trained further, by default from the float model's outputs alone; resumable.
+"""Fine-tuning: train a strategy's weights and thresholds further, by default to give the float model's outputs.
 
-Same model, strategy, data, options, versions and threads: the same result, whether the run was killed and
-continued or not. A budget in seconds ends where it ends.
+`finetune` trains a given strategy. `finetune_after_search` is the last stage of a search that was given `finetune=`:
+it trains the strategy that was found and keeps the result only where it is no worse. Both take `FinetuneOptions`.
+
+A run that was interrupted and resumed from its checkpoint ends with the same result as one that was not, given the
+same model, strategy, data, options, versions and number of threads. A budget in seconds is the exception: how many
+steps it allows depends on the machine.
 """
 
 from __future__ import annotations
@@ -40,17 +44,38 @@ from hago.search.quantizer import Quantizer
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.study.budget import Budget
 
-#: Steps of a run that is given neither steps nor a budget.
+#: Number of steps of a run that has neither `steps` nor a budget.
 STEPS: Final = 400
-#: Of a run that only a budget ends.
+#: Number of steps of a run that only its budget ends.
 ENDLESS: Final = 1 << 40
-#: Measures of a quantizer on the data, as JSON values.
+#: Measures a quantizer on the data; the results are JSON values.
 Measure = Callable[[Quantizer], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class FinetuneOptions:
-    """What a user may choose of a fine-tuning run; see `hago.finetune`."""
+    """Options of a fine-tuning run, shared by `finetune`, `finetune=` of a search, and the command line.
+
+    Args:
+        steps: number of optimizer steps; 400 by default, or as many as the budget allows.
+        budget: a time, e.g. "5m".
+        lr: the largest relative step of weights; 0 leaves them alone.
+        range_lr: the largest relative step of thresholds; 0 leaves them alone.
+        batch_size: samples of a step.
+        objective: "mse" (relative squared error of the outputs), "kl", "labels", or a function of
+            (outputs, the float model's outputs, labels).
+        scheme: how ranges move and gradients pass; see `hago.prepare_qat`.
+        seed: of all randomness.
+        log: a file that a line is appended to before the run and one after.
+        checkpoint: a file that keeps the state of the run.
+        every: steps between two writes of the checkpoint.
+        resume: continue from the checkpoint if it exists.
+        progress: show a bar on a terminal.
+        held_out: further batches, on which the model is measured before and after instead of on the training data.
+
+    Raises:
+        HagoError: a rate is negative or infinite, or a count is not a positive whole number.
+    """
 
     steps: int | None = None
     budget: str | None = None
@@ -79,10 +104,10 @@ class FinetuneOptions:
 
     @property
     def schedule(self) -> Schedule:
-        """How long the run is.
+        """The length of the run and the course of its learning rate.
 
         Raises:
-            HagoError: a budget of something else than time.
+            HagoError: the budget is not a time.
         """
         seconds = Budget.parse(self.budget).seconds
         if self.budget is not None and (seconds is None or Budget.parse(self.budget) != Budget(seconds=seconds)):
@@ -93,14 +118,15 @@ class FinetuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Finetuned:
-    """What fine-tuning ends with.
+    """The result of a fine-tuning run, returned by `finetune`.
 
     Args:
-        quantizer: of the trained model; its strategy is for `quantizer.plan.graph`, the trained float model.
+        quantizer: the trained model; its strategy is for `quantizer.plan.graph`, the trained float model.
         before, after: measures against the model that training started from: sqnr, agreement and, with
             labels, sim_acc with its interval; on the held-out data where there is some.
-        kept: whether training helped on the samples kept aside; if not, what it started from is returned.
-        steps, seconds: of the whole run.
+        kept: whether training lowered the loss on the samples kept aside; if not, `quantizer` is the one that
+            training started from.
+        steps, seconds: length of the whole run, over all its sessions.
     """
 
     quantizer: Quantizer
@@ -121,85 +147,75 @@ def finetune(
     """Train a strategy's weights and thresholds on data, by default to give the float model's outputs.
 
     Args:
-        model: that the strategy is for; it is not changed.
+        model: the model that the strategy is for; it is not changed.
         dataset: batches to train on; labels are not needed. A tenth of the samples is kept aside.
-        options: of FinetuneOptions:
-            steps: how many; 400 by default, or as many as the budget allows.
-            budget: a time, e.g. "5m".
-            lr, range_lr: the largest relative step of weights and of thresholds; 0 leaves them alone.
-            batch_size: samples of a step.
-            objective: "mse" (relative squared error of the outputs), "kl", "labels", or a function of
-                (outputs, the float model's outputs, labels).
-            scheme: how ranges move and gradients pass; see `hago.prepare_qat`.
-            seed: of all randomness.
-            log: a file that a line is appended to before the run and one after.
-            checkpoint: a file that keeps the run's state, written every `every` steps; a run
-                that finds it continues there if `resume`.
-            progress: show a bar on a terminal.
-            held_out: further batches that before and after are measured on.
+        options: the fields of `hago.qat.finetune.FinetuneOptions`: steps, budget, lr, range_lr, batch_size, objective,
+            scheme, seed, log, checkpoint, every, resume, progress and held_out.
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware, or the checkpoint of another run.
         HagoError: other bad input; the loss is not finite.
     """
-    return _finetune(model, hardware, strategy, dataset, FinetuneOptions(**options))
+    return finetune_with(model, hardware, strategy, dataset, FinetuneOptions(**options))
 
 
-def _finetune(
+def finetune_with(
     model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any], options: FinetuneOptions
 ) -> Finetuned:
+    """Train as `finetune` does, with options that are already one object."""
     check_distinct({"log": options.log, "checkpoint": options.checkpoint})
-    chip, chosen = as_hardware(hardware), as_strategy(strategy)
+    chip, initial = as_hardware(hardware), as_strategy(strategy)
     name, loss = named_loss(options.objective)
-    graph, batches = as_graph(model, dataset, chip, made_for=[chosen.model_hash])
-    trained = make_trainable(graph, chip, chosen, training_scheme(options.scheme), constants_of(model))
-    start = trained.training_plan.plan
-    measure = _measure(start, batches, options.held_out)
+    graph, batches = as_graph(model, dataset, chip, made_for=[initial.model_hash])
+    trained = make_trainable(graph, chip, initial, training_scheme(options.scheme), constants_of(model))
+    plan = trained.training_plan.plan
+    measure = _measure(plan, batches, options.held_out)
     run = TrainingRun(
         trained,
-        Samples.of(graph, batches, start.ops),
+        Samples.of(graph, batches, plan.ops),
         loss,
         options.schedule,
         rates=(options.lr, options.range_lr),
         batch_size=options.batch_size,
         seed=options.seed,
-        settings=_settings(start, chosen, batches, options, name),
+        settings=_settings(plan, initial, batches, options, name),
         checkpoint=None if options.checkpoint is None else Path(options.checkpoint),
         every=options.every,
     )
-    before = measure(Quantizer(start, chosen))
+    start = Quantizer(plan, initial)
+    before = measure(start)
     log = None if options.log is None else Path(options.log)
     if not (options.resume and run.resume()):
         _append(log, {"what": "before", "results": before, **run.settings})
     run.train(progress=options.progress)
-    return _finished(run, Quantizer(start, chosen), loss, before, measure, log)
+    return _finished(run, start, loss, before, measure, log)
 
 
 def _finished(
     run: TrainingRun, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
 ) -> Finetuned:
-    """The trained quantizer, or the one that training started from where it did not help."""
-    found = from_qat(run.trained)
-    kept = run.aside_loss(found.plan, loss) <= run.aside_loss(start.plan, loss)
-    found = found if kept else start
-    after = measure(found)
-    said = {"kept": kept, "steps": run.step, "seconds": run.seconds, "before": before, "settings": run.settings}
-    strategy = found.strategy
-    made_by = {**strategy.made_by, "results": after, "finetuned": json_values(said, "$.made_by.finetuned")}
-    found = replace(found, strategy=replace(strategy, made_by=made_by))
+    """The result of a run at its end: the trained quantizer, or `start` where training did not help."""
+    trained = from_qat(run.trained)
+    kept = run.loss_aside(trained.plan, loss) <= run.loss_aside(start.plan, loss)
+    quantizer = trained if kept else start
+    after = measure(quantizer)
+    summary = {"kept": kept, "steps": run.step, "seconds": run.seconds, "before": before, "settings": run.settings}
+    strategy = quantizer.strategy
+    made_by = {**strategy.made_by, "results": after, "finetuned": json_values(summary, "$.made_by.finetuned")}
+    quantizer = replace(quantizer, strategy=replace(strategy, made_by=made_by))
     line = {"what": "after", "results": after, "kept": kept, "steps": run.step, "seconds": run.seconds}
     _append(log, {**line, "trained_model_hash": strategy.model_hash, **run.settings})
-    return Finetuned(found, before, after, kept, run.step, run.seconds)
+    return Finetuned(quantizer, before, after, kept, run.step, run.seconds)
 
 
 def _measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
-    """Measures against the float model that training started from."""
+    """A function that compares a quantizer with the float model that training started from."""
     data = batches if held_out is None else Batches(held_out, start.graph.inputs)
     check_batches(start.graph, data)
     evaluator = Evaluator(start.graph, data, objective("sqnr"), start.ops)
 
-    def measure(found: Quantizer) -> dict[str, Any]:
-        return dict(evaluator.score(found.plan, found.strategy.bits).results)
+    def measure(quantizer: Quantizer) -> dict[str, Any]:
+        return dict(evaluator.score(quantizer.plan, quantizer.strategy.bits).results)
 
     return measure
 
@@ -207,7 +223,7 @@ def _measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> M
 def _settings(
     start: Plan, strategy: Strategy, batches: Batches, options: FinetuneOptions, objective_name: str
 ) -> dict[str, Any]:
-    """All that makes the run again, as JSON values."""
+    """Everything that determines the run, as JSON values. A checkpoint with other settings is refused."""
     schedule = options.schedule
     settings = {
         "model_hash": start.graph.model_hash,
@@ -230,7 +246,7 @@ def _settings(
 
 
 def _append(log: Path | None, record: Mapping[str, Any]) -> None:
-    """Add one line to the log, whole and synced.
+    """Append one line to the log and sync the file.
 
     Raises:
         LogError: it could not be written.
@@ -248,19 +264,16 @@ def _append(log: Path | None, record: Mapping[str, Any]) -> None:
         raise LogError(f"cannot write log {log}: {error}") from None
 
 
-# ---------------------------------------------------------------- after search
-# Search, then train, then confirm: the last stage of a search that may change weights.
-
-
+# ---------------------------------------------------------------- the last stage of a search
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a search with training ends with.
+    """The result of a search that ends with training, returned by `finetune_after_search`.
 
     Args:
-        strategy, score: the trained ones where they are no worse, else those that were found. The score is
+        strategy, score: the trained ones where they are no worse, else those that the search found. The score is
             accuracy on the data where it has labels, else the SQNR in dB.
-        run: the fine-tuning.
-        better: whether the strategy is the trained one, for the weights that were written.
+        run: the result of the fine-tuning run.
+        better: whether `strategy` is the trained one; it is then for the weights that were written.
     """
 
     strategy: Strategy
@@ -269,58 +282,61 @@ class Tuned:
     better: bool
 
 
-def trained_after(
+def finetune_after_search(
     model: ModelLike,
     hardware: HardwareLike,
     batches: Batches,
-    found: tuple[Strategy, float],
-    options: Mapping[str, Any],
-    save: str | PathLike[str] | None,
+    best: tuple[Strategy, float],
+    options: FinetuneOptions,
+    *,
+    save_weights: str | PathLike[str] | None,
+    save: str | PathLike[str] | None = None,
     held_out: Iterable[Any] | None = None,
     measure: ObjectiveLike = "sqnr",
 ) -> Tuned:
-    """What a search found, trained further; as it was where that is no better.
+    """Train the strategy that a search found further, and keep the result only where it is no worse.
+
+    The API and the command line call it once, at the end of a search.
 
     Args:
-        found: the strategy and its score.
-        options: of `hago.finetune`, and `save_weights`: a path for the trained weights, as a state dict of
-            `model`. The strategy that is returned is for them.
-        save: where the strategy goes too.
-        held_out: further batches that the trained strategy is reported on, by `measure`.
+        best: the strategy that was found, and its score.
+        save_weights: where the trained weights are written, as a state dict of `model`. The strategy that is returned
+            is for them.
+        save: where the trained strategy is written too.
+        held_out: further batches that the trained strategy is reported on, by `measure`. They are not
+            `options.held_out`, on which the run itself is measured.
 
     Raises:
         HagoError: there is nowhere for the weights to go; the integer model differs from its simulation.
     """
-    rest = dict(options)
-    weights = rest.pop("save_weights", None)
-    if weights is None or not isinstance(model, nn.Module):
+    if save_weights is None or not isinstance(model, nn.Module):
         raise HagoError(
             "a search with finetune= changes weights: the model must be an nn.Module, and finetune must say where they "
             "go, e.g. finetune={'budget': '5m', 'save_weights': 'tuned.safetensors'}"
         )
-    tuned = finetune(model, hardware, found[0], batches, **rest)
-    figure = "sim_acc" if "sim_acc" in tuned.after else "sqnr"
-    if not tuned.kept or tuned.after[figure] < tuned.before[figure]:
-        return Tuned(*found, tuned, better=False)
-    plan, strategy = tuned.quantizer.plan, tuned.quantizer.strategy
-    _confirm(plan, batches)
+    run = finetune_with(model, hardware, best[0], batches, options)
+    metric = "sim_acc" if "sim_acc" in run.after else "sqnr"
+    if not run.kept or run.after[metric] < run.before[metric]:
+        return Tuned(*best, run, better=False)
+    plan, strategy = run.quantizer.plan, run.quantizer.strategy
+    _check_exact(plan, batches)
     if held_out is not None:
-        graph, _ = as_graph(model, batches, plan.hardware, made_for=[found[0].model_hash])
+        graph, _ = as_graph(model, batches, plan.hardware, made_for=[best[0].model_hash])
         reported = confirmed(plan, Batches(held_out, graph.inputs), objective(measure), graph)
         strategy = replace(strategy, made_by={**strategy.made_by, "held_out": reported})
-    save_state(trained_state(model, plan.graph, plan.ops), Path(weights))
+    save_state(trained_state(model, plan.graph, plan.ops), Path(save_weights))
     if save is not None:
         strategy.save(Path(save))
-    return Tuned(strategy, float(tuned.after[figure]), tuned, better=True)
+    return Tuned(strategy, float(run.after[metric]), run, better=True)
 
 
 def training_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The files that training with `options` writes, by the argument that names each."""
+    """The files that training with `finetune=options` writes, by the argument that names each."""
     return {f"finetune[{name!r}]": options.get(name) for name in ("log", "checkpoint", "save_weights")}
 
 
-def _confirm(plan: Plan, batches: Batches) -> None:
-    """Run the integer model and its simulation."""
+def _check_exact(plan: Plan, batches: Batches) -> None:
+    """Compare the integer model with its simulation on the first batch."""
     differences = compare_plan_exactly(plan, next(iter(batches)).inputs)
     if not differences.same:
         raise HagoError(f"the trained integer model differs from its simulation: {dict(differences.differences)}")

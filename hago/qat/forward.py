@@ -1,9 +1,18 @@
-"""Training: what stays the same while a Plan is trained."""
+"""The forward passes of a QatModel in training: quantized, quantized with live batch norms, and in float.
+
+The rules that give an operand its scale are those of `hago.plan.operands`. Here their inputs are live weights and
+thresholds, and gradients reach them. What cannot change in training (signatures, bits, signs) is read off the Plan that
+training started from.
+
+`QatModel` makes one pass object per forward, and `hago.graph.execute.run_graph` calls it once per node. What outlives
+a pass stands in `Training`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,31 +26,32 @@ from hago.errors import HagoError
 from hago.graph.execute import compute_real
 from hago.graph.graph import Graph, Node
 from hago.hardware.hardware import Hardware, OpDesc
+from hago.ops import Ops
 from hago.ops._rule import IntegerForm, Site, Weight
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import Topology, weight_edge
 from hago.qat.batch_norm import Folded, FoldedLayer, FoldedNorm
-from hago.qat.fake_quantize import Ends, Slope, move_on_edge, trained_to_real
+from hago.qat.fake_quantize import Ends, Slope, fake_quantize_edge, trained_to_real
 from hago.qat.ranges import TrainableRange
 
-#: What qparams depend on (producers' qparams, states of ranges), and what they were last time.
-KnownOperands = tuple[tuple[Any, ...], Any]
+#: What a cached value was made from (qparams of producers, states of ranges), and the value.
+CacheEntry = tuple[tuple[Any, ...], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What stays the same in training.
+    """The facts that every pass of one QatModel shares. QatModel makes it, and owns the ranges and the cache.
 
     Args:
-        plan: that training starts from.
+        plan: the Plan that training starts from.
         topology: of its graph.
-        bits: by group.
-        groups: whose bits each edge has.
-        ranges: by the key of the threshold; edges that ask for the same integers share one.
-        cut: relus that are part of their readers' clipping.
-        slope: how gradients pass.
-        known: qparams that were resolved before and take no gradient.
+        bits: by key of the group.
+        groups: for every edge, the key of the group whose bits it has.
+        ranges: by the key of the threshold; edges that read the same integers share one.
+        fused_relus: relus that the clipping of their readers stands for.
+        slope: how gradients pass fake quantization.
+        cache: by key, qparams that were resolved in an earlier pass and take no gradient.
     """
 
     plan: Plan
@@ -49,28 +59,27 @@ class Training:
     bits: Mapping[str, int]
     groups: Mapping[Edge, str]
     ranges: Mapping[str, TrainableRange]
-    cut: frozenset[str]
+    fused_relus: frozenset[str]
     slope: Slope
-    known: dict[str, KnownOperands] = field(default_factory=dict)
+    cache: dict[str, CacheEntry] = field(default_factory=dict)
 
     def range_of(self, edge: Edge) -> TrainableRange | None:
-        """The range of an edge that has one."""
+        """The range of an edge; None if it has none."""
         return self.ranges.get(str(edge))
 
 
 # ---------------------------------------------------------------- operands
-# Operands in training: live thresholds to qparams, by the rules of `hago.plan.operands`, with gradients.
-
-
 @dataclass(slots=True)
 class LiveOperands(Operands):
-    """Operands whose thresholds may take gradients: the scale's is that of one proportional to its range.
+    """The operands of one node in one pass, whose thresholds may take gradients.
+
+    The gradient of a scale is that of a value proportional to the size of its range.
 
     Args:
-        ranges: of each in-edge; those that stand for the producer's own integers are the producer's.
-        out: of the output, where it requantizes.
+        ranges: of each in-edge; an edge that passes the producer's own integers has the producer's range.
+        out: the range of the output, where it requantizes.
         shared: qparams made in this pass, so that edges of one range get one object.
-        biases: their values now, by slot, float64 (channels,).
+        biases: the present values of biases, by slot, float64 (channels,).
     """
 
     ranges: Sequence[TrainableRange | None] = ()
@@ -83,15 +92,15 @@ class LiveOperands(Operands):
 
     def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
         key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._signed(slot))
-        found = self.shared.get(key)
-        if found is None:
-            found = self.shared[key] = Operands.quantized(self, slot, bits, dtype)
+        qparams = self.shared.get(key)
+        if qparams is None:
+            qparams = self.shared[key] = Operands.quantized(self, slot, bits, dtype)
         else:
             self.thresholds[str(self.node.edges[slot])] = _ends(self.ranges[slot])
-        return found
+        return qparams
 
     def first(self, desc: OpDesc) -> QParams:
-        """The qparams that the first operand arrives in, which do not depend on the others."""
+        """The qparams of the first operand, which do not depend on the other operands."""
         return self._operand(0, desc)
 
     def output(self, bits: int, desc: OpDesc) -> QParams:
@@ -102,29 +111,29 @@ class LiveOperands(Operands):
         return self.shared[key]
 
     def register(self, site: Site, desc: OpDesc) -> QParams:
-        found, first = Operands.register(self, site, desc), site.operands[0]
-        if first is None or found.scale is not first.scale or found.dtype != first.dtype:
-            return found
-        moved_only = (found.qmin, found.qmax) == (first.qmin, first.qmax) and found.zero_point is first.zero_point
-        return first if moved_only else found
+        register, first = Operands.register(self, site, desc), site.operands[0]
+        if first is None or register.scale is not first.scale or register.dtype != first.dtype:
+            return register
+        same_range = (register.qmin, register.qmax) == (first.qmin, first.qmax)
+        return first if same_range and register.zero_point is first.zero_point else register
 
     def made(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
         power = self.owner.hardware.requantize.power_of_two
-        found = make_qparams(scheme, lo.detach(), hi.detach(), bits, dtype, power_of_two=power)
+        qparams = make_qparams(scheme, lo.detach(), hi.detach(), bits, dtype, power_of_two=power)
         if not (lo.requires_grad or hi.requires_grad):
-            return found
+            return qparams
         size = hi - lo if scheme in TWO_SIDED and not power else torch.maximum(lo.abs(), hi.abs())
         relative = size / torch.where(size > 0, size, torch.ones_like(size)).detach()
-        return replace(found, scale=found.scale * torch.where(size > 0, relative, torch.ones_like(size)))
+        return replace(qparams, scale=qparams.scale * torch.where(size > 0, relative, torch.ones_like(size)))
 
 
-def _ends(found: TrainableRange | None) -> tuple[Tensor, Tensor]:
-    assert found is not None
-    return found.ends()
+def _ends(trained: TrainableRange | None) -> tuple[Tensor, Tensor]:
+    assert trained is not None
+    return trained.ends()
 
 
 class RangeThresholds:
-    """A ThresholdSource that reads ranges as they are when asked."""
+    """A ThresholdSource that reads the present ends of ranges."""
 
     def __init__(self, ranges: Mapping[str, TrainableRange]) -> None:
         self._ranges = ranges
@@ -134,17 +143,26 @@ class RangeThresholds:
         return self._ranges[key].signed
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """The range's ends, in memory of their own."""
+        """Copies of the ends of the range."""
         low, high = self._ranges[key].ends()
         return low.clone(), high.clone()
 
 
 def batch_extremes(
-    value: Tensor, source: QParams | None, found: TrainableRange, weight: Weight | None
+    value: Tensor, source: QParams | None, observed: TrainableRange, weight: Weight | None
 ) -> tuple[Tensor, Tensor]:
-    """(low, high) of a value in real units, of shape (1,), or (channels,) where the range has channels."""
+    """The least and the largest of a batch, in real units.
+
+    Args:
+        value: real values where `source` is None, else centered integers of `source`.
+        observed: the range that will take them in.
+        weight: where the channels of a weight are; needed where the range has channels.
+
+    Returns:
+        (low, high) of shape (1,), or (channels,) where the range has channels.
+    """
     x = value.detach()
-    if found.low.numel() > 1:
+    if observed.low.numel() > 1:
         assert weight is not None
         rest = tuple(d for d in range(x.ndim) if d != weight.axis % x.ndim)
         return x.amin(rest), x.amax(rest)
@@ -157,20 +175,21 @@ def batch_extremes(
     return (x.amin(rest, True) * scale).amin().reshape(1), (x.amax(rest, True) * scale).amax().reshape(1)
 
 
-# ---------------------------------------------------------------- live
-# Live: one forward pass of a Plan whose weights and thresholds are being trained.
-# The rules that give an operand its scale are those of `operands`; here their inputs are live, and gradients reach
-# them. What cannot change in training (signatures, bits, signs) is read off the Plan that training started from.
-
-#: In the place of the state of a range that takes a gradient.
-_MOVING: Final = object()
+# ---------------------------------------------------------------- the quantized pass
+#: Stands for the state of a range that takes a gradient: a value made from one is never cached.
+_LEARNED: Final = object()
 
 
 class LivePass:
-    """One forward pass, quantized; a `SplitStep` of `execute.run`, and the Owner of its operands.
+    """One quantized forward pass: a step of `run_graph`, called once per node, and the Owner of its operands.
 
     Args:
-        observing: whether ranges take in what they see.
+        training: shared by all passes.
+        observing: whether ranges take in the extremes of this batch.
+
+    Attributes:
+        qparams: by node, of the value that it emitted in this pass; None for real values.
+        gradients: applied to the accumulators of layers; it quantizes the gradients that pass them back (DoReFa-Net).
     """
 
     def __init__(self, training: Training, *, observing: bool) -> None:
@@ -182,21 +201,21 @@ class LivePass:
         self.thresholds: ThresholdSource = RangeThresholds(training.ranges)
         self.gradients: Callable[[Tensor], Tensor] | None = None
         self.qparams: dict[str, QParams | None] = {}
-        self._moved: dict[tuple[str, int], Tensor] = {}
-        self._made: dict[tuple[int, int, str, bool], QParams] = {}
-        self._seen: set[int] = set()
+        self._quantized: dict[tuple[str, int], Tensor] = {}  # by source and identity of the target
+        self._shared: dict[tuple[int, int, str, bool], QParams] = {}
+        self._observed: set[int] = set()  # identities of ranges
         self._interned: list[QParams] = []
 
     def intern(self, qparams: QParams) -> QParams:
-        """Live qparams are made once per range; equal ones are not looked for.
+        """Keep live qparams alive for as long as the pass, which tells them apart by identity.
 
-        They live as long as the pass, which tells them apart by identity.
+        They are made once per range, so equal ones are not looked for.
         """
         self._interned.append(qparams)
         return qparams
 
     def const(self, name: str, target: QParams) -> Tensor:
-        """Never asked: constants are operands like others here.
+        """Never called: in training, constants are operands like others.
 
         Raises:
             HagoError: always.
@@ -208,7 +227,7 @@ class LivePass:
         plan = self.plan.nodes.get(node.name)
         if plan is None:
             return self._float(node, values)
-        if node.name in self.training.cut:
+        if node.name in self.training.fused_relus:
             self.qparams[node.name] = self.qparams[node.inputs[0]]
             return values[0]
         self._observe_operands(node, values)
@@ -217,7 +236,7 @@ class LivePass:
         return self._compute(node, plan, targets, operands)
 
     def _float(self, node: Node, values: Sequence[Any]) -> Any:
-        """A float node, whose weight may rest as integers."""
+        """Compute a float node, whose weight may be stored as integers."""
         self.qparams[node.name] = None
         self._observe_operands(node, values)
         real = [
@@ -227,14 +246,14 @@ class LivePass:
         return compute_real(node, real, self.ops)
 
     def _weight(self, node: Node, edge: Edge, value: Tensor) -> Tensor:
-        """What a float node reads of a weight that rests as integers."""
+        """The real values that a float node reads of a weight that is stored as integers."""
         dtype = self.plan.weights[edge].desc.in_dtype(edge.slot)
         bits = self.training.bits[self.training.groups[edge]]
         target = self._operands(node).quantized(edge.slot, bits, dtype)
-        return trained_to_real(self._quantized(node, edge.slot, value, target, None), target).contiguous()
+        return trained_to_real(self._quantize(node, edge.slot, value, target, None), target).contiguous()
 
     def real(self, source: str, value: Any) -> Any:
-        """A value as a float node, or the caller, reads it."""
+        """The real values of what `source` emitted."""
         qparams = self.qparams.get(source)
         if qparams is not None:
             value = trained_to_real(value, qparams)
@@ -247,98 +266,100 @@ class LivePass:
             return self.real(name, value)
         if target is source:
             return value.to(self._carrier(plan))
-        return self._quantized(node, slot, value, target, source).to(self._carrier(plan))
+        return self._quantize(node, slot, value, target, source).to(self._carrier(plan))
 
-    def _quantized(self, node: Node, slot: int, value: Any, target: QParams, source: QParams | None) -> Tensor:
-        """The centered integers of an operand, made once for all edges that ask for the same."""
+    def _quantize(self, node: Node, slot: int, value: Any, target: QParams, source: QParams | None) -> Tensor:
+        """The centered integers of an operand, computed once for all edges that read the same."""
         name, edge = node.inputs[slot], node.edges[slot]
         key = (name, id(target))
-        found = self._moved.get(key)
-        if found is None:
+        c = self._quantized.get(key)
+        if c is None:
             const = name in self.graph.consts
-            found = move_on_edge(
+            c = fake_quantize_edge(
                 value.to(torch.float64) if const else value,
                 source,
-                self._narrowed(name, target),
+                self._without_negatives(name, target),
                 self.hardware.requantize,
                 self.training.slope,
-                cut=name in self.training.cut,
-                ends=self._moving_ends(edge, target),
+                relu_fused=name in self.training.fused_relus,
+                ends=self._learned_ends(edge, target),
             )
-            self._moved[key] = found
-        return found
+            self._quantized[key] = c
+        return c
 
-    def _narrowed(self, name: str, target: QParams) -> QParams:
-        """The target past a relu that is part of its clipping."""
-        if name not in self.training.cut:
+    def _without_negatives(self, name: str, target: QParams) -> QParams:
+        """The target of an edge, clipped at zero where its source is a fused relu."""
+        if name not in self.training.fused_relus:
             return target
         return replace(target, qmin=max(target.qmin, int(target.zero_point)))
 
-    def _moving_ends(self, edge: Edge, target: QParams) -> Ends | None:
-        found = self.training.range_of(edge)
-        if found is None or not (found.moves and found.two_sided) or found.low.numel() > 1:
+    def _learned_ends(self, edge: Edge, target: QParams) -> Ends | None:
+        """The ends of the clipping, in quanta, where a range of two ends is learned for the whole tensor."""
+        trained = self.training.range_of(edge)
+        if trained is None or not (trained.learns and trained.two_sided) or trained.low.numel() > 1:
             return None
-        low, high = found.ends()
+        low, high = trained.ends()
         return Ends((low / target.scale).reshape(()), (high / target.scale).reshape(()))
 
     @staticmethod
     def _carrier(plan: NodePlan) -> torch.dtype:
-        """What holds the sums. Where only an extreme input could pass 2**24, training stays in float32."""
+        """The dtype that holds sums. Where only an extreme input could exceed 2**24, training stays in float32."""
         return torch.float32 if plan.parts > 1 else plan.carrier
 
     def _compute(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
         form = self._form(node)
         if form.table or form.lands:
-            return self._land(node, plan, targets, operands)
-        register, attrs = self._remembered(
+            return self._compute_requantized(node, plan, targets, operands)
+        register, attrs = self._cached(
             f"{node.name}:register", tuple(targets), lambda: self._register(node, plan, targets, None)
         )
         c = self.ops[node.op].compute_int(attrs, *operands)
         if self.gradients is not None and form.seed:
             c = self.gradients(c)
         if not plan.proved:
-            c = straight_through(c, plan.held(c.detach(), _lost(plan, targets, operands)).to(c.dtype))
-        return self._leave(node, plan, register, c)
+            c = straight_through(c, plan.held(c.detach(), _lost_sums(plan, targets, operands)).to(c.dtype))
+        return self._requantize_output(node, plan, register, c)
 
-    def _leave(self, node: Node, plan: NodePlan, register: QParams, c: Tensor) -> Tensor:
-        """The node's value, requantized where its signature says so."""
-        out = self._out(node, plan, c, register)
+    def _requantize_output(self, node: Node, plan: NodePlan, register: QParams, c: Tensor) -> Tensor:
+        """The value of a node from its accumulators, requantized where its signature says so."""
+        out = self._output_qparams(node, plan, c, register)
         self.qparams[node.name] = out or register
-        return c if out is None else move_on_edge(c, register, out, self.hardware.requantize, self.training.slope)
+        return c if out is None else fake_quantize_edge(c, register, out, self.hardware.requantize, self.training.slope)
 
-    def _land(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
-        """An op that goes to the output's scale by itself: its integers, with the gradient of the real op."""
+    def _compute_requantized(
+        self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]
+    ) -> Tensor:
+        """Compute an op that requantizes its own output: its integers, with the gradient of the real op."""
         reals = [x if t is None else trained_to_real(x, t) for x, t in zip(operands, targets, strict=True)]
         real = compute_real(node, reals, self.ops)
-        out = self.qparams[node.name] = self._out(node, plan, real, None)
+        out = self.qparams[node.name] = self._output_qparams(node, plan, real, None)
         assert out is not None
-        how, slope = self.hardware.requantize, self.training.slope
-        nearest = move_on_edge(real, None, out, how, slope)
+        nearest = fake_quantize_edge(real, None, out, self.hardware.requantize, self.training.slope)
         if plan.table is not None:
             return nearest
         register, attrs = self._register(node, plan, targets, out)
         with torch.no_grad():
             c = plan.held(self.ops[node.op].compute_int(attrs, *operands))
-            exact = apply_simq(c, SimQ(register, out), how)
+            exact = apply_simq(c, SimQ(register, out), self.hardware.requantize)
         return straight_through(nearest, exact.to(nearest.dtype))
 
-    def _out(self, node: Node, plan: NodePlan, value: Tensor, register: QParams | None) -> QParams | None:
-        """The output's own qparams, where it requantizes; `value` is what will be."""
+    def _output_qparams(self, node: Node, plan: NodePlan, value: Tensor, register: QParams | None) -> QParams | None:
+        """The qparams of the output, where it requantizes; its range observes `value` first."""
         key = f"{node.name}:out"
-        found = self.training.ranges.get(key)
-        if found is None:
+        trained = self.training.ranges.get(key)
+        if trained is None:
             return self._operands(node).fixed(plan.desc)
-        if self.observing and found.observes:
-            found.observe(*batch_extremes(value, register, found, None))
+        if self.observing and trained.observes:
+            trained.observe(*batch_extremes(value, register, trained, None))
         bits = self.training.bits[key]
-        made: QParams = self._remembered(
-            key, tuple(self._stamps([found])), lambda: self._operands(node).output(bits, plan.desc)
+        qparams: QParams = self._cached(
+            key, tuple(self._stamps([trained])), lambda: self._operands(node).output(bits, plan.desc)
         )
-        return made
+        return qparams
 
     # ------------------------------------------------------------ qparams
     def _targets(self, node: Node, plan: NodePlan, values: Sequence[Any]) -> tuple[QParams | None, ...]:
-        """The qparams that operands arrive in."""
+        """The qparams of the operands that the node computes with."""
         sources = [self.qparams.get(s) for s in node.inputs]
         stamps = self._stamps([self.training.range_of(e) for e in node.edges])
         form = self._form(node)
@@ -347,14 +368,14 @@ class LivePass:
             for slot, name in enumerate(node.inputs)
             if form.slot(slot) == "bias" and name in self.graph.consts
         }
-        # scales of weights depend on biases that would not fit
+        # where a bias does not fit its accumulator, the scale of the weight depends on it
         stamps += [tuple(b.view(torch.int64).tolist()) for b in biases.values()]
-        made: tuple[QParams | None, ...] = self._remembered(
+        targets: tuple[QParams | None, ...] = self._cached(
             node.name,
             (*sources, *stamps),
             lambda: tuple(replace(self._operands(node), biases=biases).targets(plan.desc)),
         )
-        return made
+        return targets
 
     def _register(
         self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], out: QParams | None
@@ -365,19 +386,19 @@ class LivePass:
         with torch.no_grad():
             return register, self._form(node).integer_attrs(node.attrs, site)
 
-    def _remembered(self, key: str, depends: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What was made from the same things before; what takes a gradient is made anew."""
-        if any(d is _MOVING or (isinstance(d, QParams) and d.scale.requires_grad) for d in depends):
+    def _cached(self, key: str, depends: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """The value that an earlier pass made from the same dependencies; a value with a gradient is made anew."""
+        if any(d is _LEARNED or (isinstance(d, QParams) and d.scale.requires_grad) for d in depends):
             return make()
-        known = self.training.known
-        if key not in known or not all(map(_same, known[key][0], depends)):
-            known[key] = (depends, make())
-        return known[key][1]
+        cache = self.training.cache
+        if key not in cache or not all(map(_same, cache[key][0], depends)):
+            cache[key] = (depends, make())
+        return cache[key][1]
 
     @staticmethod
     def _stamps(ranges: Sequence[TrainableRange | None]) -> list[Any]:
         grad = torch.is_grad_enabled()
-        return [None if r is None else _MOVING if r.moves and grad else r.stamp for r in ranges]
+        return [None if r is None else _LEARNED if r.learns and grad else r.stamp for r in ranges]
 
     def _operands(self, node: Node) -> LiveOperands:
         keys = [self.training.groups.get(e) for e in node.edges]
@@ -389,7 +410,7 @@ class LivePass:
             [self.qparams.get(s) for s in node.inputs],
             ranges=[self.training.range_of(e) for e in node.edges],
             out=self.training.ranges.get(f"{node.name}:out"),
-            shared=self._made,
+            shared=self._shared,
         )
 
     def _form(self, node: Node) -> IntegerForm:
@@ -400,23 +421,23 @@ class LivePass:
     # ------------------------------------------------------------ observing
     def _observe_operands(self, node: Node, values: Sequence[Any]) -> None:
         for edge, value in zip(node.edges, values, strict=False):  # a layer's first operand comes before the others
-            found = self.training.range_of(edge)
-            if self.observing and found is not None and found.observes and id(found) not in self._seen:
-                self._seen.add(id(found))
+            trained = self.training.range_of(edge)
+            if self.observing and trained is not None and trained.observes and id(trained) not in self._observed:
+                self._observed.add(id(trained))
                 name = node.inputs[edge.slot]
-                low, high = batch_extremes(value, self.qparams.get(name), found, self._form(node).weight)
-                found.observe(low.clamp_min(0.0) if name in self.training.cut else low, high)
+                low, high = batch_extremes(value, self.qparams.get(name), trained, self._form(node).weight)
+                trained.observe(low.clamp_min(0.0) if name in self.training.fused_relus else low, high)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether both are one object, one number, or a tuple of such."""
+    """Whether both are one object, equal integers, or tuples of such."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
-def _lost(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Lost | None:
-    """What pairs of products, at the present qparams, or clamped partial sums change in the accumulators."""
+def _lost_sums(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[Any]) -> Lost | None:
+    """The change of accumulators by saturated pairs of products or clamped partial sums, at the present qparams."""
     if plan.additions is not None:
         return plan.additions.lost([c.detach() for c in operands])
     x, w = (*targets, None)[:2]
@@ -425,18 +446,13 @@ def _lost(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequence[
     return replace(plan.pairs, x=x, w=w).lost([c.detach() for c in operands[:2]])
 
 
-# ---------------------------------------------------------------- passes
-# Passes: a quantized pass through batch norms in training, and a pass that is not quantized.
-
+# ---------------------------------------------------------------- with live batch norms
+#: Batch norms that are trained through the statistics of the batch, by the layer that they are folded into.
 Norms = Mapping[str, FoldedNorm]
 
 
 class NormedPass(LivePass):
-    """A quantized pass in which layers have the batch norm of this batch.
-
-    Args:
-        norms: by layer.
-    """
+    """A quantized pass in which the batch norms of layers use the statistics of the batch."""
 
     def __init__(self, training: Training, norms: Norms, *, observing: bool) -> None:
         super().__init__(training, observing=observing)
@@ -456,7 +472,7 @@ class NormedPass(LivePass):
         return super().__call__(node, [values[0], folded.weight, folded.bias])
 
     def _float_layer(self, node: Node, norm: FoldedNorm, value: Any) -> Tensor:
-        """A float layer, whose folded weight may rest as integers."""
+        """Compute a float layer, whose folded weight may be stored as integers."""
         self.qparams[node.name] = None
         layer = self._layer(node, self.real(node.inputs[0], value))
         edge = weight_edge(node, self.ops)
@@ -472,11 +488,7 @@ class NormedPass(LivePass):
         return y * folded.correction.reshape(shape) + folded.shift.reshape(shape)
 
     def _layer(self, node: Node, x: Tensor) -> FoldedLayer:
-        def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
-            found: Tensor = compute_real(node, [x, weight] if bias is None else [x, weight, bias], self.ops)
-            return found
-
-        return layer
+        return partial(_layer_output, node, x, self.ops)
 
     def _compute(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
         folded = self._folded.get(node.name)
@@ -487,44 +499,49 @@ class NormedPass(LivePass):
         if self.gradients is not None:
             c = self.gradients(c)
         shape = [1, -1, *[1] * (c.ndim - 2)]
-        # in quanta of the accumulator, though no longer whole ones
+        # in units of the accumulator's scale, though no longer an integer
         shift = (folded.shift.reshape(shape) / register.scale).to(c.dtype)
-        return self._leave(node, plan, register, c * folded.correction.reshape(shape) + shift)
+        return self._requantize_output(node, plan, register, c * folded.correction.reshape(shape) + shift)
 
 
+# ---------------------------------------------------------------- in float
 class FloatPass:
-    """A pass that is not quantized; ranges may take in what they see.
+    """A forward pass in float, before quantization sets in, or in eval without it.
 
     Args:
-        norms: by layer.
+        training: shared by all passes.
+        norms: batch norms that use the statistics of the batch; empty where they are folded.
+        observing: whether ranges take in the extremes of this batch.
     """
 
     def __init__(self, training: Training, norms: Norms, *, observing: bool) -> None:
         self.training, self.norms, self.observing = training, norms, observing
         self.ops = training.plan.ops
-        self._seen: set[int] = set()
+        self._observed: set[int] = set()  # identities of ranges
 
     def __call__(self, node: Node, values: Sequence[Any]) -> Any:
         norm = self.norms.get(node.name)
         if norm is None:
-            found = compute_real(node, values, self.ops)
+            value = compute_real(node, values, self.ops)
         else:
-            found = norm.normalized(lambda weight, bias: self._layer(node, values[0], weight, bias))
+            value = norm.normalized(partial(_layer_output, node, values[0], self.ops))
         plan = self.training.plan
         if self.observing and (node.name in plan.nodes or any(e in plan.weights for e in node.edges)):
-            seen = values if norm is None else [values[0], *norm.folded()]
-            for edge, value in zip(node.edges, seen, strict=True):
-                self._observe(str(edge), node, value)
-            self._observe(f"{node.name}:out", node, found)
-        return found
-
-    def _layer(self, node: Node, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = compute_real(node, [x, weight] if bias is None else [x, weight, bias], self.ops)
-        return found
+            inputs = values if norm is None else [values[0], *norm.folded()]
+            for edge, x in zip(node.edges, inputs, strict=True):
+                self._observe(str(edge), node, x)
+            self._observe(f"{node.name}:out", node, value)
+        return value
 
     def _observe(self, key: str, node: Node, value: Any) -> None:
-        found = self.training.ranges.get(key)
-        if found is not None and found.observes and id(found) not in self._seen:
-            self._seen.add(id(found))
+        trained = self.training.ranges.get(key)
+        if trained is not None and trained.observes and id(trained) not in self._observed:
+            self._observed.add(id(trained))
             form = self.ops[node.op].integer
-            found.observe(*batch_extremes(value, None, found, None if form is None else form.weight))
+            trained.observe(*batch_extremes(value, None, trained, None if form is None else form.weight))
+
+
+def _layer_output(node: Node, x: Tensor, ops: Ops, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The real output of a layer with another weight and bias than the graph's."""
+    output: Tensor = compute_real(node, [x, weight] if bias is None else [x, weight, bias], ops)
+    return output

@@ -1,4 +1,4 @@
-"""Losses: what training makes small, per batch: the distance to the float model, or to labels."""
+"""Losses of fine-tuning, per batch: the distance to the outputs of the float model, or to labels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from hago.errors import DataError, HagoError, did_you_mean
 from hago.search.objective import check_classes, class_count
 
-#: (outputs, the float model's outputs, labels or None) -> a scalar to make small.
+#: (outputs, the float model's outputs, labels or None) -> a scalar to minimize.
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
 
 
 def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    """Squared error over squared reference, averaged over outputs: the inverse of the SQNR. No labels."""
+    """Squared error over squared reference, averaged over outputs: the inverse of the SQNR. It ignores labels."""
     parts = [
         (o.to(torch.float32) - r).square().sum() / r.square().sum().clamp_min(1e-12)
         for o, r in zip(outputs, reference, strict=True)
@@ -29,7 +29,7 @@ def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor], label
 
 
 def divergence_loss(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    """KL divergence from the float model's distribution over classes (axis 1 of the first output). No labels.
+    """KL divergence from the float model's distribution over classes (axis 1 of the first output). It ignores labels.
 
     References:
         Hinton, Vinyals and Dean, arXiv:1503.02531, at temperature 1.
@@ -43,7 +43,14 @@ def divergence_loss(outputs: Sequence[Tensor], reference: Sequence[Tensor], labe
 
 
 def cross_entropy_loss(outputs: Sequence[Tensor], reference: Sequence[Tensor], labels: Tensor | None) -> Tensor:
-    """Cross entropy with the labels: classes, on axis 1 of the first output, or their probabilities, of its shape."""
+    """Cross entropy of the first output with the labels, over the classes on its axis 1.
+
+    Args:
+        labels: indices of classes, or probabilities of the output's own shape.
+
+    Raises:
+        DataError: there are no labels, or they do not fit the output.
+    """
     if labels is None:
         raise DataError("objective 'labels' needs labels; pass (inputs, labels) batches, or use 'mse' or 'kl'")
     first = outputs[0]
@@ -58,10 +65,10 @@ LOSSES: Final[Mapping[str, Loss]] = {"mse": relative_error, "kl": divergence_los
 
 
 def named_loss(spec: str | Loss) -> tuple[str, Loss]:
-    """(name, function) of what `spec` means.
+    """Return (name, function) of the loss that `spec` names, or of a function of the user's own.
 
     Raises:
-        HagoError: an unknown name.
+        HagoError: the name is unknown.
     """
     if callable(spec):
         return getattr(spec, "__name__", "custom"), spec

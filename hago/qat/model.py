@@ -1,8 +1,8 @@
-"""QatModel: a Plan as an nn.Module that trains; what it computes is what will be shipped.
+"""QatModel: a Plan as an nn.Module that can be trained and that computes what the hardware will compute.
 
-In training, a forward pass is the Plan's own arithmetic with live weights and thresholds and
-straight-through gradients. In eval, it is the Simulator of the Plan that the present weights and
-thresholds give: the one that `hago.from_qat` returns.
+In training, a forward pass is the Plan's own arithmetic with live weights and thresholds and straight-through
+gradients (`hago.qat.forward`). In eval, it is the Simulator of the Plan that the present weights and thresholds give,
+which is the Plan that `hago.from_qat` returns.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from hago.simulation.simulator import Simulator
 
 
 class QatModel(nn.Module):
-    """A model in training on a piece of hardware; `hago.prepare_qat` makes it.
+    """A model in training for a piece of hardware. `hago.prepare_qat` and fine-tuning make it; the user trains it.
 
     Args:
-        plan: that training starts from.
-        topology, space, strategy: what it was resolved from.
+        plan: the Plan that training starts from.
+        topology, space, strategy: that the plan was resolved from.
         ranges: by the key of the threshold.
-        trainable: names of the graph's constants that are parameters.
-        slope: how gradients pass.
-        norms: by layer, batch norms that are trained through the batch's statistics; what they fold
-            into is theirs and not trainable otherwise.
-        schedule: of quantization and of freezing batch norms, by training passes counted from 1.
+        trainable: names of the graph's constants that become parameters.
+        slope: how gradients pass fake quantization.
+        norms: by layer, batch norms that are trained through the statistics of the batch. They own the constants that
+            they fold into, which are not in `trainable`.
+        schedule: when quantization sets in and batch norms freeze, in training passes counted from 1.
         dorefa: quantize weights and gradients as DoReFa-Net does.
 
     State:
-        step: how many passes were made in training.
+        step: number of forward passes in training mode.
         norms: see FoldedNorm.
-        weights: one parameter per trainable constant, dots in its name replaced by slashes.
-        ranges: one for all edges that share integers; see Range.
+        weights: one parameter per trainable constant, with dots in its name replaced by slashes.
+        ranges: one for all edges that share integers; see TrainableRange.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class QatModel(nn.Module):
             self.names[name] = name.replace(".", "/")
             value = channels_last(plan.graph.consts[name].detach().clone())
             self.weights.register_parameter(self.names[name], nn.Parameter(value))
-        unique = {id(r): (key, r) for key, r in reversed(list(ranges.items()))}
+        unique = {id(r): (key, r) for key, r in reversed(list(ranges.items()))}  # each range by its first key
         self.ranges = nn.ModuleDict({key.replace(".", "/"): r for key, r in reversed(list(unique.values()))})
         self.space, self.strategy, self.quantizing = space, strategy, True
         groups = {e: g.key for g in space.groups.values() for e in g.edges}
-        self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _cut(plan), slope)
+        self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _fused_relus(plan), slope)
         self.dorefa = dorefa
         bits = {e: strategy.bits[key] for e, key in groups.items()}
         self._squashed: dict[str, Weight] = {}
@@ -102,12 +102,13 @@ class QatModel(nn.Module):
         return self.training_plan.plan.graph
 
     def consts(self, *, folded: bool = True) -> dict[str, Tensor]:
-        """Every constant of the graph as it is now, with its gradient.
+        """The present value of every constant of the graph, with its gradient.
 
         Args:
-            folded: also those that batch norms are folded into; else they are the ones of the start.
+            folded: whether to fold the live batch norms; otherwise the constants that they fold into are those that
+                training started from.
         """
-        live: dict[str, Tensor] = {name: self.weights.get_parameter(kept) for name, kept in self.names.items()}
+        live: dict[str, Tensor] = {name: self.weights.get_parameter(key) for name, key in self.names.items()}
         for name, squash in self._squashed.items() if self.quantizing else ():
             live[name] = squash(live[name])
         for norm in self._live_norms().values() if folded else ():
@@ -115,18 +116,20 @@ class QatModel(nn.Module):
         return {**self.graph.consts, **live}
 
     def _live_norms(self) -> dict[str, FoldedNorm]:
-        found = {}
+        by_layer = {}
         for norm in self.norms.values():
             assert isinstance(norm, FoldedNorm)
-            found[norm.site.layer.name] = norm
-        return found
+            by_layer[norm.site.layer.name] = norm
+        return by_layer
 
     def freeze_norms(self, mode: bool = True) -> None:
-        """Let batch norms use their moving statistics from now on, in training too, and update them no more."""
+        """Let batch norms use their moving statistics in training too, and stop updating them."""
         self.norms_frozen = mode
 
     def size_of(self, name: str) -> Tensor:
-        """The size of a parameter for relative steps: per output channel of a weight; 1 for what is relative itself.
+        """The size of a parameter for the relative steps of RelativeAdam.
+
+        It is a root mean square per output channel of a weight, and 1 for a range, whose parameter is relative itself.
 
         Args:
             name: as in `named_parameters`.
@@ -138,7 +141,7 @@ class QatModel(nn.Module):
             norm = self.get_submodule(name.rpartition(".")[0])
             assert isinstance(norm, FoldedNorm)
             return channel_sizes(value, CHANNEL_AXIS[norm.site.layer.op])
-        const = next(n for n, kept in self.names.items() if name == f"weights.{kept}")
+        const = next(n for n, key in self.names.items() if name == f"weights.{key}")
         return channel_sizes(value, self._channel_axis(const))
 
     def _channel_axis(self, const: str) -> int | None:
@@ -151,28 +154,28 @@ class QatModel(nn.Module):
         return None
 
     def observe(self, mode: bool = True) -> None:
-        """Let ranges take in what they see in training, or freeze them."""
-        for found in self.training_plan.ranges.values():
-            found.observing = mode
+        """Let ranges observe batches in training, or stop them."""
+        for trained in self.training_plan.ranges.values():
+            trained.observing = mode
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QatModel:
-        """A model with weights and ranges of its own; what stays the same in training is shared."""
+        """Copy weights and ranges; share what training does not change."""
         start = self.training_plan
-        memo.update({id(kept): kept for kept in (start.plan, start.topology, self.space, self.strategy)})
-        memo[id(start.known)] = {}
+        memo.update({id(part): part for part in (start.plan, start.topology, self.space, self.strategy)})
+        memo[id(start.cache)] = {}
         memo[id(self._frozen)] = None
-        made = QatModel.__new__(QatModel)
-        memo[id(self)] = made
-        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        return made
+        twin = QatModel.__new__(QatModel)
+        memo[id(self)] = twin
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return twin
 
     # ------------------------------------------------------------ running
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs, nested as the float model's; in eval without a gradient."""
+        """The outputs of the model, nested as those of the float model; in eval without a gradient."""
         return nest_outputs(self.graph, self.run(flatten_inputs(self.graph, args, kwargs)))
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """The outputs of flat inputs."""
+        """The flat outputs for flat inputs; `forward` and TrainingRun call it."""
         if self.training:
             return self._train(inputs)
         if self.quantizing:
@@ -193,8 +196,8 @@ class QatModel(nn.Module):
             else LivePass(self.training_plan, observing=True)
         )
         step.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
-        laid = [channels_last(x) for x in inputs]
-        outputs = run_graph(self.graph, laid, step, consts=self.consts(folded=frozen), done=self._done)
+        laid_out = [channels_last(x) for x in inputs]
+        outputs = run_graph(self.graph, laid_out, step, consts=self.consts(folded=frozen), done=self._done)
         return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
 
     def _real(self, inputs: Sequence[Tensor], norms: Mapping[str, FoldedNorm], *, observing: bool) -> list[Any]:
@@ -203,18 +206,18 @@ class QatModel(nn.Module):
 
     # ------------------------------------------------------------ freezing
     def frozen(self) -> tuple[Plan, Simulator]:
-        """The Plan of the present weights and thresholds, and its simulator; made anew where they changed."""
+        """The Plan of the present weights and thresholds, and its simulator; cached until they change."""
         with torch.no_grad():
             consts = {name: t.detach() for name, t in self.consts().items()}
         state = self.state_dict()
         if self._frozen is None or not _equal(self._frozen[0], state):
-            kept = {name: t.detach().clone() for name, t in state.items()}
+            copied = {name: t.detach().clone() for name, t in state.items()}
             consts = {name: t.clone(memory_format=torch.contiguous_format) for name, t in consts.items()}
             for name in consts:
                 if self.graph.consts[name].is_floating_point():
                     check_finite(name, consts[name])
             plan = self._resolve(consts)
-            self._frozen = (kept, plan, Simulator(plan))
+            self._frozen = (copied, plan, Simulator(plan))
         return self._frozen[1:]
 
     def _resolve(self, consts: Mapping[str, Tensor]) -> Plan:
@@ -230,13 +233,13 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(a[name], t) for name, t in b.items() if name != "step")
 
 
-def _cut(plan: Plan) -> frozenset[str]:
-    """Relus that the clipping of all their readers can stand for."""
-    found = set()
+def _fused_relus(plan: Plan) -> frozenset[str]:
+    """The relus that the clipping of all their readers can stand for."""
+    relus = set()
     for name in fuse_clamps(plan).skipped:
         form = plan.ops[plan.graph[name].op].integer
         assert form is not None and form.limits is not None
         low, high = form.limits(plan.nodes[name].attrs)
         if isinstance(low, int) and low == 0 and high is None:
-            found.add(name)
-    return frozenset(found)
+            relus.add(name)
+    return frozenset(relus)

@@ -1,7 +1,7 @@
-"""RelativeAdam: Adam whose steps are relative to the size of what they change.
+"""RelativeAdam: Adam with steps relative to the size of the parameters.
 
-Weights that batch norms were folded into differ in size by orders of magnitude, from channel to channel;
-one absolute learning rate is too much for some and nothing for others.
+Weights that batch norms were folded into differ in size by orders of magnitude from channel to channel. One absolute
+learning rate would be too large for some and too small for others.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class RelativeAdam(torch.optim.Optimizer):
     """Adam with step `lr * size * mean / (sqrt(square) + eps)`, both averages bias-corrected.
 
     Args:
-        parameters: pairs of a parameter and its size: a tensor that broadcasts against it.
-        lr: relative; a step changes a value by about `lr` of its size.
-        betas: weights of the past in the averages of the gradient and of its square.
-        eps: relative to the largest average square of the parameter.
+        parameters: pairs of a parameter and its size, a tensor that broadcasts against it.
+        lr: relative learning rate; a step changes a value by about `lr` times its size.
+        betas: decay rates of the averages of the gradient and of its square.
+        eps: relative to the largest root of an average square of the parameter.
 
     References:
         Kingma and Ba, arXiv:1412.6980; relative steps as in Shazeer and Stern, arXiv:1804.04235.
@@ -38,7 +38,7 @@ class RelativeAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients that the parameters hold."""
+        """Take one step with the gradients of the parameters; `closure` is not called."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -58,10 +58,11 @@ class RelativeAdam(torch.optim.Optimizer):
 
 
 def channel_sizes(value: Tensor, axis: int | None) -> Tensor:
-    """The root mean square of every channel along `axis` (or of the whole), at least a hundredth of the whole's.
+    """The root mean square of every channel along `axis`, at least a hundredth of that of the whole tensor.
 
     Args:
-        value: of a parameter, not empty.
+        value: the value of a parameter, not empty.
+        axis: of the channels; None for one size of the whole tensor.
 
     Returns:
         A tensor that broadcasts against `value`; 1 where all values are 0.
@@ -76,18 +77,18 @@ def channel_sizes(value: Tensor, axis: int | None) -> Tensor:
 
 
 def optimizer_tensors(optimizer: RelativeAdam, names: Sequence[str]) -> dict[str, Tensor]:
-    """The optimizer's averages by name of parameter, and how many steps each took."""
-    found: dict[str, Tensor] = {}
+    """The state of the optimizer as tensors for a checkpoint: by parameter, its averages and number of steps."""
+    tensors: dict[str, Tensor] = {}
     for name, group in zip(names, optimizer.param_groups, strict=True):
         state = optimizer.state[group["params"][0]]
         if state:
-            found[f"{name}/mean"], found[f"{name}/square"] = state["mean"], state["square"]
-            found[f"{name}/step"] = torch.tensor(state["step"])
-    return found
+            tensors[f"{name}/mean"], tensors[f"{name}/square"] = state["mean"], state["square"]
+            tensors[f"{name}/step"] = torch.tensor(state["step"])
+    return tensors
 
 
 def load_optimizer(optimizer: RelativeAdam, names: Sequence[str], tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
+    """Restore the state that `optimizer_tensors` returned."""
     for name, group in zip(names, optimizer.param_groups, strict=True):
         parameter = group["params"][0]
         if f"{name}/step" in tensors:

@@ -1,4 +1,4 @@
-"""Training: from a model to one that trains with the Plan in its forward pass, and from that to a Quantizer."""
+"""The two ends of quantization-aware training: from a model to a QatModel, and from that to a Quantizer."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from hago.search.prepare import (
 )
 from hago.search.quantizer import Quantizer
 
-#: Ranges of more integers than these are not learned: their steps are too fine to matter.
+#: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16
-#: Of a batch norm whose module is not known: torch's default.
+#: Momentum of a batch norm whose module is not at hand: torch's default.
 MOMENTUM: Final = 0.1
 
 
@@ -68,61 +68,61 @@ def prepare_qat(
     fix_bits: Mapping[str, int] | None = None,
     example_inputs: Sequence[Any] = (),
 ) -> QatModel:
-    """A model that trains in an ordinary PyTorch loop and computes what the hardware will.
+    """Make a model that trains in an ordinary PyTorch loop and computes what the hardware will compute.
 
-    The weights are copied: `model` is not changed, and an optimizer must be made for the parameters
-    of what is returned.
+    The weights are copied: `model` is not changed, and the optimizer must be made for the parameters of the model that
+    is returned.
 
     Args:
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
         hardware: a Hardware, a name in hardware_specs, or a path.
         strategy: bits and thresholds to start from; made from `dataset` where not given.
-        dataset: calibration batches; only read where there is no strategy.
-        scheme: hago, lsq, nudged, tensorflow, oneflow, pytorch or dorefa, or a TrainingScheme: how ranges move
+        dataset: calibration batches; only read if there is no strategy.
+        scheme: hago, lsq, nudged, tensorflow, oneflow, pytorch or dorefa, or a TrainingScheme: how ranges change
             and gradients pass.
         policy: hardware, tensorflow or dorefa: which nodes stay float besides those that have to; see
             docs/quantizers.md.
-        norms: what batch norms do in training; the scheme's way where not given. `frozen`: they are folded
-            before, and what is trained is the folded weight; `tensorflow`, `oneflow`: folded, yet fed by
-            the batch's statistics. Norms that cannot be folded are always frozen.
-        quant_delay: training passes before the first quantized one, counted as TensorFlow does.
+        norms: how batch norms are trained; by default as the scheme does. `frozen`: they are folded before training,
+            and the folded weight is trained; `tensorflow`, `oneflow`: they are folded, yet normalize by the
+            statistics of the batch. Batch norms that cannot be folded are always frozen.
+        quant_delay: number of training passes before the first quantized one, counted as TensorFlow does.
         freeze_bn_delay: the training pass from which on batch norms use their moving statistics.
-        estimator, keep_float, fix_bits: of `hago.quantize`; like the policy, only where there is no strategy.
+        estimator, keep_float, fix_bits: as in `hago.quantize`; like the policy, only used if there is no strategy.
         example_inputs: to export an nn.Module with, as for `hago.create_quantizer`.
 
     Raises:
         StrategyMismatch: the strategy was made for another model or hardware.
-        HagoError: neither strategy nor data; gradients are pending on the model's parameters; other
-            bad input.
+        HagoError: there is neither a strategy nor data; a parameter of the model has a gradient that no step has used;
+            other bad input.
     """
-    how = training_scheme(scheme)
+    recipe = training_scheme(scheme)
     chip = as_hardware(hardware)
-    _check_idle(model)
+    _check_no_pending_gradient(model)
     if strategy is not None:
-        chosen = as_strategy(strategy)
-        unfolded = import_for(model, chosen, example_inputs, chip, fold=False)
+        initial = as_strategy(strategy)
+        unfolded = import_for(model, initial, example_inputs, chip, fold=False)
         graph = fold_batch_norms(unfolded)
     elif dataset is not None:
         keep = (*([] if policy == "hardware" else [PREFIX + policy]), *as_strings(keep_float, "keep_float"))
         unfolded, batches = as_graph(model, dataset, chip, fold=False)
         graph = fold_batch_norms(unfolded)
-        chosen = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
+        initial = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed = constants_of(model)
-    live = _norms(model, unfolded, graph, how.norms if norms is None else norms, fixed)
+    live = _live_norms(model, unfolded, graph, recipe.norms if norms is None else norms, fixed)
     schedule = Schedule(quant_delay, freeze_bn_delay)
-    return make_trainable(graph, chip, chosen, how, fixed, norms=live, schedule=schedule)
+    return make_trainable(graph, chip, initial, recipe, fixed, norms=live, schedule=schedule)
 
 
-def _norms(
+def _live_norms(
     model: ModelLike, unfolded: Graph, folded: Graph, style: str, fixed: frozenset[str]
 ) -> dict[str, FoldedNorm]:
-    """The batch norms that are trained through the batch's statistics, by layer."""
+    """The batch norms that are trained through the statistics of the batch, by layer."""
     check_choice("norms", style, ("frozen", "tensorflow", "oneflow"))
     if style == "frozen":
         return {}
-    found = {}
+    live = {}
     for site in sites(unfolded, folded):
         module = dict(model.named_modules()).get(site.norm.name) if isinstance(model, nn.Module) else None
         momentum = getattr(module, "momentum", MOMENTUM)
@@ -131,8 +131,8 @@ def _norms(
                 f"batch norm {site.norm.name!r} keeps a cumulative average (momentum=None), which cannot be trained "
                 "on; give it a momentum, or norms='frozen'"
             )
-        found[site.layer.name] = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
-    return found
+        live[site.layer.name] = FoldedNorm(site, unfolded, style, momentum, fixed - {*site.norm.inputs[3:]})
+    return live
 
 
 def make_trainable(
@@ -145,11 +145,11 @@ def make_trainable(
     norms: Mapping[str, FoldedNorm] | None = None,
     schedule: Schedule | None = None,
 ) -> QatModel:
-    """A graph with a strategy as a model that trains.
+    """Make a QatModel of a graph and a strategy. `prepare_qat` and fine-tuning call it.
 
     Args:
         fixed: names of constants that are not trained.
-        norms, schedule: of QatModel.
+        norms, schedule: as in QatModel.
 
     Raises:
         StrategyMismatch: the strategy is for another model or hardware.
@@ -159,13 +159,22 @@ def make_trainable(
     consts = [n.name for n in graph if n.op == CONST and graph.consts[n.name].is_floating_point()]
     folded = {name for norm in (norms or {}).values() for name in norm.site.folded}
     trainable = [name for name in consts if name not in fixed and name not in folded]
-    ranges = _Builder(plan, scheme).ranges()
-    how = (strategy, ranges, trainable, scheme.slope, norms, schedule, scheme.dorefa)
-    return QatModel(plan, resolver.topology, resolver.space, *how)
+    return QatModel(
+        plan,
+        resolver.topology,
+        resolver.space,
+        strategy,
+        _RangeBuilder(plan, scheme).ranges(),
+        trainable,
+        scheme.slope,
+        norms=norms,
+        schedule=schedule,
+        dorefa=scheme.dorefa,
+    )
 
 
 def constants_of(model: ModelLike) -> frozenset[str]:
-    """Names of what a model does not train: buffers, and parameters that take no gradient."""
+    """The names of the constants that a model does not train: buffers, and parameters that take no gradient."""
     if not isinstance(model, nn.Module):
         return frozenset()
     frozen = (name for name, p in model.named_parameters() if not p.requires_grad)
@@ -173,30 +182,31 @@ def constants_of(model: ModelLike) -> frozenset[str]:
 
 
 def from_qat(trained: nn.Module) -> Quantizer:
-    """What was trained, as a Quantizer: its simulation equals `trained.eval()`, its integers both.
+    """Make a Quantizer of a trained model. Its simulation and its integer model equal `trained.eval()`.
 
-    The strategy is for the trained float model, `quantizer.plan.graph`, which every call that takes
-    a model takes.
+    The strategy is for the trained float model, `quantizer.plan.graph`, which can be passed wherever a model is asked
+    for.
 
     Args:
-        trained: of `prepare_qat`; one wrapped in DistributedDataParallel is unwrapped.
+        trained: made by `prepare_qat`; one wrapped in DistributedDataParallel is unwrapped.
 
     Raises:
-        HagoError: it is no such model, or a weight is NaN or infinite.
+        HagoError: the model was not made by `prepare_qat`, or a weight is NaN or infinite.
     """
     inner = getattr(trained, "module", trained)
     if not isinstance(inner, QatModel):
         raise HagoError(f"from_qat got a {type(inner).__name__}; expected what hago.prepare_qat returned")
     plan, _ = inner.frozen()
     start = inner.strategy
-    said = {k: v for k, v in start.made_by.items() if k != "weights"}  # they are on their levels already
+    # "weights" asks for weights to be put on DoReFa's levels; the trained ones are on them already
+    origin = {k: v for k, v in start.made_by.items() if k != "weights"}
     thresholds = store_thresholds(plan)
-    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=said)
+    strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=origin)
     return Quantizer(plan_of(plan.graph, plan.hardware, strategy), strategy)
 
 
-def _check_idle(model: ModelLike) -> None:
-    """Refuse a model in the middle of somebody's training step."""
+def _check_no_pending_gradient(model: ModelLike) -> None:
+    """Refuse a model whose gradients were computed but not yet used by an optimizer."""
     if isinstance(model, nn.Module):
         for name, parameter in model.named_parameters():
             if parameter.grad is not None and bool((parameter.grad != 0).any()):
@@ -224,40 +234,41 @@ def _calibrated(
     return make_strategy(prepared, prepared.resolver(bits), bits, how)
 
 
-class _Builder:
-    """Makes the ranges of a Plan: one for all edges that ask for the same integers of one node."""
+class _RangeBuilder:
+    """Makes the ranges of a Plan: one for all edges that read the same integers of one node."""
 
     def __init__(self, plan: Plan, scheme: TrainingScheme) -> None:
         self.plan, self.scheme = plan, scheme
-        self.made: dict[tuple[str, int], TrainableRange] = {}
+        self._by_target: dict[tuple[str, int], TrainableRange] = {}
 
     def ranges(self) -> dict[str, TrainableRange]:
-        found: dict[str, TrainableRange] = {}
+        """All ranges, by the key of the threshold."""
+        ranges: dict[str, TrainableRange] = {}
         outs: dict[int, TrainableRange] = {}
         for name, node in self.plan.nodes.items():
             for key, ends in node.thresholds.items():
                 slot = key.rpartition(":")[2]
                 if slot == "out":
-                    found[key] = outs[id(node.out)] = self._range(key, name, node.out, ends)
+                    ranges[key] = outs[id(node.out)] = self._range(key, name, node.out, ends)
                     continue
                 source, target = self.plan.graph[name].inputs[int(slot)], node.operands[int(slot)]
                 assert target is not None
-                as_stored = outs.get(id(target)) if node.simqs[int(slot)] is None else None
-                found[key] = as_stored or self._shared(key, source, target, ends)
+                emitted = outs.get(id(target)) if node.simqs[int(slot)] is None else None
+                ranges[key] = emitted or self._shared(key, source, target, ends)
         for edge, weight in self.plan.weights.items():
-            found[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
-        return found
+            ranges[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
+        return ranges
 
     def _shared(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
-        asked = (source, id(target))
-        if asked not in self.made:
-            self.made[asked] = self._range(key, source, target, ends)
-        return self.made[asked]
+        integers = (source, id(target))
+        if integers not in self._by_target:
+            self._by_target[integers] = self._range(key, source, target, ends)
+        return self._by_target[integers]
 
     def _range(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
         graph, hardware = self.plan.graph, self.plan.hardware
         const = source in graph.consts
-        kind = self.scheme.weight if const else self.scheme.activation
+        origin = self.scheme.weight if const else self.scheme.activation
         grid = (hardware.weight if const else hardware.activation).scheme
         if target.dtype.bits > 16 or hardware.requantize.power_of_two:
             grid = "hago"
@@ -266,17 +277,17 @@ class _Builder:
         features = 1
         for size in shape if const else shape[1:]:
             features *= size
-        made = TrainableRange(
+        trained = TrainableRange(
             f"edge {key}",
             low,
             high,
             two_sided=grid in TWO_SIDED,
-            learned=kind.learned and target.qmax - target.qmin <= MOST_LEARNED,
+            learned=origin.learned and target.qmax - target.qmin <= MOST_LEARNED,
             features=features // low.numel(),
             levels=max(abs(target.qmin), abs(target.qmax)),
-            average=None if kind.average is None else kind.average(low.numel()),
+            average=None if origin.average is None else origin.average(low.numel()),
         )
-        how = self.scheme.dorefa
-        if how and not (how.relative or const or made.signed) and target.dtype.bits <= 16:
-            set_activation(made, target, grid)
-        return made
+        dorefa = self.scheme.dorefa
+        if dorefa and not (dorefa.relative or const or trained.signed) and target.dtype.bits <= 16:
+            set_activation(trained, target, grid)
+        return trained

@@ -1,7 +1,7 @@
-"""Range: the threshold of one or several edges as module state: fixed, observed in training, or learned.
+"""Ranges: the thresholds of edges as module state that is fixed, observed in training, or learned.
 
-Invariants: `low <= 0 <= high`; a range that holds negative values keeps doing so and one that does not
-never will, since that decides zero points and signs of the integers, which training must not change.
+Invariants: `low <= 0 <= high`. Whether a range holds negative values never changes, since that decides the zero points
+and signs of the integers, which training must not change.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from hago.errors import HagoError
 from hago.qat.fake_quantize import scale_gradient
 
-#: The smallest end of a range that must stay below 0.
+#: The least magnitude of the low end of a range that holds negative values.
 _LEAST: Final = 2.0**-90
 
 
 class Average(nn.Module):
-    """How the ranges of batches become one: the base class keeps the last.
+    """Combines the ranges of successive batches into one; the base class keeps the last.
 
-    Subclasses hold what they need in buffers and override `update`.
+    A TrainingScheme makes one per range; `TrainableRange.observe` calls `update` once per batch. Subclasses override
+    `update` and keep their state in buffers.
     """
 
     def update(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,20 +32,21 @@ class Average(nn.Module):
 
 
 class TrainableRange(nn.Module):
-    """One range.
+    """The range of one or several edges that share integers. `make_trainable` makes it; a QatModel owns it.
 
     Args:
-        name: the edges it is for, in words; errors begin with it.
-        low, high: float64, of shape (1,) or (channels,); where training starts.
-        two_sided: whether both ends count (affine schemes), or the larger magnitude alone.
-        learned: whether the ends are parameters. They are learned as logarithms, relative to where
-            they started, so that signs stay and steps are relative.
-        features: how many values of one sample the range is for, and
-        levels: how many integers; the gradient is multiplied by `1 / sqrt(features * levels)`.
-        average: takes in the range of every batch in training; None where nothing is observed.
+        name: of the edges; error messages begin with it.
+        low, high: where training starts; float64, of shape (1,) or (channels,).
+        two_sided: whether both ends count (affine schemes), or only the larger magnitude.
+        learned: whether the ends are parameters. They are learned as logarithms relative to where they started, so
+            that signs stay and steps are relative.
+        features: number of values of one sample that the range is for.
+        levels: the largest magnitude of the integers; the gradient is multiplied by `1 / sqrt(features * levels)`.
+        average: combines the ranges of batches in training; None for a range that observes nothing.
 
     State:
-        low, high; log (learned only), shape (2, channels) where two-sided, else (1, channels).
+        low, high: the ends; of a learned range, where it started.
+        log: of a learned range, of shape (2, channels) where two-sided, else (1, channels).
 
     References:
         Esser et al., arXiv:1902.08153, section 2.2 (gradient scale); Jain et al., arXiv:1903.08066
@@ -74,38 +76,38 @@ class TrainableRange(nn.Module):
         self.average = average
         shape = (2 if two_sided else 1, low.numel())
         self.log = nn.Parameter(torch.zeros(shape)) if learned else None
-        self.slope = 1.0 / math.sqrt(max(1, features) * max(1, levels))
+        self.gradient_scale = 1.0 / math.sqrt(max(1, features) * max(1, levels))
         self.observing = True
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """(low, high), float64, with their gradients where they are learned."""
+        """The ends (low, high), float64, with their gradients where they are learned."""
         if self.log is None:
             return self.low, self.high
-        factor = torch.exp(scale_gradient(self.log, self.slope)).to(torch.float64)
+        factor = torch.exp(scale_gradient(self.log, self.gradient_scale)).to(torch.float64)
         return self.low * factor[0], self.high * factor[-1]
 
     @property
     def stamp(self) -> tuple[Tensor | int, ...]:
-        """Changes whenever the range may have changed."""
-        held = (self.low, self.high) if self.log is None else (self.low, self.high, self.log)
-        return tuple(x for t in held for x in (t, t._version))
+        """A key that differs whenever the range may have changed: its tensors and their versions."""
+        tensors = (self.low, self.high) if self.log is None else (self.low, self.high, self.log)
+        return tuple(x for t in tensors for x in (t, t._version))
 
     @property
-    def moves(self) -> bool:
+    def learns(self) -> bool:
         """Whether the ends take a gradient."""
         return self.log is not None and self.log.requires_grad
 
     @property
     def observes(self) -> bool:
-        """Whether a batch in training changes the range."""
+        """Whether the range changes with the batches of training."""
         return self.average is not None and self.observing
 
     @torch.no_grad()
     def observe(self, low: Tensor, high: Tensor) -> None:
-        """Take in the extremes of a batch.
+        """Update the range with the extremes of a batch; a range without an average ignores them.
 
         Args:
-            low, high: of shape (1,) or (channels,).
+            low, high: the extremes, of shape (1,) or (channels,).
 
         Raises:
             HagoError: they are NaN or infinite.
@@ -118,7 +120,7 @@ class TrainableRange(nn.Module):
             high = torch.maximum(-low, high)
             low = -high
         low, high = self.average.update(low, high)
-        self._check(low, high)  # an average kept in float32 overflows earlier
+        self._check(low, high)  # an average in float32 can overflow where its inputs did not
         self.low.copy_(low.clamp_max(-_LEAST) if self.signed else torch.zeros_like(low))
         self.high.copy_(high)
 

@@ -1,7 +1,10 @@
-"""Checkpoint: a training run on disk: JSON and tensors in one file that is replaced at once.
+"""A training run: optimizer steps of a QatModel on samples in memory, with a cosine schedule and checkpoints.
 
-A run that is killed leaves the last checkpoint whole. Nothing is unpickled; the layout is that of
-safetensors, with a checksum.
+A step depends only on its number and on the state of the model and the optimizer: the order of the samples of an epoch
+is drawn by a generator made of (seed, epoch). So a run that is resumed ends as if it had never stopped.
+
+A checkpoint is JSON and tensors in one file that is replaced atomically: a run that is killed leaves the last one
+intact. Nothing is unpickled; the layout is that of safetensors, with a checksum.
 """
 
 from __future__ import annotations
@@ -41,93 +44,18 @@ from hago.study.interrupts import Interrupts
 
 CHECKPOINT_VERSION: Final = 1
 _KIND: Final = "hago checkpoint"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
-    """Where a run is.
-
-    Args:
-        settings: JSON values; all that makes the run again. A run with others is refused.
-        step: how many steps were made.
-        seconds: of wall time, all sessions together.
-        tensors: by name: the model's state and the optimizer's.
-    """
-
-    settings: Mapping[str, Any]
-    step: int
-    seconds: float
-    tensors: Mapping[str, Tensor]
-
-    def save(self, path: Path) -> None:
-        """Write the checkpoint beside its place, sync it, and rename it over what stood there.
-
-        Raises:
-            LogError: it could not be written; what stood there is untouched.
-        """
-        document = {
-            "version": CHECKPOINT_VERSION,
-            "settings": dict(self.settings),
-            "step": self.step,
-            "seconds": self.seconds,
-        }
-        replace_file(path, to_bytes(_KIND, document, self.tensors))
-
-    @staticmethod
-    def load(path: Path, settings: Mapping[str, Any]) -> Checkpoint | None:
-        """The checkpoint at `path`; None where there is none.
-
-        Raises:
-            LogError: it cannot be read.
-            ModelFileError: it is no checkpoint of hago, or was cut or changed.
-            StrategyMismatch: it is of a run with other settings; both values of the first are named.
-        """
-        try:
-            content = read_file(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise LogError(f"cannot read checkpoint {path}: {error}") from None
-        document, tensors = from_bytes(content, _KIND, f"checkpoint {path}")
-        check_version(document, CHECKPOINT_VERSION, str(path))
-        _check_same(document.get("settings"), settings, path)
-        step, seconds = document.get("step"), document.get("seconds")
-        if type(step) is not int or step < 0 or type(seconds) not in (int, float) or seconds < 0:
-            raise ModelFileError(
-                f"checkpoint {path}: got step {shortened(step)} and seconds {shortened(seconds)}, expected a count and "
-                "a time; remove it to train from the start"
-            )
-        return Checkpoint(settings, step, float(seconds), tensors)
-
-
-def _check_same(found: Any, settings: Mapping[str, Any], path: Path) -> None:
-    found = found if isinstance(found, Mapping) else {}
-    for name in sorted({*found, *settings}):
-        if found.get(name) != settings.get(name):
-            raise StrategyMismatch(
-                f"checkpoint {path} is of a run with {shortened_to(name, LONGEST_QUOTE)} {shortened(found.get(name))}, "
-                f"this one has {shortened(settings.get(name))}; "
-                "give this run its own checkpoint, or remove that one"
-            )
-
-
-# ---------------------------------------------------------------- run
-# A training run: steps of a QatModel on samples in memory, with a cosine schedule and checkpoints.
-# What a step does depends on its number alone (and on the weights): the samples of an epoch are drawn by a generator
-# made of (seed, epoch), so a run that is continued ends as if it had never stopped.
-
-#: One part of so many of the samples is not trained on, and tells whether training helped.
+#: One of so many samples is not trained on; those kept aside tell whether training helped.
 ASIDE: Final = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Inputs, the float model's outputs and labels, all samples in one tensor each.
+    """Samples in memory: inputs, the float model's outputs and labels, each one tensor with a row per sample.
 
     Args:
-        inputs: in the graph's order.
+        inputs: in the order of the graph's inputs.
         reference: the float model's outputs.
-        labels: where there are any.
+        labels: None unless every batch has labels.
     """
 
     inputs: tuple[Tensor, ...]
@@ -139,7 +67,7 @@ class Samples:
         return len(self.inputs[0])
 
     def take(self, index: Tensor) -> Samples:
-        """Those at `index`, int64."""
+        """The samples at `index`, a tensor of int64."""
         return Samples(
             tuple(t[index] for t in self.inputs),
             tuple(t[index] for t in self.reference),
@@ -148,37 +76,39 @@ class Samples:
 
     @staticmethod
     def of(graph: Graph, batches: Batches, ops: Any) -> Samples:
-        """The samples of a data set, and what the float model says of them.
+        """Read a data set into memory, and run the float model on it.
 
         Raises:
             DataError: they do not fit into memory, or an output is not one row per sample.
         """
-        inputs, reference, labels, used = [], [], [], 0
+        inputs, reference, labels, used_bytes = [], [], [], 0
         for batch in batches:
             outputs = run_real(graph, batch.inputs, ops=ops)
             for slot, output in enumerate(outputs):
                 if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != batch.size:
                     raise DataError(f"output {slot} of the model is not one row per sample; it cannot be trained on")
-            used += sum(t.numel() * t.element_size() for t in (*batch.inputs, *outputs))
-            if used > 2 * CACHE_BYTES:
+            used_bytes += sum(t.numel() * t.element_size() for t in (*batch.inputs, *outputs))
+            if used_bytes > 2 * CACHE_BYTES:
                 raise DataError(f"samples and outputs take more than {2 * CACHE_BYTES} bytes; train on fewer samples")
             inputs.append(batch.inputs)
             reference.append(outputs)
             labels.append(batch.labels)
-        whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)]
-        said = [torch.cat(parts) for parts in zip(*reference, strict=True)]
-        known = [t for t in labels if t is not None]
-        return Samples(tuple(whole), tuple(said), torch.cat(known) if len(known) == len(labels) else None)
+        given = [t for t in labels if t is not None]
+        return Samples(
+            tuple(torch.cat(parts) for parts in zip(*inputs, strict=True)),
+            tuple(torch.cat(parts) for parts in zip(*reference, strict=True)),
+            torch.cat(given) if len(given) == len(labels) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long a run is, and how its learning rate falls: a short rise, then a cosine to 0.
+    """The length of a run and its learning rate: a linear warm-up, then a cosine to 0.
 
     Args:
-        steps: of the whole run.
-        seconds: the run is as far as the larger part of its steps or its seconds says.
-        rise: the part of the run in which the rate rises from 0.
+        steps: number of steps of the whole run.
+        seconds: wall time of the whole run. It ends when either is used up.
+        rise: the fraction of the run in which the rate rises from 0.
 
     References:
         Loshchilov and Hutter, arXiv:1608.03983.
@@ -189,26 +119,99 @@ class Schedule:
     rise: float = 0.05
 
     def part(self, step: int, seconds: float) -> float:
-        """How far the run is, 0 to 1."""
+        """The fraction of the run that is done, from 0 to 1: of its steps or its seconds, whichever is larger."""
         return min(1.0, max(step / self.steps, seconds / self.seconds))
 
     def rate(self, part: float) -> float:
-        """The learning rate there, relative to the largest."""
+        """The learning rate at that fraction, relative to the largest."""
         if part < self.rise:
             return part / self.rise + 1e-3
         return 0.5 * (1.0 + math.cos(math.pi * (part - self.rise) / (1.0 - self.rise)))
 
 
-class TrainingRun:
-    """One training run.
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """The state of a training run, as it stands in a file. TrainingRun writes and reads it.
 
     Args:
-        trained: what is trained.
-        samples: all of them; a part is kept aside.
-        loss: what is made small.
-        rates: the largest learning rates, relative: of weights and of ranges.
-        settings: all that makes the run again, as JSON values.
-        checkpoint: where the run's state is kept; None for nowhere.
+        settings: everything that determines the run, as JSON values. A run with other settings cannot resume from it.
+        step: number of steps made.
+        seconds: wall time of all sessions together.
+        tensors: the states of the model and of the optimizer, by name.
+    """
+
+    settings: Mapping[str, Any]
+    step: int
+    seconds: float
+    tensors: Mapping[str, Tensor]
+
+    def save(self, path: Path) -> None:
+        """Replace the file at `path` atomically.
+
+        Raises:
+            LogError: it could not be written; the file that stood there is untouched.
+        """
+        document = {
+            "version": CHECKPOINT_VERSION,
+            "settings": dict(self.settings),
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        replace_file(path, to_bytes(_KIND, document, self.tensors))
+
+    @staticmethod
+    def load(path: Path, settings: Mapping[str, Any]) -> Checkpoint | None:
+        """Read the checkpoint at `path`; None if there is none.
+
+        Raises:
+            LogError: it cannot be read.
+            ModelFileError: it is no checkpoint of hago, or was truncated or changed.
+            StrategyMismatch: it is of a run with other settings; the message names the first that differs.
+        """
+        try:
+            content = read_file(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LogError(f"cannot read checkpoint {path}: {error}") from None
+        document, tensors = from_bytes(content, _KIND, f"checkpoint {path}")
+        check_version(document, CHECKPOINT_VERSION, str(path))
+        _check_settings(document.get("settings"), settings, path)
+        step, seconds = document.get("step"), document.get("seconds")
+        if type(step) is not int or step < 0 or type(seconds) not in (int, float) or seconds < 0:
+            raise ModelFileError(
+                f"checkpoint {path}: got step {shortened(step)} and seconds {shortened(seconds)}, expected a count and "
+                "a time; remove it to train from the start"
+            )
+        return Checkpoint(settings, step, float(seconds), tensors)
+
+
+def _check_settings(stored: Any, settings: Mapping[str, Any], path: Path) -> None:
+    stored = stored if isinstance(stored, Mapping) else {}
+    for name in sorted({*stored, *settings}):
+        if stored.get(name) != settings.get(name):
+            raise StrategyMismatch(
+                f"checkpoint {path} is of a run with {shortened_to(name, LONGEST_QUOTE)} "
+                f"{shortened(stored.get(name))}, this one has {shortened(settings.get(name))}; "
+                "give this run its own checkpoint, or remove that one"
+            )
+
+
+class TrainingRun:
+    """One training run. `finetune` makes it, calls `resume` if it may, then `train` once, then `loss_aside`.
+
+    Args:
+        trained: the model; its parameters are trained in place.
+        samples: all of them; one in ASIDE is kept aside.
+        loss: the function to minimize.
+        rates: the largest relative learning rates, of weights and of ranges.
+        seed: of the choice of samples kept aside, and of the order of the others.
+        settings: everything that determines the run, as JSON values.
+        checkpoint: the file that keeps the state of the run; None for none.
+        every: steps between two writes of the checkpoint.
+
+    Raises:
+        HagoError: the model has no parameter to train.
     """
 
     def __init__(
@@ -239,42 +242,42 @@ class TrainingRun:
         self.optimizer = RelativeAdam([(p, trained.size_of(n)) for n, p in named], lr=0.0)
         self.rates = [rates[1] if n.startswith("ranges.") else rates[0] for n in self.names]
         self.step, self.seconds = 0, 0.0
-        self._whole = True  # whether weights and optimizer are those of `step`
+        self._consistent = True  # whether weights and optimizer are those of `step`
 
     def resume(self) -> bool:
-        """Go to where the checkpoint is; whether there is one."""
-        found = None if self.checkpoint is None else Checkpoint.load(self.checkpoint, self.settings)
-        if found is None:
+        """Load the checkpoint if there is one, and return whether there was."""
+        stored = None if self.checkpoint is None else Checkpoint.load(self.checkpoint, self.settings)
+        if stored is None:
             return False
-        model = {n.removeprefix("model/"): t for n, t in found.tensors.items() if n.startswith("model/")}
+        model = {n.removeprefix("model/"): t for n, t in stored.tensors.items() if n.startswith("model/")}
         try:
             self.trained.load_state_dict(model)
-            load_optimizer(self.optimizer, self.names, dict(found.tensors))
+            load_optimizer(self.optimizer, self.names, dict(stored.tensors))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ModelFileError(
                 f"checkpoint {self.checkpoint} holds other tensors than the model and its optimizer have ({error}); "
                 "remove it to train from the start"
             ) from None
-        self.step, self.seconds = found.step, found.seconds
+        self.step, self.seconds = stored.step, stored.seconds
         return True
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint, if the run keeps one."""
         if self.checkpoint is not None:
             tensors = {f"model/{n}": t for n, t in self.trained.state_dict().items()}
             tensors |= optimizer_tensors(self.optimizer, self.names)
             Checkpoint(self.settings, self.step, self.seconds, tensors).save(self.checkpoint)
 
     def train(self, *, progress: bool) -> None:
-        """Train to the end of the schedule, from wherever the run is.
+        """Train to the end of the schedule, from the current step.
 
         Raises:
             HagoError: the loss is NaN or infinite.
-            KeyboardInterrupt: the user interrupted. The step that ran was ended, and the checkpoint holds it; after a
-                second interrupt, which ends that step, it is the one before.
+            KeyboardInterrupt: the user interrupted. The current step is completed and the checkpoint holds it. A second
+                interrupt aborts the step; the checkpoint then holds the one before.
         """
         self.trained.train()
-        before = self.seconds - time.monotonic()
+        clock_offset = self.seconds - time.monotonic()
         hidden = None if progress else True  # None lets tqdm look whether the stream is a terminal
         bar = tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune")
         with bar, Interrupts(defer=True) as interrupts:
@@ -282,25 +285,25 @@ class TrainingRun:
                 while (part := self.schedule.part(self.step, self.seconds)) < 1.0:
                     loss = self._step(self.schedule.rate(part))
                     self.step += 1
-                    self._whole = True
-                    self.seconds = before + time.monotonic()
+                    self._consistent = True
+                    self.seconds = clock_offset + time.monotonic()
                     bar.update(1)
                     bar.set_postfix({"loss": f"{loss:.4g}"}, refresh=False)
                     if self.step % self.every == 0:
                         self.save()
                     interrupts.check()
             except KeyboardInterrupt:
-                if self._whole:
+                if self._consistent:
                     self.save()
                 raise
         self.save()
 
-    def aside_loss(self, plan: Plan, loss: Loss) -> float:
-        """The loss of a plan on the samples kept aside (or all, where there are too few)."""
+    def loss_aside(self, plan: Plan, loss: Loss) -> float:
+        """The mean loss of a plan on the samples kept aside, or on all where there are too few to keep any aside."""
         simulator, total = Simulator(plan), 0.0
         for index in torch.split(torch.arange(self.aside.count), self.batch_size):
-            part = self.aside.take(index)
-            total += len(index) * float(loss(simulator.run(part.inputs), part.reference, part.labels))
+            batch = self.aside.take(index)
+            total += len(index) * float(loss(simulator.run(batch.inputs), batch.reference, batch.labels))
         return total / self.aside.count
 
     def _step(self, rate: float) -> float:
@@ -314,16 +317,16 @@ class TrainingRun:
         loss.backward()  # type: ignore[no-untyped-call]
         for group, largest in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = largest * rate
-        self._whole = False
+        self._consistent = False
         self.optimizer.step()
         return value
 
     def _indices(self) -> Tensor:
-        """The samples of this step: those of an epoch in an order of its own, a last part batch left out."""
+        """The samples of this step. Every epoch has an order of its own; its last batch is dropped if incomplete."""
         per_epoch = self.samples.count // self.batch_size
-        epoch, place = divmod(self.step, per_epoch)
+        epoch, batch = divmod(self.step, per_epoch)
         order = torch.randperm(self.samples.count, generator=self._generator(epoch))
-        return order[place * self.batch_size : (place + 1) * self.batch_size]
+        return order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + epoch + 1) % (1 << 62))

@@ -1,7 +1,7 @@
-"""TrainingScheme: how ranges move and gradients pass in training, by the name of the system that does so.
+"""Training schemes: how ranges change and gradients pass in training, each named after the system that trains so.
 
-A scheme does not choose the integers: they are the hardware's, so that what is trained is what is
-shipped. Where a system has a grid of its own, give the hardware that grid.
+A scheme does not choose the integers. They are the hardware's, so that the model that is trained is the one that is
+shipped. To train on the grid of another system, describe a hardware with that grid.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hago.qat.batch_norm import Norms
 from hago.qat.fake_quantize import Slope
 from hago.qat.ranges import Average
 
-#: Makes the average of a range of so many channels.
+#: Makes the Average of a range from its number of channels.
 AverageOf = Callable[[int], Average]
 
 
 class ZeroDebiased(Average):
-    """TensorFlow's moving average; see MovingAvgQuantize."""
+    """TensorFlow's moving average, corrected for its start at 0; see MovingAvgQuantize."""
 
     def __init__(self, channels: int, decay: float = 0.999) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ZeroDebiased(Average):
 
 
 class Restarting(Average):
-    """OneFlow's moving average, which starts anew where it is 0; see MovingAverageMinMaxObserver."""
+    """OneFlow's moving average, which restarts where it is 0; see MovingAverageMinMaxObserver."""
 
     def __init__(self, channels: int, momentum: float = 0.95) -> None:
         super().__init__()
@@ -70,17 +70,19 @@ class Drifting(Average):
 
 
 def last(channels: int) -> Average:
-    """The last batch's range; of weights, their range now."""
+    """The average that keeps the range of the last batch; of a weight, that is its present range."""
     return Average()
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """How ranges of one kind come about in training.
+    """Where the ranges of activations, or of weights, come from in training.
+
+    By default they stay those of the strategy.
 
     Args:
-        learned: by gradient.
-        average: observed, and averaged so; where neither, ranges stay those of the strategy.
+        learned: they are trained by gradients.
+        average: they are observed batch by batch, and combined by this average.
     """
 
     learned: bool = False
@@ -89,18 +91,18 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class TrainingScheme:
-    """How a model is trained.
+    """How a model is trained; an entry of TRAINING_SCHEMES, or one of the user's own for `hago.prepare_qat`.
 
     Args:
         name: of the scheme.
-        activation, weight: how their ranges come about.
-        slope: how gradients pass.
-        norms: what batch norms do: `frozen` folds them before training, and what is trained is the
-            folded weight; the others train through the batch's statistics, see FoldedNorm.
+        activation, weight: where their ranges come from.
+        slope: how gradients pass fake quantization.
+        norms: how batch norms are trained. `frozen` folds them before training, and trains the folded weight; the
+            others train through the statistics of the batch, see FoldedNorm.
         dorefa: quantize weights, activations and gradients as DoReFa-Net does.
 
     References:
-        docs/quantizers.md; each system's own module.
+        docs/quantizers.md; the module of each system in `hago.emulation`.
     """
 
     name: str
@@ -128,10 +130,10 @@ TRAINING_SCHEMES: Final[Mapping[str, TrainingScheme]] = {
 
 
 def training_scheme(spec: str | TrainingScheme) -> TrainingScheme:
-    """The scheme that `spec` means.
+    """Return the scheme of a name; a TrainingScheme is returned as it is.
 
     Raises:
-        HagoError: an unknown name.
+        HagoError: the name is unknown.
     """
     if isinstance(spec, TrainingScheme):
         return spec

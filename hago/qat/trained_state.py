@@ -1,7 +1,7 @@
-"""Trained state: what was trained as a state dict of the user's own module, which imports as the trained graph.
+"""The state dict with which the user's own module imports as the trained graph.
 
-Folding a batch norm is undone by leaving in its place one that does nothing: its variance is 1 - eps, so
-its multiplier is 1 to within a few parts in 10**9, which changes no float32 weight.
+The trained weights have their batch norms folded in. The module keeps its batch norms, so they are made to do nothing:
+with a variance of 1 - eps the multiplier is 1 to within a few parts in 10**9, which changes no float32 weight.
 """
 
 from __future__ import annotations
@@ -22,51 +22,52 @@ from hago.serialization.tensor_file import to_bytes
 
 
 def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str, Tensor]:
-    """A state dict for `model` with which it imports as `trained`, equal hash and all.
+    """A state dict for `model` with which it imports as `trained`, with the same model hash.
 
     Args:
         model: the module that training started from, in eval mode; it is not changed.
-        trained: `quantizer.plan.graph` of what was trained.
+        trained: `quantizer.plan.graph` of the trained quantizer.
 
     Raises:
-        HagoError: the module cannot hold these weights (a weight that was shared and no longer is, say).
+        HagoError: the module cannot hold these weights, e.g. because one weight is shared by two layers that were
+            trained apart.
     """
     args, kwargs = example_inputs(trained)
     unfolded = from_torch(model, args, kwargs, fold=False, ops=ops)
     state = {name: t.detach().clone() for name, t in model.state_dict().items()}
-    places: dict[int, list[str]] = {}
+    aliases: dict[int, list[str]] = {}  # names of one tensor
     for name, tensor in model.state_dict(keep_vars=True).items():
-        places.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
-    for names in places.values():
-        known = next((n for n in names if n in trained.consts), None)
-        for name in names if known is not None else ():
-            state[name] = trained.consts[known].clone()  # type: ignore[index]
+        aliases.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
+    for names in aliases.values():
+        const = next((n for n in names if n in trained.consts), None)
+        for name in names if const is not None else ():
+            state[name] = trained.consts[const].clone()  # type: ignore[index]
     for norm in unfolded:
         if norm.op == "batch_norm":
-            _neutral(unfolded, trained, norm, state)
-    _check(model, state, trained, ops)
+            _neutralize(unfolded, trained, norm, state)
+    _check_import(model, state, trained, ops)
     return state
 
 
-def _neutral(unfolded: Graph, trained: Graph, norm: Node, state: dict[str, Tensor]) -> None:
-    """A batch norm that was folded does nothing any more, or gives what the layer has no bias for."""
+def _neutralize(unfolded: Graph, trained: Graph, norm: Node, state: dict[str, Tensor]) -> None:
+    """Set the state of a folded batch norm so that it does nothing, or only adds the bias that its layer lacks."""
     values = dict(zip(("gamma", "beta", "mean", "variance"), norm.inputs[1:], strict=True))
     missing = [name for name in values.values() if name not in state]
     if missing:
         raise HagoError(f"batch norm {norm.name!r} has no {missing[0]!r} in its state dict to write to")
     shape = state[values["gamma"]].shape
     gamma, beta = torch.ones(shape), torch.zeros(shape)
-    before, kept = trained.by_name.get(norm.inputs[0]), trained.by_name.get(norm.name)
-    if kept is not None:  # an affine
-        gamma, beta = (trained.consts[name].clone() for name in kept.inputs[1:])
-    elif before is not None and len(before.inputs) > 2 and before.inputs[2] not in state:
-        beta = trained.consts[before.inputs[2]].clone()
+    layer, affine = trained.by_name.get(norm.inputs[0]), trained.by_name.get(norm.name)
+    if affine is not None:  # the batch norm became an affine node instead of being folded
+        gamma, beta = (trained.consts[name].clone() for name in affine.inputs[1:])
+    elif layer is not None and len(layer.inputs) > 2 and layer.inputs[2] not in state:
+        beta = trained.consts[layer.inputs[2]].clone()
     state[values["gamma"]], state[values["beta"]] = gamma, beta
     state[values["mean"]] = torch.zeros(shape)
     state[values["variance"]] = torch.full(shape, 1.0 - float(norm.attrs["eps"]))
 
 
-def _check(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops) -> None:
+def _check_import(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops) -> None:
     twin = copy.deepcopy(model)
     twin.load_state_dict(state)
     args, kwargs = example_inputs(trained)
@@ -78,9 +79,9 @@ def _check(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops)
 
 
 def save_state(state: dict[str, Tensor], path: Path) -> None:
-    """Write a state dict as a safetensors file, at once.
+    """Write a state dict as a safetensors file that replaces an older one atomically.
 
     Raises:
-        LogError: it could not be written; what stood there is untouched.
+        LogError: it could not be written; the file that stood there is untouched.
     """
     replace_file(path, to_bytes("weights", {}, state))

@@ -1,9 +1,11 @@
-"""Confirmation: whether what some samples proposed is better on samples that did not shape it.
+"""Confirmation: a test of proposed thresholds on samples that did not shape them.
 
-Thresholds that are tuned to few samples may lose more on others than plain ones, above all where they clip values that
-the samples did not reach. So a search keeps samples aside, and takes what it proposes only where it is surely better
-on these. Where there are many, the last quarter is kept aside. Where there are few, every sample is kept aside once:
-what is confirmed is then the way of proposing, and the proposal is made again from all of them.
+Thresholds that are tuned to few samples may be worse than plain ones on others, above all where they clip values that
+the samples did not reach. So a search keeps samples aside, and takes a proposal only where it is surely better on
+these. Of many samples, the last quarter is kept aside. Of few, every sample is kept aside in one of several turns: the
+method of proposing is confirmed then, and the proposal is made again from all samples.
+
+`hago.search.refinement` makes one Confirmation per search and asks it for the Gain of every proposal.
 
 References:
     M. Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974; Student, "The Probable Error
@@ -27,33 +29,34 @@ from hago.plan.space import Space
 from hago.search.evaluate import Measurement
 from hago.search.objective import OBJECTIVES, Objective
 
-#: Parts of the samples; of many the last is kept aside, of fewer than so many each in turn.
+#: Number of parts that samples are split into.
 TURNS: Final = 4
+#: Of fewer samples than these each part is kept aside in turn; of more, only the last part.
 FEW: Final = 64
-#: How much smaller or larger than others a part may be for the sake of whole batches.
+#: The least size of a part, relative to an equal share, that is accepted so that parts are whole batches.
 UNEVEN: Final = 0.6
-#: Batches, or, where these are fewer, blocks of neighbouring samples that are compared as one each: neighbours are
-#: alike, so that a sample by itself says less than it seems to.
+#: Least number of blocks that are compared. A block is a batch or, where batches are fewer, a run of neighbouring
+#: samples: neighbours are alike, so samples are not independent.
 BLOCKS: Final = 8
-#: What is added to the losses of blocks, as a part of the mean, before they are divided: a block that loses next to
-#: nothing says next to nothing.
+#: Part of the mean loss that is added to the losses of blocks before their ratio is taken, so that a block with hardly
+#: any loss has hardly any influence.
 LEAST_GAIN: Final = 0.01
-#: How sure it must be that what is proposed is better.
+#: Confidence with which a proposal must be better.
 CONFIDENCE: Final = 0.95
-#: By which part of the loss activations' thresholds that clip more must be better: they decide what happens to values
-#: that no sample has.
+#: Part of the loss by which thresholds of activations that clip more must be better: they affect values that no sample
+#: has.
 MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class KeptAside:
-    """Samples that must not shape a proposal: those from `first` up to `last`."""
+    """The samples `first:last` of a data set, which must not shape a proposal."""
 
     first: int
     last: int
 
     def shaping(self, batches: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-        """What of each batch may shape it."""
+        """Yield the rest of each batch, which may shape it."""
         begin = 0
         for tensors in batches:
             size = len(tensors[0])
@@ -65,13 +68,15 @@ class KeptAside:
                 yield [torch.cat([t[:first], t[last:]]) for t in tensors]
 
     def without(self, contributions: Tensor) -> Tensor:
-        """Those of samples that may shape it."""
+        """The contributions of the samples that may shape it."""
         return torch.cat([contributions[: self.first], contributions[self.last :]])
 
 
 def turns_of(sizes: Sequence[int]) -> tuple[KeptAside, ...]:
-    """What is kept aside of batches of these sizes: one part of many samples; parts that together are all of few; none
-    of one. Samples of one batch are alike, so parts are whole batches; of few batches, runs of samples.
+    """The samples that are kept aside of batches of these sizes, turn by turn.
+
+    There is one turn for many samples, several that cover all of few, and none for a single sample. Samples of one
+    batch are alike, so parts are whole batches, or runs of samples where there are few batches.
     """
     total = sum(sizes)
     if total < 2:
@@ -86,18 +91,18 @@ def turns_of(sizes: Sequence[int]) -> tuple[KeptAside, ...]:
 
 
 def _cuts(ends: Sequence[int], total: int, count: int) -> list[int]:
-    """Where so many parts of about the same size begin and end, each at one of these ends."""
+    """The bounds of `count` parts of about the same size, each at one of the `ends`."""
     return sorted({0, total, *(min(ends, key=lambda end: abs(end - total * i / count)) for i in range(1, count))})
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How much better one is than another on samples that were kept aside.
+    """The gain of one proposal over another on samples that were kept aside.
 
     Args:
-        part: of the loss.
-        errors: the mean logarithm of the ratio of losses, block by block, in standard errors.
-        blocks: how many were compared.
+        part: the difference of losses as a part of the loss.
+        errors: mean of the logarithm of the ratio of losses over blocks, in standard errors.
+        blocks: number of blocks that were compared.
     """
 
     part: float
@@ -105,11 +110,12 @@ class Gain:
     blocks: int
 
     def is_sure(self, margin: float = 0.0, candidates: int = 1) -> bool:
-        """Whether it is by more than chance, and by more than that part of the loss.
+        """Whether the gain is significant, and above a part of the loss.
 
         Args:
-            candidates: how many there were of which this is the best on the same samples. The best of several seems
-                better than it is, so that each is allowed its share of the error alone (Bonferroni's correction).
+            margin: that part.
+            candidates: number of proposals of which this one is the best on the same samples. The best of several
+                seems better than it is, so each is allowed only its share of the error (Bonferroni's correction).
         """
         if self.blocks < 2:
             return False
@@ -119,7 +125,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The samples of a search, and which of them are kept aside.
+    """The batches of a search, and the samples of them that are kept aside.
 
     Args:
         sizes: of the batches.
@@ -131,30 +137,30 @@ class Confirmation:
 
     @staticmethod
     def of(sizes: Sequence[int]) -> Confirmation:
-        """What is kept aside of batches of these sizes."""
+        """The confirmation for batches of these sizes."""
         return Confirmation(tuple(sizes), turns_of(sizes))
 
     @property
     def count(self) -> int:
-        """How many samples are kept aside in any turn."""
+        """Number of samples that are kept aside, over all turns."""
         return sum(t.last - t.first for t in self.turns)
 
     @property
     def said(self) -> dict[str, int]:
-        """What a log says of it before anything is measured."""
+        """The entries of the log's header that are known before anything is measured."""
         return {"kept_aside": self.count, "turns": len(self.turns)}
 
     def gain(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Gain:
-        """How much better the one is than the other where it was not shaped.
+        """The gain of `after` over `before` on the samples that are kept aside.
 
         Args:
-            before, after: by turn, the losses of all samples.
+            before, after: the losses of all samples, by turn.
         """
         gains, losses = [], []
         for turn, old, new in zip(self.turns, before, after, strict=True):
-            here = slice(turn.first, turn.last)
-            gains.append((old[here] - new[here]).to(torch.float64))
-            losses.append(old[here].to(torch.float64))
+            aside = slice(turn.first, turn.last)
+            gains.append((old[aside] - new[aside]).to(torch.float64))
+            losses.append(old[aside].to(torch.float64))
         difference = torch.cat(gains) if gains else torch.zeros(0)
         if not len(difference) or not bool(difference.isfinite().all()):
             return Gain(0.0, 0.0, 0)  # nothing to compare: one of them does not run
@@ -162,7 +168,7 @@ class Confirmation:
         blocks = list(itertools.pairwise(self._blocks(len(difference))))
         mean = float(difference.mean())
         part = mean / whole if (whole := float(old_losses.mean())) > 0.0 else 0.0
-        # a few samples lose most; ratios let every block say as much
+        # a few samples have most of the loss; ratios give all blocks the same weight
         least = LEAST_GAIN * abs(whole)
         befores, afters = (
             torch.stack([x[a:b].mean() for a, b in blocks]).clamp_min(0.0) + least
@@ -175,7 +181,7 @@ class Confirmation:
         return Gain(part, errors, len(blocks))
 
     def _blocks(self, count: int) -> list[int]:
-        """Where blocks begin and end among those kept aside."""
+        """The bounds of the blocks, counted among the samples that are kept aside."""
         first = self.turns[0].first
         batches = [end - first for end in itertools.accumulate(self.sizes) if first < end <= first + count]
         if len(batches) >= BLOCKS:
@@ -195,10 +201,10 @@ def losses_of(objective: Objective, measured: Measurement) -> Tensor:
 
 
 def clipped_share(calibration: Calibration, space: Space, thresholds: Mapping[str, tuple[Tensor, Tensor]]) -> float:
-    """The part of all values that calibration saw which these thresholds clip.
+    """The fraction of all values seen in calibration that thresholds clip.
 
     Args:
-        thresholds: by group, as a Plan has them.
+        thresholds: by key of the group, as in a Plan.
     """
     clipped = total = 0.0
     for key, (lo, hi) in thresholds.items():
@@ -215,10 +221,10 @@ def clipped_share(calibration: Calibration, space: Space, thresholds: Mapping[st
 
 
 def figures_of(gain: Gain, clipped: float, before: float) -> dict[str, Any]:
-    """What is said of a gain, as JSON values.
+    """The entries of the log's header for a gain, as JSON values.
 
     Args:
-        clipped, before: see `clipped_share`, of what is proposed and of what it replaces.
+        clipped, before: the `clipped_share` of the proposal and of the thresholds that it replaces.
     """
     return {
         "gain": round(gain.part, 4),

@@ -1,7 +1,7 @@
-"""Evaluation: bits to a Score, by simulating the Plan over batches.
+"""Evaluation: from a Plan to a Score, by simulating it over batches; and the widest bits that do not overflow.
 
-What is kept between evaluations: the float model's outputs, node plans, constants as carriers, and
-simulated values, so that a point costs only what its changed edges can reach.
+An Evaluator caches the float model's outputs, constants as carriers and simulated values between evaluations, so that a
+point costs only the nodes that its changed edges can reach.
 """
 
 from __future__ import annotations
@@ -45,34 +45,33 @@ from hago.study.searcher import Score
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Contributions of every sample to every objective, and what overflowed."""
+    """The result of simulating one Plan: contributions of every sample to every objective, and accumulators seen."""
 
     contributions: Mapping[str, Tensor]
     peaks: AccumulatorExtremes
 
 
 EvaluationEngine = Literal["auto", "integer", "float"]
-#: (contributions so far, what was seen of accumulators) -> whether that is enough.
+#: (contributions so far, accumulators seen) -> whether the measurement can stop.
 Enough = Callable[[Mapping[str, Tensor], AccumulatorExtremes], bool]
-#: Hears of the outputs of a batch.
+#: Called with the outputs of a batch.
 See = Callable[[Sequence[Any]], None]
 
 
 class Evaluator:
-    """Scores points on one data set.
+    """Scores Plans on one data set, for one thread at a time. A search or a worker makes one and calls it per trial.
 
     Args:
         graph: the float model.
         batches: the data.
-        objective: what the score's value is; the label-free measures and, with labels, accuracy
-            are reported beside it.
+        objective: gives the value of the score; the label-free measures and, with labels, accuracy are reported too.
         also: further measures to report.
-        engine: `integer` runs Plans whose accumulators are all proved to hold on the kernels of the integer model, and
-            the others on float carriers, which show what overflows; `float` runs every Plan on float carriers; `auto`
+        engine: `integer` runs Plans whose accumulators are all proved safe on the kernels of the integer model, and
+            the others on float carriers, which show overflow; `float` runs every Plan on float carriers; `auto`
             is `integer` where this machine's kernels are faster than the carriers. All give the same outputs.
-        cache_bytes: how much of earlier simulations is kept, 0 for nothing; None for a quarter of the
-            free memory. What is kept changes no score.
-        quiet: say nothing of labels that are no classes: somebody else does.
+        cache_bytes: the size of the cache of simulated values, 0 for none; None for a quarter of the free memory. The
+            cache changes no score.
+        quiet: do not warn of labels that are no classes, since the caller does.
 
     Raises:
         HagoError: the objective needs labels and the data has none.
@@ -119,7 +118,7 @@ class Evaluator:
         """Simulate a Plan over all batches, or until it is enough.
 
         Args:
-            enough: called after every batch with what was found so far; True ends the measurement.
+            enough: called after every batch with the contributions so far; True ends the measurement.
             see: called with the outputs of every batch.
         """
         begun = time.perf_counter()
@@ -129,8 +128,8 @@ class Evaluator:
         starts = (partial(model.begin, batch.inputs) for batch in self.batches)
         ends = self.reuse.run(model.steps(), model.ends, numbers, starts, peaks)
         contributions: dict[str, Tensor] = {}
-        for found in self._each(_seen(map(model.end, ends), see)):
-            contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in found.items()}
+        for of_batch in self._each(_watched(map(model.end, ends), see)):
+            contributions = {n: torch.cat([contributions[n], t]) if contributions else t for n, t in of_batch.items()}
             if enough is not None and enough(contributions, peaks):
                 break
         peaks.overflows = {n: peaks.overflows[n] for n in plan.nodes if n in peaks.overflows}
@@ -157,21 +156,21 @@ class Evaluator:
         return self.contributions(iter(self._reference))
 
     def summary(self, contributions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """JSON values: each measure, `sim_acc` for accuracy, with its 95 % interval."""
+        """The measures as JSON values; accuracy is `sim_acc`, with its 95 % interval."""
         samples = len(contributions[self.objective.name])
-        found: dict[str, Any] = {"samples": samples}
+        results: dict[str, Any] = {"samples": samples}
         for name, measure in self._measures.items():
             value = measure.finish(contributions[name].mean(0))
             if name == "accuracy":
-                found["sim_acc"] = value
-                found["sim_acc_interval"] = list(wilson_interval(value * samples, samples))
+                results["sim_acc"] = value
+                results["sim_acc_interval"] = list(wilson_interval(value * samples, samples))
             else:
-                found[name] = value
-        return found
+                results[name] = value
+        return results
 
     @property
     def forwards(self) -> float:
-        """The time of all measurements, in that of one pass of the float model over the data."""
+        """The time of all measurements, in passes of the float model over the data."""
         return self._seconds / max(self._float_seconds, 1e-9)
 
     def score(self, plan: Plan, bits: Bits) -> Score:
@@ -193,12 +192,12 @@ class Evaluator:
     def _interval(self, contributions: Tensor, summary: Mapping[str, Any]) -> tuple[float, ...]:
         if self.objective.name == "accuracy":
             return tuple(summary["sim_acc_interval"])
-        # a function of the user's says one number a batch, of which no interval can be had
+        # a user's own function gives one number per batch, which allows no interval
         return () if self.objective.loss is None else quick_interval(contributions, self.objective.finish)
 
     @staticmethod
     def described(plan: Plan, bits: Bits, measured: Measurement, value: float, results: Mapping[str, Any]) -> Score:
-        """A Score with all that the Plan and what was seen of its accumulators say."""
+        """Make a Score of a Plan's value and results, with the facts of its accumulators and thresholds."""
         return Score(
             value=value,
             results=results,
@@ -211,7 +210,8 @@ class Evaluator:
         )
 
 
-def _seen(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequence[Any]]:
+def _watched(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequence[Any]]:
+    """Yield the outputs, after `see` was called with them."""
     for out in outputs:
         if see is not None:
             see(out)
@@ -219,22 +219,23 @@ def _seen(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequenc
 
 
 def thresholds_sha256(plan: Plan) -> str:
-    """sha256 of all thresholds that a Plan used, in the order of their keys."""
+    """The sha256 of all thresholds of a Plan, in the order of their keys."""
     digest = hashlib.sha256()
     for key, (lo, hi) in sorted(plan.thresholds.items()):
         digest.update(key.encode() + lo.numpy().tobytes() + hi.numpy().tobytes())
     return digest.hexdigest()
 
 
+# ---------------------------------------------------------------- safe bits
 def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
-    """The widest point that fits and whose accumulators hold what calibration saw, worked out without simulating.
+    """The widest feasible point whose accumulators hold the values of calibration, found without simulating.
 
-    The real peak of a node over its accumulator's scale is the peak in integers; while it does not
-    fit, its widest operand gives up a bit.
+    The real peak of a node over its accumulator's scale is the peak in integers. While it does not fit, the widest
+    operand of the node loses a bit.
 
     Args:
-        largest: by node, the largest |real value| seen.
-        margin: how much larger than that accumulators must be able to hold.
+        largest: by node, the largest |real value| seen in calibration.
+        margin: factor by which accumulators must be able to hold more.
     """
     space, graph = resolver.space, resolver.graph
     bits, plan = widest_feasible(resolver)
@@ -256,7 +257,7 @@ def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: f
 
 
 def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
-    """Whether a peak of that size may not fit; pairs, of which no peak is known, only where no margin is asked."""
+    """Whether an accumulator may not hold the peak. Pairs of products, whose peak is unknown, pass only at margin 1."""
     pairs = plan.pairs is not None and margin > 1.0
     return pairs or (not plan.proved and margin * _peak(plan, largest) > 1.0)
 
@@ -266,7 +267,7 @@ def _peak(plan: NodePlan, largest: float) -> float:
 
 
 def _largest_held(plan: NodePlan) -> float:
-    """The largest real value that every accumulator of a node holds."""
+    """The largest real value that every accumulator of a node can hold."""
     return float(plan.register.scale.min()) * plan.desc.register.dtype.max
 
 
@@ -280,12 +281,12 @@ def first_safe_bits(
 ) -> tuple[dict[str, int], Score]:
     """The widest point that does not overflow on the data, with its Score.
 
-    The float peaks tell nearly all; quantized values can be a little larger, so the margin grows
-    until simulation sees no overflow. Partial sums, where every addition saturates, can be much
-    larger than their results: their peaks are those that simulation has seen.
+    The peaks of the float model are nearly enough. Quantized values can be a little larger, so the margin grows until
+    the simulation shows no overflow. Partial sums, where every addition saturates, can be much larger than their
+    results, so their peaks are those of the simulation.
 
     Raises:
-        InfeasibleBits: every margin overflows; names the nodes.
+        InfeasibleBits: every margin overflows; the message names the nodes.
     """
     peaks = dict(largest)
     for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):

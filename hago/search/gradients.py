@@ -28,12 +28,12 @@ from hago.graph.graph import CONST, OUTPUT, Graph, Node
 from hago.ops import OPS, Ops
 from hago.search.objective import Probe
 
-#: Samples that are differentiated at once: all their intermediates are in memory together.
+#: Number of samples that are differentiated at once; all their intermediate values are in memory together.
 GRADIENT_CHUNK: Final = 16
 #: Bins of a weighted histogram.
 SPECTRUM_BINS: Final = 2048
 
-#: Values of an edge that are looked at of each sample, where it has more.
+#: Most values of an edge that are used of each sample.
 VALUES: Final = 1 << 12
 
 #: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
@@ -44,12 +44,12 @@ SeeConstant = Callable[[Edge, Tensor], None]
 
 @dataclass(slots=True, eq=False)
 class Spectrum:
-    """Squared gradients of one edge, by the value that stood there: a weighted histogram.
+    """A histogram of the values of one edge, weighted by their squared gradients.
 
     Args:
         low, high: the range of the values.
-        mass: float64 (BINS,), the sum of g**2 over values in each bin; exact zeros are left out,
-            since every grid holds them.
+        mass: float64 (SPECTRUM_BINS,), the sum of g**2 over the values in each bin. Exact zeros are left out, since
+            every grid represents them.
     """
 
     low: float
@@ -66,8 +66,7 @@ class Spectrum:
         return self.low + self.width * (torch.arange(SPECTRUM_BINS, dtype=torch.float64) + 0.5)
 
     def add(self, x: Tensor, g: Tensor) -> None:
-        """Take note of values and their gradients; of more than VALUES a sample, of a part that has all channels
-        alike."""
+        """Add values and their gradients; of more than VALUES per sample, only a part with equally many per channel."""
         order = sorted(range(x.ndim), key=x.stride, reverse=True)  # as they lie in memory
         step = max(1, x.numel() // (VALUES * (len(x) if x.ndim else 1)))
         while math.gcd(step, x.shape[order[-1]] if order else 1) > 1:
@@ -84,23 +83,23 @@ def thinned(parts: Iterable[Sequence[Tensor]], step: int) -> tuple[Tensor, ...]:
     >>> thinned([[torch.arange(3)], [torch.arange(3, 8)]], 2)
     (tensor([0, 2, 4, 6]),)
     """
-    found: list[Sequence[Tensor]] = []
+    kept: list[Sequence[Tensor]] = []
     seen = 0
     for part in parts:
-        found.append([t[-seen % step :: step] for t in part])
+        kept.append([t[-seen % step :: step] for t in part])
         seen += len(part[0])
-    return tuple(torch.cat(rows) for rows in zip(*found, strict=True))
+    return tuple(torch.cat(rows) for rows in zip(*kept, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradients:
-    """What the passes saw, summed over samples.
+    """The statistics of gradients, summed over samples; returned by `gradients`.
 
     Args:
-        spectra: of activation edges.
-        weights: of constant edges, for every choice the sum of (g . d)**2, d being the error of one output
-            channel at a time: errors within a channel may add up or cancel, those of channels do not.
-        samples: how many.
+        spectra: of edges that carry activations.
+        weights: of edges that carry constants, for every choice the sum of (g . d)**2, where d is the error of one
+            output channel at a time: errors within a channel may add up or cancel, those of different channels do not.
+        samples: number of samples.
         signal: the sum of squared outputs.
     """
 
@@ -111,7 +110,7 @@ class Gradients:
 
     @staticmethod
     def sum(parts: Sequence[Gradients]) -> Gradients:
-        """What passes over different samples saw together, their ranges being the same."""
+        """The sum of passes over different samples, whose ranges are the same."""
         first = parts[0]
         masses = {e: torch.stack([p.spectra[e].mass for p in parts]).sum(0) for e in first.spectra}
         spectra = {e: replace(s, mass=masses[e]) for e, s in first.spectra.items()}
@@ -130,25 +129,25 @@ def gradients(
     chunk: int = GRADIENT_CHUNK,
     see: SeeConstant | None = None,
 ) -> Gradients:
-    """One forward and one backward pass over the data, `chunk` samples at a time.
+    """Make one forward and one backward pass over the data, `chunk` samples at a time.
 
     Args:
-        ranges: (smallest, largest) value of every float-valued node whose edges are wanted.
-        probe: what an output error matters.
-        errors: of constants.
-        see: hears of every constant's gradients.
+        ranges: (smallest, largest) value of every float-valued node whose edges should have a spectrum.
+        probe: makes the random vectors on the outputs, which define the loss.
+        errors: of constants at each choice.
+        see: called with the gradients of every constant, chunk by chunk.
     """
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    owner = _Pass(graph, ranges, probe, errors, ops, generator, see)
+    sums = _Pass(graph, ranges, probe, errors, ops, generator, see)
     for batch in batches:
         for start in range(0, batch.size, chunk):
             labels = None if batch.labels is None else batch.labels[start : start + chunk]
-            owner.go([x[start : start + chunk] for x in batch.inputs], labels)
-    return Gradients(owner.spectra, owner.weights, owner.samples, owner.signal)
+            sums.add([x[start : start + chunk] for x in batch.inputs], labels)
+    return Gradients(sums.spectra, sums.weights, sums.samples, sums.signal)
 
 
 class _Pass:
-    """Runs chunks and sums up."""
+    """The sums of one pass; `gradients` calls `add` once per chunk."""
 
     def __init__(
         self,
@@ -171,13 +170,13 @@ class _Pass:
             if graph[source].op != CONST and source in ranges:
                 self.spectra[edge] = Spectrum(*ranges[source])
 
-    def go(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
-        """One chunk."""
+    def add(self, inputs: Sequence[Tensor], labels: Tensor | None) -> None:
+        """Run one chunk forward and backward, and add its statistics."""
         leaves = [channels_last(x.detach().clone()).requires_grad_(x.is_floating_point()) for x in inputs]
         consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
             outputs = run_graph(self.graph, leaves, self._step, consts=consts)
-            outputs = [self._seen(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
+            outputs = [self._hooked(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
             vectors = self.probe(outputs, labels, self.generator)
             pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if v is not None and o.requires_grad]
             if pairs:
@@ -186,10 +185,10 @@ class _Pass:
         self.signal += sum(float(o.detach().square().sum(dtype=torch.float64)) for o, _ in pairs)
 
     def _step(self, node: Node, values: Sequence[Any]) -> Any:
-        return compute_real(node, [self._seen(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops)
+        return compute_real(node, [self._hooked(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops)
 
-    def _seen(self, edge: Edge, value: Any) -> Any:
-        """The value as this edge alone reads it, so that its gradient is the edge's own."""
+    def _hooked(self, edge: Edge, value: Any) -> Any:
+        """An alias of the value for this edge alone, with a hook on the edge's own gradient."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return value
         alias = value.view_as(value)
@@ -213,7 +212,7 @@ class _Pass:
 
 
 def channel_axis(graph: Graph, edge: Edge, ops: Ops = OPS) -> int:
-    """The axis of a constant that the channels of the output of its reader run along; 0 where its rule knows none."""
+    """The axis of a constant along which the output channels of its reader run; 0 if its rule has none."""
     rule = ops.get(graph[edge.dst].op)
     weight = None if rule is None or rule.integer is None else rule.integer.weight
     return weight.axis if weight is not None and weight.slot == edge.slot else 0

@@ -1,8 +1,8 @@
-"""Guidance: the guide of a search, from sensitivities and the cost model.
+"""Guidance: the Surrogate of a search, made of sensitivities and the cost model.
 
-Bytes and operations are worked out for every choice. Other costs of a node depend on the dtypes that its
-groups need, and are taken from plans that differ from the start there alone. What is left out is whether
-two scales are equal by chance; searchers go by the true cost of what they evaluate.
+Bytes and operations are computed for every choice. Other costs of a node depend on the dtypes of its operands, and are
+taken from Plans that differ from the start at that node only. The surrogate does not know whether two scales happen to
+be equal, so it can differ from the true cost; searchers go by the true cost of the points that they evaluate.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
 from hago.study.searcher import Score
 
-#: The cost that a front is over where nothing else is said.
+#: The default cost of a front.
 DEFAULT_COST: Final = "weight_bytes"
-#: Costs, and the total of bits, that are the same whatever signatures hold the bits.
+#: Costs that do not depend on the signatures that run the nodes; empty stands for the total of bits.
 OF_ALL_DTYPES: Final = frozenset({"", "weight_bytes", "effective_bits", "bops"})
-#: Mixtures of dtypes at one node that are each made a Plan of, and rows of one table: a concat may have dozens of
-#: operands, and what they cost together is then put together from what each and every neighbouring two of them cost.
+#: Most combinations of dtypes at one node that are each resolved to a Plan. A concat may have dozens of operands; their
+#: cost is then the sum of what each adds, and pairs of neighbours tell which combinations are infeasible.
 MIXTURES: Final = 512
+#: Most rows of one table.
 ROWS: Final = 1 << 17
 
 
@@ -50,16 +51,16 @@ def make_surrogate(
     start: Bits,
     seed: int = 0,
     metric: str = "",
-    found: Sensitivity | None = None,
+    sensitivity: Sensitivity | None = None,
 ) -> Surrogate:
-    """The guide for a goal.
+    """Make the Surrogate for a goal. The session and refinement call it before the first trial.
 
     Args:
-        start: where other costs than bytes and operations are measured.
-        metric: which cost counts; empty for the total of bits.
-        found: expected losses; measured by default.
+        start: the point at which costs other than bytes and operations are measured.
+        metric: the cost that the surrogate is about; empty for the total of bits.
+        sensitivity: expected losses; measured by default.
     """
-    found = sensitivity_of(prepared, goal.objective, seed) if found is None else found
+    sensitivity = sensitivity_of(prepared, goal.objective, seed) if sensitivity is None else sensitivity
     terms, constant = _terms(prepared, metric, start)
     if metric in OF_ALL_DTYPES:
         terms += _fits(prepared, start)
@@ -70,27 +71,27 @@ def make_surrogate(
     limit = most.pop(metric, None)
     return Surrogate(
         metric,
-        found.losses,
+        sensitivity.losses,
         terms,
         constant,
         limit=limit,
         held=[CostConstraint(name, *_terms(prepared, name, start), value) for name, value in most.items()],
         minimize=bool(metric) and goal.minimize == metric,
-        measured=_measured(found),
+        measured=_measured(sensitivity),
         gates=gates(prepared),
         widest=widest_feasible(prepared.resolver).bits,
     )
 
 
 def gates(prepared: Prepared) -> dict[str, tuple[str, ...]]:
-    """By the group that may turn a node float, the groups on its in-edges and at its output."""
+    """For every group that may turn a node float, the groups on the node's in-edges and at its output."""
     groups = prepared.space.groups
-    found = {}
+    by_kind = {}
     for key, group in groups.items():
         if group.is_kind:
             own = [*(str(e) for e in prepared.graph[group.source].edges), f"{group.source}:out"]
-            found[key] = tuple(k for k in own if k in groups)
-    return found
+            by_kind[key] = tuple(k for k in own if k in groups)
+    return by_kind
 
 
 def _measured(sensitivity: Sensitivity) -> Callable[[Score], float] | None:
@@ -109,7 +110,7 @@ def _divergence(score: Score) -> float:
 
 
 def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
-    """The parts of a cost, and the rest."""
+    """The terms of a cost that depend on choices, and the constant rest."""
     if metric in ("weight_bytes", "effective_bits"):
         return _constants(prepared, metric)
     if metric == "bops":
@@ -145,22 +146,26 @@ def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
 
 
 def _edges_at(levels: ChoicePoints, rung: int) -> dict[str, EdgeCost]:
-    """What every edge costs where its group has its rung-th choice."""
-    found: dict[str, EdgeCost] = {}
+    """The cost of every edge, if its group has its choice number `rung`."""
+    costs: dict[str, EdgeCost] = {}
     for shown in levels.of(rung):
         rows = {e.edge: e for e in plan_cost(shown.plan).edges}
-        found |= {k: row for k, row in rows.items() if k in shown.keys or k not in found}
-    return found
+        costs |= {k: row for k, row in rows.items() if k in shown.keys or k not in costs}
+    return costs
 
 
 def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None) -> Term:
-    """The term where its node may be float, and then costs this whatever the bits are; None where it may not."""
+    """The term, extended by the choice of running its node in float, if there is one.
+
+    Args:
+        in_float: the cost in float, whatever the bits are; None if float is infeasible.
+    """
     key = kind_key(node)
     if key not in prepared.space.groups:
         return term
     table = {(*row, INTEGER): value for row, value in term.table.items()}
     if in_float is not None:
-        # rows that no integer signature holds as well
+        # in float, rows that no integer signature supports are feasible as well
         rows = dict.fromkeys([*term.table, *itertools.product(*(prepared.space.groups[k].choices for k in term.keys))])
         table |= {(*row, FLOAT): in_float for row in rows}
     return Term((*term.keys, key), table)
@@ -194,9 +199,9 @@ def _operations(prepared: Prepared) -> tuple[list[Term], float]:
     return terms, rest
 
 
-# ---------------------------------------------------------------- whatever else
+# ---------------------------------------------------------------- other costs
 def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
-    """A term for every node: what it and its in-edges cost, by the dtypes that its groups need."""
+    """The cost of every node with its in-edges as terms, by the dtypes that its groups need."""
     groups = prepared.space.groups
     before = _local(metric, prepared.resolver(start))
     terms, rest = [], math.fsum(before.values())
@@ -206,32 +211,34 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
         kind = kind_key(node)
         if not keys and kind not in groups:
             continue
-        base, made = _at_node(prepared, start, keys, partial(_cost_at, metric, node), before[node])
+        base, of_node = _at_node(prepared, start, keys, partial(_cost_at, metric, node), before[node])
         rest -= before[node]
         in_float: float | None = 0.0
         if kind in groups:
-            # with what its neighbours pay for the crossings
-            there = nearest_feasible(prepared.resolver, {**start, kind: FLOAT}, [kind])
+            # including the conversions that its neighbours then need
+            float_point = nearest_feasible(prepared.resolver, {**start, kind: FLOAT}, [kind])
             others = whole - before[node]
-            in_float = None if there is None else math.fsum(_local(metric, there.plan).values()) - others
-            if len(made) != 1:
-                made, base = [Term((), {(): base}), *made], 0.0
+            in_float = None if float_point is None else math.fsum(_local(metric, float_point.plan).values()) - others
+            if len(of_node) != 1:
+                of_node, base = [Term((), {(): base}), *of_node], 0.0
         rest += base
-        terms += [_with_kind(prepared, node, t, in_float if t is made[0] or in_float is None else 0.0) for t in made]
+        for term in of_node:
+            first = term is of_node[0] or in_float is None
+            terms.append(_with_kind(prepared, node, term, in_float if first else 0.0))
     return terms, rest
 
 
 def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[[Plan], float]) -> Term:
-    """What points cost by the bits of a few groups, without those that fit no signature together.
+    """The cost of points by the bits of a few groups, without combinations that no signature supports.
 
     Args:
-        price: of a point that fits.
+        price: the cost of a feasible point.
     """
     kinds = [classes(prepared.resolver, prepared.space.groups[k]) for k in keys]
     table: dict[tuple[int, ...], float] = {}
     for alike in itertools.product(*kinds):
-        there = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
-        point = nearest_feasible(prepared.resolver, {**start, **there}, there)
+        chosen = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
+        point = nearest_feasible(prepared.resolver, {**start, **chosen}, chosen)
         if point is not None:
             table |= dict.fromkeys(itertools.product(*alike), price(point.plan))
     return Term(tuple(keys), table)
@@ -240,13 +247,14 @@ def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[
 def _at_node(
     prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[[Plan], float], before: float
 ) -> tuple[float, list[Term]]:
-    """What points cost by the bits of the groups at a node: a constant and terms. Where the groups are few it is one
-    term. Else the constant is what the start costs, the terms are what each group adds to that, and further ones leave
-    out every neighbouring two that fit no signature together: what is expected where costs of operands add up, as those
-    of a concat do.
+    """The cost of points by the bits of the groups at a node: a constant and terms.
+
+    Where the groups are few, it is one term. Otherwise the constant is the cost of the start, each group has a term for
+    what it adds to that, and pairs of neighbours that no signature supports together have a term that leaves them out.
+    That is exact where the costs of operands add up, as those of a concat do.
 
     Args:
-        before: the price of the start.
+        before: the cost of the start.
     """
     groups = prepared.space.groups
     mixtures = math.prod(len(classes(prepared.resolver, groups[k])) for k in keys)
@@ -258,18 +266,18 @@ def _at_node(
 
 
 def _leaves_out(prepared: Prepared, term: Term) -> bool:
-    """Whether some bits of a term's groups fit no signature together."""
+    """Whether no signature supports some combination of bits of the groups of a term."""
     return len(term.table) < math.prod(len(prepared.space.groups[k].choices) for k in term.keys)
 
 
 def _fits(prepared: Prepared, start: Bits) -> list[Term]:
-    """Terms that cost nothing and leave out what fits no signature together, for costs that know of no signatures."""
+    """Terms of cost 0 that leave out infeasible combinations, for costs that do not depend on signatures."""
     if not may_refuse(prepared.resolver):
         return []
     terms = []
     for name in prepared.topology.nodes:
-        _, found = _at_node(prepared, start, _keys_at(prepared, name), lambda plan: 0.0, 0.0)
-        terms += [_with_kind(prepared, name, term, 0.0) for term in found if _leaves_out(prepared, term)]
+        _, of_node = _at_node(prepared, start, _keys_at(prepared, name), lambda plan: 0.0, 0.0)
+        terms += [_with_kind(prepared, name, term, 0.0) for term in of_node if _leaves_out(prepared, term)]
     return terms
 
 
@@ -284,18 +292,18 @@ def _cost_at(metric: str, node: str, plan: Plan) -> float:
 
 
 def _local(metric: str, plan: Plan) -> dict[str, float]:
-    """What every node costs with its in-edges; the graph's outputs under their own name."""
+    """The cost of every node with its in-edges; the outputs of the graph under a name of their own."""
     cost = plan_cost(plan)
     rows: tuple[NodeCost | EdgeCost, ...] = (*cost.nodes, *cost.edges)
-    found: dict[str, float] = {}
+    costs: dict[str, float] = {}
     for row in rows:
         node = row.node if isinstance(row, NodeCost) else row.edge.rpartition(":")[0]
-        found[node] = found.get(node, 0.0) + _part(metric, row, cost.clock_hz)
-    return found
+        costs[node] = costs.get(node, 0.0) + _part(metric, row, cost.clock_hz)
+    return costs
 
 
 def _part(metric: str, row: NodeCost | EdgeCost, clock_hz: float | None) -> float:
-    """What a row adds to a metric."""
+    """The part of one row in a cost."""
     if metric == "cycles":
         return row.cycles or 0.0
     if metric == "latency":

@@ -1,18 +1,18 @@
-"""Racing: a point is given up once its samples say that it is worse than the best so far.
+"""Racing: a point is dropped once its samples show that it is worse than the best so far.
 
-Samples stand in an order drawn at random, once. Every sample has a loss, 0 or more, whose mean orders
-models; D is the loss of the point less that of its rival on the same sample. The rival was measured on
-all samples, so it is known that no D is below the rival's largest loss, negated.
+The samples are put in a random order, once. Every sample has a loss, 0 or more, whose mean orders models. D is the loss
+of the point less that of its rival on the same sample. The rival was measured on all samples, so no D is below the
+negated largest loss of the rival.
 
-While the point is at least as good, the sum of D over all N samples is 0 or less, so after t-1 of them the
-next has an expected value of at most mu = -(D_1 + ... + D_(t-1)) / (N - t + 1). Then
+If the point is at least as good, the sum of D over all N samples is 0 or less. So after t-1 of them the next has an
+expected value of at most mu = -(D_1 + ... + D_(t-1)) / (N - t + 1). Then
 
     K_t = K_(t-1) * (1 + lambda_t * (D_t - mu)),    0 <= lambda_t * (largest loss + mu) < 1,
 
-is a supermartingale that is never negative, whatever the losses are distributed like, and with Ville's
-inequality it ever reaches 1/alpha with a probability of at most alpha. The point is given up where it
-does: however often one looks, a point that is at least as good as its rival on all samples is given up
-with a probability of at most alpha over the order of the samples.
+is a supermartingale that is never negative, whatever the distribution of the losses. By Ville's inequality it reaches
+1/alpha with a probability of at most alpha, and the point is dropped when it does. So however often one looks, a point
+that is at least as good as its rival on all samples is dropped with a probability of at most alpha over the order of
+the samples.
 
 References:
     Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86, 2024
@@ -39,18 +39,24 @@ from hago.search.evaluate import Evaluator, Measurement
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.study.searcher import Score
 
-#: Of the largest bet that cannot lose all, what is bet at most.
+#: The largest bet, as a part of the one that could lose everything.
 BOLD: Final = 0.75
+#: Number of points whose contributions on all samples are cached.
+REMEMBERED: Final = 64
 
 
+# ---------------------------------------------------------------- the test
 @dataclass(frozen=True, slots=True)
 class RaceOptions:
-    """How points are raced.
+    """Options of a race, and its test.
 
     Args:
-        alpha: the probability at most with which a point is given up that is at least as good as its
-            rival on all samples.
-        first: samples before the first look; from then on there is a look after twice as many.
+        alpha: the largest probability with which a point is dropped that is at least as good as its rival on all
+            samples.
+        first: number of samples before the first look; every further look is after twice as many.
+
+    Raises:
+        HagoError: an option is out of range.
     """
 
     alpha: float = 0.01
@@ -61,12 +67,12 @@ class RaceOptions:
             raise HagoError(f"race with alpha {self.alpha}, first {self.first}; expected 0 < alpha < 1, first >= 1")
 
     def worse(self, losses: Tensor, rival: Tensor, samples: int) -> bool:
-        """Whether a point is to be given up.
+        """Whether a point should be dropped.
 
         Args:
-            losses: (n,) of the point, on the samples seen.
-            rival: (samples,) of its rival, the same samples first.
-            samples: how many there are.
+            losses: (n,), of the point on the first n samples.
+            rival: (samples,), of its rival on all samples in the same order.
+            samples: number of all samples.
         """
         largest = float(rival.max())
         evidence, total, squares = 0.0, 0.0, 0.0
@@ -74,7 +80,7 @@ class RaceOptions:
             expected = -total / (samples - t)
             room = largest + expected
             if room < -1e-12 * largest:
-                return True  # no order of the rest could make it as good
+                return True  # no values of the rest could make it as good
             if room > 0.0:
                 gain = total / (t + 1) - expected
                 spread = (squares + largest * largest / 4) / (t + 1)
@@ -90,7 +96,7 @@ class RaceOptions:
 
 
 def as_race(given: bool | float | RaceOptions) -> RaceOptions | None:
-    """The race that a user means: none, the default one, or one with an error level."""
+    """The options that the user's `race=` stands for: None for no race, the default ones, or an error level."""
     if isinstance(given, RaceOptions):
         return given
     if isinstance(given, bool):
@@ -101,30 +107,30 @@ def as_race(given: bool | float | RaceOptions) -> RaceOptions | None:
 
 
 def shuffled(batches: Batches, seed: int, first: int, names: Sequence[str]) -> Batches:
-    """The samples in an order drawn with `seed`, in batches that end where a race looks.
+    """The samples in a random order, in batches that end where a race looks.
 
     Raises:
         DataError: the samples are not in memory, or an input has no batch axis.
     """
-    whole = batches.kept
-    if whole is None:
+    kept = batches.kept
+    if kept is None:
         raise DataError("racing draws the order of all samples, so they must be in memory: pass fewer, or do not race")
-    if any(t.ndim == 0 for b in whole for t in b.inputs):
+    if any(t.ndim == 0 for b in kept for t in b.inputs):
         raise DataError("racing draws the order of samples; an input without a batch axis has none")
     order = torch.randperm(batches.samples, generator=torch.Generator().manual_seed(seed))
-    inputs = [torch.cat(parts)[order] for parts in zip(*(b.inputs for b in whole), strict=True)]
-    labelled = [b.labels for b in whole if b.labels is not None]
+    inputs = [torch.cat(parts)[order] for parts in zip(*(b.inputs for b in kept), strict=True)]
+    labelled = [b.labels for b in kept if b.labels is not None]
     labels = torch.cat(labelled)[order] if batches.labelled else None
-    ends = _ends(batches.samples, first, max(b.size for b in whole))
-    made = [
+    ends = _ends(batches.samples, first, max(b.size for b in kept))
+    in_order = [
         Batch(tuple(x[a:b] for x in inputs), None if labels is None else labels[a:b])
         for a, b in zip([0, *ends], ends, strict=False)
     ]
-    return Batches(made, names)
+    return Batches(in_order, names)
 
 
 def _ends(samples: int, first: int, largest: int) -> list[int]:
-    """Where batches end: at every look, and so that none is larger than `largest`."""
+    """The ends of batches: at every look, and so that no batch is larger than `largest`."""
     ends, look, at = [], first, 0
     while at < samples:
         at = min(at + largest, look, samples)
@@ -134,31 +140,26 @@ def _ends(samples: int, first: int, largest: int) -> list[int]:
 
 
 def looks(sizes: Iterable[int], first: int) -> list[bool]:
-    """After which batches there is a look: not after the last, where all is known."""
-    found, at, look = [], 0, first
+    """For every batch, whether there is a look after it. There is none after the last, when all is known."""
+    after, at, look = [], 0, first
     for size in sizes:
         at += size
-        found.append(at >= look)
+        after.append(at >= look)
         while look <= at:
             look *= 2
-    return [*found[:-1], False]
+    return [*after[:-1], False]
 
 
-# ---------------------------------------------------------------- racer
-# Racer: scores points of a race, each against the best so far on the same samples.
-
-#: Of how many points the contributions of all samples are remembered.
-REMEMBERED: Final = 64
-
-
+# ---------------------------------------------------------------- scoring
 class Pruner:
-    """Scores points; those that are worse than their rival, on fewer samples.
+    """Scores points, and measures those that are worse than their rival on fewer samples. A WorkerState owns one.
 
     Args:
-        evaluator: over samples in a drawn order, see `hago.search.racing.shuffled`.
+        evaluator: over samples in random order, see `shuffled`.
+        race: options of the test.
 
     Raises:
-        HagoError: the objective has no loss by sample.
+        HagoError: the objective has no loss per sample.
     """
 
     def __init__(self, evaluator: Evaluator, race: RaceOptions) -> None:
@@ -169,45 +170,45 @@ class Pruner:
             )
         self.evaluator, self.race, self._loss = evaluator, race, evaluator.objective.loss
         self._looks = looks((b.size for b in evaluator.batches), race.first)
-        self._whole: LRU[str, Tensor] = LRU(REMEMBERED)
+        self._by_plan: LRU[str, Tensor] = LRU(REMEMBERED)
 
     def score(self, plan: Plan, bits: Bits, rival: Plan | None) -> Score:
-        """The Score of a point; `dropped` says where it was given up.
+        """The Score of a point; its `dropped` tells after how many samples and why, if it was dropped.
 
         Args:
-            rival: the best so far, which overflowed nowhere; None where there is none.
+            rival: the best so far, which overflowed nowhere; None if there is none.
         """
         if rival is None or rival.key == plan.key:
             return self._complete(plan, bits)
-        theirs = self._contributions(rival)
+        of_rival = self._contributions(rival)
         name, look = self.evaluator.objective.name, iter(self._looks)
         because = ""
 
-        def enough(found: Mapping[str, Tensor], peaks: AccumulatorExtremes) -> bool:
+        def enough(contributions: Mapping[str, Tensor], peaks: AccumulatorExtremes) -> bool:
             nonlocal because
             if next(look):
-                worse = self.race.worse(self._loss(found[name]), self._loss(theirs), len(theirs))
+                worse = self.race.worse(self._loss(contributions[name]), self._loss(of_rival), len(of_rival))
                 because = "overflows" if peaks.overflows else "worse" if worse else ""
             return bool(because)
 
         measured = self.evaluator.measure(plan, enough)
         if not because:
-            self._whole.put(plan.key, measured.contributions[name])
+            self._by_plan.put(plan.key, measured.contributions[name])
             return self.evaluator.concluded(plan, bits, measured)
-        return self._dropped(plan, bits, measured, theirs, because)
+        return self._dropped(plan, bits, measured, of_rival, because)
 
     def _complete(self, plan: Plan, bits: Bits) -> Score:
         measured = self.evaluator.measure(plan)
-        self._whole.put(plan.key, measured.contributions[self.evaluator.objective.name])
+        self._by_plan.put(plan.key, measured.contributions[self.evaluator.objective.name])
         return self.evaluator.concluded(plan, bits, measured)
 
     def _contributions(self, rival: Plan) -> Tensor:
-        """Those of a rival; measured here where another session or worker measured them."""
-        found = self._whole.get(rival.key)
-        if found is None:
-            found = self.evaluator.measure(rival).contributions[self.evaluator.objective.name]
-            self._whole.put(rival.key, found)
-        return found
+        """The contributions of a rival, measured again if another session or worker measured them."""
+        contributions = self._by_plan.get(rival.key)
+        if contributions is None:
+            contributions = self.evaluator.measure(rival).contributions[self.evaluator.objective.name]
+            self._by_plan.put(rival.key, contributions)
+        return contributions
 
     def _dropped(self, plan: Plan, bits: Bits, measured: Measurement, theirs: Tensor, because: str) -> Score:
         objective = self.evaluator.objective

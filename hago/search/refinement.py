@@ -1,11 +1,17 @@
-"""Refinement: thresholds for the error at the outputs, from a few passes, before any bits are searched.
+"""Refinement: thresholds that minimize the error at the outputs, from a few passes, before any bits are searched.
 
-Activations: an estimator of the least squared error is shown every value with the weight of its squared gradient, so
-that it makes the error at the outputs small, not that of the tensor. Weights: see `weight_scales`; every round of
-changes is kept only if the outputs, simulated on all samples, are better for it.
+Activations: the estimator of least squared error sees every value weighted by its squared gradient, so it minimizes the
+error at the outputs instead of that of the tensor. Weights: see `hago.search.weight_scales`. Every round of changes is
+kept only if it makes the simulated outputs better on all samples.
 
-What gradients propose is confirmed on samples that they have not seen (`confirmation`): where it is not surely better
-there than the thresholds that it would replace, these stay.
+Proposals are confirmed on samples that did not shape them (`hago.search.confirmation`). Where a proposal is not surely
+better there than the thresholds that it would replace, these stay.
+
+There are two ways, and a search takes one of them before its first trial. The first improves all thresholds together at
+one point. The second, at the end of this module, finds thresholds for every weight at every number of bits from one
+pass: each channel takes the threshold with the least expected loss of that channel alone (`WeightScales.alone`). These
+do not depend on the other weights, so they hold in the whole space. Under limits on costs and over a front they are
+better than thresholds that were improved together, which hold at their own point only.
 """
 
 from __future__ import annotations
@@ -59,16 +65,17 @@ from hago.search.weight_scales import (
 from hago.searchers.knapsack import Knapsack
 from hago.searchers.surrogate import Surrogate
 
-#: Samples that are differentiated, at most; what is found is confirmed on all.
+#: Most samples that are differentiated; proposals are confirmed on all samples.
 SAMPLES: Final = 128
-#: A pass forward and a pass back, in passes forward.
+#: Cost of a forward and a backward pass, in forward passes.
 PASS: Final = 3.0
-#: Samples that share one random vector, and those that are differentiated at once where nothing is random.
+#: Number of samples that share one random vector.
 CHUNK_SAMPLES: Final = 4
+#: Number of samples that are differentiated at once where nothing is random.
 SLOPES: Final = 16
-#: Of the weight of a value, the part that does not depend on its gradient.
+#: Part of the weight of a value that does not depend on its gradient.
 PLAIN: Final = 0.002
-#: Of the loss, what one round is to gain at most.
+#: Part of the loss that the first round tries to gain.
 MEMORY_SHARE: Final = 0.5
 #: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
 #: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
@@ -121,27 +128,27 @@ def refine_thresholds(
         confirmation: what is kept aside, to take only what is surely better there; None, as in logs of version 1, to
             take what is better on all samples.
     """
-    whole = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, evaluator, seed)
+    start_of = (prepared, with_statistics(prepared, prepared.calibration), goal, metric, evaluator, seed)
     if confirmation is None:
-        found = _Refinement.begun(*whole)
-        found.improve(most)
-        return found.result()
-    *turns, found = _begun_together(*whole, confirmation)
+        whole = _Refinement.for_first_version(*start_of)
+        whole.improve(most)
+        return whole.result()
+    *turns, whole = _start_together(*start_of, confirmation)
     for turn in turns:
-        turn.known = found.known
+        turn.known = whole.known
     steps = _Confirmed(prepared, confirmation, turns)
     steps.choose_activations()
     steps.choose_weights(most)
     if len(turns) == 1:
         return turns[0].result(said=steps.said())
-    # what was confirmed is made again from all samples
-    found.take(steps.activations)
+    # the confirmed proposal is made again from all samples
+    whole.take(steps.activations)
     if steps.rounds:
-        found.improve(most, steps.rounds)
-    return found.result(steps.spent, steps.said())
+        whole.improve(most, steps.rounds)
+    return whole.result(steps.spent, steps.said())
 
 
-def _begun_together(
+def _start_together(
     prepared: Prepared,
     plain: Prepared,
     goal: Goal,
@@ -150,8 +157,11 @@ def _begun_together(
     seed: int,
     confirmation: Confirmation,
 ) -> list[_Refinement]:
-    """The refinements of all turns, then that of all samples: what one pass sees of each turn's samples serves all
-    others. With one turn the last is that turn's, with none that of all samples."""
+    """Start the refinements of all turns, and after them that of all samples.
+
+    One pass serves them all: each turn takes the gradients of the parts that it does not keep aside. With one turn, the
+    last refinement is that of the turn too.
+    """
     given, asides = (prepared, plain, goal.objective, evaluator, seed), confirmation.turns
     whole = _Refinement(*given, asides[0] if len(asides) == 1 else None)
     if not plain.hardware.requantize.power_of_two:
@@ -214,18 +224,18 @@ def solve_within_limits(prepared: Prepared, goal: Goal, guide: Surrogate, start:
 
 # ---------------------------------------------------------------- the passes
 class _Refinement:
-    """The thresholds as they get better at a point.
+    """The refinement of thresholds at one point, by the samples of one turn.
 
     Attributes:
-        prepared: with the thresholds of now.
+        prepared: with the present thresholds.
         picked: the point.
-        guide: what every choice is expected to lose.
+        guide: the expected loss of every choice.
         losses: of all samples, as measured last at the point.
-        ways: thresholds of activations that may be taken.
-        kept: after each round that was kept, the thresholds and the losses.
-        known: what was measured of thresholds that turns share, by the key of their Plan.
-        forwards, differentiated: what was spent, and which part of that on gradients.
-        is_first_version: whether it is done as for logs of version 1.
+        ways: the thresholds of activations that can be taken, by name.
+        kept: the thresholds and the losses after each round that was kept.
+        known: measurements of thresholds that turns share, by the key of their Plan.
+        forwards, differentiated: the cost so far, and the part of it for gradients.
+        is_first_version: whether to refine as searches whose logs are of version 1 did.
     """
 
     guide: Surrogate
@@ -260,20 +270,20 @@ class _Refinement:
         self._full: set[str] = set()
 
     @staticmethod
-    def begun(
+    def for_first_version(
         prepared: Prepared, plain: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int
     ) -> _Refinement:
-        """After a first pass over all samples, as logs of version 1 began.
+        """Start with a pass over all samples, as searches whose logs are of version 1 did.
 
         Args:
             plain: with thresholds of the least squared error.
         """
-        found = _Refinement(prepared, plain, goal.objective, evaluator, seed)
-        found.is_first_version = True
+        whole = _Refinement(prepared, plain, goal.objective, evaluator, seed)
+        whole.is_first_version = True
         probes = WeightGradients.of_probes(plain)
-        found.begin(goal, metric, lambda scales: scales.take_probes(probes), see=probes.see)
-        found.count_gradients(found.price)
-        return found
+        whole.begin(goal, metric, lambda scales: scales.take_probes(probes), see=probes.see)
+        whole.count_gradients(whole.price)
+        return whole
 
     def begin(
         self,
@@ -285,12 +295,12 @@ class _Refinement:
         guided: bool = True,
         choices: int | None = None,
     ) -> None:
-        """Make thresholds of activations that are weighted by gradients, the guide, and the point.
+        """Make the thresholds of activations that are weighted by gradients, the guide, and the point.
 
         Args:
-            take: says to the scales what the pass saw of weights.
-            seen: what the pass saw already; by default it is made here.
-            see: hears of gradients of constants in a pass that is made here.
+            take: passes the gradients of weights to the scales.
+            seen: the gradients of a pass; by default the pass is made here.
+            see: called with the gradients of constants in a pass that is made here.
             guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
             choices: see `sensitivity_of`.
         """
@@ -326,44 +336,43 @@ class _Refinement:
         return StartingPoint(prepared, self.guide, self.picked, self.differentiated + spent[0], simulated + spent[1])
 
     def take(self, activations: str) -> None:
-        """These thresholds of activations: `estimated` as a search without refinement has them, `mse`, or `weighted`
-        by gradients."""
+        """Take one of the thresholds of activations: `estimated` (those without refinement), `mse`, or `weighted`."""
         self.prepared = self.ways.get(activations, self.given)
 
     def _thinned(self) -> Batch:
-        """The samples that are differentiated, as many from everywhere in the data."""
+        """The samples that are differentiated, evenly spread over the data."""
         batches, labelled = self.evaluator.batches, self.evaluator.batches.labelled
         labels = self._seen([b.labels] for b in batches if b.labels is not None) if labelled else []
         inputs = thinned(self._seen(b.inputs for b in batches), self.step)
         return Batch(inputs, thinned(labels, self.step)[0] if labelled else None)
 
     def _seen(self, batches: Iterable[Sequence[Tensor]]) -> Iterable[Sequence[Tensor]]:
-        """What may shape thresholds."""
+        """The parts of batches that may shape thresholds."""
         return batches if self.aside is None else self.aside.shaping(batches)
 
     @property
     def price(self) -> float:
-        """What differentiating them once takes, in forwards."""
+        """The cost of differentiating the samples once, in passes of the float model over the data."""
         return PASS * self.batch.size / self.evaluator.batches.samples
 
     def count_gradients(self, forwards: float) -> None:
-        """Count what gradients took."""
+        """Add to the cost of gradients."""
         self.forwards += forwards
         self.differentiated += forwards
 
     def improve(self, most: float, rounds: float = math.inf) -> None:
-        """Rounds at the point while they pay.
+        """Run rounds at the point while they gain.
 
         Args:
-            most: forwards in all, those before included.
-            rounds: that are kept, at most.
+            most: largest cost in forwards, including the cost so far.
+            rounds: largest number of rounds that are kept.
         """
         for kept in self.rounds(most):
             if kept >= rounds:
                 return
 
     def rounds(self, most: float) -> Iterator[int]:
-        """Rounds at the point while they pay; after each that is kept, how many were.
+        """Run rounds at the point while they gain; yield the number of kept rounds after each that is kept.
 
         Args:
             most: forwards in all, those before included.
@@ -378,22 +387,22 @@ class _Refinement:
         best, outputs, before = self.measured(self.prepared), self._outputs, self.losses
         known, loss = False, 0.0
         alone = self.scales.alone(self.prepared.resolver(self.picked))
-        there: Chosen | None = None if _same(alone, now) else alone
+        proposed: Chosen | None = None if _same(alone, now) else alone
         while (
             best is not None
             and failed < REFINEMENT_ROUNDS
-            and self.forwards + 1 + (0 if known or there else self.price) <= most
+            and self.forwards + 1 + (0 if known or proposed else self.price) <= most
         ):
-            if there is None:
+            if proposed is None:
                 if not known:
                     loss, known = self._slopes(pull, outputs), True
-                there = self.scales.improved(now, loss, share)
-                if _same(there, now):
+                proposed = self.scales.improved(now, loss, share)
+                if _same(proposed, now):
                     return
-            tried = with_refined(self.prepared, self.scales.thresholds(there))
+            tried = with_refined(self.prepared, self.scales.thresholds(proposed))
             value = self.measured(tried)
             if value is not None and self._is_better(value, best, before):
-                best, outputs, now, known, failed = value, self._outputs, dict(there), False, 0
+                best, outputs, now, known, failed = value, self._outputs, dict(proposed), False, 0
                 before = self.losses
                 self.prepared = tried
                 self.kept.append((tried, self.losses))
@@ -403,7 +412,7 @@ class _Refinement:
                 failed += 1
             else:
                 share, failed = share / 2, failed + 1
-            there = None
+            proposed = None
 
     def _is_better(self, value: float, best: float, before: Tensor) -> bool:
         """Whether what was measured last is better. Of objectives that few samples say little of, it is what errs less
@@ -418,11 +427,12 @@ class _Refinement:
         return value >= best and float(new.mean()) < float(old.mean())
 
     def measured(self, prepared: Prepared, shared: bool = False) -> float | None:
-        """The objective at the point, over what may shape thresholds; None where an accumulator overflowed. Its outputs
-        and all losses are kept.
+        """The objective at the point, over the samples that may shape thresholds; None if an accumulator overflowed.
+
+        The outputs, and the losses of all samples, are kept in attributes.
 
         Args:
-            shared: whether what is found is kept for others, too.
+            shared: whether to keep the measurement for other turns too.
         """
         plan = plan_or_refusal(prepared.resolver, self.picked)
         if isinstance(plan, InfeasibleBits):
@@ -445,16 +455,16 @@ class _Refinement:
         return self.objective.finish(shaping.mean(0))
 
     def _slopes(self, pull: Pull, outputs: Sequence[Sequence[Tensor]]) -> float:
-        """What the weights' changes would do to the error of outputs, to first order; returns the loss."""
+        """Compute the slopes of all changes of weights, and return the loss of the outputs."""
         whole = thinned(self._seen(outputs), self.step)
         chunks = ([o[start : start + SLOPES] for o in whole] for start in range(0, self.batch.size, SLOPES))
         losses: list[float] = []
 
         def probe(wanted: Sequence[Any], labels: Tensor | None, generator: torch.Generator) -> list[Tensor | None]:
-            there = [o.detach() for o in wanted]
-            pairs = zip(next(chunks), there, strict=True)
+            exact = [o.detach() for o in wanted]
+            pairs = zip(next(chunks), exact, strict=True)
             errors = [q.to(o.dtype) - o if o.is_floating_point() else None for q, o in pairs]
-            pulls = pull(there, errors)
+            pulls = pull(exact, errors)
             both = zip(errors, pulls, strict=True)
             losses.append(sum(float((e * v).sum()) / 2 for e, v in both if e is not None and v is not None))
             return pulls
@@ -469,13 +479,15 @@ class _Refinement:
 class _Confirmed:
     """The steps of refinement, each taken only where it is surely better on samples that did not shape it.
 
+    `choose_activations` comes first, then `choose_weights`.
+
     Args:
-        given: with the thresholds that stand where nothing is better.
-        turns: refinements, each of which leaves other samples aside.
+        given: with the thresholds that stay where no proposal is better.
+        turns: the refinements, each of which keeps other samples aside.
 
     Attributes:
-        activations: see `_Refinement.take`.
-        rounds: how many rounds of weights' thresholds were confirmed; inf for all of them.
+        activations: the thresholds of activations that were chosen; see `_Refinement.take`.
+        rounds: number of rounds for weights that were confirmed; inf for all of them.
     """
 
     def __init__(self, given: Prepared, confirmation: Confirmation, turns: Sequence[_Refinement]) -> None:
@@ -486,7 +498,7 @@ class _Confirmed:
         self.after: list[Tensor] = []
 
     def choose_activations(self) -> None:
-        """One way for all turns. What overflows is replaced by what does not."""
+        """Choose the same thresholds of activations for all turns; those that overflow are replaced in any case."""
         values = []
         for turn in self.turns:
             values.append(turn.measured(self.given, shared=True))
@@ -496,7 +508,7 @@ class _Confirmed:
         chosen = ""
         for way in ("weighted", "mse"):
             if way == "mse" and self.given.estimator == Mse():
-                continue  # which is what was given
+                continue  # these are the given ones
             tried = [turn.measured(turn.ways[way], shared=True) for turn in self.turns]
             losses, clipped = [turn.losses for turn in self.turns], self._clipped(way)
             gain = self.confirmation.gain(self.before, losses)
@@ -510,21 +522,21 @@ class _Confirmed:
         self.activations = chosen or self.activations
         for turn in self.turns:
             turn.take(self.activations)
-        # outputs may be large, and rounds begin with these alone
+        # outputs may be large, and rounds need only these
         plans = [plan_or_refusal(turn.prepared.resolver, turn.picked) for turn in self.turns]
         taken = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
         for turn in self.turns:
-            turn.known = {key: found for key, found in turn.known.items() if key in taken}
+            turn.known = {key: value for key, value in turn.known.items() if key in taken}
 
     def choose_weights(self, most: float) -> None:
-        """All rounds, or the first alone, or none. Where the first two gain nothing, no others follow."""
+        """Choose all rounds for weights, or only the first, or none; stop after two rounds that gain nothing."""
         plain = [turn.prepared for turn in self.turns]
         running = [turn.rounds(most) for turn in self.turns]
         for rounds in running:
             collections.deque(itertools.islice(rounds, 2), maxlen=0)
         every = all(turn.kept for turn in self.turns) and bool(self.turns)
-        begun = [[turn.kept[index][1] for turn in self.turns] for index in (0, -1)] if every else []
-        if any(self.confirmation.gain(self.after, losses).part > 0.0 for losses in begun):
+        first_and_last = [[turn.kept[index][1] for turn in self.turns] for index in (0, -1)] if every else []
+        if any(self.confirmation.gain(self.after, losses).part > 0.0 for losses in first_and_last):
             for rounds in running:
                 collections.deque(rounds, maxlen=0)
         for taken, index in ((math.inf, -1), (1.0, 0)) if every else ():
@@ -539,12 +551,12 @@ class _Confirmed:
 
     @property
     def spent(self) -> tuple[float, float]:
-        """Forwards of all turns, on gradients and on simulations."""
+        """The cost of all turns in forwards: for gradients, and for simulations."""
         differentiated = sum(t.differentiated for t in self.turns)
         return differentiated, sum(t.forwards for t in self.turns) - differentiated
 
     def said(self) -> dict[str, Any]:
-        """What was found, as JSON values."""
+        """The entries of the log's header on refinement, as JSON values."""
         gain = self.confirmation.gain(self.before, self.after)
         weights = "estimated" if not self.rounds else "refined" if self.rounds == math.inf else "refined once"
         return {
@@ -559,11 +571,11 @@ class _Confirmed:
         return new >= old if coarse else new > old
 
     def _clipped(self, way: str) -> float:
-        """What thresholds of a way clip, on average over turns."""
+        """The fraction of values that these thresholds of activations clip, on average over turns."""
         calibration, space = self.given.calibration, self.given.space
         plans = [plan_or_refusal(turn.ways.get(way, self.given).resolver, turn.picked) for turn in self.turns]
-        held = [plan.thresholds for plan in plans if not isinstance(plan, InfeasibleBits)]
-        shares = [clipped_share(calibration, space, thresholds) for thresholds in held]
+        feasible = [plan for plan in plans if not isinstance(plan, InfeasibleBits)]
+        shares = [clipped_share(calibration, space, plan.thresholds) for plan in feasible]
         return sum(shares) / len(shares) if shares else 0.0
 
 
@@ -572,7 +584,7 @@ def _same(one: Chosen, other: Chosen) -> bool:
 
 
 def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
-    """The same with thresholds of least error on what was seen; what was found of constants is kept."""
+    """A copy with thresholds of least squared error on these statistics; those of constants are kept."""
     p, mse, source = prepared, Mse(), prepared.resolver.thresholds
     if p.estimator == mse and isinstance(source, EstimatedThresholds):
         resolver = p.resolver.with_thresholds(source.with_statistics(calibration.statistics))
@@ -583,7 +595,7 @@ def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
 
 
 def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
-    """The same with these thresholds; the others are not estimated again."""
+    """A copy with these thresholds; the others are not estimated again."""
     source = prepared.resolver.thresholds
     assert isinstance(source, EstimatedThresholds)
     resolver = prepared.resolver.with_thresholds(source.with_refined(refined))
@@ -618,16 +630,7 @@ def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorSta
     return replace(plain, histogram=torch.from_numpy(mass / mass.sum()).unsqueeze(0) * (1.0 - PLAIN) + rest * PLAIN)
 
 
-# ---------------------------------------------------------------- refined choices
-# Refined choices: thresholds for the error at the outputs, of every weight at every number of bits, from one pass.
-# Each channel takes the threshold with which it is expected to lose the least by itself (`WeightScales.alone`). What
-# others lose does not matter to that, so the thresholds hold all over the space, and a front is searched with them.
-# The pass is the one that measures sensitivities, and gives those of the refined choices. Activations: see
-# `refinement`.
-# Under limits on costs they are better than thresholds that were made better together at one point: a search goes
-# where the limits are, and those hold at their point alone.
-
-
+# ---------------------------------------------------------------- every choice of bits
 def refine_every_choice(
     prepared: Prepared,
     goal: Goal,
@@ -700,13 +703,13 @@ def _unconfirmed(whole: _Proposed, goal: Goal, evaluator: Evaluator | None) -> S
 
 @dataclass(frozen=True, slots=True)
 class _Proposed:
-    """What one pass over samples says.
+    """The proposals of one pass over samples.
 
     Args:
-        ways: thresholds that may be taken: `refined`, of the least squared error (`mse`), and as they were
-            (`estimated`). Each channel's refined threshold is the best alone by a few random vectors; together they
-            may be worse than others.
-        start: the most bits that hold.
+        ways: the thresholds that can be taken, by name: `refined`, `mse` (of the least squared error) and `estimated`
+            (those without refinement). The refined threshold of each channel is the best for that channel alone, by a
+            few random vectors; together they may be worse than others.
+        start: the most bits that accumulators hold.
     """
 
     ways: Mapping[str, Prepared]
@@ -715,34 +718,34 @@ class _Proposed:
 
     @staticmethod
     def of(
-        prepared: Prepared, begun: Prepared, goal: Goal, metric: str, seed: int, aside: KeptAside | None = None
+        prepared: Prepared, plain: Prepared, goal: Goal, metric: str, seed: int, aside: KeptAside | None = None
     ) -> _Proposed:
-        """What samples say that are not kept aside.
+        """Make the proposals from the samples that are not kept aside.
 
         Args:
-            begun: with thresholds of the least squared error.
+            plain: with thresholds of the least squared error.
         """
-        probes, settled, known = WeightGradients.of_probes(begun), begun, _always_scaled(begun)
+        probes, settled, known = WeightGradients.of_probes(plain), plain, _always_scaled(plain)
 
         def settle(seen: Gradients) -> tuple[Prepared, Gradients]:
             nonlocal settled
-            thresholds, losses = _chosen(begun, probes, known)
-            shown = with_statistics(begun, weighted(begun, seen.spectra))
+            thresholds, losses = _chosen(plain, probes, known)
+            shown = with_statistics(plain, weighted(plain, seen.spectra))
             settled = with_refined(shown, thresholds)
             return settled, replace(seen, weights={**seen.weights, **losses})
 
         samples = prepared.batches.samples - (0 if aside is None else aside.last - aside.first)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
         batches = None if aside is None else _shaping(prepared.batches, aside)
-        sensitivity = sensitivity_of(begun, goal.objective, seed, chunk, probes.see, settle, known, batches)
+        sensitivity = sensitivity_of(plain, goal.objective, seed, chunk, probes.see, settle, known, batches)
         start = widest_safe_bits(settled.resolver, prepared.calibration.peaks)
         guide = make_surrogate(settled, goal, start, seed, metric, sensitivity)
-        ways = {"refined": settled, "mse": begun, "estimated": prepared}
+        ways = {"refined": settled, "mse": plain, "estimated": prepared}
         return _Proposed(ways, replace(guide, most=start), start)
 
 
 def _shaping(batches: Batches, aside: KeptAside) -> Iterator[Batch]:
-    """What of all data may shape thresholds."""
+    """The parts of all batches that may shape thresholds."""
     inputs = aside.shaping(b.inputs for b in batches)
     if not batches.labelled:
         yield from (Batch(tuple(tensors), None) for tensors in inputs)
@@ -752,7 +755,7 @@ def _shaping(batches: Batches, aside: KeptAside) -> Iterator[Batch]:
 
 
 def _middle(prepared: Prepared, guide: Surrogate, start: Bits) -> Bits:
-    """A point half way along the front, as far as the guide knows one."""
+    """A point halfway along the front, if the guide finds one, else the start."""
     program = Knapsack(prepared.space, guide)
     solved = None if program.range is None else program.solve(sum(program.range) / 2)
     fits = None if solved is None else nearest_feasible(prepared.resolver, solved.bits, fewer=True)
@@ -760,7 +763,7 @@ def _middle(prepared: Prepared, guide: Surrogate, start: Bits) -> Bits:
 
 
 def _measured(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) -> tuple[float, Tensor]:
-    """The objective at a point, less than any where it does not run, and the losses of all samples."""
+    """The objective at a point, -inf if it is infeasible or overflows, and the losses of all samples."""
     plan = plan_or_refusal(prepared.resolver, bits)
     if isinstance(plan, InfeasibleBits):
         return -math.inf, torch.full((evaluator.batches.samples,), math.inf, dtype=torch.float64)
@@ -775,11 +778,10 @@ def _measured(prepared: Prepared, bits: Bits, goal: Goal, evaluator: Evaluator) 
 def _chosen(
     prepared: Prepared, probes: WeightGradients, known: Collection[Edge]
 ) -> tuple[ThresholdPair, dict[Edge, list[float]]]:
-    """The thresholds of all choices of weights; and what each choice is then expected to lose, by edge, those of
-    most bits first.
+    """The thresholds of weights at every number of bits, and by edge the expected loss of each, most bits first.
 
     Args:
-        known: the weights that have thresholds at every choice; the pass itself measures the others' losses.
+        known: the weights that have thresholds at every choice; the pass itself measures the losses of the others.
     """
     thresholds: ThresholdPair = {}
     losses: dict[Edge, list[float]] = {}
@@ -798,7 +800,7 @@ def _chosen(
 def _always_scaled(prepared: Prepared) -> set[Edge]:
     """The weights that have thresholds of their own at every number of their bits."""
     groups = of_constants(prepared)
-    found, levels = {g.edges[0] for g in groups}, ChoicePoints(prepared.resolver)
+    scaled, levels = {g.edges[0] for g in groups}, ChoicePoints(prepared.resolver)
     for shown in itertools.chain.from_iterable(map(levels.of, range(levels.count))):
-        found -= {g.edges[0] for g in groups if g.key in shown.keys and own_ends(shown.plan, g) is None}
-    return found
+        scaled -= {g.edges[0] for g in groups if g.key in shown.keys and own_ends(shown.plan, g) is None}
+    return scaled

@@ -1,8 +1,8 @@
 """Sensitivity: the expected loss of every choice of bits, all from one pass over the data.
 
-For an edge with gradients g and quantization errors d, the loss is E[sum g**2 d**2] / 2: errors of
-elements (of weights: of output channels) and of edges are taken as independent, and small. What it
-predicts is a guide for searchers; what counts is measured. The papers: `gradients`.
+For an edge with gradients g and quantization errors d, the loss is E[sum g**2 d**2] / 2. Errors of elements (of
+weights: of output channels) and of edges are assumed to be independent and small. The prediction guides searchers; the
+points that they choose are measured. For the papers see `hago.search.gradients`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hago.serialization.json_text import canonical, replace_file
 from hago.serialization.text_table import number, table, tail
 
 SENSITIVITY_VERSION: Final = 1
-#: Bytes of errors of constants that are kept while the pass runs; others are worked out again.
+#: Bytes of errors of constants that are cached while the pass runs.
 ERROR_BYTES: Final = 1 << 28
 
 
@@ -51,13 +51,13 @@ def curvature_of(objective: Objective) -> Curvature:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Expected losses, per sample.
+    """The expected losses of all choices, per sample; made by `sensitivity_of` and printed as a table.
 
     Args:
-        objective: what they are losses of.
-        measure: of what: "squared error" relative to the outputs' power, "divergence", or "cross entropy".
-        samples: how many were differentiated.
-        losses: by group, by bits.
+        objective: name of the objective.
+        measure: of the loss: "squared error" relative to the power of the outputs, "divergence", or "cross entropy".
+        samples: number of samples that were differentiated.
+        losses: by key of the group and number of bits.
         unreached: groups that no gradient reaches; their losses are relative squared errors.
     """
 
@@ -76,13 +76,13 @@ class Sensitivity:
         return decibels(1.0, self.loss(bits)) if self.measure == SQUARED_ERROR.name else None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The sensitivity as JSON values."""
         losses = {key: {str(b): x for b, x in by.items()} for key, by in self.losses.items()}
         parts = {"objective": self.objective, "measure": self.measure, "samples": self.samples}
         return {"version": SENSITIVITY_VERSION, **parts, "unreached": list(self.unreached), "losses": losses}
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as JSON, whole or not at all.
+        """Write the sensitivity as a JSON file, which is replaced atomically.
 
         Raises:
             LogError: it could not be written.
@@ -118,15 +118,15 @@ def sensitivity_of(
 
     Args:
         seed: of the random signs.
-        chunk: samples that are differentiated at once.
-        see: hears of every constant's gradients.
-        settle: what to go on with after the pass: the same with thresholds that it makes of what the pass saw, on
-            whose grids losses of activations are; and what was seen, to which it may add losses of constants.
-        known: constants whose losses it adds.
+        chunk: number of samples that are differentiated at once.
+        see: called with the gradients of every constant.
+        settle: called with the gradients after the pass. It returns the search with the thresholds that losses of
+            activations are computed for, and the gradients, to which it may add losses of constants.
+        known: constants whose losses `settle` adds.
         batches: the data to differentiate; all by default.
-        seen: what a pass saw already, with the losses of constants.
-        choices: how many of each group, those of the most bits, are looked at; all by default. With a bit less each,
-            the others are taken to lose four times as much.
+        seen: the gradients of an earlier pass, with the losses of constants; by default the pass is made here.
+        choices: number of choices of each group that are computed, from the most bits down; all by default. Every
+            further choice is taken to lose four times as much per bit less.
     """
     curvature = curvature_of(objective)
     found = _Losses(prepared, choices)
@@ -156,8 +156,9 @@ def gradients_by_part(
     probes: WeightGradients,
     choices: int | None = None,
 ) -> list[Gradients]:
-    """What one pass sees of each part of the samples. Losses of constants are those of sums of gradients, so that their
-    errors are worked out once, not for every chunk.
+    """The gradients of each part of the samples, from one pass.
+
+    Losses of constants come from sums of gradients, so that their errors are computed once instead of per chunk.
 
     Args:
         probes: of as many parts; it keeps the gradients of weights.
@@ -183,10 +184,10 @@ def gradients_by_part(
 
 
 class _Losses:
-    """Losses from gradients, group by group; keeps a Plan for every rung of the choices that was asked for.
+    """Computes losses from gradients, group by group; caches the Plans of the choices that were asked for.
 
     Args:
-        most: choices of each group that are looked at; None for all.
+        most: number of choices of each group that are computed; None for all.
     """
 
     def __init__(self, prepared: Prepared, most: int | None = None) -> None:
@@ -196,21 +197,21 @@ class _Losses:
         self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
 
     def move(self, prepared: Prepared) -> None:
-        """Go on with other thresholds."""
+        """Use other thresholds from now on."""
         self.prepared = prepared
         self.levels = ChoicePoints(prepared.resolver)
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
-        """What each choice of bits does to the constant on an edge; nothing where there is no choice."""
+        """The errors of the constant on an edge at each choice of bits; empty if there is no choice."""
         group = self.prepared.space.groups.get(str(edge))
         if group is None:
             return ()
-        found = self._errors.get(edge)
-        if found is None:
+        errors = self._errors.get(edge)
+        if errors is None:
             exact = self.prepared.graph.consts[group.source].to(torch.float64)
-            found = [(self._held(group, grid) - exact).to(torch.float32) for grid in self._grids(edge, group)]
-            self._errors.put(edge, found)
-        return found
+            errors = [(self._quantized(group, grid) - exact).to(torch.float32) for grid in self._grids(edge, group)]
+            self._errors.put(edge, errors)
+        return errors
 
     def products(self, edge: Edge, sums: Tensor) -> Tensor:
         """The errors of every choice in the constant on an edge times sums of its gradients: (channels, choices, K)."""
@@ -223,7 +224,7 @@ class _Losses:
         return error_products(blocks, by_channel(sums, axis), squares=False)[0]
 
     def _grids(self, edge: Edge, group: Group) -> list[QParams]:
-        """What the constant on an edge is quantized to, choice by choice: a weight's grids do not need the Plans."""
+        """The qparams of the constant on an edge, choice by choice; those of a weight need only one Plan."""
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
         plan = self.levels.plan(0, group.key).nodes.get(node.name)
@@ -236,11 +237,11 @@ class _Losses:
         operands = Operands(resolver, node, form, alone, [None] * len(node.inputs))
         return [operands.quantized(edge.slot, bits, base.dtype) for bits in group.choices[: self.most]]
 
-    def _held(self, group: Group, grid: QParams) -> Tensor:
+    def _quantized(self, group: Group, grid: QParams) -> Tensor:
         return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
 
     def of(self, group: Group, seen: Gradients, unit: float) -> dict[int, float]:
-        """By bits; never less for fewer bits."""
+        """The losses of a group by bits; made monotonic, so that fewer bits never lose less."""
         worst, found = 0.0, {}
         raw = {bits: self._loss(group, rung, seen) / unit for rung, bits in enumerate(group.choices[: self.most])}
         last = list(raw)[-1]

@@ -1,19 +1,24 @@
-"""Weight scales: which threshold each channel of each weight should have, so that the outputs err least.
+"""Weight scales: the choice of a threshold for every channel of every weight that makes the error of outputs least.
 
 At a Plan whose outputs differ from the float model's by e, the loss is L = e^T H e / 2. Another threshold for one
-channel changes its weights by d and the outputs by about J d, J being the float model's, so the loss by
+channel changes its weights by d and the outputs by about J d, where J is the Jacobian of the float model. So the loss
+changes by
 
     <J^T H e, d> + d^T J^T H J d / 2.
 
-The first term is exact to first order: `slopes`, from gradients of <H e, outputs>. The second is estimated: with
-random v, E[v v^T] = H, it is E[<J^T v, d>^2] / 2, and each chunk of samples gives one v: `sketch`. Sketches of several
-changes add up, so what channels do to each other is in it. Kept are those of each threshold's error against the float
-weight: of two, the difference is that of the change, and one by itself says what the channel loses alone, at any Plan.
+The first term is exact to first order. It comes from gradients of <H e, outputs>, and is called the slope. The second
+term is estimated: for random v with E[v v^T] = H it is E[<J^T v, d>^2] / 2, and each chunk of samples gives one v. The
+products <J^T v, d> are called the sketch. Sketches of several changes add up, so the interaction of channels is
+included. They are stored for the error of each threshold against the float weight: the sketch of a change is the
+difference of two, and a single one gives the loss of the channel alone, at any Plan.
+
+`hago.search.refinement` makes one WeightScales per point. It passes the gradients in with `take_probes` or
+`take_products` and `take_slopes`, asks for better factors with `alone` and `improved`, and turns them into thresholds.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?
-    Adaptive Rounding for Post-Training Quantization", ICML 2020. Here roundings change with the thresholds alone,
-    which any engine takes.
+    Adaptive Rounding for Post-Training Quantization", ICML 2020. Here roundings change only through the thresholds,
+    which every engine supports.
 """
 
 from __future__ import annotations
@@ -33,42 +38,44 @@ from hago.plan.plan import Plan
 from hago.plan.space import Bits, Group
 from hago.search.prepare import Prepared
 
-#: Thresholds that are tried, as parts of the estimated one, which is the first.
+#: Factors of the estimated threshold that are tried; the first is the estimated threshold itself.
 FACTORS: Final = (1.0, *(f / 50 for f in range(40, 56) if f != 50))
-#: The same where scales are powers of two.
+#: The factors where scales are powers of two.
 POWERS: Final = (1.0, 0.25, 0.5, 2.0)
-#: Sketches that are kept apart, fewer of large networks; later chunks are added to earlier ones, their signs being
-#: independent.
+#: The largest and the smallest number of sketches; large networks have fewer. Later chunks of samples are added to
+#: earlier sketches, which is sound since their signs are independent.
 SKETCHES: Final = 32
 LEAST_SKETCHES: Final = 8
-#: Values whose errors are worked out at a time.
+#: Number of values whose errors are computed at a time.
 ERROR_BLOCK: Final = 1 << 15
-#: Bytes of errors that are kept, since every round of refinement multiplies the same ones by other gradients.
+#: Bytes of errors that are cached, since every round of refinement multiplies the same ones by other gradients.
 KEPT_ERROR_BYTES: Final = 1 << 28
 #: Bytes of gradients that are kept while a pass runs.
 GRADIENT_BYTES: Final = 1 << 29
-#: What the second term of a change is taken for, as a multiple of its estimate: the change that is chosen is one for
-#: which the estimate is low by chance.
+#: Factor of the second term of a change. The change that is chosen is one whose estimate is low by chance.
 DOUBT: Final = 1.25
-#: As how many sketches counts what a channel would lose were its values' errors independent, where it is alone.
+#: Weight, in sketches, of the loss that a channel would have if the errors of its values were independent.
 APART: Final = 4
-#: Changes that gain less than this part of the loss are left out.
+#: Changes that gain less than this part of the loss are not made.
 LEAST_GAIN_OF_SCALES: Final = 2e-3
 
-#: By the edge of a weight, which factor each channel has.
+#: By edge of a weight, the index of the factor of each channel.
 Chosen = Mapping[Edge, Tensor]
-#: Ends by group and grid.
+#: By key of the group and grid, the ends (lo, hi) of thresholds.
 ThresholdPair = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
 
 
+# ---------------------------------------------------------------- gradients of weights
 @dataclass(slots=True)
 class WeightGradients:
-    """What a pass sees of weights. Products with errors are sums over chunks, so it is gradients that are summed.
+    """The gradients of weights in a pass over samples, summed over chunks; `see` is passed to `gradients`.
+
+    Products of errors with gradients are linear in the gradients, so it suffices to sum these.
 
     Args:
-        count: sums that are kept apart.
-        edges: of the weights; other constants are not kept.
-        parts: of the samples; each has its share of the sums.
+        count: number of separate sums.
+        edges: of the weights; the gradients of other constants are ignored.
+        parts: number of parts of the samples; each has an equal share of the sums.
         sums: by edge, float32 (count, *shape).
     """
 
@@ -81,10 +88,10 @@ class WeightGradients:
 
     @staticmethod
     def of_probes(prepared: Prepared, chunks: int = SKETCHES, parts: int = 1) -> WeightGradients:
-        """For random vectors on the outputs.
+        """An empty one for a pass with random vectors on the outputs.
 
         Args:
-            chunks: how many a part has, at most.
+            chunks: the largest number of chunks of a part.
         """
         sizes = {g.edges[0]: prepared.graph.consts[g.source].numel() for g in of_constants(prepared)}
         room = GRADIENT_BYTES // (4 * max(1, sum(sizes.values())))
@@ -93,20 +100,20 @@ class WeightGradients:
 
     @property
     def share(self) -> int:
-        """Sums that one part has."""
+        """The number of sums of one part."""
         return self.count // self.parts
 
     def columns(self, parts: Iterable[int]) -> list[int]:
-        """The sums of some parts."""
+        """The indices of the sums of some parts."""
         return [part * self.share + i for part in parts for i in range(self.share)]
 
     def begin(self, part: int) -> None:
-        """What comes next is of this part."""
+        """Start a part: the next gradients belong to it."""
         self._part = part
         self._chunks.clear()
 
     def see(self, edge: Edge, g: Tensor) -> None:
-        """The gradients of one chunk."""
+        """Add the gradients of one chunk."""
         if edge not in self.edges:
             return
         chunk = self._chunks.get(edge, 0)
@@ -116,26 +123,28 @@ class WeightGradients:
         self._chunks[edge] = chunk + 1
 
 
-#: By edge, the products of every error with every sum of gradients, float64 (C, J, K), and the sums of squares of the
-#: products of single values, of the same shape.
+#: By edge, the products of every error with every sum of gradients, float64 (channels C, factors J, sums K), and the
+#: sums of squares of the products of single values, of the same shape.
 Products = Mapping[Edge, tuple[Tensor, Tensor]]
 
 
+# ---------------------------------------------------------------- the choices
 @dataclass(slots=True)
 class _Weight:
-    """What is known of one weight.
+    """One weight, with C channels, J factors and K sketches.
 
     Args:
+        key: of its group.
         exact: its float values, float64.
-        grid, qparams: of the weight in the Plan that changes are counted from.
-        ends: (lo, hi), float64 (C,).
-        axis: of its channels, or None where it has one threshold.
-        sketch: float64 (C, J, K), by channel, factor and sketch.
+        grid, qparams: of the weight in the Plan that changes start from.
+        ends: (lo, hi) of the estimated thresholds, float64 (C,).
+        axis: of its channels; None where it has one threshold.
+        sketch: float64 (C, J, K).
         apart: float64 (C, J), the sum of squares of a sketch if errors within a channel neither added up nor cancelled.
         slopes: float64 (C, J).
-        barred: bool (C, J), factors that are not to be tried.
-        floor: the least scale of each channel, of the shape of scales: where it was raised for a bias, no threshold
-            makes it smaller; 0 elsewhere.
+        barred: bool (C, J), factors that must not be chosen.
+        floor: the least scale of each channel, of the shape of scales: the scale where it was raised for a bias, which
+            no threshold makes smaller, else 0.
     """
 
     key: str
@@ -151,26 +160,26 @@ class _Weight:
     floor: Tensor
 
     def rows(self, x: Tensor) -> Tensor:
-        """(C, n)."""
+        """A tensor of the weight's shape with one row per channel, (C, n)."""
         return x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).reshape(x.shape[self.axis], -1)
 
     def scaled(self, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """The ends times a factor for every channel."""
+        """The ends, with a factor for every channel."""
         return self.ends[0] * factors, self.ends[1] * factors
 
     def with_factor(self, factor: float) -> QParams:
-        """The qparams with every threshold times a factor."""
+        """The qparams with all thresholds multiplied by one factor."""
         shape, grid = self.qparams.scale.shape, self.grid
         lo, hi = (end.reshape(shape) for end in self.scaled(torch.full_like(self.ends[0], factor)))
         if grid.signed and grid.scheme not in TWO_SIDED:
             hi = torch.maximum(lo.abs(), hi)
             lo = -hi
-        made = make_qparams(grid.scheme, lo, hi, grid.bits, self.qparams.dtype, power_of_two=grid.power_of_two)
-        return replace(made, scale=torch.maximum(made.scale, self.floor))
+        qparams = make_qparams(grid.scheme, lo, hi, grid.bits, self.qparams.dtype, power_of_two=grid.power_of_two)
+        return replace(qparams, scale=torch.maximum(qparams.scale, self.floor))
 
 
 class ErrorBlock(NamedTuple):
-    """The errors that grids make in a part of a constant: float32 (rows, J, columns)."""
+    """The errors of quantizing a part of a constant to J grids: float32 (rows, J, columns)."""
 
     rows: slice
     columns: slice
@@ -178,13 +187,13 @@ class ErrorBlock(NamedTuple):
 
 
 @dataclass(slots=True)
-class _KeptErrors:
-    """The errors of weights on the grids of all factors, kept as far as there is room for them.
+class _ErrorCache:
+    """The errors of weights at all factors, cached as long as there is room.
 
     Args:
         rounding: of the hardware.
         factors: of thresholds.
-        room: bytes that may still be kept.
+        room: bytes that may still be cached.
     """
 
     rounding: str
@@ -193,7 +202,7 @@ class _KeptErrors:
     kept: dict[Edge, list[ErrorBlock]] = field(default_factory=dict)
 
     def __call__(self, edge: Edge, weight: _Weight) -> Iterable[ErrorBlock]:
-        """The errors of one weight."""
+        """The errors of one weight, block by block."""
         if edge in self.kept:
             return self.kept[edge]
         rows = weight.rows(weight.exact)
@@ -208,71 +217,75 @@ class _KeptErrors:
 
 @dataclass(slots=True)
 class WeightScales:
-    """The choices of thresholds of all weights of a Plan, and what is known of them.
+    """The choices of thresholds for all weights of a Plan, and their estimated effect on the loss.
 
     Args:
-        factors: of thresholds, the first being 1.
-        errors: what every factor makes of every weight; copies share it.
+        weights: by edge.
+        factors: of thresholds; the first is 1.
+        errors: of every weight at every factor; copies share it.
     """
 
     weights: dict[Edge, _Weight]
     factors: tuple[float, ...]
-    errors: _KeptErrors
+    errors: _ErrorCache
 
     @staticmethod
     def of(prepared: Prepared, plan: Plan, bits: Bits, kept_bytes: int = 0) -> WeightScales:
-        """Those of a Plan of these bits; nothing is known of them yet.
+        """The choices at a Plan, before any gradients were taken in.
 
         Args:
-            kept_bytes: how much of the weights' errors is kept, for more than one use.
+            bits: of the plan.
+            kept_bytes: the size of the cache of errors, for more than one use.
         """
         power = prepared.hardware.requantize.power_of_two
         factors = POWERS if power else FACTORS
-        found = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in of_constants(prepared))
-        weights = {g.edges[0]: w for g, w in found if w is not None}
-        return WeightScales(weights, factors, _KeptErrors(prepared.hardware.requantize.rounding, factors, kept_bytes))
+        pairs = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in of_constants(prepared))
+        weights = {g.edges[0]: w for g, w in pairs if w is not None}
+        return WeightScales(weights, factors, _ErrorCache(prepared.hardware.requantize.rounding, factors, kept_bytes))
 
     @property
     def as_estimated(self) -> dict[Edge, Tensor]:
-        """The first factor for every channel."""
+        """The choice of the estimated threshold for every channel."""
         return {edge: torch.zeros(len(w.ends[0]), dtype=torch.int64) for edge, w in self.weights.items()}
 
     def alone(self, plan: Plan) -> dict[Edge, Tensor]:
-        """For every channel the factor with which it is expected to lose the least by itself; none below the first
-        where an accumulator of the Plan is not proved to hold, since integers get larger.
+        """Choose for every channel the factor with the least expected loss of that channel alone.
+
+        Where an accumulator of the Plan is not proved safe, no factor below the first is chosen, since it makes
+        integers larger.
         """
         small = torch.tensor(self.factors, dtype=torch.float64) < self.factors[0]
-        found = {}
+        chosen = {}
         for edge, weight in self.weights.items():
             share = APART / (APART + weight.sketch.shape[2])
             losses = weight.sketch.square().sum(2) * (1.0 - share) + weight.apart * share
-            holds = edge.dst not in plan.nodes or plan.nodes[edge.dst].proved
-            losses[weight.barred if holds else weight.barred | small] = torch.inf
-            found[edge] = losses.argmin(1)
-        return found
+            safe = edge.dst not in plan.nodes or plan.nodes[edge.dst].proved
+            losses[weight.barred if safe else weight.barred | small] = torch.inf
+            chosen[edge] = losses.argmin(1)
+        return chosen
 
     def losses(self, chosen: Chosen) -> dict[Edge, float]:
-        """What weights are expected to lose, their channels alone, summed over samples: E[<J^T v, d>^2]."""
+        """The expected loss of every weight, its channels taken alone, summed over samples: E[<J^T v, d>^2]."""
         return {
             edge: float(weight.sketch[torch.arange(len(chosen[edge])), chosen[edge]].square().sum())
             for edge, weight in self.weights.items()
         }
 
     def keep(self, bits: Bits) -> None:
-        """Those alone whose weights have the bits that they have in the Plan, or nothing is known of them."""
+        """Drop the weights whose bits differ from those of the Plan that the choices were made for."""
         self.weights = {edge: w for edge, w in self.weights.items() if w.grid.bits == bits[w.key]}
 
     def take_probes(self, seen: WeightGradients) -> None:
-        """What random vectors on the outputs say."""
+        """Take in the gradients of random vectors on the outputs."""
         self.take_products(self.products(seen), range(seen.count))
 
     def products(self, seen: WeightGradients) -> Products:
-        """Of every weight's errors with what random vectors on the outputs say."""
-        there = {edge: w for edge, w in self.weights.items() if edge in seen.sums}
-        return {e: error_products(self.errors(e, w), by_channel(seen.sums[e], w.axis)) for e, w in there.items()}
+        """The products of the errors of every weight with the gradients of random vectors on the outputs."""
+        reached = {edge: w for edge, w in self.weights.items() if edge in seen.sums}
+        return {e: error_products(self.errors(e, w), by_channel(seen.sums[e], w.axis)) for e, w in reached.items()}
 
     def take_products(self, products: Products, columns: Sequence[int]) -> None:
-        """What some of the sums of gradients say."""
+        """Take in the products with some of the sums of gradients, as sketches."""
         for edge, weight in self.weights.items():
             if edge in products:
                 product, squares = products[edge]
@@ -281,15 +294,16 @@ class WeightScales:
                 weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
     def take_slopes(self, seen: WeightGradients) -> None:
-        """What the error that the outputs have says."""
+        """Take in the gradients of the present error of the outputs, as slopes."""
         for edge, weight in self.weights.items():
             if edge in seen.sums:
                 sums = by_channel(seen.sums[edge], weight.axis)
                 weight.slopes = error_products(self.errors(edge, weight), sums, squares=False)[0][:, :, 0]
 
     def bar_errors(self, limit: float) -> None:
-        """No factors with which the values of a channel err more than so many times as with the first, by the sum of
-        squares. What the samples say of a weight holds for what they do to it; other inputs meet all of its errors.
+        """Bar factors whose sum of squared errors in a channel is above `limit` times that of the first factor.
+
+        Gradients tell only the effect of a weight's errors on the samples; other inputs are affected by all of them.
         """
         for edge, weight in self.weights.items():
             rows = weight.rows(weight.exact)
@@ -298,7 +312,7 @@ class WeightScales:
             weight.barred |= errors > limit * errors[:, :1]
 
     def copied(self) -> WeightScales:
-        """The same of which nothing is known yet."""
+        """A copy without slopes, which shares the cache of errors."""
         weights = {
             edge: replace(w, slopes=torch.zeros_like(w.slopes), barred=w.barred.clone())
             for edge, w in self.weights.items()
@@ -306,19 +320,19 @@ class WeightScales:
         return replace(self, weights=weights)
 
     def bar(self, nodes: Collection[str], now: Chosen) -> None:
-        """No smaller thresholds, and so no larger integers, for weights of nodes whose accumulators are full."""
+        """Bar thresholds below the present ones, which make integers larger, at nodes whose accumulators overflowed."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         for edge, weight in self.weights.items():
             if edge.dst in nodes:
                 weight.barred |= factors < factors[now[edge]].unsqueeze(1)
 
     def improved(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
-        """Other factors for some channels, one channel after the other, each time the one of the most gain with
-        those before.
+        """Change the factors of some channels greedily: each time of the channel that gains most with those before.
 
         Args:
-            loss: of the outputs now.
-            share: of the loss that is to be gained, at most: further away gradients say little.
+            now: the present factors.
+            loss: the present loss of the outputs.
+            share: the largest part of the loss to gain, since gradients are no guide further away.
         """
         edges = list(self.weights)
         sketches, slopes, places, barred = [], [], [], []
@@ -335,7 +349,7 @@ class WeightScales:
         sketch, slope, place = torch.cat(sketches), torch.cat(slopes), torch.cat(places)
         alone = slope + sketch.square().sum(1) * (DOUBT / 2)
         alone[torch.cat(barred)] = torch.inf
-        found = {edge: index.clone() for edge, index in now.items()}
+        chosen = {edge: index.clone() for edge, index in now.items()}
         total, gained = torch.zeros(sketch.shape[1], dtype=torch.float64), 0.0
         while gained < share * loss:
             expected = alone + sketch @ total
@@ -345,14 +359,14 @@ class WeightScales:
             gained -= float(expected[best])
             total = total + sketch[best]
             number, channel = place[best].tolist()
-            found[edges[number]][channel] = best % len(self.factors)
-            # every channel moves once
+            chosen[edges[number]][channel] = best % len(self.factors)
+            # every channel changes once
             first = best - best % len(self.factors)
             alone[first : first + len(self.factors)] = torch.inf
-        return found
+        return chosen
 
     def thresholds(self, chosen: Chosen) -> ThresholdPair:
-        """By group and grid, the ends of the weights that have other factors than the first."""
+        """The thresholds of the weights that have other factors than the first."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return {
             (w.key, w.grid): w.scaled(factors[chosen[edge]])
@@ -361,8 +375,9 @@ class WeightScales:
         }
 
 
+# ---------------------------------------------------------------- errors of constants
 def by_channel(gradients: Tensor, axis: int | None) -> Tensor:
-    """(C, K, n) of K gradients (K, *shape), C running along an axis of them, or being 1."""
+    """K gradients (K, *shape) as (C, K, n), where C channels run along an axis of the shape; one channel if None."""
     if axis is None:
         return gradients.reshape(1, len(gradients), -1)
     channels = gradients.movedim(axis % (gradients.ndim - 1) + 1, 0)
@@ -370,61 +385,66 @@ def by_channel(gradients: Tensor, axis: int | None) -> Tensor:
 
 
 def error_blocks(exact: Tensor, grids: Sequence[QParams], rounding: str) -> Iterator[ErrorBlock]:
-    """The errors that grids make in a constant, in float32 and in blocks that stay in a core's cache: a large network
-    has hundreds of millions.
+    """Yield the errors of quantizing a constant to each of some grids, in float32.
+
+    Large networks have hundreds of millions of weights, so the blocks are of a size that stays in a core's cache.
 
     Args:
         exact: (C, n).
-        grids: with one scale, or one for each of the C.
+        grids: each with one scale, or with one per channel.
     """
     channels, length = exact.shape
     steps = [[_column(t) for t in (grid.scale.to(torch.float32), *clip_range(grid))] for grid in grids]
     rows = max(1, ERROR_BLOCK // max(1, length))
     for top in range(0, channels, rows):
-        here = slice(top, top + rows)
+        block_rows = slice(top, top + rows)
         for left in range(0, length, ERROR_BLOCK):
             columns = slice(left, left + ERROR_BLOCK)
-            x = exact[here, columns].to(torch.float32)
+            x = exact[block_rows, columns].to(torch.float32)
             errors = torch.empty(len(x), len(grids), x.shape[1])
             for index, ends in enumerate(steps):
-                scale, low, high = (t[here] if len(t) > 1 else t for t in ends)
+                scale, low, high = (t[block_rows] if len(t) > 1 else t for t in ends)
                 q = ROUNDINGS[rounding](x / scale)
                 torch.sub(torch.minimum(torch.maximum(q, low), high).mul_(scale), x, out=errors[:, index])
-            yield ErrorBlock(here, columns, errors)
+            yield ErrorBlock(block_rows, columns, errors)
 
 
 def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, squares: bool = True) -> tuple[Tensor, Tensor]:
-    """Products of the errors that grids make in a constant with sums of its gradients, float64 (C, J, K); and the sums
-    of the squares of the products of single values, of the same shape, or nothing.
+    """Products of the errors of a constant with sums of its gradients.
 
     Args:
-        blocks: of the errors on J grids, all of the constant.
-        sums: float32 (C, K, n).
+        blocks: all errors of the constant on J grids.
+        sums: of gradients, float32 (C, K, n).
+        squares: whether to return the second tensor.
+
+    Returns:
+        The products, float64 (C, J, K), and the sums of squares of the products of single values, of the same shape;
+        the latter is empty if `squares` is false.
     """
-    found: list[Tensor] = []
+    products: list[Tensor] = []
     for rows, columns, errors in blocks:
-        if not found:
+        if not products:
             shape = len(sums), errors.shape[1], sums.shape[1]
-            found = [torch.zeros(shape, dtype=torch.float64) for _ in range(2 if squares else 1)]
+            products = [torch.zeros(shape, dtype=torch.float64) for _ in range(2 if squares else 1)]
         g = sums[rows, :, columns].transpose(1, 2)
-        found[0][rows] += torch.bmm(errors, g)
+        products[0][rows] += torch.bmm(errors, g)
         if squares:
-            found[1][rows] += torch.bmm(errors.square(), g.square())
-    return found[0], found[1] if squares else found[0].new_zeros(0)
+            products[1][rows] += torch.bmm(errors.square(), g.square())
+    return products[0], products[1] if squares else products[0].new_zeros(0)
 
 
 def _column(t: Tensor | int) -> Tensor:
-    """(C, 1) or (1, 1), float32."""
+    """A number per channel as a column, (C, 1), or one number as (1, 1); float32."""
     return torch.as_tensor(t, dtype=torch.float32).reshape(-1, 1)
 
 
 def of_constants(prepared: Prepared) -> list[Group]:
-    """The groups of one constant each."""
+    """The groups that consist of the single edge of a constant."""
     return [g for g in prepared.space.groups.values() if len(g.edges) == 1 and g.source in prepared.graph.consts]
 
 
 def own_ends(plan: Plan, group: Group) -> tuple[Tensor, Tensor] | None:
-    """The thresholds of a constant, channel by channel; None where it has none of its own."""
+    """The thresholds of a constant, one per scale; None where it has none of its own."""
     qparams, ends = plan.target(group.edges[0]), plan.thresholds.get(group.key)
     if qparams is None or ends is None or qparams.dtype.bits > 16 or ends[0].numel() != qparams.scale.numel():
         return None
@@ -432,7 +452,11 @@ def own_ends(plan: Plan, group: Group) -> tuple[Tensor, Tensor] | None:
 
 
 def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> _Weight | None:
-    """A constant's weight, or None where it has no thresholds of its own."""
+    """The choices of one constant; None where it has no thresholds of its own.
+
+    Args:
+        count: number of factors.
+    """
     qparams, ends = plan.target(group.edges[0]), own_ends(plan, group)
     if qparams is None or ends is None:
         return None

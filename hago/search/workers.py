@@ -1,6 +1,20 @@
-"""Executors by name: processes and threads of this machine, or a Dask cluster.
+"""Points scored in other processes: executors by name, the state that a worker builds, and the sending of points.
 
-Any other `concurrent.futures.Executor` (Ray's, MPI's, a pool of the user's) is taken as it is.
+`open_executor` makes a WorkerPool of processes or threads of this machine, or of a Dask cluster. Any other
+`concurrent.futures.Executor` (Ray's, MPI's, a pool of the user's) is used as it is.
+
+A WorkerSpec is everything that a worker needs, in values that can be sent to another process: the model, the hardware
+as a document, the data and the thresholds. A WorkerState is what a worker builds of it: a Resolver and an Evaluator
+with their caches. A search that runs in this process alone makes a WorkerState directly.
+
+`Workers` sends points to the executor. A worker gets the WorkerSpec of a search once, with its first point, and keeps
+the WorkerState; later points travel without it. A worker with other versions refuses. If a worker dies, only the points
+that it had are lost, and those are tried again.
+
+A worker may also stop without ending (a signal, a machine that left the network). No timeout tells that from a slow
+machine, so nothing is given up for time alone. When the executor is silent for many times its longest silence so far,
+this process, which could only wait otherwise, scores the point itself and gets the same score. If the worker is not
+back by then, and was silent for many times what the point took here too, the executor is taken for dead and replaced.
 """
 
 from __future__ import annotations
@@ -51,21 +65,38 @@ from hago.search.racing import Pruner, RaceOptions, shuffled
 from hago.study.log import Notice, versions
 from hago.study.searcher import Score
 
+#: The texts that name an executor.
 EXECUTOR_FORMS: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
-#: Seconds to wait for a scheduler.
+#: Seconds to wait for a Dask scheduler.
 SCHEDULER_PATIENCE: Final = 15
+
+#: Number of times that a point is tried whose worker dies.
+WORKER_ATTEMPTS: Final = 3
+#: Seconds without an answer after which an executor is asked whether it still takes calls.
+WAIT: Final = 10.0
+#: Multiple of an executor's longest silence so far that is waited for its next answer.
+SILENCES: Final = 10.0
+#: Seconds that are waited for an answer in any case.
+LEAST_SILENCE: Final = 60.0
+#: Seconds that are waited for the first answer, for which the workers have to start.
+FIRST_SILENCE: Final = 600.0
+#: Number of searches whose WorkerState a worker keeps.
+KEPT_STATES: Final = 2
+#: Names of the errors that executors of other packages raise where a worker died.
+_DEATHS: Final = ("KilledWorker", "WorkerCrashedError", "CommClosedError", "WorkerLostError")
 
 _LOCAL: Final = re.compile(r"(processes|threads):([1-9]\d{0,3})", re.ASCII)
 _DASK: Final = re.compile(r"dask://([^\s/:]+|\[[^\s\]]+\]):(\d{1,5})/?", re.ASCII)
 
 
+# ---------------------------------------------------------------- executors
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """An executor, and what is known of it.
+    """An executor with its number of workers; made by `open_executor` for the time of a search.
 
     Args:
-        executor: runs calls.
-        count: of its workers; 1 where that is not known.
+        executor: runs the calls.
+        count: number of its workers; 1 if that is not known.
         renew: makes another executor after this one broke; None where only its owner can.
     """
 
@@ -76,22 +107,24 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
-    """What `given` means, for as long as the context lasts. An executor that was made here is shut
-    down at the end, without waiting for what still runs; one that was given is left as it is.
+    """A context in which the executor that `given` means can be used.
+
+    An executor that is made here is shut down at the end, without waiting for calls that still run. One that was given
+    is left as it is.
 
     Args:
-        given: an executor, or one of FORMS; None for none.
+        given: an executor, or a text of the EXECUTOR_FORMS; None for no executor.
 
     Raises:
-        HagoError: another text, a scheduler that cannot be reached, or a package that is missing.
+        HagoError: the text is of another form, the scheduler cannot be reached, or a package is missing.
     """
     if given is None:
         yield None
     elif isinstance(given, str):
-        with _opened(given) as hands:
-            yield hands
+        with _named_executor(given) as pool:
+            yield pool
     elif isinstance(given, Executor):
-        yield WorkerPool(given, _count(given))
+        yield WorkerPool(given, _worker_count(given))
     else:
         raise HagoError(
             f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_FORMS}"
@@ -99,32 +132,34 @@ def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
 
 
 @contextlib.contextmanager
-def _opened(text: str) -> Iterator[WorkerPool]:
+def _named_executor(text: str) -> Iterator[WorkerPool]:
     local, dask = _LOCAL.fullmatch(text), _DASK.fullmatch(text)
     if dask:
-        with _dask(f"tcp://{dask[1]}:{dask[2]}", text) as hands:
-            yield hands
+        with _dask(f"tcp://{dask[1]}:{dask[2]}", text) as pool:
+            yield pool
         return
     if not local:
         raise HagoError(f"executor {text!r}; expected {EXECUTOR_FORMS}")
     count = int(local[2])
     make = _processes if local[1] == "processes" else ThreadPoolExecutor
-    made: list[Executor] = []
+    executors: list[Executor] = []
 
     def renew() -> Executor:
-        made.append(make(count))
-        return made[-1]
+        executors.append(make(count))
+        return executors[-1]
 
     try:
         yield WorkerPool(renew(), count, renew)
     finally:
-        for executor in made:
+        for executor in executors:
             end_executor(executor)
 
 
 def end_executor(executor: Executor) -> None:
-    """Shut an executor that was made here down without waiting, and end its processes: one that is stopped would
-    never end by itself, and Python waits for all of them when it exits."""
+    """Shut down an executor that was made here without waiting, and kill its processes.
+
+    A process that is stopped would never end by itself, and Python waits for all of them when it exits.
+    """
     processes = list((getattr(executor, "_processes", None) or {}).values())
     executor.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -132,20 +167,19 @@ def end_executor(executor: Executor) -> None:
 
 
 def _processes(count: int) -> Executor:
-    # Not fork: a child of a process in which torch runs threads may wait for threads that it has not.
+    # Not fork: a child of a process in which torch runs threads may wait for threads that it does not have.
     return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), begin_worker)
 
 
 def begin_worker() -> None:
-    """Make a worker process leave Ctrl-C to the process that started it, and end with that one, even
-    where that one is killed."""
+    """Make a worker process ignore Ctrl-C, and end when the process that started it ends, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _leave_after(parent: Any) -> None:
+def _exit_with(parent: Any) -> None:
     parent.join()
     os._exit(1)
 
@@ -167,32 +201,29 @@ def _dask(address: str, text: str) -> Iterator[WorkerPool]:
         client.close()
 
 
-def _count(executor: Executor) -> int:
-    known = getattr(executor, "_max_workers", None)
-    return known if isinstance(known, int) and known > 0 else 1
+def _worker_count(executor: Executor) -> int:
+    count = getattr(executor, "_max_workers", None)
+    return count if isinstance(count, int) and count > 0 else 1
 
 
-# ---------------------------------------------------------------- bench
-# Bench: what scores points in one process, made from what can be sent to another.
-# A Work is all that a worker needs, once: model, hardware as a document, data, thresholds. A Bench is what it builds
-# from that: a Resolver and an Evaluator with their memories.
-
-#: An objective by its name, where hago knows it, or itself.
+# ---------------------------------------------------------------- the state of a worker
+#: The name of an objective that hago has, or an objective of the user's own.
 Named = str | Objective
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All that makes a Bench, in values that another process can be sent.
+    """Everything that a WorkerState is built of, in values that can be sent to another process.
 
-    Nothing may change it: an executor reads it in a thread of its own when it sends it.
+    `worker_spec_of` makes it once per search. It must not be changed: an executor reads it in a thread of its own when
+    it sends it.
 
     Args:
-        hardware: its document.
-        added: rules of ops that hago does not have.
-        data: what makes the same Batches again.
+        hardware: the document of the hardware.
+        added: rules of ops that hago does not have, by name.
+        data: the source of the same Batches.
         objective, also, cache_bytes: see Evaluator.
-        race, seed: see make_bench.
+        race, seed: see `make_worker_state`.
     """
 
     graph: Graph
@@ -211,13 +242,13 @@ class WorkerSpec:
     cache_bytes: int | None
     seed: int
 
-    def bench(self) -> WorkerState:
-        """A new Bench.
+    def build(self) -> WorkerState:
+        """Build a new WorkerState.
 
         Raises:
-            HagoError: the model or the data is not what it was.
+            HagoError: the model or the data is not that of the search.
         """
-        graph = replace(self.graph)  # without what the other remembers, which several threads would write
+        graph = replace(self.graph)  # without the cached properties, which several threads would write
         if graph.model_hash != self.model_hash:
             raise HagoError(
                 f"the model of this search has hash {self.model_hash[:12]}, what arrived here has "
@@ -231,8 +262,7 @@ class WorkerSpec:
                 f"the data of this search has hash {self.data_hash[:12]}, here it is {batches.sha256[:12]}; "
                 "a data set that is read again must give the same values everywhere"
             )
-        how = (self.calibration, self.estimator)
-        resolver = estimated_resolver(graph, hardware, self.topology, self.space, *how, ops)
+        resolver = estimated_resolver(graph, hardware, self.topology, self.space, self.calibration, self.estimator, ops)
         also = [_objective(o) for o in self.also]
         objective = _objective(self.objective)
         return make_worker_state(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
@@ -240,11 +270,15 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """Scores points; for one thread at a time."""
+    """Scores points in one process, for one thread at a time.
+
+    Args:
+        pruner: in a race, scores points against the best so far; else None.
+    """
 
     resolver: Resolver
     evaluator: Evaluator
-    racer: Pruner | None = None
+    pruner: Pruner | None = None
 
     def score(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The Score of a point.
@@ -256,9 +290,9 @@ class WorkerState:
             InfeasibleBits: no signature holds the bits.
         """
         plan = self.resolver(bits)
-        if self.racer is None:
+        if self.pruner is None:
             return self.evaluator.score(plan, bits)
-        return self.racer.score(plan, bits, None if rival is None else self.resolver(rival))
+        return self.pruner.score(plan, bits, None if rival is None else self.resolver(rival))
 
 
 def make_worker_state(
@@ -271,12 +305,12 @@ def make_worker_state(
     seed: int = 0,
     quiet: bool = False,
 ) -> WorkerState:
-    """A new Bench; see Evaluator.
+    """Make the WorkerState of a search; for the other arguments see Evaluator.
 
     Args:
-        race: how points are raced, or None.
+        race: options of the race; None for none.
         seed: of the order of samples in a race.
-        quiet: see Evaluator; the process that searches has warned.
+        quiet: see Evaluator; in a worker, since the process that searches has warned.
     """
     graph = resolver.graph
     if race is not None:
@@ -293,7 +327,7 @@ def worker_spec_of(
     race: RaceOptions | None = None,
     seed: int = 0,
 ) -> WorkerSpec:
-    """The Work of a search."""
+    """Make the WorkerSpec of a search."""
     hardware: Hardware = prepared.hardware
     return WorkerSpec(
         graph=replace(prepared.graph),
@@ -322,80 +356,55 @@ def _objective(named: Named) -> Objective:
     return OBJECTIVES[named] if isinstance(named, str) else named
 
 
-# ---------------------------------------------------------------- workers
-# Workers: points scored in other processes, by way of any executor.
-# A worker is sent the Work of a search once, with the first point that it is given, and keeps the Bench that it
-# builds from it; later points travel alone. A worker of other versions refuses. A worker that dies loses nothing but
-# the points it had, which are tried again.
-# A worker may also stop without an end (a signal, a machine that left the network). No time tells that from a slow
-# machine, so nothing is given up for time alone: where an executor is silent for many times its longest silence so
-# far, the point is scored in this process, which can only wait otherwise and gives the same score. If the worker is
-# not back by then, and was silent for many times what the point took here, too, the executor is taken for dead and
-# replaced.
-
-#: How often a point is tried whose worker dies.
-WORKER_ATTEMPTS: Final = 3
-#: Seconds after which an executor that has not answered is asked whether it is there.
-WAIT: Final = 10.0
-#: So many times the longest silence of an executor, and at least so many seconds, are waited for it.
-SILENCES: Final = 10.0
-LEAST_SILENCE: Final = 60.0
-#: Seconds that are waited for an executor's first answer, for which its workers have to start.
-FIRST_SILENCE: Final = 600.0
-#: Of how many searches a worker keeps the Bench.
-BENCHES: Final = 2
-#: What executors of other packages raise where a worker died.
-_DEATHS: Final = ("KilledWorker", "WorkerCrashedError", "CommClosedError", "WorkerLostError")
-
-
+# ---------------------------------------------------------------- in a worker
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a worker checks before it works.
+    """The identity of a search, which a worker checks before it works for it. `Workers` makes it.
 
     Args:
-        search: names one search.
-        made_by: versions of what computes, and threads.
+        search: a unique name of the search.
+        made_by: versions of the software that computes, and the number of threads.
     """
 
     search: str
     made_by: Mapping[str, Any]
 
 
-class _Benches(threading.local):
-    """The benches of one thread of a worker: an Evaluator serves one thread at a time."""
+class _ThreadStates(threading.local):
+    """The WorkerStates of one thread of a worker, by search: an Evaluator serves one thread at a time."""
 
     def __init__(self) -> None:
-        self.kept: LRU[str, WorkerState] = LRU(BENCHES)
+        self.by_search: LRU[str, WorkerState] = LRU(KEPT_STATES)
 
 
 #: Filled by the searches that this process works for, and by nothing else.
-_BENCHES: Final = _Benches()
+_STATES: Final = _ThreadStates()
 
 
-def score_remotely(ticket: Ticket, bits: Bits, work: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
-    """In a worker: the score of a point, or None where `work` is needed and was not sent.
+def score_remotely(ticket: Ticket, bits: Bits, spec: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
+    """Score a point in a worker; None if the WorkerSpec is needed and was not sent.
 
     Raises:
         HagoError: this worker has other versions, or was sent another model.
         InfeasibleBits: no signature holds the bits.
     """
-    bench = _BENCHES.kept.get(ticket.search)
-    if bench is None:
+    state = _STATES.by_search.get(ticket.search)
+    if state is None:
         check_same(ticket, versions(ticket.made_by["threads"]))
-        if work is None:
+        if spec is None:
             return None
         if torch.get_num_threads() != ticket.made_by["threads"]:
             torch.set_num_threads(ticket.made_by["threads"])
-        bench = work.bench()
-        _BENCHES.kept.put(ticket.search, bench)
-    return bench.score(bits, rival)
+        state = spec.build()
+        _STATES.by_search.put(ticket.search, state)
+    return state.score(bits, rival)
 
 
 def check_same(ticket: Ticket, mine: Mapping[str, Any]) -> None:
-    """Refuse to work with other versions than the search has.
+    """Refuse to work for a search of other versions.
 
     Raises:
-        HagoError: every difference.
+        HagoError: the versions differ; the message names every difference.
     """
     theirs = ticket.made_by
     differing = [f"{k} {mine.get(k)} (the search has {v})" for k, v in theirs.items() if mine.get(k) != v]
@@ -406,52 +415,53 @@ def check_same(ticket: Ticket, mine: Mapping[str, Any]) -> None:
         )
 
 
+# ---------------------------------------------------------------- in the process that searches
 class Workers:
-    """Sends points to the workers of an executor.
+    """Sends points to the workers of an executor. A search makes one, and calls it once per point.
 
     Args:
-        hands: the executor.
-        work: of the search.
-        local: scores a point in this process, for when there is no executor left.
-        notice: is told of workers that died.
+        pool: the executor.
+        spec: of the search.
+        score_locally: scores a point in this process, for when there is no executor left.
+        notice: called with a message when workers die or fall silent.
     """
 
     def __init__(
-        self, hands: WorkerPool, work: WorkerSpec, local: Callable[[Bits, Bits | None], Score], notice: Notice
+        self, pool: WorkerPool, spec: WorkerSpec, score_locally: Callable[[Bits, Bits | None], Score], notice: Notice
     ) -> None:
-        self._hands, self._work, self._local, self._notice = hands, work, local, notice
-        self._executor: Executor | None = hands.executor
-        self._unserved = hands.count
+        self._pool, self._spec, self._score_locally, self._notice = pool, spec, score_locally, notice
+        self._executor: Executor | None = pool.executor
+        self._without_spec = pool.count  # workers that the spec was not sent to yet
         made_by = versions(torch.get_num_threads())
         self._ticket = Ticket(uuid.uuid4().hex, made_by)
-        self._heard: float | None = None
-        self._longest, self._warned = 0.0, False
-        self._hearing = threading.Lock()
+        self._last_answer: float | None = None
+        self._longest_silence, self._warned = 0.0, False
+        self._answers_lock = threading.Lock()
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> PendingTicket:
-        """Start to score a point."""
+        """Start to score a point; `rival` is the best point so far, in a race."""
         return PendingTicket(self, bits, rival)
 
     def submit(
-        self, bits: Bits, rival: Bits | None, with_work: bool = False
+        self, bits: Bits, rival: Bits | None, with_spec: bool = False
     ) -> tuple[Executor | None, Future[Score | None] | None]:
-        """Hand a point on; (None, None) where no executor is left."""
-        # As many points as there are workers bring the work along; a worker that gets none asks.
-        carries = with_work or self._unserved > 0
-        self._unserved -= self._unserved > 0
+        """Submit a point; (None, None) if no executor is left."""
+        # The spec goes with as many points as there are workers; a worker that got none answers None.
+        send_spec = with_spec or self._without_spec > 0
+        self._without_spec -= self._without_spec > 0
         while self._executor is not None:
             executor = self._executor
             try:
-                work = self._work if carries else None
-                future = executor.submit(score_remotely, self._ticket, dict(bits), work, rival)
-                future.add_done_callback(partial(self._hear, time.monotonic()))
+                spec = self._spec if send_spec else None
+                future = executor.submit(score_remotely, self._ticket, dict(bits), spec, rival)
+                future.add_done_callback(partial(self._note_answer, time.monotonic()))
                 return executor, future
             except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
-                self.broke(executor, error)
+                self.replace_broken(executor, error)
         return None, None
 
-    def lost(self, executor: Executor | None) -> bool:
-        """Whether an executor will not answer: it was replaced, or it takes no calls.
+    def is_lost(self, executor: Executor | None) -> bool:
+        """Whether an executor will never answer: it was replaced, or it takes no calls.
 
         Pools of Python 3.11 and before drop a call that is submitted at the moment at which a worker dies.
         """
@@ -463,81 +473,83 @@ class Workers:
             return True
         return False
 
-    def _hear(self, begun: float, future: Future[Score | None]) -> None:
-        """Take note of an answer, and of how long there was none before."""
+    def _note_answer(self, start: float, future: Future[Score | None]) -> None:
+        """Record the time of an answer, and of the silence before it."""
         if future.cancelled():
             return
-        with self._hearing:
+        with self._answers_lock:
             now = time.monotonic()
-            self._longest = max(self._longest, now - (begun if self._heard is None else max(begun, self._heard)))
-            self._heard = now
+            self._longest_silence = max(
+                self._longest_silence, now - (start if self._last_answer is None else max(start, self._last_answer))
+            )
+            self._last_answer = now
 
-    def silence(self, begun: float) -> float:
-        """Seconds since an answer came, or since `begun` where that is later."""
-        with self._hearing:
-            return time.monotonic() - (begun if self._heard is None else max(begun, self._heard))
+    def silence(self, start: float) -> float:
+        """Seconds since the last answer, or since `start` where that is later."""
+        with self._answers_lock:
+            return time.monotonic() - (start if self._last_answer is None else max(start, self._last_answer))
 
     @property
     def patience(self) -> float:
-        """Seconds of silence after which a point is scored here."""
-        with self._hearing:
-            return FIRST_SILENCE if self._heard is None else max(LEAST_SILENCE, SILENCES * self._longest)
+        """Seconds of silence after which a point is scored in this process."""
+        with self._answers_lock:
+            return FIRST_SILENCE if self._last_answer is None else max(LEAST_SILENCE, SILENCES * self._longest_silence)
 
-    def silent(self, executor: Executor | None, silence: float, took: float) -> None:
-        """Give an executor up that did not answer, if a point takes a small part of that silence in this process.
+    def replace_silent(self, executor: Executor | None, silence: float, took: float) -> None:
+        """Replace an executor that did not answer, if a point takes a small part of that silence in this process.
 
         Args:
             silence: seconds without an answer.
-            took: seconds that one point took here.
+            took: seconds that one point took in this process.
         """
-        with self._hearing:
-            unlike_others = silence >= SILENCES * max(took, self._longest)
-        if executor is None or executor is not self._executor or not unlike_others:
+        with self._answers_lock:
+            is_unusual = silence >= SILENCES * max(took, self._longest_silence)
+        if executor is None or executor is not self._executor or not is_unusual:
             return
-        said = f"no worker answered for {silence:.0f} s; the point was scored in this process"
-        if self._hands.renew is None:
+        message = f"no worker answered for {silence:.0f} s; the point was scored in this process"
+        if self._pool.renew is None:
             if self._warned:
                 return
             self._warned = True
-            self._notice(f"{said}. Look after the workers of the executor: one is stopped, or gone")
+            self._notice(f"{message}. Look after the workers of the executor: one is stopped, or gone")
             return
         end_executor(executor)
-        self._executor, self._unserved, self._heard = self._hands.renew(), self._hands.count, None
-        self._notice(f"{said}, and the workers are started again: one is stopped, or gone")
+        self._executor, self._without_spec, self._last_answer = self._pool.renew(), self._pool.count, None
+        self._notice(f"{message}, and the workers are started again: one is stopped, or gone")
 
-    def broke(self, executor: Executor | None, error: BaseException) -> None:
-        """Replace an executor that cannot go on, once."""
+    def replace_broken(self, executor: Executor | None, error: BaseException) -> None:
+        """Replace an executor that broke; without effect if that was done already."""
         if executor is None or executor is not self._executor:
             return
         executor.shutdown(wait=False, cancel_futures=True)
-        self._unserved = self._hands.count
-        if self._hands.renew is not None:
-            self._executor = self._hands.renew()
-            self._notice(f"a worker died ({_said(error)}); the workers are started again and its point is tried again")
+        self._without_spec = self._pool.count
+        if self._pool.renew is not None:
+            self._executor = self._pool.renew()
+            self._notice(f"a worker died ({_words(error)}); the workers are started again and its point is tried again")
         else:
             self._executor = None
-            self._notice(f"the executor broke ({_said(error)}); the search goes on in this process")
+            self._notice(f"the executor broke ({_words(error)}); the search goes on in this process")
 
     def score_here(self, bits: Bits, rival: Bits | None) -> Score:
-        """The score of a point, without a worker."""
-        return self._local(bits, rival)
+        """Score a point in this process."""
+        return self._score_locally(bits, rival)
 
 
 class PendingTicket:
-    """A point that is being scored."""
+    """A point that is being scored; made by Workers, read by the study that asked for it."""
 
     def __init__(self, workers: Workers, bits: Bits, rival: Bits | None) -> None:
         self._workers, self._point = workers, (bits, rival)
         self._executor, self._future = workers.submit(bits, rival)
 
     def result(self) -> Score:
-        """The score, when it is there.
+        """Wait for the score.
 
         Raises:
-            HagoError: the worker refused, or the point ended its worker TRIES times.
+            HagoError: the worker refused, or WORKER_ATTEMPTS workers died with the point.
         """
         deaths = 0
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         while True:
             if self._future is None:
                 return self._workers.score_here(*self._point)
@@ -550,28 +562,28 @@ class PendingTicket:
                     raise _explained(error) from error
                 deaths += 1
                 if isinstance(error, BrokenExecutor):
-                    self._workers.broke(self._executor, error)
+                    self._workers.replace_broken(self._executor, error)
                 if deaths == WORKER_ATTEMPTS:
                     raise _fatal(error) from error
-            self._executor, self._future = self._workers.submit(*self._point, with_work=True)
-            self._begun = time.monotonic()
+            self._executor, self._future = self._workers.submit(*self._point, with_spec=True)
+            self._started = time.monotonic()
 
     def _answer(self, future: Future[Score | None]) -> Score | None:
         while not wait([future], WAIT).done:
-            if self._workers.lost(self._executor):
+            if self._workers.is_lost(self._executor):
                 raise BrokenExecutor("what was submitted while it broke was dropped")
-            silence = self._workers.silence(self._begun)
+            silence = self._workers.silence(self._started)
             if silence > self._workers.patience:
-                begun = time.monotonic()
+                start = time.monotonic()
                 score = self._workers.score_here(*self._point)
                 if not future.done():
-                    took = time.monotonic() - begun
-                    self._workers.silent(self._executor, self._workers.silence(self._begun), took)
+                    took = time.monotonic() - start
+                    self._workers.replace_silent(self._executor, self._workers.silence(self._started), took)
                 return score
         return future.result()
 
     def cancel(self) -> None:
-        """Give the point up, where it has not begun."""
+        """Cancel the point if it has not been started."""
         if self._future is not None:
             self._future.cancel()
 
@@ -581,7 +593,7 @@ def _is_death(error: BaseException) -> bool:
 
 
 def _explained(error: Exception) -> Exception:
-    """What cannot be pickled, in words; any other error as it is."""
+    """A HagoError with advice for an object that cannot be pickled; any other error as it is."""
     if "pickle" in f"{type(error).__name__} {error}".lower():
         return HagoError(
             f"the search cannot be sent to another process ({error}): an objective, op or data set of your own must be "
@@ -592,11 +604,11 @@ def _explained(error: Exception) -> Exception:
 
 def _fatal(error: Exception) -> HagoError:
     return HagoError(
-        f"a point ended its worker {WORKER_ATTEMPTS} times ({_said(error)}); the machine may lack memory for so many "
+        f"a point ended its worker {WORKER_ATTEMPTS} times ({_words(error)}); the machine may lack memory for so many "
         "workers, or a script that starts processes lacks `if __name__ == '__main__':`. The log holds every trial "
         "before it"
     )
 
 
-def _said(error: BaseException) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

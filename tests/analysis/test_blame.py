@@ -1,4 +1,4 @@
-"""Blame and the naming of what went wrong, on rows written by hand."""
+"""Blame and the diagnosis of errors, on rows written by hand."""
 
 from __future__ import annotations
 

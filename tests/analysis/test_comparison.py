@@ -1,4 +1,4 @@
-"""Realizations side by side: what must be equal is, what is not is found and placed."""
+"""Comparisons of realizations: equal ones compare equal, and differences are found and located."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explanation of a topology: it says what the topology and the space say, and what it proves holds."""
+"""Explanations of a topology: they agree with the topology and the space, and the bits that they call safe are safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judgement sees what the models do: figures, overflow, bytes, and any bit by which they differ."""
+"""Reports on strategies: measures, overflow, bytes, and every bit by which the models differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hago
-from hago.analysis import strategy_report as judgement
+from hago.analysis import strategy_report
 from hago.analysis.strategy_report import report_strategy
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
@@ -86,7 +86,7 @@ class OffByOne(IntegerModel):
 
 
 def test_one_bit_of_one_value_is_seen(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "IntegerModel", OffByOne)
+    monkeypatch.setattr(strategy_report, "IntegerModel", OffByOne)
     found = report_strategy(model(), "int16_accumulator", strategy, data())
     assert not found.same and found.differences == {"output 0 of batch 1": 1}
     assert "simulated != integer: 1 of" in str(found) and found.to_json()["same"] is False

@@ -18,7 +18,7 @@ from commands import Run, runner
 from digits import few_digits
 
 from hago import cli
-from hago.analysis import strategy_report as judgement
+from hago.analysis import strategy_report
 from hago.cli import main
 from hago.cli.arguments import EXAMPLES, TOP, build_parser
 from hago.cli.commands import COMMANDS
@@ -343,7 +343,7 @@ def test_realize_says_no_where_a_bit_differs(hago: Run, monkeypatch: pytest.Monk
         def run(self, *args: Any, **kwargs: Any) -> list[Any]:
             return [out + 1 for out in super().run(*args, **kwargs)]
 
-    monkeypatch.setattr(judgement, "IntegerModel", Wrong)
+    monkeypatch.setattr(strategy_report, "IntegerModel", Wrong)
     run = hago("realize", MODEL, STRATEGY, "--data", DATA)
     assert run.code == 1 and "simulated != integer" in run.out
 

@@ -1,4 +1,4 @@
-"""OneFlow's ops of the vectors, by the public functions of hago.emulation.oneflow and oneflow_layers."""
+"""OneFlow's ops of the vectors, by the public functions of hago.emulation.oneflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's ops of the vectors, by the public functions of hago.emulation.pytorch and pytorch_observers."""
+"""PyTorch's ops of the vectors, by the public functions of hago.emulation.pytorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's ops of the vectors, by the public functions of hago.emulation.tensorflow.fake_quantize*."""
+"""TensorFlow's ops of the vectors, by the public functions of hago.emulation.tensorflow.fake_quantize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: it helps, it goes on where it was killed, and what it returns is as any other strategy."""
+"""Fine-tuning: it helps, it resumes where it was killed, and its strategy can be used like any other."""
 
 from __future__ import annotations
 
