@@ -19,9 +19,9 @@ from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import RowsCall
-from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.requantize import move_of, period
+from hago.runtime.native.requantize import period, requantization_of
 from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
 from hago.runtime.reference import IntegerModel
 
@@ -82,9 +82,9 @@ def test_a_library_that_rounds_otherwise_is_found() -> None:
     assert check_passes(library.calls).exact
 
     class Lying:
-        def hago_rows(self, tail: int, *rest: object) -> None:
-            library.calls.hago_rows(tail, *rest)
-            output = native.Tail.from_address(tail).output[0]
+        def hago_rows(self, epilogue: int, *rest: object) -> None:
+            library.calls.hago_rows(epilogue, *rest)
+            output = native.Tail.from_address(epilogue).output[0]
             first = (native.c_int32 * 1).from_address(output.data)
             first[0] ^= 1
 
@@ -100,11 +100,11 @@ def test_a_narrow_range_far_from_its_zero_point(how: Requantize) -> None:
     zero, one = torch.tensor(2**24 + 151), torch.ones((), dtype=torch.float64)
     target = QParams(one, zero, -50, 51, INT32)
     simq = SimQ(QParams(1024 * one, torch.tensor(0), INT32.min, INT32.max, INT32), target)
-    moved = move_of(simq, how, 1, 2**31 - 1)
+    moved = requantization_of(simq, how, 1, 2**31 - 1)
     assert not isinstance(moved, str)
-    tail = Tail(1, [], stored=[Stored("", moved, target)]).build()
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, target)]).build()
     sums = torch.tensor([2**22, -(2**22)], dtype=torch.int32)
-    (found,) = RowsCall(library.calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums])
+    (found,) = RowsCall(library.calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums])
     assert found.tolist() == [51, -50]
 
 

@@ -31,7 +31,7 @@ SMALLER: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class MicroBatchSegment:
     """Steps that follow one another.
 
     Args:
@@ -69,9 +69,9 @@ class Stretch:
             del values[name]
 
 
-def stretches(
+def micro_batch_segments(
     steps: Sequence[Step], sizes: Sequence[int], inputs: Collection[Name], ends: Collection[Name], room: int
-) -> tuple[Stretch, ...]:
+) -> tuple[MicroBatchSegment, ...]:
     """The stretches of a pass.
 
     Args:
@@ -80,7 +80,7 @@ def stretches(
         room: bytes that a value of the samples that are run together may take.
     """
     left = [*itertools.accumulate(reversed(sizes), max)][::-1]  # the largest from each step on
-    found: list[Stretch] = []
+    found: list[MicroBatchSegment] = []
     there, first = set(inputs), 0
     while first < len(steps):
         after = next((i for i in range(first, len(steps)) if SMALLER * left[i] <= left[first]), len(steps))
@@ -90,7 +90,7 @@ def stretches(
         read = {name for step in some for name in step.inputs}
         takes, gives, drops = (tuple(sorted(names)) for names in (there & read, made & later, there - later))
         at_once = max(1, room // max(1, left[first]))
-        found.append(Stretch(some, takes, gives, drops, last_uses(some, gives), at_once))
+        found.append(MicroBatchSegment(some, takes, gives, drops, last_uses(some, gives), at_once))
         there, first = (there | made) & later, after
     return tuple(found)
 
@@ -172,17 +172,19 @@ class Executor:
         self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
         self._done = last_uses(self._steps, self.ends)
         inputs = plan.graph.inputs if lowering.by_sample else ()
-        self.stretches = stretches(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
+        self.segments = (
+            micro_batch_segments(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
+        )
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The outputs of flat inputs, those of the integer model bit for bit."""
         size = len(inputs[0]) if inputs and inputs[0].ndim else 0
-        if not any(s.at_once < size for s in self.stretches) or any(len(x) != size for x in inputs):
+        if not any(s.at_once < size for s in self.segments) or any(len(x) != size for x in inputs):
             return self._run(inputs)
         values = self.begin(inputs)
         with torch.no_grad():
-            for stretch in self.stretches:
-                stretch.run(values, size)
+            for segment in self.segments:
+                segment.run(values, size)
         return self.end(values)
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Any]:

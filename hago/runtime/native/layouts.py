@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from hago.arithmetic.types import Edge, SimQ
 from hago.graph.graph import CONST, OUTPUT, Node
 from hago.plan.fusion import fuse_clamps
 from hago.plan.plan import NodePlan, Plan
-from hago.runtime.native.choice import Choice
 
 #: Ops that give every value of their operand back or leave it out, or the largest of several, or zeros besides.
 MOVERS: Final = frozenset(
@@ -99,7 +98,7 @@ def _before(plan: Plan, node: Node, made: NodePlan, wanted: SimQ) -> tuple[SimQ 
         elif source is None:
             return None
         elif simq is None:
-            # the very scale that readers requantized from: one object in two places means "no change of scale"
+            # the very scale that readers requantized from: one object in two formats means "no change of scale"
             moved.append(replace(wanted, source=replace(source.out, scale=made.out.scale)))
         elif node.op in JOINERS and simq.source is not None and simq.via is None and wanted.via is None:
             moved.append(replace(simq, target=wanted.target, via=simq.target))
@@ -131,21 +130,40 @@ def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:
 
 
 # ---------------------------------------------------------------- wants
-# Wants: in which forms the readers of every value ask for it.
+# RequestedLayouts: in which forms the readers of every value ask for it.
 # A node that stands for itself (not skipped by the wiring) is a *root*. Its value is wanted as it is (under the
 # node's name), requantized to a target (`name>1` and so on, one for each target), or real (`name!`).
 
 
-class Wants:
+#: The conversions of its operands that a kernel makes itself: none, those from integers, or all of them.
+Converts = Literal["nothing", "integers", "everything"]
+#: The part of an epilogue in which the kernel of a sum can compute a node.
+Fusion = Literal["add", "clamp", "max_pool"]
+
+
+class ConsumerKernel(Protocol):
+    """The properties of a kernel on which the layouts of its operands depend; see `kernels.Kernel`."""
+
+    @property
+    def converts(self) -> Converts: ...
+
+    @property
+    def reads_real(self) -> bool: ...
+
+    @property
+    def fuses_as(self) -> Fusion | None: ...
+
+
+class RequestedLayouts:
     """The forms of every value, and the name that every edge reads.
 
     Args:
-        choices: how every root runs.
+        kernels: the kernel of every root.
     """
 
-    def __init__(self, wiring: Wiring, choices: Mapping[str, Choice]) -> None:
+    def __init__(self, wiring: Wiring, kernels: Mapping[str, ConsumerKernel]) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
-        self.choices = choices
+        self.kernels = kernels
         self.names: dict[Edge, str] = {}
         self._forms: dict[str, dict[str, SimQ | None]] = {}
         for edge in self.graph.edges:
@@ -163,7 +181,7 @@ class Wants:
             found += self.readers(edge.dst) if edge.dst in self.wiring.skipped else [edge]
         return found
 
-    def sole(self, root: str) -> Node | None:
+    def only_reader(self, root: str) -> Node | None:
         """The node that alone reads a root, through one edge."""
         readers = self.readers(root)
         alone = len(readers) == 1 and readers[0].dst != OUTPUT
@@ -189,9 +207,9 @@ class Wants:
         """Whether a float node reads the real value of integers, which need be made but once."""
         if simq is None or simq.source is None or simq.target is not None or simq.via is not None:
             return False
-        return self.choices[edge.dst].kind == "float" and self.graph[self.graph.source(edge)].op != CONST
+        return self.kernels[edge.dst].reads_real and self.graph[self.graph.source(edge)].op != CONST
 
     def _moved_before(self, edge: Edge, simq: SimQ) -> bool:
         """Whether the reader takes what the edge makes, rather than doing it itself."""
-        choice = self.choices[edge.dst]
-        return choice.takes == "moved" or (choice.kind == "add" and simq.source is None)
+        converts = self.kernels[edge.dst].converts
+        return converts == "nothing" or (converts == "integers" and simq.source is None)

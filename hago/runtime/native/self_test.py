@@ -22,10 +22,10 @@ from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, Place, RowsCall
-from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, RowsCall
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
-from hago.runtime.native.requantize import AS_IS, SLACK, move_of, period
+from hago.runtime.native.requantize import AS_IS, SLACK, StorageFormat, period, requantization_of
 from hago.runtime.native.weights import Geometry, pack
 
 #: (uint8 image, int8 weight, groups) to the sums.
@@ -190,9 +190,9 @@ def check_products(calls: Any) -> Verdict:
             for shapes in PRODUCTS if small else PRODUCTS[:2]:
                 pair = [_extreme(shape, dtype, generator) for shape, dtype in zip(shapes, dtypes, strict=True)]
                 a, b = (x.to(torch.int64) - zero for x, zero in zip(pair, zeros, strict=True))
-                places = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
+                formats = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
                 exact = a @ b if len(shapes[0]) == 3 else a * b
-                found = _product(calls, pair, (places[0], places[1]), len(shapes[0]) == 3)
+                found = _product(calls, pair, (formats[0], formats[1]), len(shapes[0]) == 3)
                 wrong += int((found != exact.to(torch.int32)).sum())
                 total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} products of extreme operands are wrong")
@@ -214,12 +214,12 @@ def _extreme(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Genera
     return drawn.where(torch.rand(shape, generator=generator) < 0.8, torch.tensor(ends.max)).to(dtype)
 
 
-def _product(calls: Any, pair: list[Tensor], places: tuple[Place, Place], matrices: bool) -> Tensor:
+def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, StorageFormat], matrices: bool) -> Tensor:
     """Sums as they are."""
     none = (None, None)
-    tail = Tail(pair[1].shape[-1] if matrices else 1, [], stored=[Stored("", AS_IS, _SUMS)]).build()
-    multiply = MultiplyCall(calls, tail, places, none, 1, None)
-    (made,) = (MatmulCall(calls, tail, places, none, None) if matrices else multiply)(pair)
+    epilogue = Epilogue(pair[1].shape[-1] if matrices else 1, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
+    multiply = MultiplyCall(calls, epilogue, formats, none, 1, None)
+    (made,) = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)
     return made
 
 
@@ -251,10 +251,10 @@ def _forms() -> Iterator[Requantize]:
 
 
 def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tensor:
-    moved = move_of(simq, how, 1, 2**31 - 1)
+    moved = requantization_of(simq, how, 1, 2**31 - 1)
     assert not isinstance(moved, str) and simq.target is not None
-    tail = Tail(1, [], stored=[Stored("", moved, simq.target)]).build()
-    (made,) = RowsCall(calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, simq.target)]).build()
+    (made,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
     return made
 
 
@@ -270,9 +270,9 @@ def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, values: int, tiles: boo
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     packed = pack(w, geometry, tiles)
-    tail = Tail(int(out), [], stored=[Stored("", AS_IS, _SUMS)]).build()
+    epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     offset = packed.offsets(None, zero + 128 * (values == native.TYPES["int8"]), groups)
     zeros = torch.zeros(geometry.channels * w.element_size() + SLACK, dtype=torch.uint8)
     template = native.conv_of(geometry, packed, values, offset, zeros)
-    (made,) = ConvCall(calls, template, geometry, tail, (packed.weight, offset, zeros), False)([x])
+    (made,) = ConvCall(calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])
     return made

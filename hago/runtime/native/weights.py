@@ -18,7 +18,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import SimQ
 from hago.caching import LRU
-from hago.runtime.native.requantize import SLACK, Moved, move_of
+from hago.runtime.native.requantize import SLACK, Requantization, requantization_of
 
 #: Bytes of packed weights that one Packs keeps.
 PACKED_BYTES: Final = 1 << 29
@@ -128,7 +128,7 @@ class Packs:
 
     def __init__(self) -> None:
         self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
-        self._moves: LRU[Hashable, Moved | str] = LRU(MOVES)
+        self._moves: LRU[Hashable, Requantization | str] = LRU(MOVES)
         self.tables: LRU[Hashable, Tensor] = LRU(TABLES)
 
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
@@ -137,15 +137,15 @@ class Packs:
         made: Made = self._kept.made((id(weight), key), lambda: (weight, make(weight)))[1]
         return made
 
-    def move(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
-        """`moves.move_of`, made once for equal SimQs."""
+    def requantization(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
+        """`moves.requantization_of`, made once for equal SimQs."""
         if simq is None or simq.source is None or simq.target is None:
-            return move_of(simq, how, channels, largest)
+            return requantization_of(simq, how, channels, largest)
         ends = (simq.source, *((simq.via,) if simq.via else ()), simq.target)
-        # one scale in two places means "no change of scale", which equal ones do not
+        # one scale in two formats means "no change of scale", which equal ones do not
         same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
         key = (simq.key, same, how, channels, largest)
-        return self._moves.made(key, lambda: move_of(simq, how, channels, largest))
+        return self._moves.made(key, lambda: requantization_of(simq, how, channels, largest))
 
     def __call__(
         self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False, words: bool = False
