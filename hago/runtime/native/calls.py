@@ -1,4 +1,8 @@
-"""Calls of the native kernels: tensors in, tensors out; frozen, so that they may run in any thread."""
+"""Calls of the native kernels.
+
+A call is a function from tensors to tensors. The kernels in `kernels` make one per node during lowering, and the steps
+of an `Executor` run it. Calls are frozen, so several threads can run the same one at once.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,14 @@ def channels_inner(x: Tensor, axis: int) -> Tensor:
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that all are broadcast to."""
+    """The shape to which all shapes are broadcast."""
     rank = max(map(len, shapes))
     whole = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*whole, strict=True))
 
 
 def expand_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Values with the batch first, of which one sample stands for as many as there are of the others."""
+    """Values whose first axis is the batch, with those of a single sample expanded to the batch of the others."""
     sizes = {len(v) for v in values}
     if len(sizes) == 1:
         return values
@@ -58,10 +62,9 @@ class ConvCall:
     """A convolution, or a matrix product by a constant, with its epilogue.
 
     Args:
-        calls: the library.
-        template: the native.Conv, whose arrays `kept` holds.
-        flat: the channels are the last axis and every row is a pixel (linear, matmul).
-        dims: of the image, where it is one: 1 or 2.
+        calls: the library of native kernels.
+        template: the structure of the convolution; it points to the arrays in `kept`.
+        flat: whether the channels are the last axis, so that every row is a pixel (linear, matmul).
     """
 
     calls: Any
@@ -102,13 +105,13 @@ class ConvCall:
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """An epilogue over a stored value.
+    """A pass that applies an epilogue to every entry of a stored value.
 
     Args:
-        source: code and zero point of the value as stored.
-        axis: along which arrays vary; None where nothing does.
+        source: the storage format of the value.
+        axis: the axis along which arrays vary; None if they do not.
         period: entries of an array.
-        const: the other operand of a sum, as stored, where that is a constant.
+        const: the other operand of a sum in its storage dtype, if it is a constant.
     """
 
     calls: Any
@@ -141,7 +144,12 @@ class RowsCall:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeCall:
-    """Real values to stored integers."""
+    """Quantization of real values.
+
+    Args:
+        stored: the storage format of the integers.
+        dtype: their dtype.
+    """
 
     calls: Any
     scale: float
@@ -175,11 +183,11 @@ class QuantizeCall:
 
 @dataclass(frozen=True, slots=True)
 class PoolCall:
-    """Maxima (without an epilogue) or sums (with one) of windows.
+    """Maxima of windows, or their sums if there is an epilogue.
 
     Args:
-        window: kernel, stride, padding and dilation, two each.
-        size: of the result from that of the image.
+        window: kernel, stride, padding and dilation, two values each.
+        size: gives the size of the output from that of the image.
     """
 
     calls: Any
@@ -216,8 +224,8 @@ class ReduceCall:
     """Sums over axes.
 
     Args:
-        axes: counted from the front; neither the first one nor all of the others.
-        keepdim: whether they stay, with one entry.
+        axes: not negative; neither the first axis nor all of the others.
+        keepdim: whether the output keeps these axes with size 1.
     """
 
     calls: Any
@@ -249,11 +257,11 @@ class ReduceCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvPoolCall:
-    """A convolution of images, and the max pooling that alone reads it.
+    """A convolution of images fused with the max pooling that is its only reader.
 
     Args:
-        conv: its epilogue makes the one value that is pooled.
-        pool: its epilogue is that of the whole.
+        conv: its epilogue stores the value that is pooled.
+        pool: its epilogue stores the outputs of the call.
     """
 
     conv: ConvCall
@@ -282,7 +290,12 @@ class ConvPoolCall:
 
 @dataclass(frozen=True, slots=True)
 class TableCall:
-    """A table of 256 bytes, by the byte that is looked up."""
+    """A lookup in a table of 256 bytes.
+
+    Args:
+        entries: the result of byte b, read as uint8, at index b.
+        dtype: of the results.
+    """
 
     calls: Any
     entries: Tensor
@@ -300,9 +313,8 @@ class TableCall:
 
 
 # ---------------------------------------------------------------- products
-# Calls of the native kernels that take two values; frozen, so that they may run in any thread.
-# An operand that is a constant stands in `consts`, as stored; the others come with the call, in order, and after them
-# what is added to the product, if anything is.
+# Calls of kernels with two operands. `consts` holds the operands that are constants, in their storage dtypes. The
+# others are the values of the call, in order, followed by the value that the epilogue adds, if there is one.
 
 Pair = tuple[Tensor | None, Tensor | None]
 
@@ -316,10 +328,10 @@ def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tens
 # ---------------------------------------------------------------- entry by entry
 @dataclass(frozen=True, slots=True)
 class MultiplyCall:
-    """A product entry by entry, operands broadcast.
+    """An elementwise product with broadcasting.
 
     Args:
-        channels: entries of the epilogue's arrays, along `axis`; 1 and None where nothing varies.
+        channels, axis: the size and the axis of the channels along which arrays vary; 1 and None if they do not.
     """
 
     calls: Any
@@ -356,10 +368,10 @@ class MultiplyCall:
 
 @dataclass(frozen=True, slots=True)
 class PairTableCall:
-    """A table by the bytes of two operands, broadcast.
+    """A lookup in a table of all pairs of bytes, with broadcasting.
 
     Args:
-        entries: (65536,) as stored; that of a and b at 256 * a + b, both read as uint8.
+        entries: (65536,) in the storage dtype; the result of bytes a and b, read as uint8, at index 256 * a + b.
     """
 
     calls: Any
@@ -378,7 +390,7 @@ class PairTableCall:
 
 
 def _order(x: Tensor, axis: int | None) -> list[int]:
-    """The axes in the order of memory: `axis` innermost where there is one, else as they lie."""
+    """The axes in the order in which they are stored: `axis` innermost, or the current order if it is None."""
     if axis is None and x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
         axis = 1
     order = list(range(x.ndim))
@@ -390,7 +402,7 @@ def _back(order: Sequence[int]) -> list[int]:
 
 
 def _broadcast_layout(x: Tensor) -> tuple[native.Spread, Tensor]:
-    """How an expanded operand lies against one that is whole, and the entries that it has."""
+    """How the entries of an expanded operand repeat along those of the other one, and the entries themselves."""
     sizes = [size for size in x.shape if size > 1]
     varies = [stride > 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     first = varies.index(False) if False in varies else 0
@@ -407,8 +419,8 @@ class MatmulCall:
     """A product of matrices (..., m, k) and (..., k, n); the latter may be a constant.
 
     Args:
-        offset: int32 (n,), what sums start from; None for nothing.
-        transposed: whether the second operand comes as (..., n, k), as weights of linear layers do.
+        offset: int32 (n,), the initial values of the sums; None for zeros.
+        transposed: whether the second operand has the shape (..., n, k), as weights of linear layers have.
     """
 
     calls: Any
@@ -426,7 +438,7 @@ class MatmulCall:
         *batch, rows, columns = shape
         made = [torch.empty(shape, dtype=dtype) for dtype in self.epilogue.dtypes]
         a, b = a.expand(*a.shape[:-2], rows, a.shape[-1]), b.expand(*b.shape[:-1], columns)
-        if b.ndim == 2:  # every row stands by itself
+        if b.ndim == 2:  # all rows are independent
             a = a.expand(*batch, *a.shape[-2:]).reshape(1, -1, a.shape[-1])
             batch, rows = [1], a.shape[1]
         a, b = _two_batches(a, batch), _two_batches(b, batch)
@@ -437,7 +449,7 @@ class MatmulCall:
             *a.shape[:2], rows, columns, a.shape[-1], *a.stride()[:3], *b.stride(), a_type, a_zero, b_type, b_zero,
             0 if self.offset is None else self.offset.data_ptr(),
         )  # fmt: skip
-        # an epilogue holds no tensors: this one must stay
+        # the bound structure does not keep this tensor alive
         addend = None if addend is None else addend.expand(shape).contiguous()
         epilogue = self.epilogue.bind(made, columns, addend)
         if made[0].numel():
@@ -449,7 +461,7 @@ class MatmulCall:
 
 
 def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:
-    """The matrices with two axes of batches before them."""
+    """The matrices with exactly two batch axes."""
     x = x.expand(*batch, *x.shape[-2:])
     if len(batch) > 2:
         return x.reshape(-1, batch[-1], *x.shape[-2:])

@@ -1,4 +1,9 @@
-"""Conversions: passes that quantize, requantize or dequantize a whole value."""
+"""Lowering: a wired Plan becomes a list of Steps.
+
+Every node gets the kernel that `kernels.select_kernel` selects for it, together with the nodes that the kernel can
+compute in its epilogue. The forms of a value that readers request and its kernel does not store are made by
+conversions: passes that quantize, requantize or dequantize a whole value.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +31,17 @@ from hago.runtime.reference import move_stored, real_value
 
 
 def conversion(plan: Plan, root: str, simq: SimQ, calls: Any) -> tuple[str, Run]:
-    """The kernel and the call that make a form of a root's value.
+    """The kernel that applies a conversion to the value of a node, and the function that calls it.
 
     Args:
-        calls: the library, or None.
+        root: the node.
+        calls: the library of native kernels, or None.
     """
-    found: Run | None = None
+    native_call: Run | None = None
     if calls is not None:
-        found = _quantize(plan, root, simq, calls) if simq.source is None else _rows(plan, root, simq, calls)
-    if found is not None:
-        return f"native {simq.kind}", found
+        native_call = _quantize(plan, root, simq, calls) if simq.source is None else _rows(plan, root, simq, calls)
+    if native_call is not None:
+        return f"native {simq.kind}", native_call
     how = plan.hardware.requantize
     if simq.target is None:
         return "reference", lambda values: (real_value(simq, values[0]),)
@@ -43,7 +49,7 @@ def conversion(plan: Plan, root: str, simq: SimQ, calls: Any) -> tuple[str, Run]
 
 
 def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
-    """Float32 values; what float nodes make may be of any dtype, and goes the way of the reference where it is."""
+    """Quantization of float32 values. Float nodes can make values of other dtypes; the reference quantizes those."""
     target, node, how = simq.target, plan.graph[root], plan.hardware.requantize
     assert target is not None
     code, dtype = stored_type(target), node.attrs.get("dtype", "float32") if node.op == INPUT else "float32"
@@ -83,14 +89,9 @@ def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:
 
 
 # ---------------------------------------------------------------- lowering
-# Lowering: a wired Plan to Steps, node by node in order.
-# Every root is given the kernel that `choice` names, with its chain (`chains`); the forms of its value that the
-# kernel does not store are passes of their own.
-
-
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """Which nodes a kernel computes, in order, and why it was chosen."""
+    """The nodes that one call of a kernel computes, in order, and why the kernel was selected."""
 
     nodes: tuple[str, ...]
     kernel: str
@@ -98,12 +99,12 @@ class KernelUse:
 
 
 class Lowering:
-    """Makes the steps of one Plan; lives while an executor is built.
+    """The lowering of one Plan. Made by `Executor`, which calls `lower` once and keeps the results, not the lowering.
 
     Args:
         wiring: the Plan and its skipped nodes.
-        packs: packed weights, shared by the executors of one search.
-        kernels: which may be used.
+        packs: packed weights and requantizations, shared by the executors of one search.
+        kernels: the kernels that may be selected.
     """
 
     def __init__(self, wiring: Wiring, packs: Packs, kernels: Kernels) -> None:
@@ -119,7 +120,7 @@ class Lowering:
         self.made: set[str] = set(self.graph.consts)
         self.epilogues = FusedEpilogues(self.layouts, self.made, packs)
         self.steps: list[Step] = []
-        self.ran: list[KernelUse] = []
+        self.uses: list[KernelUse] = []
         self.sizes: list[int] = []  # bytes of the largest value of each step at batch 1
         self._done: set[str] = set()
 
@@ -135,7 +136,7 @@ class Lowering:
 
     @property
     def outputs(self) -> list[str]:
-        """The names of the values that the graph's outputs are."""
+        """The names of the values that are the graph's outputs."""
         return [self.layouts.names[Edge(OUTPUT, i)] for i in range(len(self.graph.outputs))]
 
     def _node(self, node: Node) -> None:
@@ -155,7 +156,7 @@ class Lowering:
         forms = [self._form_key(last, name) for name in call.outputs]
         digest = repr((call.kernel, digests, edges, forms)).encode()
         self.steps.append(Step(call.inputs, call.outputs, call.run, digest, (None,) * len(call.outputs)))
-        self.ran.append(KernelUse(call.nodes, call.kernel, why))
+        self.uses.append(KernelUse(call.nodes, call.kernel, why))
         self.made.update(call.outputs)
         self.sizes.append(max(self._bytes(last, name) for name in call.outputs))
         self._done.update(call.nodes)
@@ -166,12 +167,12 @@ class Lowering:
         return None if simq is None else simq.key
 
     def _form_key(self, root: str, name: str) -> object:
-        """What tells the forms of a value apart."""
+        """The key that distinguishes the forms of a value."""
         simq, made = self.layouts.forms(root).get(name), self.plan.nodes.get(root)
         return simq.key if simq is not None else None if made is None else made.out.key
 
     def _bytes(self, root: str, name: str) -> int:
-        """What a value takes at batch 1."""
+        """The bytes of a value at batch 1."""
         simq, made = self.layouts.forms(root).get(name), self.plan.nodes.get(root)
         qparams = simq.target if simq is not None else None if made is None else made.out
         each = 4 if qparams is None else qparams.dtype.torch.itemsize
@@ -179,7 +180,7 @@ class Lowering:
 
     @property
     def by_sample(self) -> bool:
-        """Whether every sample of a batch is computed by itself, whatever else is in the batch."""
+        """Whether every sample of a batch is computed independently of the others."""
         nodes = [n for n in self.graph if n.op not in (INPUT, CONST) and n.name not in self.wiring.skipped]
         ends = [n.shape for n in (self.graph[name] for name in (*self.graph.inputs, *self.graph.outputs))]
         return (
@@ -192,7 +193,7 @@ class Lowering:
         return batch_first and self.selected[node.name].kernel.by_sample(self.plan, node)
 
     def _convert(self, root: str) -> None:
-        """Passes for the forms of a value that its kernel did not store."""
+        """Add conversions for the requested forms of a value that its kernel does not store."""
         for name, simq in self.layouts.forms(root).items():
             if name not in self.made:
                 assert simq is not None

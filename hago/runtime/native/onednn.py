@@ -1,4 +1,4 @@
-"""oneDNN's int8 convolution and matrix product as torch calls them.
+"""oneDNN's int8 convolution and matrix product, called through torch.
 
 Activations are uint8, weights int8 without zero points. Sums come out as float32, exact below 2**24, or
 requantized in the kernel: `rint(sum * scale + bias + zero point)` in float32, where a power-of-two scale is
@@ -25,13 +25,13 @@ FINEST: Final = 2.0**-16
 
 @dataclass(frozen=True, slots=True)
 class OnednnConv:
-    """A convolution with one output.
+    """A call of oneDNN's convolution.
 
     Args:
         weight: prepacked.
         zero: of the activations, as uint8.
-        scales: float32 per output channel: the ratio to the output's scale, or 1 where sums come out.
-        bias: float32, in units of the output; None for none.
+        scales: float32 per output channel: the ratio to the scale of the output, or 1 for unscaled sums.
+        bias: float32, in units of the output, or None.
         out_zero: zero point of the output.
         dtype: uint8, int8 or float32 of the output.
     """
@@ -45,7 +45,7 @@ class OnednnConv:
     dtype: torch.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(N, channels, H, W) of uint8 to (N, out_channels, H', W')."""
+        """Convolve uint8 values of shape (N, channels, H, W); the output has the shape (N, out_channels, H', W')."""
         g = self.geometry
         zeros = torch.zeros(g.out_channels, dtype=torch.int32)
         made: Tensor = torch.ops.onednn.qconv_pointwise(
@@ -57,7 +57,7 @@ class OnednnConv:
 
 
 def prepack(weight: Tensor, geometry: Geometry, zero: int) -> Tensor:
-    """int8 (out, in / groups, h, w) in oneDNN's own order."""
+    """int8 weights of shape (out, in / groups, h, w) in oneDNN's own order."""
     g = geometry
     made: Tensor = torch.ops.onednn.qconv_prepack(
         weight, torch.ones(g.out_channels), 1.0, zero, list(g.stride), list(g.padding), list(g.dilation), g.groups, None

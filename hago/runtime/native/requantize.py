@@ -1,6 +1,6 @@
-"""Requantizations as the native kernels take them, or why they cannot.
+"""Requantizations in the form that the native kernels read, or the reasons why the kernels cannot apply them.
 
-A Move holds pointers, so whoever holds a Move holds the tensors that it points into.
+The C++ structure `native.Move` holds pointers, so a `Requantization` keeps the tensors that its structure points to.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
 
 @dataclass(frozen=True, slots=True)
 class Requantization:
-    """A Move and what it points to."""
+    """A requantization as the native kernels read it, and the tensors that it points to. Made by `requantization_of`,
+    cached by `Packs`, and copied into the structures of calls, whose owners keep `kept` alive."""
 
     move: native.Move
     kept: tuple[Any, ...] = ()
 
 
+#: No change of scale.
 AS_IS: Final = Requantization(native.Move(native.AS_IS))
 
 
 def stored_type(qparams: QParams) -> int | None:
-    """The code of a storage type, or None where the kernels do not know it."""
+    """The code of a storage type; None if the kernels do not have it."""
     return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None
 
 
@@ -58,12 +60,16 @@ def storage_format(qparams: QParams | None) -> StorageFormat:
 
 
 def period(channels: int) -> int:
-    """How many entries an array of `channels` values takes: as many repetitions as fill a row."""
+    """The number of entries in an array of `channels` values that is repeated to fill a row."""
     return channels * max(1, native.ROW // channels)
 
 
 def repeat_to_row(values: Tensor, channels: int) -> Tensor:
-    """One value per entry of a row: a single value, or one per channel, repeated; and some slack."""
+    """An array with one value per entry of a row, and `SLACK` more.
+
+    Args:
+        values: a single value, or one per channel.
+    """
     flat = values.flatten()
     each = flat.expand(channels) if flat.numel() == 1 else flat
     return torch.cat([each.repeat(period(channels) // channels), each.new_ones(SLACK)]).contiguous()
@@ -89,19 +95,19 @@ def largest_of(qparams: QParams) -> float:
 
 
 def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
-    """The Move of an edge between integers.
+    """The requantization of an edge between integers.
 
     Args:
         channels: how many values an array holds where scales vary; 1 where they do not.
         largest: the largest |c| that arrives.
 
     Returns:
-        The Move, or why there is none.
+        The requantization, or the reason why the kernels cannot apply it.
     """
     if simq is None:
         return AS_IS
     if simq.via is not None:
-        return _by_two(simq, how, channels, largest)
+        return _in_two_steps(simq, how, channels, largest)
     source, target = simq.source, simq.target
     if source is None or target is None:
         return "reads or makes real values"
@@ -164,8 +170,12 @@ def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: t
 def tflite_sum_requantizations(
     attrs: Mapping[str, Any], clip: tuple[int, int]
 ) -> tuple[Requantization, Requantization, Requantization] | str:
-    """The Moves of TFLite's sums (`ops._tflite.tflite_sum`), or why there are none: of the sum to the output, and of
-    both operands to the sum, `multiply_by_quantized_multiplier(c << left, m, n, how)`."""
+    """The requantizations of a TFLite sum (`tflite_sum` of `hago.ops`), or the reason why kernels cannot apply them.
+
+    Returns:
+        From the sum to the output, then from both operands to the sum:
+        `multiply_by_quantized_multiplier(c << left, m, n, how)`.
+    """
     how, ends = attrs["how"], (-(2**31), 2**31 - 1)
     # c << left is c * 2**(left + 1) / 2
     shift, one = torch.tensor(2 << attrs["left_shift"]), torch.ones((), dtype=torch.int64)
@@ -178,48 +188,46 @@ def tflite_sum_requantizations(
     made = [m for m in tried if not isinstance(m, str)]
     if len(made) < len(tried):
         return next(m for m in tried if isinstance(m, str))
-    begun, out, first, second = made
-    return out, _after(begun, first), _after(begun, second)
+    before, out, first, second = made
+    return out, _in_sequence(before, first), _in_sequence(before, second)
 
 
-def _by_two(simq: SimQ, how: Requantize, channels: int, largest: float) -> Requantization | str:
-    """One requantization after another; as one where the first does nothing but shift to the left."""
+def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) -> Requantization | str:
+    """Two requantizations in sequence; a single one if the first is only a shift to the left."""
     first, second = simq.steps
     assert first.target is not None and second.target is not None
-    begun, ended = (
-        requantization_of(first, how, channels, largest),
-        requantization_of(second, how, channels, largest_of(first.target)),
-    )
-    if isinstance(begun, str) or isinstance(ended, str):
-        return begun if isinstance(begun, str) else ended
-    if begun.move.plain and ended.move.plain and largest < EXACT_FLOAT32:
+    before = requantization_of(first, how, channels, largest)
+    after = requantization_of(second, how, channels, largest_of(first.target))
+    if isinstance(before, str) or isinstance(after, str):
+        return before if isinstance(before, str) else after
+    if before.move.plain and after.move.plain and largest < EXACT_FLOAT32:
         up, on = (_ratio(x, how).to(torch.float32) for x in (first, second))
         # c * up is exact, and so is up * on, which makes the product of all three round once
         if is_power_of_two(up) and bool((up >= 1).all()) and bool((up * on / up == on).all()):
             ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
             low, high = (float(v) for v in apply_simq(ends, second, how))
             return _by_ratio(up * on, how, second.target, channels, low, high)
-    return _after(begun, ended)
+    return _in_sequence(before, after)
 
 
-def _after(begun: Requantization, ended: Requantization) -> Requantization:
-    """One Move after another."""
-    move = native.Move.from_buffer_copy(ended.move)
-    move.first = addressof(begun.move)
-    return Requantization(move, (*ended.kept, begun))
+def _in_sequence(before: Requantization, after: Requantization) -> Requantization:
+    """A requantization that applies `before` first."""
+    move = native.Move.from_buffer_copy(after.move)
+    move.first = addressof(before.move)
+    return Requantization(move, (*after.kept, before))
 
 
-def narrowed(moved: Requantization, low: int | None, high: int | None) -> Requantization:
-    """The same, clipped further to limits in centered integers."""
-    move = native.Move.from_buffer_copy(moved.move)
+def narrowed(requantization: Requantization, low: int | None, high: int | None) -> Requantization:
+    """The requantization with narrower limits, in centered integers."""
+    move = native.Move.from_buffer_copy(requantization.move)
     move.low = move.low if low is None else min(max(move.low, low), move.high)
     move.high = move.high if high is None else max(min(move.high, high), move.low)
     move.least, move.most = move.low, move.high
-    return Requantization(move, moved.kept)
+    return Requantization(move, requantization.kept)
 
 
 def to_real(source: QParams, channels: int) -> Requantization | str:
-    """The Move that dequantizes."""
+    """Dequantization to float32, or the reason why the kernels cannot apply it."""
     scale = source.scale.to(torch.float32)
     if scale.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"

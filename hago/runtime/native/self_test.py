@@ -1,8 +1,8 @@
-"""Which integer kernels are exact on this machine: each is tried once per process against exact integers.
+"""Self-tests of the kernels: every kernel is compared with exact integers once per process.
 
-Without VNNI many int8 kernels add products in pairs in a saturating int16, and most sums come out wrong; and a
-compiler may have been told to trade digits for speed. So nothing is assumed of a kernel: extreme operands go
-through it, and it is used only where every integer is right.
+Without VNNI, many int8 kernels add pairs of products in a saturating int16, which makes most sums wrong, and a compiler
+may trade accuracy for speed. So every kernel computes on extreme operands first, and it is used only if all integers
+are right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a kernel is exact, and what was found."""
+    """Whether a kernel is exact on this machine, and the evidence."""
 
     exact: bool
     why: str
@@ -48,16 +48,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What may be used.
+    """The kernels that are exact on this machine. Made once per process by `kernels`.
 
     Args:
-        calls: the library of our own, or None.
+        calls: the library of native kernels, or None.
         passes, conv: its passes over whole values, and its convolution.
         tiles: that convolution on matrix tiles.
-        words: that convolution of values of 16 bits.
-        onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
+        words: that convolution of 16-bit activations.
+        onednn: oneDNN's int8 convolution and matrix product, with unscaled sums.
         fused: the same with requantization by powers of two.
-        products: products of two values, entry by entry and of matrices, of our own.
+        products: native products of two values, elementwise and of matrices.
     """
 
     calls: Any
@@ -93,7 +93,7 @@ NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 7)
 
 @functools.cache
 def kernels() -> Kernels:
-    """What this process may use; found out on the first call, in some tens of milliseconds."""
+    """The kernels that are exact in this process. The first call tests them, in some tens of milliseconds."""
     library = native.library()
     absent = Verdict(False, library.why)
     passes = check_passes(library.calls) if library.calls is not None else absent
@@ -114,9 +114,9 @@ def kernels() -> Kernels:
     return Kernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
 
 
-# ---------------------------------------------------------------- trials
+# ---------------------------------------------------------------- tests
 def check_sums(sums_of: SumsOf) -> Verdict:
-    """Extreme and random bytes through a convolution, dense, grouped and depthwise, against exact sums."""
+    """Compare dense, grouped and depthwise convolutions of extreme and random bytes with exact sums."""
     wrong = total = 0
     for x, w, groups in _operands():
         exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups)
@@ -130,7 +130,7 @@ def check_sums(sums_of: SumsOf) -> Verdict:
 
 
 def check_words(calls: Any) -> Verdict:
-    """Extreme and random values of 16 bits by weights of as many, against exact sums modulo 2**32."""
+    """Compare convolutions of extreme and random 16-bit values and weights with exact sums modulo 2**32."""
     generator = torch.Generator().manual_seed(0)
     wrong = total = 0
     for channels, out, groups, size in WINDOWS:
@@ -160,7 +160,7 @@ def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
 
 
 def check_fused(fused_of: FusedOf) -> Verdict:
-    """Sums requantized in the kernel by powers of two, ties among them, against N3."""
+    """Compare sums that the kernel requantizes by powers of two, ties among them, with equation N3."""
     wrong = total = 0
     for x, w, groups in _operands():
         if groups > 1:
@@ -181,7 +181,7 @@ def check_fused(fused_of: FusedOf) -> Verdict:
 
 
 def check_products(calls: Any) -> Verdict:
-    """Extreme and random values of every type through both products, against exact integers modulo 2**32."""
+    """Compare both products of extreme and random values of every type with exact integers modulo 2**32."""
     generator = torch.Generator().manual_seed(0)
     wrong = total = 0
     for dtypes in itertools.product((torch.uint8, torch.int8, torch.int16), repeat=2):
@@ -215,7 +215,7 @@ def _extreme(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Genera
 
 
 def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, StorageFormat], matrices: bool) -> Tensor:
-    """Sums as they are."""
+    """The unscaled sums of a product."""
     none = (None, None)
     epilogue = Epilogue(pair[1].shape[-1] if matrices else 1, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     multiply = MultiplyCall(calls, epilogue, formats, none, 1, None)
@@ -224,7 +224,7 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
 
 
 def check_passes(calls: Any) -> Verdict:
-    """Every form and rounding on ties, extremes and random sums, against `numerics`."""
+    """Compare every requantize form and rounding with `numerics`, on ties, extremes and random sums."""
     generator = torch.Generator().manual_seed(0)
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
@@ -259,14 +259,14 @@ def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tenso
 
 
 def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
-    """The sums of our own convolution, of bytes and of the same read as int8 less 128."""
+    """The sums of the native convolution of uint8 values, checked against those of the same values as int8."""
     unsigned = _sums(calls, x, w, groups, native.TYPES["uint8"], tiles, 0)
     signed = _sums(calls, (x ^ 128).view(torch.int8), w, groups, native.TYPES["int8"], tiles, -128)
     return torch.where(unsigned == signed, unsigned, torch.iinfo(torch.int32).max)
 
 
 def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, values: int, tiles: bool, zero: int) -> Tensor:
-    """The sums of values, of this type, less their zero point."""
+    """The sums of the native convolution of values of a type, with their zero point subtracted."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     packed = pack(w, geometry, tiles)
