@@ -24,7 +24,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
 from hago.runtime.exactness import differing
 from hago.runtime.native.executor import Executor, FastModel, named_engine
-from hago.runtime.native.self_test import NOTHING, Kernels, Verdict, kernels
+from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, kernels
 from hago.runtime.native.weights import Packs
 from hago.runtime.reference import IntegerModel
 
@@ -214,7 +214,7 @@ def test_movers_in_a_row_of_which_the_last_has_no_kernel(name: str) -> None:
 
 
 # ---------------------------------------------------------------- other kernels
-def _variants() -> dict[str, Kernels]:
+def _variants() -> dict[str, ExactKernels]:
     found, no = kernels(), Verdict(False, "not to be used")
     return {
         "oneDNN": replace(found, conv=no),
@@ -307,8 +307,8 @@ def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
     assert len(executor.segments) > 2
     assert [s.at_once for s in executor.segments] == sorted({s.at_once for s in executor.segments})
     assert executor.run([whole])[0].equal(IntegerModel(plan).run([whole])[0])
-    stretched = {name for s in executor.segments for step in s.steps for name in step.outputs}
-    assert stretched == {name for step in executor.steps() for name in step.outputs}
+    in_segments = {name for s in executor.segments for step in s.steps for name in step.outputs}
+    assert in_segments == {name for step in executor.steps() for name in step.outputs}
 
 
 def test_a_batch_whose_samples_meet_is_not_cut() -> None:

@@ -1,4 +1,4 @@
-"""Values that are joined are joined as narrow as their readers ask for, and come out the same."""
+"""Concatenations run on the narrowest integers that their readers request, with equal outputs."""
 
 from __future__ import annotations
 

@@ -16,11 +16,13 @@ from hago import from_torch
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import INT32, QParams, SimQ
 from hago.hardware.file import load_hardware
+from hago.ops import OPS
 from hago.plan.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import RowsCall
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
+from hago.runtime.native.kernels import KERNELS
 from hago.runtime.native.requantize import period, requantization_of
 from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
 from hago.runtime.reference import IntegerModel
@@ -73,6 +75,11 @@ def test_another_rounding_is_found(rounds: object) -> None:
 
     assert not check_fused(fused).exact
     assert check_fused(lambda x, w, r, z: (torch.round(exact(x, w, 1) * r) + z).clamp(0, 255).to(torch.uint8)).exact
+
+
+def test_every_op_of_the_kernel_table_exists() -> None:
+    assert set(KERNELS) <= set(OPS)
+    assert all(kernels for kernels in KERNELS.values())
 
 
 def test_a_library_that_rounds_otherwise_is_found() -> None:

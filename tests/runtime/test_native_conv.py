@@ -1,4 +1,4 @@
-"""The convolution of our own sums exactly whatever its windows, edges and zero points are."""
+"""The native convolution is exact for all windows, edges and zero points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels beside convolutions (products, differences, sums over axes, padding), bit for bit the reference's."""
+"""Kernels other than convolutions (products, differences, sums over axes, padding) equal the reference bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native kernels do on an edge is the requantization that the Plan says."""
+"""The native kernels requantize an edge as the Plan prescribes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from hago.graph.schedule import Name, Step, last_uses, run_steps
 from hago.plan.plan import Plan
 from hago.runtime.native.layouts import wire
 from hago.runtime.native.lowering import Lowering
-from hago.runtime.native.self_test import Kernels, kernels
+from hago.runtime.native.self_test import ExactKernels, kernels
 from hago.runtime.native.weights import Packs
 from hago.runtime.reference import IntegerModel
 
@@ -165,7 +165,7 @@ class Executor:
         self,
         plan: Plan,
         packs: Packs | None = None,
-        using: Kernels | None = None,
+        using: ExactKernels | None = None,
         cached_bytes: int = CACHED_BYTES,
     ) -> None:
         self.plan = plan

@@ -56,7 +56,7 @@ from hago.runtime.native.requantize import (
     stored_type,
     tflite_sum_requantizations,
 )
-from hago.runtime.native.self_test import Kernels
+from hago.runtime.native.self_test import ExactKernels
 from hago.runtime.native.weights import Geometry, Packs, conv_geometry, tiles_pay
 from hago.runtime.reference import compute_float, compute_integer, move_stored, store
 
@@ -99,7 +99,7 @@ class LoweringState(Protocol):
     layouts: RequestedLayouts
     epilogues: FusedEpilogues
     packs: Packs
-    kernels: Kernels
+    kernels: ExactKernels
 
 
 def _always(plan: Plan, node: Node) -> bool:
@@ -838,7 +838,7 @@ KERNELS: Final[Mapping[str, tuple[Kernel, ...]]] = {
 TABLE_KERNELS: Final = (TABLE,)
 
 
-def native_features(kernels: Kernels) -> frozenset[Feature]:
+def native_features(kernels: ExactKernels) -> frozenset[Feature]:
     """The native kernels that this process may select."""
     passes = kernels.calls is not None
     features: dict[Feature, bool] = {

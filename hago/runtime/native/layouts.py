@@ -54,11 +54,6 @@ def wire(plan: Plan) -> Wiring:
     return Wiring(_with_edges(moved, fused.simqs), fused.skipped)
 
 
-def plain(plan: Plan) -> Wiring:
-    """The Plan as it is: every node's value can be seen."""
-    return Wiring(plan, frozenset())
-
-
 def _requantize_before_movers(plan: Plan) -> Plan:
     """The Plan with the requantizations that follow movers and joiners moved before them."""
     nodes, edges = dict(plan.nodes), dict(plan.edges)
@@ -104,7 +99,7 @@ def _before(plan: Plan, node: Node, made: NodePlan, common: SimQ) -> tuple[SimQ 
         elif source is None:
             return None
         elif simq is None:
-            # the very scale that readers requantized from: one object in two formats means "no change of scale"
+            # the very scale that readers requantized from: one object in two places means "no change of scale"
             simqs.append(replace(common, source=replace(source.out, scale=made.out.scale)))
         elif node.op in JOINERS and simq.source is not None and simq.via is None and common.via is None:
             simqs.append(replace(simq, target=common.target, via=simq.target))

@@ -25,7 +25,7 @@ from hago.runtime.native.epilogue import Epilogue, FusedEpilogues, StoredOutput,
 from hago.runtime.native.kernels import REFERENCE, Call, Run, SelectedKernel, native_features, select_kernel
 from hago.runtime.native.layouts import RequestedLayouts, Wiring
 from hago.runtime.native.requantize import channel_axis, period, requantization_of, stored_type, to_real
-from hago.runtime.native.self_test import Kernels
+from hago.runtime.native.self_test import ExactKernels
 from hago.runtime.native.weights import Packs
 from hago.runtime.reference import move_stored, real_value
 
@@ -107,7 +107,7 @@ class Lowering:
         kernels: the kernels that may be selected.
     """
 
-    def __init__(self, wiring: Wiring, packs: Packs, kernels: Kernels) -> None:
+    def __init__(self, wiring: Wiring, packs: Packs, kernels: ExactKernels) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
         self.packs, self.kernels = packs, kernels
         features = native_features(kernels)

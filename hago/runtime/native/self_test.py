@@ -47,7 +47,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class ExactKernels:
     """The kernels that are exact on this machine. Made once per process by `kernels`.
 
     Args:
@@ -84,15 +84,15 @@ class Kernels:
             *(("on matrix tiles", self.tiles), ("of words", self.words)),
             *(("oneDNN", self.onednn), ("fused", self.fused)),
         )
-        said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
-        return "; ".join(said)
+        parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
+        return "; ".join(parts)
 
 
-NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 7)
+NOTHING: Final = ExactKernels(None, *[Verdict(False, "switched off")] * 7)
 
 
 @functools.cache
-def kernels() -> Kernels:
+def kernels() -> ExactKernels:
     """The kernels that are exact in this process. The first call tests them, in some tens of milliseconds."""
     library = native.library()
     absent = Verdict(False, library.why)
@@ -111,7 +111,7 @@ def kernels() -> Kernels:
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
-    return Kernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
+    return ExactKernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
 
 
 # ---------------------------------------------------------------- tests
@@ -121,10 +121,10 @@ def check_sums(sums_of: SumsOf) -> Verdict:
     for x, w, groups in _operands():
         exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups)
         try:
-            found = sums_of(x, w, groups)
+            computed = sums_of(x, w, groups)
         except REFUSALS as error:
             return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
-        wrong += int((found.to(torch.float64) != exact).sum())
+        wrong += int((computed.to(torch.float64) != exact).sum())
         total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
 
@@ -137,8 +137,8 @@ def check_words(calls: Any) -> Verdict:
         x = _extreme((2, channels, 5, 4), torch.int16, generator)
         w = _extreme((out, channels // groups, size, size), torch.int16, generator)
         exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups).to(torch.int64)
-        found = _sums(calls, x, w, groups, native.TYPES["int16"], False, 0)
-        wrong += int((found != exact.to(torch.int32)).sum())
+        computed = _sums(calls, x, w, groups, native.TYPES["int16"], False, 0)
+        wrong += int((computed != exact.to(torch.int32)).sum())
         total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
 
@@ -172,10 +172,10 @@ def check_fused(fused_of: FusedOf) -> Verdict:
                 target = QParams(scale, torch.tensor(zero), 0, 255, UINT8)
                 exact = apply_simq(sums, SimQ(_SUMS, target), Requantize()) + zero
                 try:
-                    found = fused_of(x, w, 2.0**-n, zero)
+                    computed = fused_of(x, w, 2.0**-n, zero)
                 except REFUSALS as error:
                     return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
-                wrong += int((found.to(torch.int64) != exact).sum())
+                wrong += int((computed.to(torch.int64) != exact).sum())
                 total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
 
@@ -192,8 +192,8 @@ def check_products(calls: Any) -> Verdict:
                 a, b = (x.to(torch.int64) - zero for x, zero in zip(pair, zeros, strict=True))
                 formats = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
                 exact = a @ b if len(shapes[0]) == 3 else a * b
-                found = _product(calls, pair, (formats[0], formats[1]), len(shapes[0]) == 3)
-                wrong += int((found != exact.to(torch.int32)).sum())
+                computed = _product(calls, pair, (formats[0], formats[1]), len(shapes[0]) == 3)
+                wrong += int((computed != exact.to(torch.int32)).sum())
                 total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} products of extreme operands are wrong")
 
@@ -236,8 +236,8 @@ def check_passes(calls: Any) -> Verdict:
                 continue
             target = QParams(torch.tensor(step, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8)
             exact = apply_simq(sums, SimQ(_SUMS, target), how) + 7
-            found = _requantized(calls, sums, SimQ(_SUMS, target), how)
-            wrong += int((found.to(torch.int64) != exact).sum())
+            computed = _requantized(calls, sums, SimQ(_SUMS, target), how)
+            wrong += int((computed.to(torch.int64) != exact).sum())
             total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
 

@@ -147,7 +147,7 @@ class Packs:
         if simq is None or simq.source is None or simq.target is None:
             return requantization_of(simq, how, channels, largest)
         ends = (simq.source, *((simq.via,) if simq.via else ()), simq.target)
-        # one scale in two formats means "no change of scale", which equal ones do not
+        # one scale in two places means "no change of scale", which equal ones do not
         same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
         key = (simq.key, same, how, channels, largest)
         return self._requantizations.made(key, lambda: requantization_of(simq, how, channels, largest))
