@@ -194,8 +194,8 @@ def library() -> Library:
     try:
         calls = ctypes.CDLL(str(build()))
     except (OSError, subprocess.SubprocessError, LogError) as error:
-        message = getattr(error, "stderr", None) or str(error)
-        why = str(message).strip().splitlines()[-1][:200]
+        said = getattr(error, "stderr", None) or str(error)
+        why = str(said).strip().splitlines()[-1][:200]
         if os.environ.get("HAGO_NATIVE") != "0":
             warn(
                 f"hago's kernels cannot be built ({why}): slower ones of torch run instead, with the same integers. "
@@ -240,8 +240,8 @@ def build() -> Path:
         with open(made, "rb+") as file:
             os.fsync(file.fileno())
         made.replace(target)
-    record = {"library": target.name, "bytes": size, "sha256": digest}
-    replace_file(manifest, canonical(record))
+    said = {"library": target.name, "bytes": size, "sha256": digest}
+    replace_file(manifest, canonical(said))
     return target
 
 
@@ -253,13 +253,13 @@ def _kept(manifest: Path) -> Path | None:
         written = manifest.lstat()
         if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
             return None
-        record = parse_json(manifest.read_text("utf-8"), str(manifest))
-        name, size, digest = (record[key] for key in ("library", "bytes", "sha256"))
+        said = parse_json(manifest.read_text("utf-8"), str(manifest))
+        name, size, digest = (said[key] for key in ("library", "bytes", "sha256"))
         if Path(name).name != name:
             return None
         target = manifest.with_name(name)
-        status = target.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size or not _is_own(status):
+        found = target.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size or not _is_own(found):
             return None
         return target if _sha256(target) == digest else None
     except (OSError, LogError, LookupError, TypeError, ValueError):
@@ -277,11 +277,11 @@ def _refuse_open(folder: Path) -> None:
         raise OSError(f"everybody may write {folder}, so what it holds cannot be trusted; chmod o-w it")
 
 
-def _is_own(status: os.stat_result) -> bool:
+def _is_own(found: os.stat_result) -> bool:
     """Whether a file belongs to this user or to root, and no other user can write it."""
     if not hasattr(os, "getuid"):
         return True  # not a POSIX system
-    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _sha256(path: Path) -> str:
