@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hago.graph.graph import CONST, INPUT, Node
 from hago.plan.plan import Plan
-from hago.runtime.native.choose import choose
+from hago.runtime.native.kernels import CONV, geometry_of, select_kernel
 from hago.runtime.native.onednn import OnednnConv, prepack
 
 CLAMPS: Final = ("relu", "clamp")
@@ -61,11 +61,12 @@ def whole_network(plan: Plan, images: Tensor) -> Callable[[], Tensor]:
 
 def _conv(plan: Plan, node: Node) -> OnednnConv | None:
     """The call of a convolution or a matrix product; None for other nodes."""
-    choice = choose(plan, node, conv=True, passes=True) if node.name in plan.nodes else None
-    if choice is None or choice.geometry is None:
+    made = plan.nodes.get(node.name)
+    if made is None or select_kernel(plan, node, {"conv", "passes"}).kernel is not CONV:
         return None
-    g = choice.geometry
-    weight = plan.nodes[node.name].consts[1].reshape(g.out_channels, -1, *g.kernel).contiguous()
+    g = geometry_of(node, made)
+    assert not isinstance(g, str)
+    weight = made.consts[1].reshape(g.out_channels, -1, *g.kernel).contiguous()
     scales, bias = torch.full((g.out_channels,), _SCALE), torch.zeros(g.out_channels)
     return OnednnConv(prepack(weight, g, 0), g, 0, scales, bias, 0, torch.uint8)
 

@@ -1,4 +1,4 @@
-"""The allocator's setting is made when asked for, and its absence is no error."""
+"""The allocator's setting is changed on request only, and its absence is no error."""
 
 from __future__ import annotations
 

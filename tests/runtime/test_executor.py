@@ -24,7 +24,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
 from hago.runtime.exactness import differing
 from hago.runtime.native.executor import Executor, FastModel, named_engine
-from hago.runtime.native.self_test import NOTHING, Kernels, Verdict, kernels
+from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, kernels
 from hago.runtime.native.weights import Packs
 from hago.runtime.reference import IntegerModel
 
@@ -35,7 +35,7 @@ def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Execu
     for fast, exact in zip(executor.run(inputs), IntegerModel(plan).run(inputs), strict=True):
         assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
         assert differing(fast, exact) == 0, executor.explain()
-    if executor.stretches:
+    if executor.segments:
         cut = Executor(plan, packs, cached_bytes=1).run(inputs)
         assert all(differing(x, y) == 0 for x, y in zip(cut, executor.run(inputs), strict=True))
     return executor
@@ -214,7 +214,7 @@ def test_movers_in_a_row_of_which_the_last_has_no_kernel(name: str) -> None:
 
 
 # ---------------------------------------------------------------- other kernels
-def _variants() -> dict[str, Kernels]:
+def _variants() -> dict[str, ExactKernels]:
     found, no = kernels(), Verdict(False, "not to be used")
     return {
         "oneDNN": replace(found, conv=no),
@@ -304,23 +304,23 @@ def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
     plan = plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 16, 16)])
     whole = seeded(9, 3, 16, 16, seed=3)
     executor = Executor(plan, cached_bytes=8 * 16 * 16 * 4)
-    assert len(executor.stretches) > 2
-    assert [s.at_once for s in executor.stretches] == sorted({s.at_once for s in executor.stretches})
+    assert len(executor.segments) > 2
+    assert [s.at_once for s in executor.segments] == sorted({s.at_once for s in executor.segments})
     assert executor.run([whole])[0].equal(IntegerModel(plan).run([whole])[0])
-    stretched = {name for s in executor.stretches for step in s.steps for name in step.outputs}
-    assert stretched == {name for step in executor.steps() for name in step.outputs}
+    in_segments = {name for s in executor.segments for step in s.steps for name in step.outputs}
+    assert in_segments == {name for step in executor.steps() for name in step.outputs}
 
 
 def test_a_batch_whose_samples_meet_is_not_cut() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 0], kwargs={})
-    assert Executor(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])).stretches == ()
+    assert Executor(plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])).segments == ()
     c = Builder()
     conv = c.conv2d(c.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     c.call("permute", conv, axes=[1, 0, 2, 3])
     plan = plan_of(c.graph(), EVERY["x86_vnni"], [seeded(2, 3, 4, 4)])
-    assert Executor(plan).stretches == ()
+    assert Executor(plan).segments == ()
     check(plan, [seeded(5, 3, 4, 4)])
 
 

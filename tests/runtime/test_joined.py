@@ -1,4 +1,4 @@
-"""Values that are joined are joined as narrow as their readers ask for, and come out the same."""
+"""Concatenations run on the narrowest integers that their readers request, with equal outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hago.graph.graph import Graph
 from hago.plan.plan import Plan
 from hago.runtime.exactness import differing
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.requantize import move_of
+from hago.runtime.native.requantize import requantization_of
 from hago.runtime.native.self_test import NOTHING, kernels
 from hago.runtime.reference import IntegerModel
 
@@ -95,7 +95,7 @@ def test_two_requantizations_are_one_only_where_the_first_shifts_to_the_left() -
         first, second = made.edges[graph["first.cat"].edges[0]], made.edges[graph["second.squeeze"].edges[0]]
         assert first is not None and second is not None
         both, how = SimQ(first.source, second.target, first.target), made.hardware.requantize
-        moved = move_of(both, how, 5, 2.0**20)
+        moved = requantization_of(both, how, 5, 2.0**20)
         assert not isinstance(moved, str) and (moved.move.first is None) == one
         c = torch.arange(-(2**20), 2**20, 4099).reshape(-1, 1, 1, 1).expand(-1, 5, 1, 1)
         steps = apply_simq(apply_simq(c, first, how), SimQ(first.target, second.target), how)

@@ -1,4 +1,4 @@
-"""The cache of built kernels: what is not as it was built is built again, and never loaded."""
+"""The cache of built kernels: a library that was changed is never loaded but built again."""
 
 from __future__ import annotations
 

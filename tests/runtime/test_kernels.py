@@ -16,12 +16,14 @@ from hago import from_torch
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import INT32, QParams, SimQ
 from hago.hardware.file import load_hardware
+from hago.ops import OPS
 from hago.plan.plan import Plan
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import RowsCall
-from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.requantize import move_of, period
+from hago.runtime.native.kernels import KERNELS
+from hago.runtime.native.requantize import period, requantization_of
 from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
 from hago.runtime.reference import IntegerModel
 
@@ -75,6 +77,11 @@ def test_another_rounding_is_found(rounds: object) -> None:
     assert check_fused(lambda x, w, r, z: (torch.round(exact(x, w, 1) * r) + z).clamp(0, 255).to(torch.uint8)).exact
 
 
+def test_every_op_of_the_kernel_table_exists() -> None:
+    assert set(KERNELS) <= set(OPS)
+    assert all(kernels for kernels in KERNELS.values())
+
+
 def test_a_library_that_rounds_otherwise_is_found() -> None:
     library = native.library()
     if library.calls is None:
@@ -82,9 +89,9 @@ def test_a_library_that_rounds_otherwise_is_found() -> None:
     assert check_passes(library.calls).exact
 
     class Lying:
-        def hago_rows(self, tail: int, *rest: object) -> None:
-            library.calls.hago_rows(tail, *rest)
-            output = native.Tail.from_address(tail).output[0]
+        def hago_rows(self, epilogue: int, *rest: object) -> None:
+            library.calls.hago_rows(epilogue, *rest)
+            output = native.Tail.from_address(epilogue).output[0]
             first = (native.c_int32 * 1).from_address(output.data)
             first[0] ^= 1
 
@@ -100,11 +107,11 @@ def test_a_narrow_range_far_from_its_zero_point(how: Requantize) -> None:
     zero, one = torch.tensor(2**24 + 151), torch.ones((), dtype=torch.float64)
     target = QParams(one, zero, -50, 51, INT32)
     simq = SimQ(QParams(1024 * one, torch.tensor(0), INT32.min, INT32.max, INT32), target)
-    moved = move_of(simq, how, 1, 2**31 - 1)
+    moved = requantization_of(simq, how, 1, 2**31 - 1)
     assert not isinstance(moved, str)
-    tail = Tail(1, [], stored=[Stored("", moved, target)]).build()
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, target)]).build()
     sums = torch.tensor([2**22, -(2**22)], dtype=torch.int32)
-    (found,) = RowsCall(library.calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums])
+    (found,) = RowsCall(library.calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums])
     assert found.tolist() == [51, -50]
 
 

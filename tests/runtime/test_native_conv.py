@@ -1,4 +1,4 @@
-"""The convolution of our own sums exactly whatever its windows, edges and zero points are."""
+"""The native convolution is exact for all windows, edges and zero points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from hago.arithmetic.types import INT32, ZERO, QParams
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import ConvCall
-from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.requantize import AS_IS, SLACK
 from hago.runtime.native.weights import Geometry, pack
 
@@ -27,8 +27,8 @@ def sums_of(x: Tensor, w: Tensor, geometry: Geometry, zero: int, tiles: bool) ->
     zeros = torch.full((geometry.channels * x.element_size() + SLACK,), zero % 256, dtype=torch.uint8)
     offset = packed.offsets(None, zero + 128 * (x.dtype == torch.int8), geometry.groups)
     template = native.conv_of(geometry, packed, values, offset, zeros)
-    tail = Tail(geometry.out_channels, [], stored=[Stored("", AS_IS, SUMS)]).build()
-    return ConvCall(native.library().calls, template, geometry, tail, (packed.weight, offset, zeros), False)([x])[0]
+    epilogue = Epilogue(geometry.out_channels, [], stored=[StoredOutput("", AS_IS, SUMS)]).build()
+    return ConvCall(native.library().calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])[0]
 
 
 @pytest.mark.skipif(not native.library().has_conv, reason="the processor has no AVX512-VNNI, or there is no compiler")

@@ -1,4 +1,4 @@
-"""What combines two bytes entry by entry, in whatever arithmetic, is one table, and gives the reference's integers."""
+"""Elementwise operations on two bytes, in any arithmetic, are one table that holds the reference's integers."""
 
 from __future__ import annotations
 

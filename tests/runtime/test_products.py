@@ -1,4 +1,4 @@
-"""The kernels beside convolutions (products, differences, sums over axes, padding), bit for bit the reference's."""
+"""Kernels other than convolutions (products, differences, sums over axes, padding) equal the reference bit for bit."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_every_kernel(case: str) -> None:
     for name in {"x86_vnni", *(CHIPS[(place + step) % len(CHIPS)] for step in (0, 3, 6))}:
         plan = plan_of(graph, EVERY[name], [seeded(2, 3, 8, 6)])
         executor = check(plan, [laid])
-        if executor.stretches:
+        if executor.segments:
             cut = Executor(plan, cached_bytes=1)
             assert cut.run([laid])[0].equal(IntegerModel(plan).run([laid])[0])
         assert compare_plan_exactly(plan, [laid[:2]]).same

@@ -1,4 +1,4 @@
-"""The engine on sizes that differ from those of a plan, or that arrays of a tail are shorter than."""
+"""The engine on inputs whose sizes differ from those of the Plan, or exceed the arrays of an epilogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sum of two values in a register that it may leave gives the reference's integers, by itself and in a kernel."""
+"""A sum of two values whose register may overflow equals the reference, both by itself and fused into a kernel."""
 
 from __future__ import annotations
 

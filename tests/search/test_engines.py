@@ -15,7 +15,7 @@ from toys import timeless
 
 import hago
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import Kernels, kernels
+from hago.runtime.native.self_test import ExactKernels, kernels
 from hago.search import evaluate
 
 CHIPS = ("x86_vnni", "tflite", "vta", "tpu_mlir_bm1684x")
@@ -53,7 +53,7 @@ def test_logs_do_not_know_the_engine(chip: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(evaluate, "Executor", Seen)
     texts = {}
     for fast in (True, False):
-        monkeypatch.setattr(Kernels, "outrun_floats", property(lambda self, fast=fast: fast))
+        monkeypatch.setattr(ExactKernels, "outrun_floats", property(lambda self, fast=fast: fast))
         used.clear()
         texts[fast] = searched(chip, tmp_path / f"{fast}.jsonl")
         assert bool(used) == fast  # both ways were taken
@@ -79,10 +79,10 @@ def test_logs_do_not_know_the_engine_where_instructions_are_missing(onednn: str,
     not exact there are left out by the engine itself."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import torch; torch.set_num_threads(1)\n"
-        "from pathlib import Path; from search.test_engines import Kernels, searched\n"
+        "from pathlib import Path; from search.test_engines import ExactKernels, searched\n"
         "texts = []\n"
         "for fast in (True, False):\n"
-        "    Kernels.outrun_floats = property(lambda self, fast=fast: fast)\n"
+        "    ExactKernels.outrun_floats = property(lambda self, fast=fast: fast)\n"
         f"    texts.append(searched('x86_vnni', Path({str(tmp_path)!r}) / f'{{fast}}.jsonl'))\n"
         "assert texts[0] == texts[1]\n"
     )

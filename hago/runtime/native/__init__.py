@@ -1,1 +1,1 @@
-"""The integer model on the fastest kernels that are exact on this machine."""
+"""The integer model on the fastest kernels that are exact on this machine: selection, lowering, code and execution."""

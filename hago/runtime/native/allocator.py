@@ -1,8 +1,8 @@
-"""A setting of the C library's allocator that large tensors gain from; offered, never made by itself.
+"""A setting of the C library's allocator that makes passes over large tensors faster. hago never changes it by itself.
 
-glibc gives large buffers back to the system as soon as they are freed, so that every pass pays for fresh pages.
-Kept instead, they are there for the next pass. The setting holds for the whole process and keeps its memory at
-the highest mark, so it is for whoever owns the process to choose.
+glibc returns large buffers to the system as soon as they are freed, so every pass pays for fresh pages. With this
+setting, the next pass reuses them. It applies to the whole process, whose memory then stays at its peak, so the owner
+of the process decides.
 """
 
 from __future__ import annotations

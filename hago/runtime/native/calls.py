@@ -1,28 +1,29 @@
-"""Calls of the native kernels: tensors in, tensors out; frozen, so that they may run in any thread."""
+"""Calls of the native kernels.
+
+A call is a function from tensors to tensors. The kernels in `kernels` make one per node during lowering, and the steps
+of an `Executor` run it. Calls are frozen, so several threads can run the same one at once.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from ctypes import addressof
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from hago.graph.graph import Node
-from hago.plan.plan import Plan
 from hago.runtime.native import library as native
-from hago.runtime.native.epilogue import Built
-from hago.runtime.native.requantize import period
+from hago.runtime.native.epilogue import BuiltEpilogue
+from hago.runtime.native.requantize import StorageFormat, period
 from hago.runtime.native.weights import Geometry
-from hago.runtime.reference import compute_integer
 
 CHANNELS_LAST: Final = torch.channels_last
 
 
-def laid(x: Tensor, axis: int) -> Tensor:
+def channels_inner(x: Tensor, axis: int) -> Tensor:
     """The tensor with `axis` innermost in memory."""
     if x.ndim == 4 and axis == 1:
         return x.contiguous(memory_format=CHANNELS_LAST)
@@ -30,15 +31,15 @@ def laid(x: Tensor, axis: int) -> Tensor:
     return x if moved.is_contiguous() else moved.contiguous().movedim(-1, axis)
 
 
-def together(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that all are broadcast to."""
+def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape to which all shapes are broadcast."""
     rank = max(map(len, shapes))
     whole = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*whole, strict=True))
 
 
-def one_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Values with the batch first, of which one sample stands for as many as there are of the others."""
+def expand_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Values whose first axis is the batch, with those of a single sample expanded to the batch of the others."""
     sizes = {len(v) for v in values}
     if len(sizes) == 1:
         return values
@@ -46,7 +47,7 @@ def one_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
     return [v.expand(size, *v.shape[1:]) for v in values]
 
 
-def laid_empty(shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
+def empty_channels_inner(shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
     """A new tensor with `axis` innermost in memory."""
     if axis == len(shape) - 1:
         return torch.empty(shape, dtype=dtype)
@@ -58,27 +59,26 @@ def laid_empty(shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ConvCall:
-    """A convolution, or a matrix product by a constant, with its tail.
+    """A convolution, or a matrix product by a constant, with its epilogue.
 
     Args:
-        calls: the library.
-        template: the native.Conv, whose arrays `kept` holds.
-        flat: the channels are the last axis and every row is a pixel (linear, matmul).
-        dims: of the image, where it is one: 1 or 2.
+        calls: the library of native kernels.
+        template: the structure of the convolution; it points to the arrays in `kept`.
+        flat: whether the channels are the last axis, so that every row is a pixel (linear, matmul).
     """
 
     calls: Any
     template: native.Conv
     geometry: Geometry
-    tail: Built
+    epilogue: BuiltEpilogue
     kept: tuple[Tensor, ...]
     flat: bool
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        values, g = one_batch(values), self.geometry
+        values, g = expand_batch(values), self.geometry
         x = values[0]
         axis = x.ndim - 1 if self.flat else 1
-        x = laid(x, axis)
+        x = channels_inner(x, axis)
         if self.flat:
             images, height, width = 1, 1, x.numel() // g.channels
             out = (*x.shape[:-1], g.out_channels)
@@ -93,29 +93,29 @@ class ConvCall:
         if g.pointwise:
             pixels = images * height * width
             shape = native.Shape(1, 1, pixels, 1, pixels)
-        made = [laid_empty(out, axis, dtype) for dtype in self.tail.dtypes]
-        addend = laid(values[1], axis) if len(values) > 1 else None
-        tail = self.tail.bound(made, g.out_channels, addend)
+        made = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
+        addend = channels_inner(values[1], axis) if len(values) > 1 else None
+        epilogue = self.epilogue.bind(made, g.out_channels, addend)
         if made[0].numel():
             self.calls.hago_conv(
-                addressof(self.template), addressof(shape), addressof(tail), x.data_ptr(), torch.get_num_threads()
+                addressof(self.template), addressof(shape), addressof(epilogue), x.data_ptr(), torch.get_num_threads()
             )
         return made
 
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """A tail over a stored value.
+    """A pass that applies an epilogue to every entry of a stored value.
 
     Args:
-        source: code and zero point of the value as stored.
-        axis: along which arrays vary; None where nothing does.
+        source: the storage format of the value.
+        axis: the axis along which arrays vary; None if they do not.
         period: entries of an array.
-        const: the other operand of a sum, as stored, where that is a constant.
+        const: the other operand of a sum in its storage dtype, if it is a constant.
     """
 
     calls: Any
-    tail: Built
+    epilogue: BuiltEpilogue
     source: tuple[int, int]
     axis: int | None
     period: int
@@ -124,27 +124,32 @@ class RowsCall:
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         x, other = values[0], values[1] if len(values) > 1 else self.const
         if other is not None and other.shape != x.shape:
-            x = x.expand(together(x.shape, other.shape))
+            x = x.expand(broadcast_shape(x.shape, other.shape))
         if self.axis is not None:
-            x = laid(x, self.axis)
+            x = channels_inner(x, self.axis)
         elif not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
             x = x.contiguous()
-        made = [torch.empty_like(x, dtype=dtype) for dtype in self.tail.dtypes]
+        made = [torch.empty_like(x, dtype=dtype) for dtype in self.epilogue.dtypes]
         addend = other
         if other is not None and (other.shape != x.shape or other.stride() != x.stride()):
             addend = torch.empty_like(x, dtype=other.dtype).copy_(other)
-        tail = self.tail.bound(made, 0, addend)
+        epilogue = self.epilogue.bind(made, 0, addend)
         code, zero = self.source
         if x.numel():
             self.calls.hago_rows(
-                addressof(tail), x.data_ptr(), code, zero, x.numel(), self.period, torch.get_num_threads()
+                addressof(epilogue), x.data_ptr(), code, zero, x.numel(), self.period, torch.get_num_threads()
             )
         return made
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeCall:
-    """Real values to stored integers."""
+    """Quantization of real values.
+
+    Args:
+        stored: the storage format of the integers.
+        dtype: their dtype.
+    """
 
     calls: Any
     scale: float
@@ -178,22 +183,22 @@ class QuantizeCall:
 
 @dataclass(frozen=True, slots=True)
 class PoolCall:
-    """Maxima (without a tail) or sums (with one) of windows.
+    """Maxima of windows, or their sums if there is an epilogue.
 
     Args:
-        window: kernel, stride, padding and dilation, two each.
-        size: of the result from that of the image.
+        window: kernel, stride, padding and dilation, two values each.
+        size: gives the size of the output from that of the image.
     """
 
     calls: Any
     window: tuple[int, ...]
     size: Any
     source: tuple[int, int]
-    tail: Built | None
+    epilogue: BuiltEpilogue | None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        values = one_batch(values)
-        x = laid(values[0], 1)
+        values = expand_batch(values)
+        x = channels_inner(values[0], 1)
         images, channels = x.shape[:2]
         height, width = (1, *x.shape[2:])[-2:]
         size = self.size(x.shape[2:])
@@ -201,15 +206,15 @@ class PoolCall:
         shape = (images, channels, *size)
         code, zero = self.source
         threads = torch.get_num_threads()
-        if self.tail is None:
-            made = [laid_empty(shape, 1, x.dtype)]
+        if self.epilogue is None:
+            made = [empty_channels_inner(shape, 1, x.dtype)]
             self.calls.hago_max_pool(addressof(window), code, x.data_ptr(), made[0].data_ptr(), threads)
             return made
-        made = [laid_empty(shape, 1, dtype) for dtype in self.tail.dtypes]
-        addend = laid(values[1], 1) if len(values) > 1 else None
-        tail = self.tail.bound(made, channels, addend)
+        made = [empty_channels_inner(shape, 1, dtype) for dtype in self.epilogue.dtypes]
+        addend = channels_inner(values[1], 1) if len(values) > 1 else None
+        epilogue = self.epilogue.bind(made, channels, addend)
         self.calls.hago_sum_pool(
-            addressof(window), addressof(tail), code, zero, x.data_ptr(), self.tail.period, threads
+            addressof(window), addressof(epilogue), code, zero, x.data_ptr(), self.epilogue.period, threads
         )
         return made
 
@@ -219,29 +224,29 @@ class ReduceCall:
     """Sums over axes.
 
     Args:
-        axes: counted from the front; neither the first one nor all of the others.
-        keepdim: whether they stay, with one entry.
+        axes: not negative; neither the first axis nor all of the others.
+        keepdim: whether the output keeps these axes with size 1.
     """
 
     calls: Any
     axes: tuple[int, ...]
     keepdim: bool
     source: tuple[int, int]
-    tail: Built
+    epilogue: BuiltEpilogue
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        values = one_batch(values)
+        values = expand_batch(values)
         x = values[0]
         kept = [a for a in range(x.ndim) if a not in self.axes]
         x = x.permute(*kept[:-1], *self.axes, kept[-1]).contiguous()
         sizes, width = [values[0].shape[a] for a in kept], math.prod(values[0].shape[a] for a in self.axes)
         channels, images = sizes[-1], math.prod(sizes[:-1])
         window = native.Window(images, 1, width, 1, 1, channels, 1, width, 1, 1, 0, 0, 1, 1)
-        made = [torch.empty(sizes, dtype=dtype) for dtype in self.tail.dtypes]
+        made = [torch.empty(sizes, dtype=dtype) for dtype in self.epilogue.dtypes]
         addend = values[1].reshape(sizes).contiguous() if len(values) > 1 else None
-        tail = self.tail.bound(made, channels, addend)
+        epilogue = self.epilogue.bind(made, channels, addend)
         self.calls.hago_sum_pool(
-            addressof(window), addressof(tail), *self.source, x.data_ptr(), self.tail.period,
+            addressof(window), addressof(epilogue), *self.source, x.data_ptr(), self.epilogue.period,
             torch.get_num_threads(),
         )  # fmt: skip
         if not self.keepdim:
@@ -252,40 +257,45 @@ class ReduceCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvPoolCall:
-    """A convolution of images, and the max pooling that alone reads it.
+    """A convolution of images fused with the max pooling that is its only reader.
 
     Args:
-        conv: its tail makes the one value that is pooled.
-        pool: its tail is that of the whole.
+        conv: its epilogue stores the value that is pooled.
+        pool: its epilogue stores the outputs of the call.
     """
 
     conv: ConvCall
     pool: PoolCall
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        conv, tail = self.conv, self.pool.tail
-        assert tail is not None
-        values = one_batch(values)
-        x, channels = laid(values[0], 1), conv.geometry.out_channels
+        conv, epilogue = self.conv, self.pool.epilogue
+        assert epilogue is not None
+        values = expand_batch(values)
+        x, channels = channels_inner(values[0], 1), conv.geometry.out_channels
         images, height, width = x.shape[0], *x.shape[2:]
         inner = conv.geometry.out_size(height, width)
         size = self.pool.size(inner)
         shape = native.Shape(images, height, width, *inner)
         window = native.Window(images, *inner, *size, channels, *self.pool.window)
-        made = [laid_empty((images, channels, *size), 1, dtype) for dtype in tail.dtypes]
-        addend = laid(values[1], 1) if len(values) > 1 else None
-        tails = conv.tail.bound((), channels, addend), tail.bound(made, channels)
+        made = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in epilogue.dtypes]
+        addend = channels_inner(values[1], 1) if len(values) > 1 else None
+        epilogues = conv.epilogue.bind((), channels, addend), epilogue.bind(made, channels)
         if made[0].numel():
             conv.calls.hago_conv_max_pool(
-                addressof(conv.template), addressof(shape), addressof(tails[0]), addressof(window),
-                addressof(tails[1]), x.data_ptr(), torch.get_num_threads(),
+                addressof(conv.template), addressof(shape), addressof(epilogues[0]), addressof(window),
+                addressof(epilogues[1]), x.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
         return made
 
 
 @dataclass(frozen=True, slots=True)
 class TableCall:
-    """A table of 256 bytes, by the byte that is looked up."""
+    """A lookup in a table of 256 bytes.
+
+    Args:
+        entries: the result of byte b, read as uint8, at index b.
+        dtype: of the results.
+    """
 
     calls: Any
     entries: Tensor
@@ -303,12 +313,9 @@ class TableCall:
 
 
 # ---------------------------------------------------------------- products
-# Calls of the native kernels that take two values; frozen, so that they may run in any thread.
-# An operand that is a constant stands in `consts`, as stored; the others come with the call, in order, and after them
-# what is added to the product, if anything is.
+# Calls of kernels with two operands. `consts` holds the operands that are constants, in their storage dtypes. The
+# others are the values of the call, in order, followed by the value that the epilogue adds, if there is one.
 
-#: Code and zero point of a value as stored.
-Place = tuple[int, int]
 Pair = tuple[Tensor | None, Tensor | None]
 
 
@@ -321,36 +328,39 @@ def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tens
 # ---------------------------------------------------------------- entry by entry
 @dataclass(frozen=True, slots=True)
 class MultiplyCall:
-    """A product entry by entry, operands broadcast.
+    """An elementwise product with broadcasting.
 
     Args:
-        channels: entries of the tail's arrays, along `axis`; 1 and None where nothing varies.
+        channels, axis: the size and the axis of the channels along which arrays vary; 1 and None if they do not.
     """
 
     calls: Any
-    tail: Built
-    places: tuple[Place, Place]
+    epilogue: BuiltEpilogue
+    formats: tuple[StorageFormat, StorageFormat]
     consts: Pair
     channels: int
     axis: int | None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
-        shape, places = together(a.shape, b.shape, *([] if addend is None else [addend.shape])), self.places
+        shape, formats = (
+            broadcast_shape(a.shape, b.shape, *([] if addend is None else [addend.shape])),
+            self.formats,
+        )
         if a.shape != shape:
-            a, b, places = b, a, places[::-1]
+            a, b, formats = b, a, formats[::-1]
         order = _order(a.expand(shape), self.axis)
         large, small = (x.expand(shape).permute(order) for x in (a, b))
         large = large.contiguous()
-        made = [torch.empty(large.shape, dtype=dtype) for dtype in self.tail.dtypes]
+        made = [torch.empty(large.shape, dtype=dtype) for dtype in self.epilogue.dtypes]
         if addend is not None:
             addend = addend.expand(shape).permute(order).contiguous()
-        tail = self.tail.bound(made, 0, addend)
+        epilogue = self.epilogue.bind(made, 0, addend)
         if large.numel():
-            spread, small = _spread(small)
-            pair = [native.Operand(x.data_ptr(), *place) for x, place in zip((large, small), places, strict=True)]
+            spread, small = _broadcast_layout(small)
+            pair = [native.Operand(x.data_ptr(), *place) for x, place in zip((large, small), formats, strict=True)]
             self.calls.hago_multiply(
-                addressof(tail), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
+                addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
                 period(self.channels), torch.get_num_threads(),
             )  # fmt: skip
         return [m.permute(_back(order)) for m in made]
@@ -358,10 +368,10 @@ class MultiplyCall:
 
 @dataclass(frozen=True, slots=True)
 class PairTableCall:
-    """A table by the bytes of two operands, broadcast.
+    """A lookup in a table of all pairs of bytes, with broadcasting.
 
     Args:
-        entries: (65536,) as stored; that of a and b at 256 * a + b, both read as uint8.
+        entries: (65536,) in the storage dtype; the result of bytes a and b, read as uint8, at index 256 * a + b.
     """
 
     calls: Any
@@ -370,7 +380,7 @@ class PairTableCall:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, _ = _operands(self.consts, values)
-        shape = together(a.shape, b.shape)
+        shape = broadcast_shape(a.shape, b.shape)
         order = _order((a if a.shape == shape else b).expand(shape), None)
         a, b = (x.expand(shape).permute(order).contiguous() for x in (a, b))
         made = torch.empty(a.shape, dtype=self.entries.dtype)
@@ -379,17 +389,8 @@ class PairTableCall:
         return (made.permute(_back(order)),)
 
 
-def entries_of_pairs(plan: Plan, node: Node) -> Tensor:
-    """What a node makes of every pair of bytes, in the order of `PairTableCall`, by the reference arithmetic."""
-    made, byte = plan.nodes[node.name], torch.arange(256, dtype=torch.uint8)
-    held = [q.dtype.torch for q in made.operands if q is not None]
-    values = [x.view(dtype) for x, dtype in zip((byte.repeat_interleave(256), byte.repeat(256)), held, strict=True)]
-    told = replace(made, simqs=(None, None), consts={})
-    return compute_integer(plan, node, told, values, lambda _, slot: values[slot])
-
-
 def _order(x: Tensor, axis: int | None) -> list[int]:
-    """The axes in the order of memory: `axis` innermost where there is one, else as they lie."""
+    """The axes in the order in which they are stored: `axis` innermost, or the current order if it is None."""
     if axis is None and x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
         axis = 1
     order = list(range(x.ndim))
@@ -400,8 +401,8 @@ def _back(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _spread(x: Tensor) -> tuple[native.Spread, Tensor]:
-    """How an expanded operand lies against one that is whole, and the entries that it has."""
+def _broadcast_layout(x: Tensor) -> tuple[native.Spread, Tensor]:
+    """How the entries of an expanded operand repeat along those of the other one, and the entries themselves."""
     sizes = [size for size in x.shape if size > 1]
     varies = [stride > 0 for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     first = varies.index(False) if False in varies else 0
@@ -418,49 +419,49 @@ class MatmulCall:
     """A product of matrices (..., m, k) and (..., k, n); the latter may be a constant.
 
     Args:
-        offset: int32 (n,), what sums start from; None for nothing.
-        turned: whether the second operand comes as (..., n, k), as weights of linear layers do.
+        offset: int32 (n,), the initial values of the sums; None for zeros.
+        transposed: whether the second operand has the shape (..., n, k), as weights of linear layers have.
     """
 
     calls: Any
-    tail: Built
-    places: tuple[Place, Place]
+    epilogue: BuiltEpilogue
+    formats: tuple[StorageFormat, StorageFormat]
     consts: Pair
     offset: Tensor | None
-    turned: bool = False
+    transposed: bool = False
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
         a, b, addend = _operands(self.consts, values)
-        b = b.mT if self.turned else b
-        product = (*together(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        shape = product if addend is None else together(product, addend.shape)
+        b = b.mT if self.transposed else b
+        product = (*broadcast_shape(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        shape = product if addend is None else broadcast_shape(product, addend.shape)
         *batch, rows, columns = shape
-        made = [torch.empty(shape, dtype=dtype) for dtype in self.tail.dtypes]
+        made = [torch.empty(shape, dtype=dtype) for dtype in self.epilogue.dtypes]
         a, b = a.expand(*a.shape[:-2], rows, a.shape[-1]), b.expand(*b.shape[:-1], columns)
-        if b.ndim == 2:  # every row stands by itself
+        if b.ndim == 2:  # all rows are independent
             a = a.expand(*batch, *a.shape[-2:]).reshape(1, -1, a.shape[-1])
             batch, rows = [1], a.shape[1]
         a, b = _two_batches(a, batch), _two_batches(b, batch)
         a = a if a.stride(-1) == 1 else a.contiguous()
         b = b if 1 in b.stride()[-2:] else b.contiguous()
-        (a_type, a_zero), (b_type, b_zero) = self.places
+        (a_type, a_zero), (b_type, b_zero) = self.formats
         matrices = native.Matrices(
             *a.shape[:2], rows, columns, a.shape[-1], *a.stride()[:3], *b.stride(), a_type, a_zero, b_type, b_zero,
             0 if self.offset is None else self.offset.data_ptr(),
         )  # fmt: skip
-        # a tail holds no tensors: this one must stay
+        # the bound structure does not keep this tensor alive
         addend = None if addend is None else addend.expand(shape).contiguous()
-        tail = self.tail.bound(made, columns, addend)
+        epilogue = self.epilogue.bind(made, columns, addend)
         if made[0].numel():
             self.calls.hago_matmul(
-                addressof(matrices), addressof(tail), a.data_ptr(), b.data_ptr(), self.tail.period,
+                addressof(matrices), addressof(epilogue), a.data_ptr(), b.data_ptr(), self.epilogue.period,
                 torch.get_num_threads(),
             )  # fmt: skip
         return made
 
 
 def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:
-    """The matrices with two axes of batches before them."""
+    """The matrices with exactly two batch axes."""
     x = x.expand(*batch, *x.shape[-2:])
     if len(batch) > 2:
         return x.reshape(-1, batch[-1], *x.shape[-2:])

@@ -1,29 +1,54 @@
-"""Tail: what follows a sum in the same kernel, from the register to the values that readers ask for."""
+"""Epilogues: the operations that a kernel applies to its sums before it stores them.
+
+In order: the overflow of the register, the sum with another operand, a clamp, and a requantization for each output.
+`FusedEpilogues` decides which nodes after a sum become part of its kernel; an `Epilogue` collects them; `build` makes
+the structure that the C++ kernels read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from hago.arithmetic.types import QParams
+from hago.arithmetic.types import QParams, SimQ
+from hago.graph.graph import Node
 from hago.plan.plan import NodePlan
 from hago.runtime.native import library as native
-from hago.runtime.native.requantize import AS_IS, Moved, narrowed, period, spread, stored_type
+from hago.runtime.native.layouts import RequestedLayouts
+from hago.runtime.native.requantize import (
+    AS_IS,
+    Requantization,
+    channel_axis,
+    largest_of,
+    narrowed,
+    period,
+    repeat_to_row,
+    storage_format,
+    stored_type,
+    to_real,
+)
+from hago.runtime.native.weights import Packs
 
-#: Values that one kernel can store.
-MOST_OUTPUTS = 3
-_INT32 = torch.iinfo(torch.int32)
+#: The most outputs that one kernel can store.
+MOST_OUTPUTS: Final = 3
+_INT32: Final = torch.iinfo(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A value that a kernel stores: its name, how it is made, and in which qparams (None: real)."""
+class StoredOutput:
+    """A value that a kernel stores.
+
+    Args:
+        requantization: from the sum to the value.
+        qparams: of the value; None for a real value.
+    """
 
     name: str
-    moved: Moved
+    requantization: Requantization
     qparams: QParams | None
 
     @property
@@ -32,38 +57,44 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """The other operand of a sum: its value's name and qparams, how both operands are requantized first, what is
-    done then (native.PLUS and so on), and what the register of the sum does."""
+class AddedOperand:
+    """The operand of a sum that the kernel reads besides its own.
+
+    Args:
+        name, qparams: of the operand as it is stored.
+        own, other: the requantizations of the kernel's own operand and of this one, before the sum.
+        sign: `native.PLUS`, `native.MINUS` or `native.FROM`.
+        register: the overflow of the register that holds the sum.
+    """
 
     name: str
     qparams: QParams
-    own: Moved
-    other: Moved
-    sum: int
+    own: Requantization
+    other: Requantization
+    sign: int
     register: native.Register
 
 
 @dataclass(slots=True)
-class Tail:
-    """A chain in the making.
+class Epilogue:
+    """The epilogue of one call, while it is collected.
 
     Args:
-        channels: how many values arrays hold; 1 where nothing varies.
-        nodes: what the chain computes, in order.
-        register: what it does to sums that leave it.
-        limits: of a clamp after the sum, integers or one per channel; None where there is none.
+        channels: how many entries arrays hold; 1 if nothing varies with the channel.
+        nodes: the nodes that the call computes, in order.
+        register: the overflow of the register that holds the kernel's own sums.
+        limits: of a clamp after the sum, one integer per entry of a row; None for no clamp.
     """
 
     channels: int
     nodes: list[str]
     register: native.Register = field(default_factory=native.Register)
-    added: Added | None = None
+    added: AddedOperand | None = None
     limits: tuple[Tensor, Tensor] | None = None
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[StoredOutput] = field(default_factory=list)
 
     def clamp(self, low: object, high: object) -> None:
-        """A clamp by centered integers (a number, one per channel, or None), after those there are already."""
+        """Clamp the sum to centered integers (a number, one per channel, or None), after any clamp added before."""
         least, most = _limit(low, _INT32.min, self.channels), _limit(high, _INT32.max, self.channels)
         if self.limits is None:
             self.limits = (least, most)
@@ -72,50 +103,63 @@ class Tail:
             self.limits = (first, last)
 
     def clamp_stored(self, low: int | None, high: int | None) -> None:
-        """A clamp of what is stored rather than of the sum."""
-        self.stored = [Stored(s.name, narrowed(s.moved, low, high), s.qparams) for s in self.stored]
+        """Clamp the stored outputs instead of the sum."""
+        self.stored = [replace(s, requantization=narrowed(s.requantization, low, high)) for s in self.stored]
 
-    def build(self) -> Built:
-        """The structure that kernels read."""
-        made = native.Tail(sums=self.register, outputs=len(self.stored))
-        kept: list[Tensor] = []
+    def build(self) -> BuiltEpilogue:
+        """The structure that kernels read, without the addresses of one call."""
+        template = native.Tail(sums=self.register, outputs=len(self.stored))
+        kept: list[object] = []
         if self.limits is not None:
-            made.clamps, made.clamp_low, made.clamp_high = 1, self.limits[0].data_ptr(), self.limits[1].data_ptr()
+            low, high = self.limits
+            template.clamps, template.clamp_low, template.clamp_high = 1, low.data_ptr(), high.data_ptr()
             kept += self.limits
         if self.added is not None:
             added = self.added
-            made.adds, made.added = added.sum, added.register
-            made.addend.own, made.addend.other = added.own.move, added.other.move
-            made.addend.type, made.addend.zero = _place(added.qparams)
+            template.adds, template.added = added.sign, added.register
+            template.addend.own, template.addend.other = added.own.move, added.other.move
+            template.addend.type, template.addend.zero = storage_format(added.qparams)
             kept += (*added.own.kept, *added.other.kept)
-        for output, value in zip(made.output, self.stored, strict=False):
-            output.move = value.moved.move
-            output.type, output.zero = (native.TYPES["float32"], 0) if value.qparams is None else _place(value.qparams)
-            kept += value.moved.kept
-        return Built(made, tuple(kept), tuple(s.dtype for s in self.stored), period(self.channels))
+        for output, value in zip(template.output, self.stored, strict=False):
+            real = native.TYPES["float32"], 0
+            output.move = value.requantization.move
+            output.type, output.zero = real if value.qparams is None else storage_format(value.qparams)
+            kept += value.requantization.kept
+        return BuiltEpilogue(template, tuple(kept), tuple(s.dtype for s in self.stored), period(self.channels))
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """A tail without its addresses, the arrays it points into and their length, and the dtypes it stores."""
+class BuiltEpilogue:
+    """An epilogue as the kernels read it, shared by all calls of one node.
+
+    Args:
+        template: the structure without the addresses of outputs.
+        kept: the arrays that the structure points to.
+        dtypes: of the outputs.
+        period: entries of an array.
+    """
 
     template: native.Tail
-    kept: tuple[Tensor, ...]
+    kept: tuple[object, ...]
     dtypes: tuple[torch.dtype, ...]
     period: int
 
-    def bound(self, outputs: Sequence[Tensor], stride: int, addend: Tensor | None = None) -> native.Tail:
-        """A copy for one call, so that calls from several Python threads do not meet."""
-        made = native.Tail.from_buffer_copy(self.template)
-        for output, tensor in zip(made.output, outputs, strict=False):
+    def bind(self, outputs: Sequence[Tensor], stride: int, addend: Tensor | None = None) -> native.Tail:
+        """A copy of the structure for one call, so that several threads can call the same kernel at once.
+
+        The caller keeps the tensors alive: the structure holds their addresses only.
+        """
+        bound = native.Tail.from_buffer_copy(self.template)
+        for output, tensor in zip(bound.output, outputs, strict=False):
             output.data, output.stride = tensor.data_ptr(), stride
         if addend is not None:
-            made.addend.data, made.addend.stride = addend.data_ptr(), stride
-        return made
+            bound.addend.data, bound.addend.stride = addend.data_ptr(), stride
+        return bound
 
 
-def register_of(plan: NodePlan) -> native.Register | str:
-    """What the register does to int32 sums, or why these cannot stand for it."""
+def accumulator_register(plan: NodePlan) -> native.Register | str:
+    """The overflow of a node's register for int32 sums, or the reason why int32 sums do not have the values that the
+    Plan prescribes."""
     register = plan.desc.register
     if plan.pairs is not None:
         return "neighbouring products that may saturate"
@@ -134,23 +178,211 @@ def register_of(plan: NodePlan) -> native.Register | str:
     return f"a register of {register.dtype} that may overflow ({register.overflow})"
 
 
-def sum_of(op: str, slot: int) -> int:
-    """What an add or a sub is to its operand in a slot."""
+def addition_sign(op: str, slot: int) -> int:
+    """How an add or a sub combines its operand in `slot` with the other one."""
     return native.PLUS if op == "add" else native.MINUS if slot == 0 else native.FROM
-
-
-def raw(name: str, qparams: QParams) -> Stored | None:
-    """A sum stored as it is; None where the kernels do not know its type."""
-    return None if stored_type(qparams) is None else Stored(name, AS_IS, qparams)
 
 
 def _limit(value: object, otherwise: int, channels: int) -> Tensor:
     given = otherwise if value is None else value
-    made = torch.as_tensor(given, dtype=torch.int64).clamp(_INT32.min, _INT32.max)
-    return spread(made.to(torch.int32), channels)
+    limit = torch.as_tensor(given, dtype=torch.int64).clamp(_INT32.min, _INT32.max)
+    return repeat_to_row(limit.to(torch.int32), channels)
 
 
-def _place(qparams: QParams) -> tuple[int, int]:
-    code = stored_type(qparams)
-    assert code is not None
-    return code, int(qparams.zero_point)
+# ---------------------------------------------------------------- fusion
+class FusedEpilogues:
+    """The epilogues of one Plan's kernels.
+
+    A residual add, a clamp or a max pooling is fused into the kernel of a sum if it is the only reader of that sum,
+    and the value is stored in all forms that readers request, as far as one kernel can. Steps after the kernel make
+    the other forms. Made by `Lowering`; the kernels call it when they emit their calls.
+
+    Args:
+        made: the values that earlier steps make; grows during lowering.
+        packs: caches requantizations.
+    """
+
+    def __init__(self, layouts: RequestedLayouts, made: Collection[str], packs: Packs) -> None:
+        self.layouts, self.plan, self.made, self.packs = layouts, layouts.plan, made, packs
+        self.how = self.plan.hardware.requantize
+
+    def after(self, node: Node, channels: int) -> Epilogue | None:
+        """The epilogue of a kernel that computes the sums of `node`.
+
+        Args:
+            channels: the size of the axis along which the node's scale may vary.
+
+        Returns:
+            The epilogue; None if the kernel cannot store even the node's own value.
+        """
+        register = accumulator_register(self.plan.nodes[node.name])
+        assert not isinstance(register, str)
+        epilogue = Epilogue(channels, [node.name], register)
+        end = node
+        if self.plan.nodes[node.name].out_simq is None:
+            end = self._fuse_add(epilogue, node)
+        return epilogue if self.finish(epilogue, end) else None
+
+    def pooled(self, epilogue: Epilogue) -> tuple[Node, Epilogue] | None:
+        """The max pooling of images that is the only reader of an epilogue's only output, and the epilogue of that
+        pooling; None if there is none."""
+        end = self.layouts.only_reader(epilogue.nodes[-1])
+        if end is None or end.op != "max_pool2d" or self.layouts.kernels[end.name].fuses_as != "max_pool":
+            return None
+        if len(epilogue.stored) != 1:
+            return None
+        (output,) = epilogue.stored
+        if output.name != self.layouts.names[end.edges[0]] or output.qparams is None:
+            return None
+        # the maximum of clamped values is the clamped maximum
+        later = epilogue.limits if output.requantization is AS_IS else None
+        after = Epilogue(epilogue.channels, [end.name], limits=later)
+        if not self.finish(after, end):
+            return None
+        epilogue.limits = None if later is not None else epilogue.limits
+        return end, after
+
+    def finish(self, epilogue: Epilogue, end: Node) -> bool:
+        """Add the requantization at the output of `end`, a clamp that follows it, and the stored outputs.
+
+        Returns:
+            Whether there is an output that the kernel can store.
+        """
+        made = self.plan.nodes[end.name]
+        if made.out_simq is not None:
+            requantization = self._requantization(made.out_simq, epilogue.channels, largest_sum(made))
+            if requantization is None or stored_type(made.out) is None:
+                return False
+            epilogue.stored = [StoredOutput(end.name, requantization, made.out)]
+        end = self._fuse_clamp(epilogue, end)
+        if epilogue.stored:  # requantized at the output: further steps make the forms that readers request
+            epilogue.stored = [replace(epilogue.stored[0], name=end.name)]
+        else:
+            self._store(epilogue, end)
+        return bool(epilogue.stored)
+
+    def added(self, epilogue: Epilogue, node: Node, slot: int) -> AddedOperand | None:
+        """The operand of an add besides the one in `slot`, which the kernel has; None if the kernel cannot requantize
+        one of them."""
+        plan = self.plan.nodes[node.name]
+        register = accumulator_register(plan)
+        if isinstance(register, str):
+            return None
+        requantizations: list[Requantization] = []
+        for s in (slot, 1 - slot):
+            simq = plan.simqs[s]
+            integer = simq is not None and simq.source is not None
+            source = self.plan.nodes.get(self.layouts.wiring.root(node.inputs[s]))
+            largest = largest_value(source) if source is not None else 0.0
+            requantization = self.packs.requantization(simq if integer else None, self.how, epilogue.channels, largest)
+            if isinstance(requantization, str):
+                return None
+            requantizations.append(requantization)
+        simq, target = plan.simqs[1 - slot], plan.operands[1 - slot]
+        qparams = target if simq is None or simq.source is None else simq.source
+        if qparams is None or stored_type(qparams) is None:
+            return None
+        name, (own, other) = self.layouts.names[node.edges[1 - slot]], requantizations
+        return AddedOperand(name, qparams, own, other, addition_sign(node.op, slot), register)
+
+    def _fuse_add(self, epilogue: Epilogue, node: Node) -> Node:
+        """Fuse the add that is the only reader of `node`, if an earlier step makes its other operand.
+
+        Returns:
+            The add, or `node` if it was not fused.
+        """
+        end = self.layouts.only_reader(node.name)
+        if end is None or self.layouts.kernels[end.name].fuses_as != "add" or end.shape != node.shape:
+            return node
+        slot = 0 if self.layouts.wiring.root(end.inputs[0]) == node.name else 1
+        if self.layouts.names[end.edges[1 - slot]] not in self.made or not self._along_one_axis(node, end):
+            return node
+        added, out = self.added(epilogue, end, slot), self.plan.nodes[end.name]
+        if added is None:
+            return node
+        if out.out_simq is not None and self._requantization(out.out_simq, epilogue.channels, largest_sum(out)) is None:
+            return node
+        epilogue.added = added
+        epilogue.nodes.append(end.name)
+        return end
+
+    def _along_one_axis(self, node: Node, end: Node) -> bool:
+        """Whether the scales of the operands of an add vary along the channels of `node` or not at all. Equal numbers
+        of channels do not suffice."""
+        rank, sources = len(node.shape or ()), [s.source for s in self.plan.nodes[end.name].simqs if s is not None]
+        axes = {channel_axis(q.scale, rank) for q in sources if q is not None}
+        return axes <= {None, channel_axis(self.plan.nodes[node.name].register.scale, rank)}
+
+    def _fuse_clamp(self, epilogue: Epilogue, node: Node) -> Node:
+        """Fuse the clamp that is the only reader of `node`, if its limits are known.
+
+        Returns:
+            The clamp, or `node` if it was not fused.
+        """
+        end = self.layouts.only_reader(node.name)
+        if end is None or self.layouts.kernels[end.name].fuses_as != "clamp":
+            return node
+        if self.plan.edges[end.edges[0]] is not None:
+            return node
+        form, made = self.plan.ops[end.op].integer, self.plan.nodes[end.name]
+        assert form is not None and form.limits is not None
+        limits = form.limits(made.attrs)
+        numbers = all(v is None or isinstance(v, int) for v in limits)
+        fits = numbers or all(v is None or isinstance(v, int) or v.numel() in (1, epilogue.channels) for v in limits)
+        if made.out_simq is not None or stored_type(made.out) is None or not fits:
+            return node
+        if not epilogue.stored:
+            epilogue.clamp(*limits)
+        elif numbers and int(made.out.zero_point) == int(self.plan.nodes[node.name].out.zero_point):
+            epilogue.clamp_stored(*limits)
+        else:
+            return node
+        epilogue.nodes.append(end.name)
+        return end
+
+    def _store(self, epilogue: Epilogue, end: Node) -> None:
+        """Store as many of the forms that readers request as the kernel can."""
+        made = self.plan.nodes[end.name]
+        forms = self.layouts.forms(end.name) or {end.name: None}
+        each = [self._stored(name, simq, made, epilogue.channels) for name, simq in forms.items()]
+        outputs = [s for s in each if s is not None]
+        if (len(outputs) < len(forms) or len(outputs) > MOST_OUTPUTS) and end.name not in forms:
+            own = _unchanged(end.name, made.out)  # later steps make the other forms of the node's own value
+            outputs = [] if own is None else [own, *outputs]
+        if end.name in forms and all(s.name != end.name for s in outputs):
+            outputs = []
+        outputs.sort(key=lambda s: s.name != end.name)
+        epilogue.stored = outputs[:MOST_OUTPUTS]
+
+    def _stored(self, name: str, simq: SimQ | None, made: NodePlan, channels: int) -> StoredOutput | None:
+        if simq is None:
+            return _unchanged(name, made.out)
+        if simq.target is None:
+            assert simq.source is not None
+            real = to_real(simq.source, channels)
+            return None if isinstance(real, str) else StoredOutput(name, real, None)
+        requantization = self._requantization(simq, channels, largest_value(made))
+        return None if requantization is None else StoredOutput(name, requantization, simq.target)
+
+    def _requantization(self, simq: SimQ, channels: int, largest: float) -> Requantization | None:
+        assert simq.source is not None and simq.target is not None
+        if stored_type(simq.target) is None:
+            return None
+        requantization = self.packs.requantization(simq, self.how, channels, largest)
+        return None if isinstance(requantization, str) else requantization
+
+
+def _unchanged(name: str, qparams: QParams) -> StoredOutput | None:
+    """A sum that is stored without a change of scale; None if the kernels do not have its type."""
+    return None if stored_type(qparams) is None else StoredOutput(name, AS_IS, qparams)
+
+
+def largest_value(made: NodePlan) -> float:
+    """The largest |c| of a node's own value."""
+    return largest_sum(made) if made.out_simq is None and made.table is None else largest_of(made.out)
+
+
+def largest_sum(made: NodePlan) -> float:
+    """The largest |c| of a node's result before its output is requantized."""
+    whole = largest_of(made.out if made.out_simq is None else made.register)
+    return min(whole, made.bound) if made.proved and not made.within_hull else whole

@@ -1,7 +1,9 @@
-"""Stretches: a pass whose samples do not meet, cut so that values stay in the processor's cache.
+"""Execution: the `Executor` runs the steps of a Plan, and `FastModel` is the integer model on it.
 
-The first layers of a network make much of every sample from few weights, and the last ones little from many: so
-the former run on a few samples at a time, and the latter on all of them, for which weights are read once.
+If every operator treats the samples of a batch independently, the steps are divided into segments of micro-batches,
+so that values stay in the processor's cache. The first layers of a network compute large values from few weights, so
+they run on a few samples at a time. The last layers compute small values from many weights, so they run on all
+samples at once and read their weights once.
 """
 
 from __future__ import annotations
@@ -22,24 +24,25 @@ from hago.graph.schedule import Name, Step, last_uses, run_steps
 from hago.plan.plan import Plan
 from hago.runtime.native.layouts import wire
 from hago.runtime.native.lowering import Lowering
-from hago.runtime.native.self_test import Kernels, kernels
+from hago.runtime.native.self_test import ExactKernels, kernels
 from hago.runtime.native.weights import Packs
 from hago.runtime.reference import IntegerModel
 
-#: A stretch ends where all that comes after takes so many times less room.
+#: A segment ends where all later values are smaller by this factor.
 SMALLER: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Steps that follow one another.
+class MicroBatchSegment:
+    """Consecutive steps that run on one micro-batch after another. Made by `micro_batch_segments`; `Executor.run` runs
+    the segments in order.
 
     Args:
-        takes: the values that vary with the sample and were there before.
-        gives: those that it makes and that are read after it.
-        drops: the values that nothing reads after it.
-        done: what no step of it reads any more, by step.
-        at_once: the most samples that are run together.
+        takes: the values with a batch axis that earlier segments make or that are inputs.
+        gives: the values that it makes for later segments or as outputs.
+        drops: the values that no later segment reads.
+        done: by step, the values that no later step of the segment reads.
+        at_once: the most samples of a micro-batch.
     """
 
     steps: tuple[Step, ...]
@@ -50,58 +53,58 @@ class Stretch:
     at_once: int
 
     def run(self, values: MutableMapping[Name, Any], size: int) -> None:
-        """Make what it gives, of `size` samples.
+        """Run the segment on `size` samples.
 
         Args:
-            values: what it takes, and what is the same for all samples; what it gives afterwards.
+            values: by name, the values that it takes and those that all samples share. The values that it gives
+                are added to it.
         """
         parts = max(1, -(-size // self.at_once))
         cut = {name: values[name].tensor_split(parts) for name in self.takes}
         shared = {name: value for name, value in values.items() if name not in cut}
-        found = []
+        outputs = []
         for part in range(parts):
-            here = {**shared, **{name: pieces[part] for name, pieces in cut.items()}}
-            run_steps(self.steps, here, self.gives, done=self.done)
-            found.append([here[name] for name in self.gives])
-        whole = found[0] if parts == 1 else [torch.cat(each) for each in zip(*found, strict=True)]
+            batch = {**shared, **{name: pieces[part] for name, pieces in cut.items()}}
+            run_steps(self.steps, batch, self.gives, done=self.done)
+            outputs.append([batch[name] for name in self.gives])
+        whole = outputs[0] if parts == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
         values.update(zip(self.gives, whole, strict=True))
         for name in self.drops:
             del values[name]
 
 
-def stretches(
+def micro_batch_segments(
     steps: Sequence[Step], sizes: Sequence[int], inputs: Collection[Name], ends: Collection[Name], room: int
-) -> tuple[Stretch, ...]:
-    """The stretches of a pass.
+) -> tuple[MicroBatchSegment, ...]:
+    """Divide steps into segments of micro-batches.
 
     Args:
-        sizes: bytes of the largest value that each step makes of a sample.
-        inputs: the values that it starts from and that vary with the sample.
-        room: bytes that a value of the samples that are run together may take.
+        sizes: by step, the bytes of the largest value that it makes of one sample.
+        inputs: the values with a batch axis that exist before the first step.
+        room: the most bytes of a value of one micro-batch.
     """
     left = [*itertools.accumulate(reversed(sizes), max)][::-1]  # the largest from each step on
-    found: list[Stretch] = []
-    there, first = set(inputs), 0
+    segments: list[MicroBatchSegment] = []
+    present, first = set(inputs), 0
     while first < len(steps):
         after = next((i for i in range(first, len(steps)) if SMALLER * left[i] <= left[first]), len(steps))
         some = tuple(steps[first:after])
         made = {name for step in some for name in step.outputs}
         later = {name for step in steps[after:] for name in step.inputs} | set(ends)
         read = {name for step in some for name in step.inputs}
-        takes, gives, drops = (tuple(sorted(names)) for names in (there & read, made & later, there - later))
+        takes, gives, drops = (tuple(sorted(names)) for names in (present & read, made & later, present - later))
         at_once = max(1, room // max(1, left[first]))
-        found.append(Stretch(some, takes, gives, drops, last_uses(some, gives), at_once))
-        there, first = (there | made) & later, after
-    return tuple(found)
+        segments.append(MicroBatchSegment(some, takes, gives, drops, last_uses(some, gives), at_once))
+        present, first = (present | made) & later, after
+    return tuple(segments)
 
 
 # ---------------------------------------------------------------- report
-# The report of which kernel runs which node, and why.
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """Which kernel runs a node, and why."""
+    """The kernel that runs a node, and why it was selected."""
 
     node: str
     op: str
@@ -111,11 +114,11 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """Node by node, which kernel runs it: prints as a table.
+    """The kernel of every node, as a table that prints itself.
 
     Args:
-        head: what the machine can do.
-        rows: one per node that is computed, in order.
+        head: the kernels that are exact on this machine.
+        rows: one per computed node, in order.
     """
 
     head: str
@@ -123,14 +126,14 @@ class KernelTable:
 
     @property
     def kernels(self) -> dict[str, int]:
-        """How many nodes each kernel runs."""
-        found: dict[str, int] = {}
+        """The number of nodes that each kernel runs."""
+        counts: dict[str, int] = {}
         for row in self.rows:
-            found[row.kernel] = found.get(row.kernel, 0) + 1
-        return found
+            counts[row.kernel] = counts.get(row.kernel, 0) + 1
+        return counts
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The table as JSON values."""
         return {"head": self.head, "kernels": self.kernels, "rows": [asdict(r) for r in self.rows]}
 
     def __str__(self) -> str:
@@ -141,48 +144,52 @@ class KernelTable:
 
 
 # ---------------------------------------------------------------- executor
-# Executor: a Plan as calls of the fastest kernels that are exact on this machine.
-
-#: Bytes that a value of the samples that are run at once may take.
+#: The most bytes of a value of one micro-batch.
 CACHED_BYTES: Final = 8 << 20
 
 
 class Executor:
-    """The steps of one Plan. Values inside are stored integers, real values in and out.
+    """A Plan as calls of the fastest kernels that are exact on this machine.
+
+    Inputs and outputs are real values; all values in between are stored integers. Made by `FastModel` when it first
+    runs, and by the evaluator of a search for every Plan that it evaluates in integers. It does not change after
+    construction, so several threads can run it at once.
 
     Args:
-        packs: packed weights, shared by the executors of one search.
-        using: which kernels may be used; where not given, what this machine can do exactly.
-        cached_bytes: what a value of the samples that are run at once may take, where samples do not meet.
+        packs: packed weights and requantizations, shared by the executors of one search.
+        using: the kernels that may be selected; by default those that are exact on this machine.
+        cached_bytes: the most bytes of a value of one micro-batch, if samples are independent.
     """
 
     def __init__(
         self,
         plan: Plan,
         packs: Packs | None = None,
-        using: Kernels | None = None,
+        using: ExactKernels | None = None,
         cached_bytes: int = CACHED_BYTES,
     ) -> None:
         self.plan = plan
         self.using = kernels() if using is None else using
         lowering = Lowering(wire(plan), Packs() if packs is None else packs, self.using)
         self._steps = tuple(lowering.lower())
-        self._ran, self._skipped = tuple(lowering.ran), lowering.wiring.skipped
+        self._uses, self._skipped = tuple(lowering.uses), lowering.wiring.skipped
         self.ends = tuple(lowering.outputs)
         self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
         self._done = last_uses(self._steps, self.ends)
         inputs = plan.graph.inputs if lowering.by_sample else ()
-        self.stretches = stretches(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
+        self.segments = (
+            micro_batch_segments(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
+        )
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """The outputs of flat inputs, those of the integer model bit for bit."""
+        """The outputs for flat inputs, equal bit for bit to those of the reference engine."""
         size = len(inputs[0]) if inputs and inputs[0].ndim else 0
-        if not any(s.at_once < size for s in self.stretches) or any(len(x) != size for x in inputs):
+        if not any(s.at_once < size for s in self.segments) or any(len(x) != size for x in inputs):
             return self._run(inputs)
         values = self.begin(inputs)
         with torch.no_grad():
-            for stretch in self.stretches:
-                stretch.run(values, size)
+            for segment in self.segments:
+                segment.run(values, size)
         return self.end(values)
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Any]:
@@ -192,48 +199,47 @@ class Executor:
         return self.end(values)
 
     def steps(self) -> tuple[Step, ...]:
-        """The pass, call by call."""
+        """The steps, one for every call of a kernel."""
         return self._steps
 
     def begin(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """The values that the steps start from: flat inputs, and constants that are read as they are."""
+        """The values that exist before the first step: flat inputs, and the constants that steps read unconverted."""
         graph = self.plan.graph
         consts = {name: value for name, value in graph.consts.items() if name in self._reads}
         return {**consts, **dict(zip(graph.inputs, inputs, strict=True))}
 
     def end(self, values: Mapping[str, Any]) -> list[Any]:
-        """The outputs, from the values at `ends`."""
-        found = [values[name] for name in self.ends]
-        return [v.contiguous() if isinstance(v, Tensor) else v for v in found]
+        """The outputs, from the values named in `ends`."""
+        outputs = [values[name] for name in self.ends]
+        return [v.contiguous() if isinstance(v, Tensor) else v for v in outputs]
 
     def explain(self) -> KernelTable:
-        """Node by node, which kernel runs it and why."""
+        """The kernel of every node, and why it was selected."""
         graph = self.plan.graph
-        found: dict[str, KernelRow] = {}
-        for ran in self._ran:
-            for name in ran.nodes:
-                why = ran.why if name == ran.nodes[0] else f"in the kernel of {ran.nodes[0]}"
-                found[name] = KernelRow(name, graph[name].op, ran.kernel, why)
+        rows: dict[str, KernelRow] = {}
+        for use in self._uses:
+            for name in use.nodes:
+                why = use.why if name == use.nodes[0] else f"in the kernel of {use.nodes[0]}"
+                rows[name] = KernelRow(name, graph[name].op, use.kernel, why)
         for name in self._skipped:
-            found[name] = KernelRow(name, graph[name].op, "none", "part of its readers' clipping")
+            rows[name] = KernelRow(name, graph[name].op, "none", "part of its readers' clipping")
         order = [n.name for n in graph if n.op not in (INPUT, CONST)]
-        return KernelTable(str(self.using), tuple(found[name] for name in order if name in found))
+        return KernelTable(str(self.using), tuple(rows[name] for name in order if name in rows))
 
 
 # ---------------------------------------------------------------- model
-# FastModel: the integer model on the fast kernels.
 
 
 class FastModel(IntegerModel):
     """An integer model whose forward runs on the fastest kernels that are exact on this machine.
 
-    Its outputs are those of the reference engine bit for bit. The kernels are chosen where it runs: a copy in
-    another process, or one that was saved and loaded, chooses its own.
+    Its outputs are equal bit for bit to those of the reference engine. Every process selects its own kernels, so a
+    copy in another process, or a model that was saved and loaded, may run on others.
     """
 
     @functools.cached_property
     def executor(self) -> Executor:
-        """The steps, made when first needed."""
+        """The executor, made on first use."""
         return Executor(self.plan)
 
     def run(
@@ -242,27 +248,30 @@ class FastModel(IntegerModel):
         on_value: Callable[[Node, Any], None] | None = None,
         on_edge: Callable[[Edge, Any], None] | None = None,
     ) -> list[Any]:
-        """The outputs of flat inputs. With `on_value` (every node's stored integers) or `on_edge` (the centered
-        integers that arrive at integer nodes) the reference engine runs, where all of them exist; so it does under
-        torch.export."""
+        """The outputs for flat inputs.
+
+        Kernels fuse nodes, so not every intermediate value exists. The reference engine runs instead if `on_value`
+        (called with every node's stored integers) or `on_edge` (called with the centered integers that arrive at
+        integer nodes) is given, and under torch.export.
+        """
         if on_value is not None or on_edge is not None or torch.compiler.is_exporting():
             return super().run(inputs, on_value, on_edge)
         return self.executor.run(inputs)
 
     def explain(self) -> KernelTable:
-        """Node by node, which kernel runs it and why."""
+        """The kernel of every node, and why it was selected."""
         return self.executor.explain()
 
 
-#: By name: the fastest kernels that are exact on this machine, and int64 throughout.
+#: Engines by name: "auto" runs the fastest kernels that are exact on this machine, "reference" computes in int64.
 ENGINES: Final[dict[str, type[IntegerModel]]] = {"auto": FastModel, "reference": IntegerModel}
 
 
 def named_engine(name: str) -> type[IntegerModel]:
-    """The integer model that runs on an engine.
+    """The class of integer models that run on an engine.
 
     Raises:
-        HagoError: there is none of that name.
+        HagoError: no engine has that name.
     """
     if name not in ENGINES:
         raise HagoError(f"unknown engine {name!r}; expected {' or '.join(ENGINES)}." + did_you_mean(name, ENGINES))

@@ -1,111 +1,111 @@
-"""Wiring: the Plan as the engine runs it, with values moved about as few times and as narrow as can be.
+"""Layouts: the dtypes and scales in which values are stored between kernels.
 
-Requantization is monotone, so two things hold exactly. It commutes with what only moves values about or takes
-their maximum, so such a node runs on its reader's narrow integers where all readers ask for the same; what is
-joined from several values is requantized twice before it, in one pass (`SimQ.via`). And a clamp before a
-requantization is a narrower clipping (`hago.plan.fusion`). What this gives is a Plan again, with the same
-outputs; values inside differ, so it is not used where somebody looks at them.
+`wire` rewrites a Plan so that it moves as few bytes as possible. Requantization is monotone, so two rewrites are
+exact. It commutes with nodes that only move values or take their maximum, so such a node runs on the narrower
+integers of its readers if all readers request the same ones; the operands of a concatenation are then requantized
+twice in one pass (`SimQ.via`). And a clamp before a requantization is a narrower clipping (`hago.plan.fusion`). The
+result is a Plan with the same outputs. Intermediate values differ, so the reference engine runs the original Plan
+when they are observed.
+
+`RequestedLayouts` collects in which forms the kernels read each value of the rewritten Plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from hago.arithmetic.types import Edge, SimQ
 from hago.graph.graph import CONST, OUTPUT, Node
 from hago.plan.fusion import fuse_clamps
 from hago.plan.plan import NodePlan, Plan
-from hago.runtime.native.choice import Choice
 
-#: Ops that give every value of their operand back or leave it out, or the largest of several, or zeros besides.
+#: Ops whose output has only entries of their operand, maxima of them, and zeros.
 MOVERS: Final = frozenset(
     {
         *("max_pool1d", "max_pool2d", "adaptive_max_pool2d", "reshape", "permute", "squeeze", "unsqueeze"),
         *("slice", "select", "expand", "pixel_shuffle", "upsample_nearest2d", "pad"),
     }
 )
-#: Ops that give every value of their operands back, all of which they read on one scale.
+#: Ops that join operands, all of which they read on one scale.
 JOINERS: Final = frozenset({"concat", "stack"})
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A Plan, and which of its nodes are nothing but another name for their operand."""
+    """A rewritten Plan, and the nodes that need no kernel because their value is that of their operand. Made by `wire`,
+    once per `Executor`."""
 
     plan: Plan
     skipped: frozenset[str]
 
     def root(self, name: str) -> str:
-        """The node whose value stands for that of `name`."""
+        """The node that computes the value of `name`."""
         while name in self.skipped:
             name = self.plan.graph[name].inputs[0]
         return name
 
 
 def wire(plan: Plan) -> Wiring:
-    """The Plan rewired; see the module."""
-    sunk = _sink(plan)
-    fused = fuse_clamps(sunk)
-    return Wiring(_with_edges(sunk, fused.simqs), fused.skipped)
+    """The Plan, rewritten to move fewer bytes; see the module."""
+    moved = _requantize_before_movers(plan)
+    fused = fuse_clamps(moved)
+    return Wiring(_with_edges(moved, fused.simqs), fused.skipped)
 
 
-def plain(plan: Plan) -> Wiring:
-    """The Plan as it is: every node's value can be seen."""
-    return Wiring(plan, frozenset())
-
-
-def _sink(plan: Plan) -> Plan:
+def _requantize_before_movers(plan: Plan) -> Plan:
+    """The Plan with the requantizations that follow movers and joiners moved before them."""
     nodes, edges = dict(plan.nodes), dict(plan.edges)
     for node in reversed(plan.graph.nodes):
         made = nodes.get(node.name)
-        wanted = None if made is None else _common_form(plan, node, made, edges)
-        simqs = None if made is None or wanted is None else _before(plan, node, made, wanted)
-        if made is None or wanted is None or simqs is None:
+        common = None if made is None else _common_form(plan, node, made, edges)
+        simqs = None if made is None or common is None else _before(plan, node, made, common)
+        if made is None or common is None or simqs is None:
             continue
         edges.update(zip(node.edges, simqs, strict=True))
-        moved, left = len(node.edges) if node.op in JOINERS else 1, made.operands
-        target = wanted.target
+        joined, left = len(node.edges) if node.op in JOINERS else 1, made.operands
+        target = common.target
         assert target is not None
-        nodes[node.name] = replace(made, operands=(*[target] * moved, *left[moved:]), simqs=simqs,
+        nodes[node.name] = replace(made, operands=(*[target] * joined, *left[joined:]), simqs=simqs,
                                    register=target, out=target)  # fmt: skip
         edges.update(dict.fromkeys(plan.graph.out_edges[node.name]))
     return _with_edges(replace(plan, nodes=nodes), {e: s for e, s in edges.items() if e.dst != OUTPUT})
 
 
 def _common_form(plan: Plan, node: Node, made: NodePlan, edges: Mapping[Edge, SimQ | None]) -> SimQ | None:
-    """What all readers of a mover requantize its value to, if they agree and it narrows the value."""
+    """The requantization that all readers of a mover apply to its value, if it is the same one and its target has fewer
+    bits; else None."""
     out = plan.graph.out_edges[node.name]
-    zeros = not made.attrs.get("value")  # what is padded with, which stays as it is
-    moves = (node.op in MOVERS and made.within_hull and zeros) or _joins(plan, node, made)
-    if not moves or made.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
+    zeros = not made.attrs.get("value")  # any other padding value would have to be requantized, too
+    commutes = (node.op in MOVERS and made.within_hull and zeros) or _joins(plan, node, made)
+    if not commutes or made.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
         return None
-    wanted = [edges[e] for e in out]
-    first = wanted[0]
+    simqs = [edges[e] for e in out]
+    first = simqs[0]
     if first is None or first.source is None or first.target is None or first.target.scale.numel() > 1:
         return None
-    same = all(s is not None and s.target is first.target and s.via is first.via for s in wanted)
+    same = all(s is not None and s.target is first.target and s.via is first.via for s in simqs)
     return first if same and first.target.dtype.bits < made.out.dtype.bits else None
 
 
-def _before(plan: Plan, node: Node, made: NodePlan, wanted: SimQ) -> tuple[SimQ | None, ...] | None:
-    """The SimQs of a mover's edges where its readers' requantization comes first, or None where it cannot."""
-    moved: list[SimQ | None] = []
+def _before(plan: Plan, node: Node, made: NodePlan, common: SimQ) -> tuple[SimQ | None, ...] | None:
+    """The SimQs of a mover's edges after its readers' requantization is moved before it; None if it cannot be."""
+    simqs: list[SimQ | None] = []
     for slot, name in enumerate(node.inputs):
         simq, source = made.simqs[slot], plan.nodes.get(name)
         if slot and node.op not in JOINERS:
-            moved.append(simq)
+            simqs.append(simq)
         elif source is None:
             return None
         elif simq is None:
             # the very scale that readers requantized from: one object in two places means "no change of scale"
-            moved.append(replace(wanted, source=replace(source.out, scale=made.out.scale)))
-        elif node.op in JOINERS and simq.source is not None and simq.via is None and wanted.via is None:
-            moved.append(replace(simq, target=wanted.target, via=simq.target))
+            simqs.append(replace(common, source=replace(source.out, scale=made.out.scale)))
+        elif node.op in JOINERS and simq.source is not None and simq.via is None and common.via is None:
+            simqs.append(replace(simq, target=common.target, via=simq.target))
         else:
             return None
-    return tuple(moved)
+    return tuple(simqs)
 
 
 def _joins(plan: Plan, node: Node, made: NodePlan) -> bool:
@@ -120,7 +120,7 @@ def _joins(plan: Plan, node: Node, made: NodePlan) -> bool:
 
 
 def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:
-    """The Plan with some edges replaced, in the nodes that they lead to as well."""
+    """The Plan with some edges replaced, both in its edges and in the nodes that they lead to."""
     edges = {**plan.edges, **simqs}
     nodes = dict(plan.nodes)
     for name in {e.dst for e in simqs} & nodes.keys():
@@ -130,68 +130,86 @@ def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:
     return replace(plan, nodes=nodes, edges=edges)
 
 
-# ---------------------------------------------------------------- wants
-# Wants: in which forms the readers of every value ask for it.
-# A node that stands for itself (not skipped by the wiring) is a *root*. Its value is wanted as it is (under the
-# node's name), requantized to a target (`name>1` and so on, one for each target), or real (`name!`).
+# ---------------------------------------------------------------- requested layouts
+#: The conversions of its operands that a kernel makes itself: none, those from integers, or all of them.
+Converts = Literal["nothing", "integers", "everything"]
+#: The part of an epilogue in which the kernel of a sum can compute a node.
+Fusion = Literal["add", "clamp", "max_pool"]
 
 
-class Wants:
-    """The forms of every value, and the name that every edge reads.
+class ConsumerKernel(Protocol):
+    """The properties of a kernel on which the layouts of its operands depend; see `kernels.Kernel`."""
+
+    @property
+    def converts(self) -> Converts: ...
+
+    @property
+    def reads_real(self) -> bool: ...
+
+    @property
+    def fuses_as(self) -> Fusion | None: ...
+
+
+class RequestedLayouts:
+    """The forms in which kernels read each value, and the name of the value that each edge reads.
+
+    A node that the wiring does not skip is a *root*. The forms of its value are the value itself (under the name of
+    the node), one for each target to which readers requantize it (`name>1` and so on), and its real value (`name!`).
+    Made by `Lowering` after kernel selection; kernels read it when they emit their calls.
 
     Args:
-        choices: how every root runs.
+        kernels: the kernel of every root.
     """
 
-    def __init__(self, wiring: Wiring, choices: Mapping[str, Choice]) -> None:
+    def __init__(self, wiring: Wiring, kernels: Mapping[str, ConsumerKernel]) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
-        self.choices = choices
+        self.kernels = kernels
         self.names: dict[Edge, str] = {}
         self._forms: dict[str, dict[str, SimQ | None]] = {}
         for edge in self.graph.edges:
             if edge.dst not in wiring.skipped:
-                self._want(edge)
+                self._request(edge)
 
     def forms(self, root: str) -> Mapping[str, SimQ | None]:
-        """What is made of a root's value, by name; None for the value as it is."""
+        """The conversions that make the forms of a root's value, by name; None for the value itself."""
         return self._forms.get(root, {})
 
     def readers(self, root: str) -> list[Edge]:
-        """The edges that a root's value travels on, past skipped nodes."""
-        found: list[Edge] = []
+        """The edges that read a root's value, directly or through skipped nodes."""
+        edges: list[Edge] = []
         for edge in self.graph.out_edges[root]:
-            found += self.readers(edge.dst) if edge.dst in self.wiring.skipped else [edge]
-        return found
+            edges += self.readers(edge.dst) if edge.dst in self.wiring.skipped else [edge]
+        return edges
 
-    def sole(self, root: str) -> Node | None:
-        """The node that alone reads a root, through one edge."""
+    def only_reader(self, root: str) -> Node | None:
+        """The node that reads a root's value, if it is the only one and reads it once; else None."""
         readers = self.readers(root)
         alone = len(readers) == 1 and readers[0].dst != OUTPUT
         return self.graph[readers[0].dst] if alone else None
 
     def is_own(self, edge: Edge) -> bool:
-        """Whether an edge reads its root's value as it is."""
+        """Whether an edge reads its root's value itself, not a form of it."""
         return self.names[edge] == self.wiring.root(self.graph.source(edge))
 
-    def _want(self, edge: Edge) -> None:
+    def _request(self, edge: Edge) -> None:
         root, simq = self.wiring.root(self.graph.source(edge)), self.plan.edges[edge]
         forms = self._forms.setdefault(root, {})
         name = root
         if edge.dst == OUTPUT or self._is_real(edge, simq):
             name = root if simq is None else f"{root}!"
-        elif simq is not None and self.graph[root].op != CONST and self._moved_before(edge, simq):
+        elif simq is not None and self.graph[root].op != CONST and self._converts_before(edge, simq):
             same = [k for k, s in forms.items() if s is not None and s.target is simq.target and s.via is simq.via]
             name = same[0] if same else f"{root}>{1 + len(forms)}"
         self.names[edge] = name
         forms.setdefault(name, None if name == root else simq)
 
     def _is_real(self, edge: Edge, simq: SimQ | None) -> bool:
-        """Whether a float node reads the real value of integers, which need be made but once."""
+        """Whether a float node reads the real value of integers, which is made once for all float nodes."""
         if simq is None or simq.source is None or simq.target is not None or simq.via is not None:
             return False
-        return self.choices[edge.dst].kind == "float" and self.graph[self.graph.source(edge)].op != CONST
+        return self.kernels[edge.dst].reads_real and self.graph[self.graph.source(edge)].op != CONST
 
-    def _moved_before(self, edge: Edge, simq: SimQ) -> bool:
-        """Whether the reader takes what the edge makes, rather than doing it itself."""
-        choice = self.choices[edge.dst]
-        return choice.takes == "moved" or (choice.kind == "add" and simq.source is None)
+    def _converts_before(self, edge: Edge, simq: SimQ) -> bool:
+        """Whether a step before the reader makes the conversion of an edge, not the reader's own kernel."""
+        converts = self.kernels[edge.dst].converts
+        return converts == "nothing" or (converts == "integers" and simq.source is None)

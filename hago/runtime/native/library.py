@@ -1,13 +1,12 @@
-"""The kernels of our own: C++ built once with the machine's compiler, called through ctypes.
+"""The library of native kernels: C++ built once with the machine's compiler, called through ctypes.
 
 The library is built on first use into a folder of the user's (`HAGO_CACHE`, else `XDG_CACHE_HOME`, else
 ~/.cache), under a name that holds a hash of the sources, the compiler, the processor and the user. It is synced and
-renamed, so processes that build it at the same time do not disturb each other, and a manifest beside it says its size
-and SHA-256: what a full disk, a crash or somebody else left there is not loaded but built again. Where it cannot be
-built, `library()` says why and other kernels are used: results are the same.
+renamed, so processes that build it at the same time do not disturb each other. A manifest beside it records its size
+and SHA-256, so a file that a full disk, a crash or another user left there is built again instead of loaded. If it
+cannot be built, `library()` gives the reason, and other kernels compute the same results.
 
-The structures mirror native/rows.h, native/conv.h, native/window.h, native/multiply.cpp and native/matmul.cpp field
-by field.
+The structures mirror cpp/rows.h, cpp/conv.h, cpp/window.h, cpp/multiply.cpp and cpp/matmul.cpp field by field.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from hago.errors import LogError, warn
 from hago.serialization.json_text import canonical, parse_json, replace_file
 
 SOURCES: Final = Path(__file__).parent / "cpp"
-#: Products and sums must each round (N3), so nothing may be contracted.
+#: Products and sums each round (N3), so the compiler must not contract them.
 OPTIONS: Final = (
     *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-#: A compiler that hangs is given up after so many seconds.
+#: The timeout of the compiler in seconds.
 PATIENCE: Final = 300
 TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
 ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_zero", "floor")
 AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
 PLUS, MINUS, FROM = 1, 2, 3
-#: The longest row that is worked on at once.
+#: The most entries of a row that a kernel processes at once.
 ROW: Final = 512
 
 
 class Move(ctypes.Structure):
-    """From one scale to another."""
+    """A requantization; see `requantize.Requantization`."""
 
     _fields_ = [
         ("form", c_int32), ("rounding", c_int32), ("wide", c_int32), ("plain", c_int32), ("ratio", c_void_p),
@@ -57,7 +56,7 @@ class Move(ctypes.Structure):
 
 
 class Output(ctypes.Structure):
-    """One value to store."""
+    """A stored output."""
 
     _fields_ = [("move", Move), ("type", c_int32), ("zero", c_int32), ("stride", c_int64), ("data", c_void_p)]
 
@@ -71,13 +70,13 @@ class Addend(ctypes.Structure):
 
 
 class Register(ctypes.Structure):
-    """What a register does to a sum that may leave it."""
+    """The overflow of a register."""
 
     _fields_ = [(name, c_int32) for name in ("wrap_bits", "saturates", "low", "high")]
 
 
 class Tail(ctypes.Structure):
-    """What follows a sum."""
+    """An epilogue; see `epilogue.Epilogue`."""
 
     _fields_ = [
         ("sums", Register), ("added", Register), *((name, c_int32) for name in ("clamps", "adds", "outputs")),
@@ -98,7 +97,7 @@ class Conv(ctypes.Structure):
 
 
 class Shape(ctypes.Structure):
-    """The images of a convolution."""
+    """The sizes of the images of a convolution."""
 
     _fields_ = [(n, c_int64) for n in ("images", "height", "width", "out_height", "out_width")]
 
@@ -120,7 +119,7 @@ class Operand(ctypes.Structure):
 
 
 class Spread(ctypes.Structure):
-    """How the smaller operand of a product lies against the larger."""
+    """How the entries of the smaller operand of a product repeat along those of the larger one."""
 
     _fields_ = [("repeat", c_int64), ("inner", c_int64)]
 
@@ -137,10 +136,12 @@ class Matrices(ctypes.Structure):
 
 
 def conv_of(geometry: Any, packed: Any, values: int, offset: Any, zeros: Any) -> Conv:
-    """The structure of a convolution (`pack.Geometry`, `pack.Packed`); the tensors must outlive it.
+    """The structure of a convolution. It points to the tensors, which the caller keeps alive.
 
     Args:
-        values: the type of what it reads.
+        geometry: `weights.Geometry`.
+        packed: `weights.Packed`.
+        values: the type code of the activations.
     """
     g, size = geometry, packed.weight.element_size()
     return Conv(
@@ -171,25 +172,25 @@ _ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The loaded library, or why there is none."""
+    """The loaded library, or the reason why there is none."""
 
     calls: Any
     why: str
 
     @property
     def has_conv(self) -> bool:
-        """Whether convolutions are in it: they need instructions that not every processor has."""
+        """Whether it has convolutions, which need instructions that not every processor has."""
         return self.calls is not None and bool(self.calls.hago_has_conv())
 
     @property
     def has_tiles(self) -> bool:
-        """Whether the processor has matrix tiles (AMX) and the system lets this process have them."""
+        """Whether the processor has matrix tiles (AMX) and the system lets this process use them."""
         return self.has_conv and bool(self.calls.hago_has_tiles())
 
 
 @functools.cache
 def library() -> Library:
-    """The library, built if it is not there yet; once per process."""
+    """The library, built on first use and loaded once per process."""
     try:
         calls = ctypes.CDLL(str(build()))
     except (OSError, subprocess.SubprocessError, LogError) as error:
@@ -245,8 +246,8 @@ def build() -> Path:
 
 
 def _kept(manifest: Path) -> Path | None:
-    """The library that a manifest says, if it is all there, as it was built, and nobody but root and this user could
-    have written it."""
+    """The library that a manifest names, if it is complete and unchanged and only root and this user can have written
+    it; else None."""
     try:
         _refuse_open(manifest.parent)
         written = manifest.lstat()
@@ -266,10 +267,10 @@ def _kept(manifest: Path) -> Path | None:
 
 
 def _refuse_open(folder: Path) -> None:
-    """Refuse a folder in which everybody may replace everybody's files.
+    """Refuse a folder in which every user can replace the files of others.
 
     Raises:
-        OSError: it is one.
+        OSError: the folder is world-writable without the sticky bit.
     """
     mode = folder.stat().st_mode
     if hasattr(os, "getuid") and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -277,7 +278,7 @@ def _refuse_open(folder: Path) -> None:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Whether a file is of this user, or of root, and no other may write it."""
+    """Whether a file belongs to this user or to root, and no other user can write it."""
     if not hasattr(os, "getuid"):
         return True  # not a POSIX system
     return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -288,7 +289,7 @@ def _sha256(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept."""
+    """The folder of built libraries."""
     named = os.environ.get("HAGO_CACHE")
     if named:
         return Path(named)
@@ -296,7 +297,7 @@ def cache_folder() -> Path:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Differs where the sources, the options, the compiler or the processor do."""
+    """A hash of the sources, the options, the compiler, the processor and the user."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -307,7 +308,7 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """The instructions that the processor has, where the system says so: a cache may be shared by machines."""
+    """The processor's instruction sets, as far as the system lists them. Several machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

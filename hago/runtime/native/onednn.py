@@ -1,4 +1,4 @@
-"""oneDNN's int8 convolution and matrix product as torch calls them.
+"""oneDNN's int8 convolution and matrix product, called through torch.
 
 Activations are uint8, weights int8 without zero points. Sums come out as float32, exact below 2**24, or
 requantized in the kernel: `rint(sum * scale + bias + zero point)` in float32, where a power-of-two scale is
@@ -7,13 +7,15 @@ exact and the zero point costs no bit while the scale is at least 2**-16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from hago.arithmetic.numerics import Requantize, is_power_of_two, ratio
+from hago.arithmetic.types import SimQ
 from hago.runtime.native.weights import Geometry
 
 CHANNELS_LAST: Final = torch.channels_last
@@ -23,13 +25,13 @@ FINEST: Final = 2.0**-16
 
 @dataclass(frozen=True, slots=True)
 class OnednnConv:
-    """A convolution with one output.
+    """A call of oneDNN's convolution.
 
     Args:
         weight: prepacked.
         zero: of the activations, as uint8.
-        scales: float32 per output channel: the ratio to the output's scale, or 1 where sums come out.
-        bias: float32, in units of the output; None for none.
+        scales: float32 per output channel: the ratio to the scale of the output, or 1 for unscaled sums.
+        bias: float32, in units of the output, or None.
         out_zero: zero point of the output.
         dtype: uint8, int8 or float32 of the output.
     """
@@ -43,7 +45,7 @@ class OnednnConv:
     dtype: torch.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(N, channels, H, W) of uint8 to (N, out_channels, H', W')."""
+        """Convolve uint8 values of shape (N, channels, H, W); the output has the shape (N, out_channels, H', W')."""
         g = self.geometry
         zeros = torch.zeros(g.out_channels, dtype=torch.int32)
         made: Tensor = torch.ops.onednn.qconv_pointwise(
@@ -55,7 +57,7 @@ class OnednnConv:
 
 
 def prepack(weight: Tensor, geometry: Geometry, zero: int) -> Tensor:
-    """int8 (out, in / groups, h, w) in oneDNN's own order."""
+    """int8 weights of shape (out, in / groups, h, w) in oneDNN's own order."""
     g = geometry
     made: Tensor = torch.ops.onednn.qconv_prepack(
         weight, torch.ones(g.out_channels), 1.0, zero, list(g.stride), list(g.padding), list(g.dilation), g.groups, None
@@ -63,21 +65,69 @@ def prepack(weight: Tensor, geometry: Geometry, zero: int) -> Tensor:
     return made
 
 
+def requantizes_exactly(simq: SimQ, how: Requantize) -> bool:
+    """Whether oneDNN requantizes sums below 2**24 as the Plan does.
+
+    It does if the target is bytes of one scale, every ratio is a power of two that is not finer than `FINEST`, and
+    rounding is half to even.
+    """
+    source, target = simq.source, simq.target
+    if (
+        source is None
+        or target is None
+        or simq.via is not None
+        or how.form == "multiplier_shift"
+        or how.rounding != "half_even"
+    ):
+        return False
+    r = ratio(source, target)
+    bytes_ = target.dtype.torch in (torch.uint8, torch.int8) and target.scale.numel() == 1
+    return bytes_ and is_power_of_two(r) and float(r.min()) >= FINEST and float(r.max()) <= 1.0 / FINEST
+
+
+def run_on_any_rank(
+    conv: OnednnConv, flat: bool, signed: bool, clip: tuple[int, int] | None, stored: Callable[[Tensor], Tensor] | None
+) -> Callable[[Sequence[Any]], Sequence[Tensor]]:
+    """A function that calls oneDNN on a value of any rank.
+
+    Args:
+        flat: whether the channels are the last axis, so that every row is a pixel.
+        signed: whether the values are int8.
+        clip: the limits of q, if they are narrower than those of the dtype.
+        stored: applied to sums, if oneDNN does not requantize them.
+    """
+
+    def run(values: Sequence[Any]) -> Sequence[Tensor]:
+        x = values[0]
+        image = (x.view(torch.uint8) ^ 128) if signed else x
+        if flat:
+            image = image.reshape(-1, conv.geometry.channels, 1, 1)
+        elif x.ndim == 3:
+            image = image.unsqueeze(2)
+        out = conv(image)
+        if clip is not None:
+            out.clamp_(*clip)
+        if flat:
+            out = out.reshape(*x.shape[:-1], conv.geometry.out_channels)
+        elif x.ndim == 3:
+            out = out.squeeze(2)
+        return (out if stored is None else stored(out),)
+
+    return run
+
+
 def onednn_conv(x: Tensor, w: Tensor, groups: int) -> Tensor:
     """The sums of a convolution without padding, as float32."""
     return _plain(x, w, groups, 1.0, 0, torch.float32)
 
 
-def onednn_fused(x: Tensor, w: Tensor, ratio: float, zero: int) -> Tensor:
-    """The sums times a ratio, as uint8."""
-    return _plain(x, w, 1, ratio, zero, torch.uint8)
+def onednn_fused(x: Tensor, w: Tensor, scale: float, zero: int) -> Tensor:
+    """The sums times a scale, as uint8."""
+    return _plain(x, w, 1, scale, zero, torch.uint8)
 
 
-def _plain(x: Tensor, w: Tensor, groups: int, ratio: float, zero: int, dtype: torch.dtype) -> Tensor:
+def _plain(x: Tensor, w: Tensor, groups: int, scale: float, zero: int, dtype: torch.dtype) -> Tensor:
     out, each, height, width = map(int, w.shape)
     geometry = Geometry(each * groups, out, groups, (height, width), (1, 1), (0, 0), (1, 1))
     packed = prepack(w, geometry, 0)
-    return OnednnConv(packed, geometry, 0, torch.full((out,), ratio), None, zero, dtype)(x)
-
-
-Values = Sequence[Any]
+    return OnednnConv(packed, geometry, 0, torch.full((out,), scale), None, zero, dtype)(x)

@@ -1,6 +1,6 @@
-"""Requantizations as the native kernels take them, or why they cannot.
+"""Requantizations in the form that the native kernels read, or the reasons why the kernels cannot apply them.
 
-A Move holds pointers, so whoever holds a Move holds the tensors that it points into.
+The C++ structure `native.Move` holds pointers, so a `Requantization` keeps the tensors that its structure points to.
 """
 
 from __future__ import annotations
@@ -24,39 +24,67 @@ from hago.arithmetic.numerics import (
     ratio_of_float32,
 )
 from hago.arithmetic.types import QParams, SimQ
+from hago.plan.topology import varies_along
 from hago.runtime.native import library as native
 
+#: The type code and the zero point of a stored value.
+StorageFormat = tuple[int, int]
 #: Entries past the last channel that vectors may read.
 SLACK: Final = 64
 _STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """A Move and what it points to."""
+class Requantization:
+    """A requantization as the native kernels read it, and the tensors that it points to. Made by `requantization_of`,
+    cached by `Packs`, and copied into the structures of calls, whose owners keep `kept` alive."""
 
     move: native.Move
     kept: tuple[Any, ...] = ()
 
 
-AS_IS: Final = Moved(native.Move(native.AS_IS))
+#: No change of scale.
+AS_IS: Final = Requantization(native.Move(native.AS_IS))
 
 
 def stored_type(qparams: QParams) -> int | None:
-    """The code of a storage type, or None where the kernels do not know it."""
+    """The code of a storage type; None if the kernels do not have it."""
     return _STORED.get(qparams.dtype.torch) if qparams.zero_point.numel() == 1 else None
 
 
+def storage_format(qparams: QParams | None) -> StorageFormat:
+    """The storage format of a value whose type the kernels have."""
+    code = None if qparams is None else stored_type(qparams)
+    assert qparams is not None and code is not None
+    return code, int(qparams.zero_point)
+
+
 def period(channels: int) -> int:
-    """How many entries an array of `channels` values takes: as many repetitions as fill a row."""
+    """The number of entries in an array of `channels` values that is repeated to fill a row."""
     return channels * max(1, native.ROW // channels)
 
 
-def spread(values: Tensor, channels: int) -> Tensor:
-    """One value per entry of a row: a single value, or one per channel, repeated; and some slack."""
+def repeat_to_row(values: Tensor, channels: int) -> Tensor:
+    """An array with one value per entry of a row, and `SLACK` more.
+
+    Args:
+        values: a single value, or one per channel.
+    """
     flat = values.flatten()
     each = flat.expand(channels) if flat.numel() == 1 else flat
     return torch.cat([each.repeat(period(channels) // channels), each.new_ones(SLACK)]).contiguous()
+
+
+def channel_axis(scale: Tensor, ndim: int) -> int | str | None:
+    """The only axis of an `ndim`-dimensional value along which a scale varies.
+
+    Returns:
+        The axis; None for a single scale; the reason why kernels cannot use the scale if it varies along two axes.
+    """
+    axes = varies_along(scale, ndim)
+    if len(axes) > 1:
+        return "scales that vary along two axes"
+    return axes[0] if axes else None
 
 
 def largest_of(qparams: QParams) -> float:
@@ -66,20 +94,20 @@ def largest_of(qparams: QParams) -> float:
     return float(max(abs(dtype.min), dtype.max) + zero) if dtype.bits < 32 else float(2**31 - 1)
 
 
-def move_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
-    """The Move of an edge between integers.
+def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
+    """The requantization of an edge between integers.
 
     Args:
         channels: how many values an array holds where scales vary; 1 where they do not.
         largest: the largest |c| that arrives.
 
     Returns:
-        The Move, or why there is none.
+        The requantization, or the reason why the kernels cannot apply it.
     """
     if simq is None:
         return AS_IS
     if simq.via is not None:
-        return _by_two(simq, how, channels, largest)
+        return _in_two_steps(simq, how, channels, largest)
     source, target = simq.source, simq.target
     if source is None or target is None:
         return "reads or makes real values"
@@ -111,35 +139,43 @@ def _ratio(simq: SimQ, how: Requantize) -> Tensor:
     return (ratio_of_float32 if how.form == "onnxruntime" else ratio)(simq.source, simq.target)
 
 
-def _by_ratio(r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float) -> Moved | str:
+def _by_ratio(
+    r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float
+) -> Requantization | str:
     made = r.to(torch.float32)
     if not bool(torch.isfinite(made).all()):
         return "a ratio of scales that float32 does not hold"
     wide = passes_float32(target)
-    entries = spread(made, channels)
+    entries = repeat_to_row(made, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
     plain = how.rounding == "half_even" and not wide
     move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high)
-    return Moved(move, (entries,))
+    return Requantization(move, (entries,))
 
 
-def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Moved | str:
+def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Requantization | str:
     stages = how.form == "multiplier_shift" and how.two_stage
     rounding = how.shift_rounding or how.rounding if how.form == "multiplier_shift" else how.rounding
     if int(n.min()) < (0 if stages else 1) or int(n.max()) > 62:
         return "a shift to the left, or past the word"
     if int(m.max()) >= 2**31 or int(m.min()) < 0:
         return "a multiplier that is negative or has more than 31 bits"
-    multiplier, shift = spread(m.to(torch.int32), channels), spread(n.to(torch.int32), channels)
+    multiplier, shift = repeat_to_row(m.to(torch.int32), channels), repeat_to_row(n.to(torch.int32), channels)
     form = native.TWO_STAGE if stages else native.MULTIPLIER
     mode, pointers = native.ROUNDINGS.index(rounding), (multiplier.data_ptr(), shift.data_ptr())
     move = native.Move(form, mode, 0, 0, None, *pointers, *map(float, clip))
-    return Moved(move, (multiplier, shift))
+    return Requantization(move, (multiplier, shift))
 
 
-def landed_moves(attrs: Mapping[str, Any], clip: tuple[int, int]) -> tuple[Moved, Moved, Moved] | str:
-    """The Moves of TFLite's sums (`ops._tflite.tflite_sum`), or why there are none: of the sum to the output, and of
-    both operands to the sum, `multiply_by_quantized_multiplier(c << left, m, n, how)`."""
+def tflite_sum_requantizations(
+    attrs: Mapping[str, Any], clip: tuple[int, int]
+) -> tuple[Requantization, Requantization, Requantization] | str:
+    """The requantizations of a TFLite sum (`tflite_sum` of `hago.ops`), or the reason why kernels cannot apply them.
+
+    Returns:
+        From the sum to the output, then from both operands to the sum:
+        `multiply_by_quantized_multiplier(c << left, m, n, how)`.
+    """
     how, ends = attrs["how"], (-(2**31), 2**31 - 1)
     # c << left is c * 2**(left + 1) / 2
     shift, one = torch.tensor(2 << attrs["left_shift"]), torch.ones((), dtype=torch.int64)
@@ -152,47 +188,48 @@ def landed_moves(attrs: Mapping[str, Any], clip: tuple[int, int]) -> tuple[Moved
     made = [m for m in tried if not isinstance(m, str)]
     if len(made) < len(tried):
         return next(m for m in tried if isinstance(m, str))
-    begun, out, first, second = made
-    return out, _after(begun, first), _after(begun, second)
+    before, out, first, second = made
+    return out, _in_sequence(before, first), _in_sequence(before, second)
 
 
-def _by_two(simq: SimQ, how: Requantize, channels: int, largest: float) -> Moved | str:
-    """One requantization after another; as one where the first does nothing but shift to the left."""
+def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) -> Requantization | str:
+    """Two requantizations in sequence; a single one if the first is only a shift to the left."""
     first, second = simq.steps
     assert first.target is not None and second.target is not None
-    begun, ended = move_of(first, how, channels, largest), move_of(second, how, channels, largest_of(first.target))
-    if isinstance(begun, str) or isinstance(ended, str):
-        return begun if isinstance(begun, str) else ended
-    if begun.move.plain and ended.move.plain and largest < EXACT_FLOAT32:
+    before = requantization_of(first, how, channels, largest)
+    after = requantization_of(second, how, channels, largest_of(first.target))
+    if isinstance(before, str) or isinstance(after, str):
+        return before if isinstance(before, str) else after
+    if before.move.plain and after.move.plain and largest < EXACT_FLOAT32:
         up, on = (_ratio(x, how).to(torch.float32) for x in (first, second))
         # c * up is exact, and so is up * on, which makes the product of all three round once
         if is_power_of_two(up) and bool((up >= 1).all()) and bool((up * on / up == on).all()):
             ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
             low, high = (float(v) for v in apply_simq(ends, second, how))
             return _by_ratio(up * on, how, second.target, channels, low, high)
-    return _after(begun, ended)
+    return _in_sequence(before, after)
 
 
-def _after(begun: Moved, ended: Moved) -> Moved:
-    """One Move after another."""
-    move = native.Move.from_buffer_copy(ended.move)
-    move.first = addressof(begun.move)
-    return Moved(move, (*ended.kept, begun))
+def _in_sequence(before: Requantization, after: Requantization) -> Requantization:
+    """A requantization that applies `before` first."""
+    move = native.Move.from_buffer_copy(after.move)
+    move.first = addressof(before.move)
+    return Requantization(move, (*after.kept, before))
 
 
-def narrowed(moved: Moved, low: int | None, high: int | None) -> Moved:
-    """The same, clipped further to limits in centered integers."""
-    move = native.Move.from_buffer_copy(moved.move)
+def narrowed(requantization: Requantization, low: int | None, high: int | None) -> Requantization:
+    """The requantization with narrower limits, in centered integers."""
+    move = native.Move.from_buffer_copy(requantization.move)
     move.low = move.low if low is None else min(max(move.low, low), move.high)
     move.high = move.high if high is None else max(min(move.high, high), move.low)
     move.least, move.most = move.low, move.high
-    return Moved(move, moved.kept)
+    return Requantization(move, requantization.kept)
 
 
-def to_real(source: QParams, channels: int) -> Moved | str:
-    """The Move that dequantizes."""
+def to_real(source: QParams, channels: int) -> Requantization | str:
+    """Dequantization to float32, or the reason why the kernels cannot apply it."""
     scale = source.scale.to(torch.float32)
     if scale.numel() not in (1, channels):
         return "scales that vary along another axis than the channels"
-    entries = spread(scale, channels)
-    return Moved(native.Move(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,))
+    entries = repeat_to_row(scale, channels)
+    return Requantization(native.Move(native.TO_REAL, 0, 0, 0, entries.data_ptr(), None, None, 0.0, 0.0), (entries,))

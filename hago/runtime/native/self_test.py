@@ -1,8 +1,8 @@
-"""Which integer kernels are exact on this machine: each is tried once per process against exact integers.
+"""Self-tests of the kernels: every kernel is compared with exact integers once per process.
 
-Without VNNI many int8 kernels add products in pairs in a saturating int16, and most sums come out wrong; and a
-compiler may have been told to trade digits for speed. So nothing is assumed of a kernel: extreme operands go
-through it, and it is used only where every integer is right.
+Without VNNI, many int8 kernels add pairs of products in a saturating int16, which makes most sums wrong, and a compiler
+may trade accuracy for speed. So every kernel computes on extreme operands first, and it is used only if all integers
+are right.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hago.arithmetic.numerics import Requantize, apply_simq
 from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
-from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, Place, RowsCall
-from hago.runtime.native.epilogue import Stored, Tail
+from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, RowsCall
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.onednn import onednn_conv, onednn_fused
-from hago.runtime.native.requantize import AS_IS, SLACK, move_of, period
+from hago.runtime.native.requantize import AS_IS, SLACK, StorageFormat, period, requantization_of
 from hago.runtime.native.weights import Geometry, pack
 
 #: (uint8 image, int8 weight, groups) to the sums.
@@ -40,24 +40,24 @@ _SUMS: Final = QParams(torch.ones((), dtype=torch.float64), ZERO, INT32.min, INT
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a kernel is exact, and what was found."""
+    """Whether a kernel is exact on this machine, and the evidence."""
 
     exact: bool
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
-    """What may be used.
+class ExactKernels:
+    """The kernels that are exact on this machine. Made once per process by `kernels`.
 
     Args:
-        calls: the library of our own, or None.
+        calls: the library of native kernels, or None.
         passes, conv: its passes over whole values, and its convolution.
         tiles: that convolution on matrix tiles.
-        words: that convolution of values of 16 bits.
-        onednn: oneDNN's int8 convolution and matrix product, with sums as they are.
+        words: that convolution of 16-bit activations.
+        onednn: oneDNN's int8 convolution and matrix product, with unscaled sums.
         fused: the same with requantization by powers of two.
-        products: products of two values, entry by entry and of matrices, of our own.
+        products: native products of two values, elementwise and of matrices.
     """
 
     calls: Any
@@ -84,16 +84,16 @@ class Kernels:
             *(("on matrix tiles", self.tiles), ("of words", self.words)),
             *(("oneDNN", self.onednn), ("fused", self.fused)),
         )
-        said = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
-        return "; ".join(said)
+        parts = [f"{n} {'exact' if v.exact else 'not used'} ({v.why})" for n, v in named]
+        return "; ".join(parts)
 
 
-NOTHING: Final = Kernels(None, *[Verdict(False, "switched off")] * 7)
+NOTHING: Final = ExactKernels(None, *[Verdict(False, "switched off")] * 7)
 
 
 @functools.cache
-def kernels() -> Kernels:
-    """What this process may use; found out on the first call, in some tens of milliseconds."""
+def kernels() -> ExactKernels:
+    """The kernels that are exact in this process. The first call tests them, in some tens of milliseconds."""
     library = native.library()
     absent = Verdict(False, library.why)
     passes = check_passes(library.calls) if library.calls is not None else absent
@@ -111,34 +111,34 @@ def kernels() -> Kernels:
     onednn = check_sums(onednn_conv)
     fused = check_fused(onednn_fused) if onednn.exact else onednn
     products = check_products(library.calls) if passes.exact else passes
-    return Kernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
+    return ExactKernels(library.calls if passes.exact else None, passes, conv, tiles, words, onednn, fused, products)
 
 
-# ---------------------------------------------------------------- trials
+# ---------------------------------------------------------------- tests
 def check_sums(sums_of: SumsOf) -> Verdict:
-    """Extreme and random bytes through a convolution, dense, grouped and depthwise, against exact sums."""
+    """Compare dense, grouped and depthwise convolutions of extreme and random bytes with exact sums."""
     wrong = total = 0
     for x, w, groups in _operands():
         exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups)
         try:
-            found = sums_of(x, w, groups)
+            computed = sums_of(x, w, groups)
         except REFUSALS as error:
             return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
-        wrong += int((found.to(torch.float64) != exact).sum())
+        wrong += int((computed.to(torch.float64) != exact).sum())
         total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
 
 
 def check_words(calls: Any) -> Verdict:
-    """Extreme and random values of 16 bits by weights of as many, against exact sums modulo 2**32."""
+    """Compare convolutions of extreme and random 16-bit values and weights with exact sums modulo 2**32."""
     generator = torch.Generator().manual_seed(0)
     wrong = total = 0
     for channels, out, groups, size in WINDOWS:
         x = _extreme((2, channels, 5, 4), torch.int16, generator)
         w = _extreme((out, channels // groups, size, size), torch.int16, generator)
         exact = F.conv2d(x.to(torch.float64), w.to(torch.float64), groups=groups).to(torch.int64)
-        found = _sums(calls, x, w, groups, native.TYPES["int16"], False, 0)
-        wrong += int((found != exact.to(torch.int32)).sum())
+        computed = _sums(calls, x, w, groups, native.TYPES["int16"], False, 0)
+        wrong += int((computed != exact.to(torch.int32)).sum())
         total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} sums of extreme operands are wrong")
 
@@ -160,7 +160,7 @@ def _operands() -> Iterator[tuple[Tensor, Tensor, int]]:
 
 
 def check_fused(fused_of: FusedOf) -> Verdict:
-    """Sums requantized in the kernel by powers of two, ties among them, against N3."""
+    """Compare sums that the kernel requantizes by powers of two, ties among them, with equation N3."""
     wrong = total = 0
     for x, w, groups in _operands():
         if groups > 1:
@@ -172,16 +172,16 @@ def check_fused(fused_of: FusedOf) -> Verdict:
                 target = QParams(scale, torch.tensor(zero), 0, 255, UINT8)
                 exact = apply_simq(sums, SimQ(_SUMS, target), Requantize()) + zero
                 try:
-                    found = fused_of(x, w, 2.0**-n, zero)
+                    computed = fused_of(x, w, 2.0**-n, zero)
                 except REFUSALS as error:
                     return Verdict(False, f"refused: {str(error).strip().splitlines()[0][:100]}")
-                wrong += int((found.to(torch.int64) != exact).sum())
+                wrong += int((computed.to(torch.int64) != exact).sum())
                 total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
 
 
 def check_products(calls: Any) -> Verdict:
-    """Extreme and random values of every type through both products, against exact integers modulo 2**32."""
+    """Compare both products of extreme and random values of every type with exact integers modulo 2**32."""
     generator = torch.Generator().manual_seed(0)
     wrong = total = 0
     for dtypes in itertools.product((torch.uint8, torch.int8, torch.int16), repeat=2):
@@ -190,10 +190,10 @@ def check_products(calls: Any) -> Verdict:
             for shapes in PRODUCTS if small else PRODUCTS[:2]:
                 pair = [_extreme(shape, dtype, generator) for shape, dtype in zip(shapes, dtypes, strict=True)]
                 a, b = (x.to(torch.int64) - zero for x, zero in zip(pair, zeros, strict=True))
-                places = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
+                formats = tuple((native.TYPES[str(x.dtype)[6:]], zero) for x, zero in zip(pair, zeros, strict=True))
                 exact = a @ b if len(shapes[0]) == 3 else a * b
-                found = _product(calls, pair, (places[0], places[1]), len(shapes[0]) == 3)
-                wrong += int((found != exact.to(torch.int32)).sum())
+                computed = _product(calls, pair, (formats[0], formats[1]), len(shapes[0]) == 3)
+                wrong += int((computed != exact.to(torch.int32)).sum())
                 total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} products of extreme operands are wrong")
 
@@ -214,17 +214,17 @@ def _extreme(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Genera
     return drawn.where(torch.rand(shape, generator=generator) < 0.8, torch.tensor(ends.max)).to(dtype)
 
 
-def _product(calls: Any, pair: list[Tensor], places: tuple[Place, Place], matrices: bool) -> Tensor:
-    """Sums as they are."""
+def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, StorageFormat], matrices: bool) -> Tensor:
+    """The unscaled sums of a product."""
     none = (None, None)
-    tail = Tail(pair[1].shape[-1] if matrices else 1, [], stored=[Stored("", AS_IS, _SUMS)]).build()
-    multiply = MultiplyCall(calls, tail, places, none, 1, None)
-    (made,) = (MatmulCall(calls, tail, places, none, None) if matrices else multiply)(pair)
+    epilogue = Epilogue(pair[1].shape[-1] if matrices else 1, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
+    multiply = MultiplyCall(calls, epilogue, formats, none, 1, None)
+    (made,) = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)
     return made
 
 
 def check_passes(calls: Any) -> Verdict:
-    """Every form and rounding on ties, extremes and random sums, against `numerics`."""
+    """Compare every requantize form and rounding with `numerics`, on ties, extremes and random sums."""
     generator = torch.Generator().manual_seed(0)
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
@@ -236,8 +236,8 @@ def check_passes(calls: Any) -> Verdict:
                 continue
             target = QParams(torch.tensor(step, dtype=torch.float64), torch.tensor(7), 0, 255, UINT8)
             exact = apply_simq(sums, SimQ(_SUMS, target), how) + 7
-            found = _requantized(calls, sums, SimQ(_SUMS, target), how)
-            wrong += int((found.to(torch.int64) != exact).sum())
+            computed = _requantized(calls, sums, SimQ(_SUMS, target), how)
+            wrong += int((computed.to(torch.int64) != exact).sum())
             total += exact.numel()
     return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
 
@@ -251,28 +251,28 @@ def _forms() -> Iterator[Requantize]:
 
 
 def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tensor:
-    moved = move_of(simq, how, 1, 2**31 - 1)
+    moved = requantization_of(simq, how, 1, 2**31 - 1)
     assert not isinstance(moved, str) and simq.target is not None
-    tail = Tail(1, [], stored=[Stored("", moved, simq.target)]).build()
-    (made,) = RowsCall(calls, tail, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, simq.target)]).build()
+    (made,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
     return made
 
 
 def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
-    """The sums of our own convolution, of bytes and of the same read as int8 less 128."""
+    """The sums of the native convolution of uint8 values, checked against those of the same values as int8."""
     unsigned = _sums(calls, x, w, groups, native.TYPES["uint8"], tiles, 0)
     signed = _sums(calls, (x ^ 128).view(torch.int8), w, groups, native.TYPES["int8"], tiles, -128)
     return torch.where(unsigned == signed, unsigned, torch.iinfo(torch.int32).max)
 
 
 def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, values: int, tiles: bool, zero: int) -> Tensor:
-    """The sums of values, of this type, less their zero point."""
+    """The sums of the native convolution of values of a type, with their zero point subtracted."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     packed = pack(w, geometry, tiles)
-    tail = Tail(int(out), [], stored=[Stored("", AS_IS, _SUMS)]).build()
+    epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     offset = packed.offsets(None, zero + 128 * (values == native.TYPES["int8"]), groups)
     zeros = torch.zeros(geometry.channels * w.element_size() + SLACK, dtype=torch.uint8)
     template = native.conv_of(geometry, packed, values, offset, zeros)
-    (made,) = ConvCall(calls, template, geometry, tail, (packed.weight, offset, zeros), False)([x])
+    (made,) = ConvCall(calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])
     return made

@@ -1,7 +1,7 @@
-"""Weights in the order that the native convolution reads them, kept between engines of one search.
+"""Weights, packed in the order in which the native convolution reads them, and the cache of packed weights.
 
-A convolution of one dimension, a linear layer and a matrix product by a constant are convolutions of two
-dimensions: `Geometry` says which.
+One-dimensional convolutions, linear layers and matrix products by constants run as two-dimensional convolutions with a
+`Geometry`. `Packs` keeps what executors derive from weights, so that the executors of one search share it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import SimQ
 from hago.caching import LRU
-from hago.runtime.native.requantize import SLACK, Moved, move_of
+from hago.runtime.native.requantize import SLACK, Requantization, requantization_of
 
-#: Bytes of packed weights that one Packs keeps.
+#: The most bytes of packed weights that a `Packs` keeps.
 PACKED_BYTES: Final = 1 << 29
-#: Requantizations that one Packs keeps, each with an array or two of its channels.
-MOVES: Final = 1 << 13
-#: Tables of pairs of bytes that one Packs keeps, 64 KiB each.
+#: The most requantizations that a `Packs` keeps, each with one or two arrays of a value per channel.
+REQUANTIZATIONS: Final = 1 << 13
+#: The most tables of pairs of bytes that a `Packs` keeps, 64 KiB each.
 TABLES: Final = 1 << 9
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
 LANES: Final = 16
 #: Bytes of a row of a matrix tile.
 STEP: Final = 64
-#: Bytes of a window from which on matrix tiles pay: below, their sums are stored more often than they are added to.
+#: The least bytes of a window for which matrix tiles are faster; below, storing their sums dominates.
 LEAST_TILED: Final = 384
-#: Rows that are woven, at most.
+#: The most rows that are interleaved.
 MOST_WOVEN: Final = 16
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
@@ -42,7 +42,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A convolution of two dimensions. `padding` may be "same" or "valid" no more."""
+    """The geometry of a two-dimensional convolution, with padding in numbers."""
 
     channels: int
     out_channels: int
@@ -54,23 +54,23 @@ class Geometry:
 
     @property
     def pointwise(self) -> bool:
-        """Whether every pixel stands by itself."""
+        """Whether every output pixel depends on one input pixel only."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
     @property
     def window(self) -> int:
-        """Values of a window."""
+        """The number of values in a window."""
         return self.channels // self.groups * self.kernel[0] * self.kernel[1]
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
-        """The size of the result."""
+        """The height and the width of the output."""
         sizes = zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True)
         h, w = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
         return h, w
 
 
 def conv_geometry(attrs: Mapping[str, Any], weight: Tensor) -> Geometry | str:
-    """The geometry of conv1d or conv2d, or why it has none."""
+    """The geometry of a conv1d or conv2d, or the reason why the native convolution cannot compute it."""
     dims = weight.ndim - 2
     kernel, dilation = list(weight.shape[2:]), list(attrs["dilation"])
     padding = attrs["padding"]
@@ -89,16 +89,17 @@ def conv_geometry(attrs: Mapping[str, Any], weight: Tensor) -> Geometry | str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Packed weights.
+    """Packed weights. Made by `pack`, kept by `Packs`.
 
     Args:
-        weight: int8, or int16 for values of 16 bits, as native/conv.h says.
-        panel: output channels worked on at once; 0 where every channel stands by itself.
-        panels: of a group.
+        weight: int8, or int16 for activations of 16 bits, in the layout that cpp/conv.h describes.
+        sums: int64 (out_channels,), the sum of the weights of each output channel.
+        panel: output channels computed together; 0 for depthwise convolutions.
+        panels: panels of a group.
         depth: bytes of a tap.
-        taps, gather: how a window is read, in the words of native/conv.h.
-        steps: of 64 bytes, of a window that is read in matrix tiles; 0 for no tiles.
-        sums: int64 (out_channels,), of the weights of each output channel.
+        taps, gather: how a window is read; see cpp/conv.h.
+        steps: steps of 64 bytes in a window that is read in matrix tiles; 0 for no tiles.
+        woven: rows of a window that are interleaved in a step; 0 for none.
     """
 
     weight: Tensor
@@ -112,7 +113,8 @@ class Packed:
     woven: int = 0
 
     def offsets(self, bias: Tensor | None, zero: int, groups: int) -> Tensor:
-        """What sums start from: the bias less the zero point's share, modulo 2**32, in panels."""
+        """The initial values of the sums, in panels: the bias minus the zero point times the sum of the weights, modulo
+        2**32."""
         total = -zero * self.sums if bias is None else bias.flatten().to(torch.int64) - zero * self.sums
         each = len(total) // groups if self.panel else len(total)
         room = self.panels * self.panel if self.panel else -(-each // WIDEST) * WIDEST
@@ -123,37 +125,41 @@ class Packed:
 
 
 class Packs:
-    """What kernels made of weights, by the weights and the kind of kernel, bounded by PACKED_BYTES; and their
-    requantizations and tables, by what they do, bounded by MOVES and TABLES."""
+    """A bounded cache of packed weights, requantizations and tables of pairs of bytes.
+
+    Made by the evaluator of a search, which hands it to every `Executor`; an executor that gets none makes its own.
+    Kernels read it when they emit their calls.
+    """
 
     def __init__(self) -> None:
         self._kept: LRU[Hashable, tuple[Tensor, Any]] = LRU(PACKED_BYTES, lambda pair: 2 * pair[0].numel())
-        self._moves: LRU[Hashable, Moved | str] = LRU(MOVES)
+        self._requantizations: LRU[Hashable, Requantization | str] = LRU(REQUANTIZATIONS)
         self.tables: LRU[Hashable, Tensor] = LRU(TABLES)
 
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
-        """`make(weight)`, made once for every key."""
+        """`make(weight)`, computed once for every weight and key."""
         # holding the key's object keeps its id unique
         made: Made = self._kept.made((id(weight), key), lambda: (weight, make(weight)))[1]
         return made
 
-    def move(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Moved | str:
-        """`moves.move_of`, made once for equal SimQs."""
+    def requantization(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
+        """`requantize.requantization_of`, computed once for equal arguments."""
         if simq is None or simq.source is None or simq.target is None:
-            return move_of(simq, how, channels, largest)
+            return requantization_of(simq, how, channels, largest)
         ends = (simq.source, *((simq.via,) if simq.via else ()), simq.target)
         # one scale in two places means "no change of scale", which equal ones do not
         same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
         key = (simq.key, same, how, channels, largest)
-        return self._moves.made(key, lambda: move_of(simq, how, channels, largest))
+        return self._requantizations.made(key, lambda: requantization_of(simq, how, channels, largest))
 
     def __call__(
         self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False, words: bool = False
     ) -> Packed:
-        """The packed form of centered weights (out, in / groups, h, w), or (in, out) where `transposed`.
+        """The packed form of centered weights of shape (out, in / groups, h, w), or (in, out) if `transposed`.
 
         Args:
-            words: whether they meet values of 16 bits.
+            tiles: whether to pack them for matrix tiles.
+            words: whether activations have 16 bits.
         """
 
         def make(weight: Tensor) -> Packed:
@@ -164,8 +170,11 @@ class Packs:
 
 
 def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
-    """int8 or int16 weights (out, in / groups, h, w) in panels, for matrix tiles (int8) or not; depthwise ones channel
-    by channel."""
+    """Pack int8 or int16 weights of shape (out, in / groups, h, w): depthwise ones by channel, others in panels.
+
+    Args:
+        tiles: whether to lay panels out for matrix tiles; int8 only.
+    """
     size = weight.element_size()
     four = 4 // size  # values in four bytes
     sums = weight.to(torch.int64).flatten(1).sum(1)
@@ -190,12 +199,12 @@ def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
 
 
 def tiles_pay(geometry: Geometry) -> bool:
-    """Whether matrix tiles take less time than vectors."""
+    """Whether matrix tiles are faster than vectors."""
     return geometry.window >= LEAST_TILED or (geometry.kernel[0] > 1 and _woven(geometry) > 0)
 
 
 def _woven(geometry: Geometry) -> int:
-    """Rows of a window that a step of tiles reads at once; 0 where windows are not read in rows."""
+    """The rows of a window that a step of tiles reads together; 0 if windows are not read by rows."""
     height, row = geometry.kernel[0], geometry.kernel[1] * geometry.channels
     if _gather(geometry, 4) != IN_ROWS or row > STEP:
         return 0
@@ -204,7 +213,7 @@ def _woven(geometry: Geometry) -> int:
 
 
 def _weave(weight: Tensor, rows: int) -> Tensor:
-    """(out, in, h, w) as (out, step, w * rows * in), with zeros for rows that are not there."""
+    """Weights of shape (out, in, h, w) as (out, step, w * rows * in), padded with rows of zeros."""
     out, channels, height, width = weight.shape
     steps = -(-height // rows)
     taps = F.pad(weight.permute(0, 2, 3, 1), (0, 0, 0, 0, 0, steps * rows - height))
@@ -212,7 +221,7 @@ def _weave(weight: Tensor, rows: int) -> Tensor:
 
 
 def _gather(geometry: Geometry, four: int) -> int:
-    """How a window is read: of few channels a row of it at once, or all of it where it is no row."""
+    """How a window is read: pixel by pixel, or with few channels row by row, or as a patch if rows have gaps."""
     if geometry.channels // geometry.groups % four == 0:
         return AT_PIXELS
     return IN_ROWS if geometry.groups == 1 and geometry.dilation[1] == 1 else IN_PATCH
@@ -232,7 +241,7 @@ def _tiled(room: Tensor, steps: int, step: int) -> Tensor:
 
 
 def _panel(channels: int) -> int:
-    """Channels of a panel: as few panels as can be, and of those the narrowest."""
+    """The channels of a panel: the fewest that give the least number of panels."""
     panels = -(-channels // WIDEST)
     return -(-channels // (panels * LANES)) * LANES
 

@@ -1,4 +1,4 @@
-"""What the native kernels do on an edge is the requantization that the Plan says."""
+"""The native kernels requantize an edge as the Plan prescribes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hago.arithmetic.types import INT32, ZERO, QParams, SimQ
 from hago.hardware.file import load_hardware
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import RowsCall
-from hago.runtime.native.epilogue import Stored, Tail
-from hago.runtime.native.requantize import move_of, period
+from hago.runtime.native.epilogue import Epilogue, StoredOutput
+from hago.runtime.native.requantize import period, requantization_of
 
 HOW = load_hardware("vta").requantize
 
@@ -28,18 +28,18 @@ def test_a_shift_to_the_left_saturates_all_that_32_bits_hold(left: int, most: in
         pytest.skip("no compiler here")
     target = of_scale(2.0**-left, most)
     simq = SimQ(of_scale(1.0, 2**31 - 1), target)
-    moved = move_of(simq, HOW, 1, 2.0**31 - 1)
+    moved = requantization_of(simq, HOW, 1, 2.0**31 - 1)
     assert not isinstance(moved, str)
     near = torch.arange(-300, 301)
     c = torch.cat([near, *(side * limit + near for side in (-1, 1) for limit in (2**24, 2**22, 2**31 - 301))])
-    tail = Tail(1, [], stored=[Stored("", moved, target)]).build()
-    (found,) = RowsCall(calls, tail, (native.TYPES["int32"], 0), None, period(1))([c.to(torch.int32)])
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, target)]).build()
+    (found,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([c.to(torch.int32)])
     assert found.to(torch.int64).equal(apply_simq(c, simq, HOW))
 
 
 def test_a_shift_to_the_left_into_more_than_float32_holds_is_not_taken() -> None:
     simq = SimQ(of_scale(1.0, 2**31 - 1), of_scale(0.5, 2**24 + 1))
-    assert isinstance(move_of(simq, HOW, 1, 2.0**31 - 1), str)
+    assert isinstance(requantization_of(simq, HOW, 1, 2.0**31 - 1), str)
 
 
 MULTIPLIED = {
@@ -59,13 +59,13 @@ def test_multipliers_and_shifts(how: Requantize) -> None:
     scales = torch.cat([2.0 ** -torch.arange(24.0, dtype=torch.float64), some])
     source = QParams(scales.view(-1, 1), ZERO, -(2**31), 2**31 - 1, INT32)
     simq = SimQ(source, of_scale(1.0, 2**20))
-    moved = move_of(simq, how, len(scales), 2.0**31 - 1)
+    moved = requantization_of(simq, how, len(scales), 2.0**31 - 1)
     assert not isinstance(moved, str), moved
     rows = torch.randint(-(2**31), 2**31, (300, 1), generator=random) >> torch.randint(
         0, 31, (300, 1), generator=random
     )
     c = torch.cat([rows, torch.tensor([[-(2**31)], [2**31 - 1], [0]])]).expand(-1, len(scales))
-    tail = Tail(len(scales), [], stored=[Stored("", moved, simq.target)]).build()
-    call = RowsCall(calls, tail, (native.TYPES["int32"], 0), 1, period(len(scales)))
+    epilogue = Epilogue(len(scales), [], stored=[StoredOutput("", moved, simq.target)]).build()
+    call = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), 1, period(len(scales)))
     (found,) = call([c.to(torch.int32).contiguous()])
     assert found.to(torch.int64).equal(apply_simq(c.T, simq, how).T)

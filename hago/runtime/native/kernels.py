@@ -1,0 +1,876 @@
+"""Kernels: for every op, the kernels that can compute it, when each one can, and how it is called.
+
+A `Kernel` is one record: `matches` compares what the kernel computes with what the Plan prescribes for a node and says
+why the kernel cannot compute it; `emit` makes the call. `KERNELS`, at the end, lists the kernels of every op in the
+order in which `select_kernel` tries them. To add a kernel, write its `matches` and its `emit` and add it to that table.
+
+Selection reads the Plan alone. A kernel is selected only if it computes the Plan's integers exactly; the reference
+arithmetic always does, so every node has a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hago.arithmetic.numerics import EXACT_FLOAT32, clip_range, ratio
+from hago.arithmetic.types import QParams, SimQ
+from hago.graph.graph import CONST, Node
+from hago.plan.plan import NodePlan, Plan
+from hago.runtime.native import library as native
+from hago.runtime.native.calls import (
+    ConvCall,
+    ConvPoolCall,
+    MatmulCall,
+    MultiplyCall,
+    PairTableCall,
+    PoolCall,
+    ReduceCall,
+    RowsCall,
+    TableCall,
+)
+from hago.runtime.native.epilogue import (
+    AddedOperand,
+    Epilogue,
+    FusedEpilogues,
+    StoredOutput,
+    accumulator_register,
+    addition_sign,
+)
+from hago.runtime.native.layouts import JOINERS, MOVERS, Converts, Fusion, RequestedLayouts
+from hago.runtime.native.onednn import OnednnConv, prepack, requantizes_exactly, run_on_any_rank
+from hago.runtime.native.requantize import (
+    AS_IS,
+    SLACK,
+    Requantization,
+    channel_axis,
+    largest_of,
+    period,
+    requantization_of,
+    storage_format,
+    stored_type,
+    tflite_sum_requantizations,
+)
+from hago.runtime.native.self_test import ExactKernels
+from hago.runtime.native.weights import Geometry, Packs, conv_geometry, tiles_pay
+from hago.runtime.reference import compute_float, compute_integer, move_stored, store
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+#: The native kernels that a process may lack: convolutions of bytes and of 16-bit values, passes over whole values,
+#: and products of two values.
+Feature = Literal["conv", "int16 conv", "passes", "products"]
+
+
+# ---------------------------------------------------------------- records
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a kernel. Made by `Kernel.emit`; `Lowering` turns it into a `Step`.
+
+    Args:
+        nodes: the nodes that it computes, in order.
+        kernel: its name in reports and in the digest of the step.
+        inputs, outputs: names of the values that it reads and makes.
+        run: makes the outputs from the inputs.
+    """
+
+    nodes: tuple[str, ...]
+    kernel: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A kernel can compute a node, and `why` says how."""
+
+    why: str
+
+
+class LoweringState(Protocol):
+    """The parts of a `Lowering` that kernels read when they emit their calls."""
+
+    plan: Plan
+    layouts: RequestedLayouts
+    epilogues: FusedEpilogues
+    packs: Packs
+    kernels: ExactKernels
+
+
+def _always(plan: Plan, node: Node) -> bool:
+    return True
+
+
+def _never(plan: Plan, node: Node) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One way to compute a node. Kernels are constants of this module; `KERNELS` lists them by op.
+
+    Args:
+        name: names the kernel in this module's table; a call may have a more precise name.
+        matches: called by `select_kernel` with a Plan, a node and its NodePlan. Returns a `Match`, or the reason why
+            the kernel cannot compute what the Plan prescribes. An empty reason keeps that of the kernel tried before.
+        emit: called by `Lowering` once for every node that runs on this kernel. Returns the call, or the reason why
+            there is none, in which case the node runs on the reference arithmetic.
+        needs: the native kernel that this process must have, or a function of the NodePlan that gives it; None for
+            kernels that torch always has.
+        any_form: whether it can compute ops in a form that requantizes its output itself, or that takes attributes
+            in integers.
+        converts: which conversions of its operands it makes itself. Steps before it make the others.
+        reads_real: whether it reads the real values of integers.
+        fuses_as: the part of an epilogue in which the kernel of a sum can compute the node.
+        by_sample: whether it computes every sample of a batch independently of the others, for a node whose first
+            axis is the batch.
+    """
+
+    name: str
+    matches: Callable[[Plan, Node, NodePlan], Match | str]
+    emit: Callable[[LoweringState, Node], Call | str]
+    needs: Feature | Callable[[NodePlan], Feature] | None
+    any_form: bool = False
+    converts: Converts = "nothing"
+    reads_real: bool = False
+    fuses_as: Fusion | None = None
+    by_sample: Callable[[Plan, Node], bool] = _always
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedKernel:
+    """The kernel of a node, and why it was selected."""
+
+    kernel: Kernel
+    why: str
+
+
+_NO_FORM: Final = "what follows has no form in the kernels"
+
+
+# ---------------------------------------------------------------- calls
+def _stored_const(made: NodePlan, slot: int) -> Tensor | None:
+    """The constant operand of a slot in its storage dtype; None if the operand is not a constant."""
+    qparams = made.operands[slot]
+    assert qparams is not None
+    return store(made.consts[slot], qparams) if slot in made.consts else None
+
+
+def _call_with_epilogue(kernel: str, epilogue: Epilogue, name: str, run: Run) -> Call:
+    """The call of a kernel that reads the value `name` and stores the outputs of its epilogue."""
+    inputs = (name, *((epilogue.added.name,) if epilogue.added else ()))
+    return Call(tuple(dict.fromkeys(epilogue.nodes)), kernel, inputs, tuple(s.name for s in epilogue.stored), run)
+
+
+def _call_of_rows(
+    state: LoweringState, kernel: str, epilogue: Epilogue, source: QParams, axis: int | None, name: str
+) -> Call:
+    """The call of a pass that applies an epilogue to the stored value `name`."""
+    call = RowsCall(state.kernels.calls, epilogue.build(), storage_format(source), axis, period(epilogue.channels))
+    return _call_with_epilogue(kernel, epilogue, name, call)
+
+
+def _call_of_node(state: LoweringState, node: Node, kernel: str, run: Run) -> Call:
+    """The call of a kernel that reads all inputs of a node and stores the node's own value."""
+    return Call((node.name,), kernel, tuple(state.layouts.names[e] for e in node.edges), (node.name,), run)
+
+
+def _is_flat(node: Node) -> bool:
+    """Whether the channels of a sum of products are its last axis, so that every row is a pixel."""
+    return node.op in ("linear", "matmul") or len(node.shape or ()) == 2
+
+
+def _window(made: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], tuple[int, ...]]]:
+    """The kernel, stride, padding and dilation of a pooling, two of each, and a function that gives the size of its
+    output from that of its input."""
+    a = made.attrs
+    if "kernel_size" in a:
+        kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
+        dilation = a.get("dilation", [1] * len(kernel))
+    else:
+        kernel = [i // o for i, o in zip(a["input_size"], a["output_size"], strict=True)]
+        stride, padding, dilation = kernel, [0] * len(kernel), [1] * len(kernel)
+    ones = [1] * (2 - len(kernel))
+    pairs = [*ones, *kernel, *ones, *stride, *[0] * len(ones), *padding, *ones, *dilation]
+
+    def size(image: Sequence[int]) -> tuple[int, ...]:
+        parts = zip(image, kernel, stride, padding, dilation, strict=True)
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in parts)
+
+    return tuple(pairs), size
+
+
+# ---------------------------------------------------------------- convolutions and products by constant matrices
+def _reads_int16(made: NodePlan) -> bool:
+    return made.operands[0] is not None and stored_type(made.operands[0]) == 2
+
+
+def _conv_feature(made: NodePlan) -> Feature:
+    return "int16 conv" if _reads_int16(made) else "conv"
+
+
+def geometry_of(node: Node, made: NodePlan) -> Geometry | str:
+    """The convolution that a convolution, a product by a constant matrix or an affine transform is, or why it is
+    none."""
+    if node.op == "matmul" and (1 not in made.consts or made.consts[1].ndim != 2):
+        return "no operand is a constant matrix on the right"
+    if node.op == "affine" and (1 not in made.consts or not 2 <= len(node.shape or ()) <= 4):
+        return "a weight that is no constant, or more than two axes after the channels"
+    if 1 not in made.consts:
+        return "a weight that is no constant"
+    weight = made.consts[1]
+    if node.op == "affine":
+        channels = out = groups = weight.numel()
+    elif node.op in ("linear", "matmul"):
+        sizes = [int(n) for n in weight.shape]
+        out, channels = sizes if node.op == "linear" else sizes[::-1]
+        groups = 1
+    else:
+        return conv_geometry(made.attrs, weight)
+    return Geometry(channels, out, groups, (1, 1), (1, 1), (0, 0), (1, 1))
+
+
+def _match_conv(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    geometry = geometry_of(node, made)
+    if isinstance(geometry, str):
+        return geometry
+    x, words = made.operands[0], _reads_int16(made)
+    if x is None or stored_type(x) not in (0, 1, 2):
+        return f"activations of {x and x.dtype}"
+    if words and int(x.zero_point):
+        return "activations of 16 bits with a zero point"
+    if made.consts[1].dtype not in ((torch.int8, torch.int16) if words else (torch.int8,)):
+        return f"weights that int{16 if words else 8} does not hold, centered"
+    if 2 in made.consts and int(made.consts[2].abs().max()) >= 2**31:
+        return "a bias beyond int32"
+    if len(node.inputs) > 2 and 2 not in made.consts:
+        return "a bias that is no constant"
+    register = accumulator_register(made)
+    return register if isinstance(register, str) else Match(f"{'s16 x s16' if words else 'u8 x s8'} products in int32")
+
+
+def _emit_conv(state: LoweringState, node: Node) -> Call | str:
+    made = state.plan.nodes[node.name]
+    g, x = geometry_of(node, made), made.operands[0]
+    assert not isinstance(g, str) and x is not None
+    name = state.layouts.names[node.edges[0]]
+    if not state.kernels.conv.exact:
+        return _emit_onednn(state, node, g)
+    epilogue = state.epilogues.after(node, g.out_channels)
+    if epilogue is None:
+        return _NO_FORM
+    values, zero = stored_type(x), int(x.zero_point)
+    assert values is not None
+    words = values == native.TYPES["int16"]
+    tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
+    packed = state.packs(made.consts[1], g, tiles, node.op == "matmul", words)
+    offset = packed.offsets(made.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
+    zeros = torch.full((g.channels * (1 + words) + SLACK,), zero % 256, dtype=torch.uint8)
+    template = native.conv_of(g, packed, values, offset, zeros)
+    pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
+    call = ConvCall(state.kernels.calls, template, g, epilogue.build(), (packed.weight, offset, zeros), _is_flat(node))
+    kernel = "native conv on tiles" if packed.steps else "native conv of words" if words else "native conv"
+    if pooled is None:
+        return _call_with_epilogue(kernel, epilogue, name, call)
+    end, after = pooled
+    pool = PoolCall(state.kernels.calls, *_window(state.plan.nodes[end.name]), (0, 0), after.build())
+    whole = replace(epilogue, nodes=[*epilogue.nodes, *after.nodes], stored=after.stored)
+    return _call_with_epilogue(kernel, whole, name, ConvPoolCall(call, pool))
+
+
+def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
+    """The call of oneDNN's convolution.
+
+    oneDNN requantizes as the Plan does if every ratio of scales is a power of two, not finer than `FINEST`, rounding
+    is half to even, and sums stay below 2**24. Otherwise it stores the sums, and a pass requantizes them.
+    """
+    made, how = state.plan.nodes[node.name], state.plan.hardware.requantize
+    x, inputs = made.operands[0], (state.layouts.names[node.edges[0]],)
+    assert x is not None
+    if not made.proved:
+        return "sums that may leave their register"
+    if made.bound >= EXACT_FLOAT32:
+        return "sums that float32 does not hold, which is how oneDNN gives them"
+    zero, signed = int(x.zero_point), x.dtype.torch == torch.int8
+    zero += 128 * signed
+
+    def packed(weight: Tensor) -> Tensor:
+        rows = weight.t() if node.op == "matmul" else weight
+        return prepack(rows.reshape(g.out_channels, -1, *g.kernel).contiguous(), g, zero)
+
+    weight = state.packs.kept(made.consts[1], (g, node.op, zero), packed)
+    simq, name = _only_form(state.layouts, node, made)
+    target = None if simq is None else simq.target
+    if state.kernels.fused.exact and simq is not None and target is not None and requantizes_exactly(simq, how):
+        scales = ratio(made.register, target).to(torch.float32).flatten().expand(g.out_channels).contiguous()
+        bias = _onednn_bias(made, scales)
+        conv = OnednnConv(weight, g, zero, scales, bias, int(target.zero_point), target.dtype.torch)
+        clip = None if target.qmax - target.qmin == 255 else (target.qmin, target.qmax)
+        return Call(
+            (node.name,),
+            "oneDNN, requantized",
+            inputs,
+            (name,),
+            run_on_any_rank(conv, _is_flat(node), signed, clip, None),
+        )
+    scales = torch.ones(g.out_channels)
+    conv = OnednnConv(weight, g, zero, scales, _onednn_bias(made, scales), 0, torch.float32)
+
+    def stored(sums: Tensor) -> Tensor:
+        integers = sums.to(made.register.dtype.torch)
+        return integers if made.out_simq is None else move_stored(integers, made.out_simq, how)
+
+    run = run_on_any_rank(conv, _is_flat(node), signed, None, stored)
+    return Call((node.name,), "oneDNN", inputs, (node.name,), run)
+
+
+def _only_form(layouts: RequestedLayouts, node: Node, made: NodePlan) -> tuple[SimQ | None, str]:
+    """The requantized form of a node's value, if it is the only form that is requested, and its name."""
+    if made.out_simq is not None:
+        return made.out_simq, node.name
+    forms = layouts.forms(node.name)
+    name, simq = next(iter(forms.items()), (node.name, None))
+    return (simq if len(forms) == 1 else None), name
+
+
+def _onednn_bias(made: NodePlan, scales: Tensor) -> Tensor | None:
+    return None if 2 not in made.consts else made.consts[2].flatten().to(torch.float32) * scales
+
+
+def _rank_is_kept(plan: Plan, node: Node) -> bool:
+    """Whether the first axis of a matrix product is that of its first operand."""
+    return node.op != "matmul" or len(node.shape or ()) == len(plan.graph[node.inputs[0]].shape or ())
+
+
+CONV: Final = Kernel("native conv", _match_conv, _emit_conv, _conv_feature, by_sample=_rank_is_kept)
+
+
+# ---------------------------------------------------------------- products of two values
+def _match_matmul(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    """Both operands are centered to int16."""
+    for q in made.operands[:2]:
+        if q is None or stored_type(q) not in (0, 1, 2) or largest_of(q) >= 2**15 + (not int(q.zero_point)):
+            return f"operands of {q and q.dtype} that int16 does not hold, centered"
+    if len(node.inputs) > 2 and (2 not in made.consts or int(made.consts[2].abs().max()) >= 2**31):
+        return "a bias that is no constant, or beyond int32"
+    if channel_axis(made.register.scale, len(node.shape or ())) not in (None, len(node.shape or ()) - 1):
+        return "scales that vary along another axis than the columns"
+    register = accumulator_register(made)
+    return register if isinstance(register, str) else Match("s16 x s16 products in int32")
+
+
+def _emit_matmul(state: LoweringState, node: Node) -> Call | str:
+    made, shape = state.plan.nodes[node.name], node.shape or ()
+    epilogue = state.epilogues.after(node, 1 if made.register.scale.numel() == 1 else shape[-1])
+    if epilogue is None:
+        return _NO_FORM
+    consts = _stored_const(made, 0), _stored_const(made, 1)
+    offset = made.consts[2].flatten().to(torch.int32).contiguous() if 2 in made.consts else None
+    formats = storage_format(made.operands[0]), storage_format(made.operands[1])
+    call = MatmulCall(state.kernels.calls, epilogue.build(), formats, consts, offset, node.op == "linear")
+    return _call_of_product(state, "native matmul", node, epilogue, call)
+
+
+def _match_multiply(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    for q in made.operands:
+        if q is None or stored_type(q) is None:
+            return f"an operand of {q and q.dtype}"
+    axis, register = channel_axis(made.register.scale, len(node.shape or ())), accumulator_register(made)
+    if isinstance(axis, str) or isinstance(register, str):
+        return axis if isinstance(axis, str) else str(register)
+    return Match("both operands multiplied in one pass, in int32")
+
+
+def _emit_multiply(state: LoweringState, node: Node) -> Call | str:
+    made, shape = state.plan.nodes[node.name], node.shape or ()
+    axis = channel_axis(made.register.scale, len(shape))
+    assert not isinstance(axis, str)
+    channels = 1 if axis is None else shape[axis]
+    epilogue = state.epilogues.after(node, channels)
+    if epilogue is None:
+        return _NO_FORM
+    consts = _stored_const(made, 0), _stored_const(made, 1)
+    formats = storage_format(made.operands[0]), storage_format(made.operands[1])
+    call = MultiplyCall(state.kernels.calls, epilogue.build(), formats, consts, channels, axis)
+    return _call_of_product(state, "native multiply", node, epilogue, call)
+
+
+def _call_of_product(
+    state: LoweringState, kernel: str, node: Node, epilogue: Epilogue, run: MatmulCall | MultiplyCall
+) -> Call:
+    edges = [e for slot, e in enumerate(node.edges[:2]) if run.consts[slot] is None]
+    inputs = (*(state.layouts.names[e] for e in edges), *((epilogue.added.name,) if epilogue.added else ()))
+    return Call(tuple(dict.fromkeys(epilogue.nodes)), kernel, inputs, tuple(s.name for s in epilogue.stored), run)
+
+
+def _batches_agree(plan: Plan, node: Node) -> bool:
+    """Whether the first axis of every operand that is not a constant is that of the result."""
+    made, rank = plan.nodes[node.name], len(node.shape or ())
+    variable = [s for s in range(len(node.inputs)) if s not in made.consts]
+    if node.op in ("matmul", "linear") and 1 in variable and rank < 3:
+        return False
+    return all(len(plan.graph[node.inputs[s]].shape or ()) == rank for s in variable)
+
+
+def _matmul_by_sample(plan: Plan, node: Node) -> bool:
+    return _batches_agree(plan, node) and _rank_is_kept(plan, node)
+
+
+MATMUL: Final = Kernel("native matmul", _match_matmul, _emit_matmul, "products", by_sample=_matmul_by_sample)
+MULTIPLY: Final = Kernel("native multiply", _match_multiply, _emit_multiply, "products", by_sample=_batches_agree)
+
+
+# ---------------------------------------------------------------- sums over windows and axes
+def _match_sum_pool(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    x, register = made.operands[0], accumulator_register(made)
+    if x is None or stored_type(x) is None or made.attrs.get("ceil_mode"):
+        return f"values of {x and x.dtype}, or ceil_mode"
+    return register if isinstance(register, str) else Match("window sums in int32")
+
+
+def _emit_sum_pool(state: LoweringState, node: Node) -> Call | str:
+    made, epilogue = state.plan.nodes[node.name], state.epilogues.after(node, (node.shape or ())[1])
+    if epilogue is None:
+        return _NO_FORM
+    call = PoolCall(state.kernels.calls, *_window(made), storage_format(made.operands[0]), epilogue.build())
+    return _call_with_epilogue("native sum pool", epilogue, state.layouts.names[node.edges[0]], call)
+
+
+def _match_reduce(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    x, register, axes = made.operands[0], accumulator_register(made), made.attrs["axes"]
+    rank = len(plan.graph[node.inputs[0]].shape or ())
+    if x is None or stored_type(x) is None or made.register.scale.numel() > 1:
+        return f"values of {x and x.dtype}, or a scale per channel"
+    if 0 in axes or rank - len(axes) < 2:
+        return "sums over the batch, or over everything else"
+    return register if isinstance(register, str) else Match("sums in int32")
+
+
+def _emit_reduce(state: LoweringState, node: Node) -> Call | str:
+    made, epilogue = state.plan.nodes[node.name], state.epilogues.after(node, 1)
+    if epilogue is None:
+        return _NO_FORM
+    axes, keepdim = tuple(made.attrs["axes"]), bool(made.attrs["keepdim"])
+    call = ReduceCall(state.kernels.calls, axes, keepdim, storage_format(made.operands[0]), epilogue.build())
+    return _call_with_epilogue("native sum over axes", epilogue, state.layouts.names[node.edges[0]], call)
+
+
+SUM_POOL: Final = Kernel("native sum pool", _match_sum_pool, _emit_sum_pool, "passes")
+REDUCE: Final = Kernel("native sum over axes", _match_reduce, _emit_reduce, "passes")
+
+
+# ---------------------------------------------------------------- sums of two values
+def _why_no_sum(plan: Plan, node: Node, made: NodePlan) -> str:
+    """The reason why neither `ADD` nor `BROADCAST_ADD` can compute a sum; empty if one of them may."""
+    form, register = plan.ops[node.op].integer, accumulator_register(made)
+    if form is None or form.slots != ("common",):
+        return "no common scale"
+    return register if isinstance(register, str) else ""
+
+
+def _has_one_shape(plan: Plan, node: Node) -> bool:
+    """Whether both operands of a sum are values of one shape, neither of them a constant."""
+    operands = [plan.graph[name] for name in node.inputs]
+    return len({x.shape for x in operands}) == 1 and all(x.op != CONST for x in operands)
+
+
+def _match_add(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    """Both operands are values of one shape."""
+    if not _has_one_shape(plan, node):
+        return ""
+    reasons = (_why_no_sum(plan, node, made), *(_why_not_requantized(plan, made, slot) for slot in range(2)))
+    return next(filter(None, reasons), None) or Match("both operands requantized and added in one pass")
+
+
+def _why_not_requantized(plan: Plan, made: NodePlan, slot: int) -> str:
+    """The reason why the kernel cannot requantize an operand of a sum; empty if it can."""
+    simq, target = made.simqs[slot], made.operands[slot]
+    source = target if simq is None else simq.source
+    stored = target if source is None else source
+    if target is None or stored is None or stored_type(stored) is None:
+        return f"an operand of {stored and stored.dtype}"
+    if source is None:
+        return ""  # a step before the sum quantizes it
+    found = requantization_of(simq, plan.hardware.requantize, max(1, source.scale.numel()), largest_of(source))
+    return found if isinstance(found, str) else ""
+
+
+def _emit_add(state: LoweringState, node: Node) -> Call | str:
+    made, shape = state.plan.nodes[node.name], node.shape or ()
+    scales = [s.source.scale for s in made.simqs if s is not None and s.source is not None]
+    axes = {channel_axis(s, len(shape)) for s in scales} - {None}
+    axis = next(iter(axes), None)
+    if len(axes) > 1 or isinstance(axis, str):
+        return "scales that vary along two axes"
+    epilogue = Epilogue(1 if axis is None else shape[axis], [node.name])
+    epilogue.added = state.epilogues.added(epilogue, node, 0)
+    if epilogue.added is None or not state.epilogues.finish(epilogue, node):
+        return "an operand that the pass cannot requantize"
+    first = made.operands[0] if (s := made.simqs[0]) is None or s.source is None else s.source
+    assert first is not None
+    return _call_of_rows(state, "native add", epilogue, first, axis, state.layouts.names[node.edges[0]])
+
+
+def _match_broadcast_add(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    """One operand has the shape of the result. The other one is broadcast; it may be a constant."""
+    if _has_one_shape(plan, node):
+        return ""
+    why = _why_no_sum(plan, node, made)
+    if why:
+        return why
+    whole = [s for s, n in enumerate(node.inputs) if s not in made.consts and plan.graph[n].shape == node.shape]
+    if not whole or any(q is None or stored_type(q) is None for q in made.operands) or made.out.scale.numel() > 1:
+        return "no operand has the shape of the sum, or types that the pass does not know"
+    return Match("an operand broadcast, and added in one pass")
+
+
+def _emit_broadcast_add(state: LoweringState, node: Node) -> Call | str:
+    register = accumulator_register(state.plan.nodes[node.name])
+    assert not isinstance(register, str)
+    slot = _whole_slot(state, node)
+    epilogue = Epilogue(1, [node.name], added=_other_operand(state, node, slot, (AS_IS, AS_IS), register))
+    return _call_of_sum(state, node, slot, epilogue) if state.epilogues.finish(epilogue, node) else _NO_FORM
+
+
+def _match_tflite_sum(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    """TFLite's sum requantizes both operands to one scale and then the sum to the scale of the output."""
+    if made.desc.form != "tflite":
+        return ""
+    shapes = [plan.graph[n].shape for n in node.inputs]
+    register = accumulator_register(made)
+    if isinstance(register, str):
+        return register
+    if any(q is None or stored_type(q) is None or q.dtype.bits > 16 for q in (*made.operands, made.out)):
+        return "values of more than 16 bits"
+    if not made.proved or not any(s not in made.consts and shapes[s] == node.shape for s in (0, 1)):
+        return "no operand has the shape of the result"
+    return Match("three multipliers")
+
+
+def _emit_tflite_sum(state: LoweringState, node: Node) -> Call | str:
+    made = state.plan.nodes[node.name]
+    low, high = clip_range(made.out)
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return "zero points per channel"
+    requantizations = tflite_sum_requantizations(made.attrs, (low, high))
+    if isinstance(requantizations, str):
+        return requantizations
+    out, *operands = requantizations
+    slot = _whole_slot(state, node)
+    added = _other_operand(state, node, slot, (operands[slot], operands[1 - slot]), native.Register())
+    epilogue = Epilogue(1, [node.name], added=added, stored=[StoredOutput(node.name, out, made.out)])
+    return _call_of_sum(state, node, slot, epilogue)
+
+
+def _whole_slot(state: LoweringState, node: Node) -> int:
+    """The slot of an operand that is not a constant and has the shape of the result."""
+    made, shapes = state.plan.nodes[node.name], [state.plan.graph[n].shape for n in node.inputs]
+    return next(s for s in (0, 1) if s not in made.consts and shapes[s] == node.shape)
+
+
+def _other_operand(
+    state: LoweringState,
+    node: Node,
+    slot: int,
+    requantizations: tuple[Requantization, Requantization],
+    register: native.Register,
+) -> AddedOperand:
+    """The operand that is added to the one in `slot`.
+
+    Args:
+        requantizations: of the operand in `slot`, then of the other one.
+    """
+    other = state.plan.nodes[node.name].operands[1 - slot]
+    assert other is not None
+    name = state.layouts.names[node.edges[1 - slot]]
+    return AddedOperand(name, other, *requantizations, addition_sign(node.op, slot), register)
+
+
+def _call_of_sum(state: LoweringState, node: Node, slot: int, epilogue: Epilogue) -> Call:
+    """The call of a pass over the operand in `slot`, to which the other operand of any shape is added."""
+    made, const = state.plan.nodes[node.name], _stored_const(state.plan.nodes[node.name], 1 - slot)
+    assert epilogue.added is not None
+    source = storage_format(made.operands[slot])
+    call = RowsCall(state.kernels.calls, epilogue.build(), source, None, period(1), const)
+    inputs = (state.layouts.names[node.edges[slot]], *((epilogue.added.name,) if const is None else ()))
+    stored = tuple(s.name for s in epilogue.stored)
+    return Call(tuple(dict.fromkeys(epilogue.nodes)), "native add", inputs, stored, call)
+
+
+ADD: Final = Kernel("native add", _match_add, _emit_add, "passes", converts="integers", fuses_as="add")
+BROADCAST_ADD: Final = Kernel(
+    "native add, broadcast", _match_broadcast_add, _emit_broadcast_add, "passes", by_sample=_batches_agree
+)
+TFLITE_SUM: Final = Kernel("native add, TFLite's", _match_tflite_sum, _emit_tflite_sum, "passes", any_form=True)
+
+
+# ---------------------------------------------------------------- clamps and maxima
+def _match_clamp(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    if stored_type(made.out) is None or made.operands[0] is None or stored_type(made.operands[0]) is None:
+        return f"values of {made.out.dtype}"
+    return Match("one pass")
+
+
+def _emit_clamp(state: LoweringState, node: Node) -> Call | str:
+    made, shape = state.plan.nodes[node.name], node.shape or ()
+    form, x, axis = state.plan.ops[node.op].integer, made.operands[0], channel_axis(made.out.scale, len(shape))
+    assert form is not None and form.limits is not None and x is not None
+    if isinstance(axis, str):
+        return axis
+    epilogue = Epilogue(1 if axis is None else shape[axis], [node.name])
+    epilogue.clamp(*form.limits(made.attrs))
+    if not state.epilogues.finish(epilogue, node):
+        return _NO_FORM
+    return _call_of_rows(state, "native clamp", epilogue, x, axis, state.layouts.names[node.edges[0]])
+
+
+def _match_max_pool(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    if stored_type(made.out) is None or made.attrs["ceil_mode"]:
+        return f"values of {made.out.dtype}, or ceil_mode"
+    return Match(f"on {made.out.dtype.torch} with channels innermost".replace("torch.", ""))
+
+
+def _emit_max_pool(state: LoweringState, node: Node) -> Call | str:
+    made = state.plan.nodes[node.name]
+    code = stored_type(made.out)
+    assert code is not None
+    return _call_of_node(state, node, "native max pool", PoolCall(state.kernels.calls, *_window(made), (code, 0), None))
+
+
+CLAMP: Final = Kernel("native clamp", _match_clamp, _emit_clamp, "passes", fuses_as="clamp")
+MAX_POOL: Final = Kernel("native max pool", _match_max_pool, _emit_max_pool, "passes", fuses_as="max_pool")
+
+
+# ---------------------------------------------------------------- tables
+def _match_table(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    x = made.operands[0]
+    if x is None or stored_type(x) not in (0, 1) or stored_type(made.out) not in (0, 1):
+        return "a table of other than bytes"
+    return Match("256 entries")
+
+
+def _emit_table(state: LoweringState, node: Node) -> Call | str:
+    made = state.plan.nodes[node.name]
+    x = made.operands[0]
+    assert made.table is not None and x is not None
+    entries = torch.zeros(256, dtype=made.out.dtype.torch)
+    entries[torch.arange(x.qmin, x.qmax + 1) % 256] = store(made.table, made.out)
+    return _call_of_node(state, node, "native table", TableCall(state.kernels.calls, entries, made.out.dtype.torch))
+
+
+def _match_pair_table(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    """Any arithmetic of two bytes that gives a byte."""
+    values = (*made.operands, made.out)
+    if all(q is not None and stored_type(q) in (0, 1) and q.scale.numel() == 1 for q in values):
+        return Match("an entry for every pair of bytes")
+    return ""
+
+
+def _emit_pair_table(state: LoweringState, node: Node) -> Call | str:
+    made = state.plan.nodes[node.name]
+    consts = _stored_const(made, 0), _stored_const(made, 1)
+    # the digest of a node does not cover the qparams of its operands
+    key = (node.op, made.digest, *(q and q.key for q in made.operands))
+    entries = state.packs.tables.made(key, lambda: pair_table_entries(state.plan, node))
+    inputs = tuple(state.layouts.names[e] for e in node.edges if e.slot not in made.consts)
+    call = PairTableCall(state.kernels.calls, entries, consts)
+    return Call((node.name,), "native pair table", inputs, (node.name,), call)
+
+
+def pair_table_entries(plan: Plan, node: Node) -> Tensor:
+    """The results of a node for every pair of bytes, in the order of `PairTableCall`, by the reference arithmetic."""
+    made, byte = plan.nodes[node.name], torch.arange(256, dtype=torch.uint8)
+    dtypes = [q.dtype.torch for q in made.operands if q is not None]
+    values = [x.view(dtype) for x, dtype in zip((byte.repeat_interleave(256), byte.repeat(256)), dtypes, strict=True)]
+    arriving = replace(made, simqs=(None, None), consts={})
+    return compute_integer(plan, node, arriving, values, lambda _, slot: values[slot])
+
+
+TABLE: Final = Kernel("native table", _match_table, _emit_table, "passes", any_form=True)
+PAIR_TABLE: Final = Kernel("native pair table", _match_pair_table, _emit_pair_table, "passes", any_form=True)
+
+
+# ---------------------------------------------------------------- ops that only move values
+def _why_not_moved(node: Node, made: NodePlan) -> str:
+    values = [o for o in made.operands if o is not None]
+    zeros = {int(q.zero_point) for q in (*values, made.out) if q.zero_point.numel() == 1}
+    dtypes = {q.dtype.torch for q in (*values, made.out)}
+    if made.consts or len(values) != len(node.inputs) or len(zeros) != 1 or len(dtypes) != 1 or not made.proved:
+        return "operands that differ"
+    if made.out_simq is not None or any(q.zero_point.numel() != 1 for q in (*values, made.out)):
+        return "requantizes at the output"
+    if node.op == "upsample_nearest2d" and made.out.dtype.torch != torch.uint8:
+        return "torch enlarges bytes only"
+    if node.op == "adaptive_max_pool2d":
+        return "no kernel of its own"
+    return ""
+
+
+def _match_move(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    return _why_not_moved(node, made) or Match("moves values as they are stored")
+
+
+def _emit_move(state: LoweringState, node: Node) -> Call | str:
+    made, rule = state.plan.nodes[node.name], state.plan.ops[node.op]
+
+    def run(values: Sequence[Any]) -> Sequence[Tensor]:
+        return (rule.compute(made.attrs, *values),)
+
+    return _call_of_node(state, node, "torch on bytes", run)
+
+
+def _batch_stays_first(plan: Plan, node: Node) -> bool:
+    """Whether an op that moves values leaves the batch as the first axis whatever its size."""
+    first = {"reshape": "shape", "permute": "axes"}.get(node.op)
+    if first is not None:
+        return bool(node.attrs[first][0] == (-1 if node.op == "reshape" else 0))
+    return node.op in ("concat", "slice") and node.attrs["axis"] % len(node.shape or ()) > 0
+
+
+def _match_pad(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    return _why_not_moved(node, made) or Match("pads values as they are stored")
+
+
+def _emit_pad(state: LoweringState, node: Node) -> Call | str:
+    made = state.plan.nodes[node.name]
+    sizes, mode = made.attrs["pad"], made.attrs["mode"]
+    value = int(made.attrs["value"] or 0) + int(made.out.zero_point) if mode == "constant" else None
+
+    def run(values: Sequence[Any]) -> Sequence[Tensor]:
+        return (F.pad(values[0], sizes, mode, value),)
+
+    return _call_of_node(state, node, "torch on bytes", run)
+
+
+MOVE: Final = Kernel("torch on stored values", _match_move, _emit_move, None, by_sample=_batch_stays_first)
+PAD: Final = Kernel("torch's padding of stored values", _match_pad, _emit_pad, None, any_form=True)
+
+
+# ---------------------------------------------------------------- kernels that compute every Plan
+#: Ops whose sums of products torch has kernels for in float64 but not in int64.
+_PRODUCTS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear", "matmul"})
+
+
+def _match_any(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    return Match("computes every node")
+
+
+def _match_float64(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+    exact = node.op in _PRODUCTS and made.bound <= 2.0**53
+    return Match("sums of products, exact in float64") if exact else ""
+
+
+def _emit_float(state: LoweringState, node: Node) -> Call | str:
+    plan, layouts, weights = state.plan, state.layouts, state.plan.weights
+    stored = {e.slot: store(w.integers, w.qparams) for e in node.edges if (w := weights.get(e))}
+    # values that a step before dequantized arrive as the node reads them
+    left = {e: plan.edges[e] if layouts.is_own(e) else None for e in node.edges}
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        return (compute_float(plan, node, values, lambda _, slot: stored[slot], left),)
+
+    return _call_of_node(state, node, "float", run)
+
+
+def _emit_reference(
+    state: LoweringState, node: Node, name: str = "reference", carrier: torch.dtype = torch.int64
+) -> Call:
+    plan, made = state.plan, state.plan.nodes[node.name]
+    # values that a step before requantized arrive as the operand
+    left = [s if state.layouts.is_own(e) else None for e, s in zip(node.edges, made.simqs, strict=True)]
+    arriving = replace(made, simqs=tuple(left))
+
+    def constant(name: str, slot: int) -> Tensor:
+        qparams = made.operands[slot]
+        assert qparams is not None
+        return store(made.consts[slot], qparams)
+
+    def run(values: Sequence[Any]) -> Sequence[Tensor]:
+        return (compute_integer(plan, node, arriving, values, constant, carrier=carrier),)
+
+    return _call_of_node(state, node, name, run)
+
+
+def _emit_float64(state: LoweringState, node: Node) -> Call | str:
+    return _emit_reference(state, node, "torch in float64", torch.float64)
+
+
+FLOAT: Final = Kernel("float", _match_any, _emit_float, None, converts="everything", reads_real=True, by_sample=_never)
+FLOAT64: Final = Kernel(
+    "torch in float64", _match_float64, _emit_float64, None, converts="everything", by_sample=_never
+)
+REFERENCE: Final = Kernel(
+    "reference", _match_any, _emit_reference, None, any_form=True, converts="everything", by_sample=_never
+)
+
+
+# ---------------------------------------------------------------- the table and its reader
+_SUM_OF_TWO: Final = (ADD, BROADCAST_ADD, PAIR_TABLE, TFLITE_SUM)
+#: By op, its kernels in the order in which they are tried.
+KERNELS: Final[Mapping[str, tuple[Kernel, ...]]] = {
+    **dict.fromkeys(MOVERS | JOINERS, (MOVE,)),
+    "conv1d": (CONV,),
+    "conv2d": (CONV,),
+    "linear": (CONV, MATMUL),
+    "matmul": (CONV, MATMUL),
+    "affine": (CONV,),
+    "mul": (MULTIPLY, PAIR_TABLE),
+    "add": _SUM_OF_TWO,
+    "sub": _SUM_OF_TWO,
+    "mean": (REDUCE,),
+    "sum": (REDUCE,),
+    "pad": (PAD,),
+    "relu": (CLAMP,),
+    "clamp": (CLAMP,),
+    "max_pool1d": (MAX_POOL,),
+    "max_pool2d": (MAX_POOL,),
+    "avg_pool1d": (SUM_POOL,),
+    "avg_pool2d": (SUM_POOL,),
+    "adaptive_avg_pool1d": (SUM_POOL,),
+    "adaptive_avg_pool2d": (SUM_POOL,),
+}
+#: The kernels of nodes that look their results up, whatever the op.
+TABLE_KERNELS: Final = (TABLE,)
+
+
+def native_features(kernels: ExactKernels) -> frozenset[Feature]:
+    """The native kernels that this process may select."""
+    passes = kernels.calls is not None
+    features: dict[Feature, bool] = {
+        "conv": kernels.conv.exact or kernels.onednn.exact,
+        "int16 conv": kernels.conv.exact and kernels.words.exact,
+        "passes": passes,
+        "products": passes and kernels.products.exact,
+    }
+    return frozenset(name for name, present in features.items() if present)
+
+
+def select_kernel(plan: Plan, node: Node, features: Set[Feature]) -> SelectedKernel:
+    """The first kernel that can compute a node, and why: called by `Lowering` once for every node that it computes.
+
+    Args:
+        features: the native kernels that may be selected.
+    """
+    made = plan.nodes.get(node.name)
+    if made is None:
+        return SelectedKernel(FLOAT, "a float node")
+    form = plan.ops[node.op].integer
+    own_form = form is None or form.lands or form.attrs_at is not None
+    why = "computes, or goes to the output's scale, in a way of its own" if own_form else "no kernel of its own"
+    for kernel in TABLE_KERNELS if made.table is not None else KERNELS.get(node.op, ()):
+        if own_form and not kernel.any_form:
+            continue
+        needs = kernel.needs(made) if callable(kernel.needs) else kernel.needs
+        match = kernel.matches(plan, node, made) if needs is None or needs in features else "no native kernels here"
+        if isinstance(match, Match):
+            return SelectedKernel(kernel, match.why)
+        why = match or why
+    match = "" if own_form else FLOAT64.matches(plan, node, made)
+    if isinstance(match, Match):
+        return SelectedKernel(FLOAT64, f"{match.why} ({why})")
+    return SelectedKernel(REFERENCE, why)
