@@ -12,11 +12,12 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
+from hago.arithmetic.equality import count_differing
 from hago.data.batches import Batches
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST
 from hago.plan.plan import Plan
-from hago.runtime.exactness import compare_plan_exactly, differing
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.search.evaluate import Evaluator
 from hago.search.objective import MOST_DB, objective
@@ -210,7 +211,7 @@ class _Pair:
             found = model.run(batch.inputs)
             for i, (a, b) in enumerate(zip(simulator.run(batch.inputs), found, strict=True)):
                 self.compared += a.numel()
-                if wrong := differing(a, b):
+                if wrong := count_differing(a, b):
                     place = f"output {i} of batch {index}"
                     self.differences[place] = wrong
             yield found
