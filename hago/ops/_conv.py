@@ -54,7 +54,7 @@ def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
     return [(p, p) for p in attrs["padding"]]
 
 
-def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
     """(N, groups, places, K) and (groups, K, out / groups); K is the window's places, then channels by two.
 
     Padding is 0 in centered integers, so the zero point in stored ones.
@@ -106,7 +106,7 @@ def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     return at
 
 
-def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     sizes = zip(x.shape[2:], w.shape[2:], _pads(attrs, w.shape[2:]), attrs["stride"], attrs["dilation"], strict=True)
     out = [(n + before + after - d * (k - 1) - 1) // s + 1 for n, k, (before, after), s, d in sizes]
     return product.transpose(-1, -2).reshape(len(x), -1, *out)
@@ -129,9 +129,9 @@ def conv_rule(dims: int) -> OpRule:
             scale=_scale(dims),
             bound=_bound(dims),
             split=split_k(1, 1),
-            seed=True,
+            starts_region=True,
             weight=_WEIGHT,
-            product=MatrixProduct(_rows, _restored),
+            product=MatrixProduct(_to_matrices, _reshape_product),
             addends=Addends(_terms),
         ),
         macs=_macs,

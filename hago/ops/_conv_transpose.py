@@ -104,7 +104,7 @@ def conv_transpose_rule(dims: int) -> OpRule:
             scale=_scale(dims),
             bound=_bound(dims),
             split=split_k(1, 0),
-            seed=True,
+            starts_region=True,
             weight=Weight(slot=1, axis=1),
             addends=Addends(_terms(dims)),
         ),

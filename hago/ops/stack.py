@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._shared import joined
-from hago.ops.forms.landing import dequantized
+from hago.ops.forms.requantizing import dequantized
 
 _COMMON_SCALE = IntegerForm(slots=("common",))
 

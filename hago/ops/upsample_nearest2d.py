@@ -34,7 +34,7 @@ RULE = OpRule(
     aten=("aten.upsample_nearest2d.vec", "aten.upsample_nearest2d.default"),
     parse=parse_upsample(),
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), crosses="axis1"),
+    integer=IntegerForm(slots=("follow",), accepts_per_channel="axis1"),
     samples=(_sample(scale_factor=2), _sample(scale_factor=(1.5, 2.3)), _sample(size=(7, 3))),
     refuses=(Refusal({"size": None, "factors": [2.0]}, ((1, 3, 4, 4),), "factors"),),
     aliases=("nn.upsampling", "upsample_nearest"),

@@ -97,7 +97,7 @@ def dorefa_policy(graph: Graph, hardware: Hardware, ops: Ops = OPS) -> Placement
 def _weight_edge(graph: Graph, node: Node, ops: Ops) -> Edge | None:
     """The edge that a layer's weight comes on; None if the node is no layer."""
     form = ops[node.op].integer if node.op in ops else None
-    if form is None or not form.seed:
+    if form is None or not form.starts_region:
         return None
     consts = [e for e in node.edges if form.slot(e.slot) == "own" and graph[graph.source(e)].op == CONST]
     return consts[0] if len(consts) == 1 else None

@@ -64,12 +64,12 @@ def test_any_layout(key: Key) -> None:
 
 def hiding(key: Key) -> bool:
     form = OPS[key[0]].integer
-    return form is not None and form.slots == ("follow",) and form.within_hull and form.hides
+    return form is not None and form.slots == ("follow",) and form.within_hull and form.allows_early_clipping
 
 
 @pytest.mark.parametrize("key", [k for k in KEYS if hiding(k)], ids=name_of)
-def test_hides(key: Key) -> None:
-    laws.check_hides(OPS[key[0]], graph_of(*key), inputs_for(key))
+def test_early_clipping(key: Key) -> None:
+    laws.check_early_clipping(OPS[key[0]], graph_of(*key), inputs_for(key))
 
 
 #: torch does not count it: 4 heads, 3 x 5 scores of width 8, and 5 values of width 8.

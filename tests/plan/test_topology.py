@@ -173,7 +173,7 @@ def test_the_rule_over_random_graphs(seed: int, name: str) -> None:
         if topology.nodes[node.name]:
             assert form is not None and why_not_integer(graph, node, chip) is None
             fed = any(topology.nodes[s] for s in node.inputs)
-            assert form.seed or fed or not chip.float_descs(node.op)
+            assert form.starts_region or fed or not chip.float_descs(node.op)
             assert fitting_descs(graph, node, chip) == chip.integer_descs(node.op)
         assert all(not topology.edges[e] for e in node.edges) or topology.nodes[node.name]
     for edge in float_boundaries(graph, topology):

@@ -18,7 +18,7 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize, multiply_by_quantized_multiplier, multiply_carrier
 from hago.arithmetic.rounding import round_half_away
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
-from hago.ops.forms.landing import landing
+from hago.ops.forms.requantizing import requantizing
 
 #: Fraction bits that the operands of a sum are given: of 8 bits, and of 16.
 LEFT_SHIFT: Final = 20
@@ -197,14 +197,14 @@ def tflite_prelu() -> IntegerForm:
 
 
 # ---------------------------------------------------------------- what keeps the scale
-def tflite_average(sums: Callable[..., Tensor], fits: Callable[..., str | None]) -> IntegerForm:
+def tflite_average(sums: Callable[..., Tensor], unsupported: Callable[..., str | None]) -> IntegerForm:
     """The sum of a window's stored integers over their count, half away from zero; padding is not counted.
 
     Input and output share scale and zero point.
 
     Args:
         sums: `(attrs, c)` to the sums of the windows.
-        fits: as in IntegerForm.
+        unsupported: as in IntegerForm.
 
     References:
         TFLite internal/reference/integer_ops/pooling.h; CMSIS-NN arm_avgpool_s8.
@@ -222,7 +222,9 @@ def tflite_average(sums: Callable[..., Tensor], fits: Callable[..., str | None])
         centered: Tensor = average - attrs["zero_point"]
         return centered.to(x.dtype)
 
-    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, fits=fits, hides=False)
+    return IntegerForm(
+        slots=("follow",), compute=compute, attrs_at=attrs_at, unsupported=unsupported, allows_early_clipping=False
+    )
 
 
 def constant_pad(compute: Callable[..., Tensor]) -> IntegerForm:
@@ -247,8 +249,8 @@ def constant_pad(compute: Callable[..., Tensor]) -> IntegerForm:
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
         return torch.clamp_min(operands[0].magnitude.max(), abs(attrs["value"] or 0))
 
-    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, bound=bound, stays=True)
+    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, bound=bound, fits_input_dtype=True)
 
 
 def _kernel(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:
-    return landing(compute, attrs_at, goes_with="multiplier_shift", **rest)
+    return requantizing(compute, attrs_at, required_requantize="multiplier_shift", **rest)

@@ -44,7 +44,7 @@ def choose(plan: Plan, node: Node, *, conv: bool, passes: bool, products: bool =
     if made is None:
         return Choice("float", "a float node", "own")
     form = plan.ops[node.op].integer
-    own_way = form is None or form.lands or form.attrs_at is not None
+    own_way = form is None or form.requantizes_output or form.attrs_at is not None
     have = {
         "conv": words if sums.reads_words(made) else conv,
         "passes": passes,

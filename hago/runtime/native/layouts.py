@@ -111,7 +111,7 @@ def _before(plan: Plan, node: Node, made: NodePlan, wanted: SimQ) -> tuple[SimQ 
 def _joins(plan: Plan, node: Node, made: NodePlan) -> bool:
     """Whether a node reads all its operands on the scale of its own value."""
     form, out = plan.ops[node.op].integer, made.out
-    common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.lands
+    common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.requantizes_output
     return (
         common
         and made.proved
