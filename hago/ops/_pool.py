@@ -75,6 +75,7 @@ def max_pool_rule(dims: int) -> OpRule:
         integer=IntegerForm(
             slots=("follow",), compute=compute_as_2d if dims == 1 else None, accepts_per_channel="axis1"
         ),
+        moves_values=True,
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),
@@ -179,6 +180,7 @@ def avg_pool_rule(dims: int) -> OpRule:
             "tflite": tflite_average(_window_sums(dims), _uncounted),
             "tpu_mlir": tpu_mlir_average(_own_window, _average_unsupported),
         },
+        clips_or_averages=True,
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),
@@ -267,6 +269,7 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
             "tflite": tflite_average(compute_int, _adaptive_unsupported),
             "tpu_mlir": tpu_mlir_average(window, _adaptive_unsupported),
         },
+        clips_or_averages=True,
         samples=(case(size, (1, 1)[:dims]), case(size, (4, 3)[:dims]), case(size, (3, 4)[:dims])),
         refuses=(Refusal({"output_size": [2] * (dims + 1)}, ((1, 3, *size),), "output_size"),),
         aliases=(f"nn.{name}", *aliases),

@@ -51,6 +51,7 @@ def reduce_rule(
     fn: Callable[..., Tensor],
     scale: Callable[[Attrs, Sequence[Tensor]], Tensor],
     forms: Mapping[str, IntegerForm] | None = None,
+    averages: bool = False,
 ) -> OpRule:
     """The rule of a sum over axes whose scale becomes `scale`."""
 
@@ -67,6 +68,7 @@ def reduce_rule(
         compute=compute,
         integer=IntegerForm(slots=("follow",), scale=scale, compute=total, bound=_bound, addends=Addends(_terms)),
         forms=forms or {},
+        clips_or_averages=averages,
         samples=(
             case((2, 3, 4, 5), (2, 3)),
             case((2, 3, 4, 5), (-2, -1), keepdim=True),

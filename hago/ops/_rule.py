@@ -317,6 +317,11 @@ class OpRule:
         samples: calls on which the laws in tests/ops are tested.
         refuses: attributes and shapes that must raise an error.
         aliases: other names (the RFC's, say) that hardware files may use.
+        moves_values: whether every entry of the result is an entry of an operand, or padding: the op moves, picks,
+            repeats or leaves out values and computes none.
+            Law (moves): over all samples, an op says so if and only if it does.
+        clips_or_averages: whether every entry of the result is an operand's entry cut off at a limit, or an average
+            of entries, so that it needs no range of its own where its operands have one.
         any_layout: whether `compute` gives equal values however its operands lie in memory, as exactly rounded
             arithmetic entry by entry does. Other ops are given contiguous tensors, so that every engine has one result.
     """
@@ -331,6 +336,8 @@ class OpRule:
     samples: tuple[Sample, ...] = ()
     refuses: tuple[Refusal, ...] = ()
     aliases: tuple[str, ...] = ()
+    moves_values: bool = False
+    clips_or_averages: bool = False
     any_layout: bool = False
 
     def with_form(self, form: str | None) -> OpRule:

@@ -88,6 +88,7 @@ RULE = OpRule(
         limits=lambda attrs: (attrs["min"], attrs["max"]),
     ),
     any_layout=True,
+    clips_or_averages=True,
     samples=(
         Sample(F.relu6, ((2, 3, 4, 4),), low=-9.0, high=9.0),
         Sample(lambda x: F.hardtanh(x, -1.5, 0.5), ((2, 3, 4, 4),)),

@@ -38,6 +38,7 @@ RULE = OpRule(
     compute=_compute,
     integer=IntegerForm(slots=("follow",), unsupported=_unsupported),
     forms={"constant": constant_pad(_compute)},
+    moves_values=True,
     samples=(
         Sample(lambda x: F.pad(x, (1, 2, 0, 3)), ((2, 3, 4, 5),)),
         Sample(lambda x: F.pad(x, (0, 0, 0, 0, 2, 2)), ((2, 3, 4, 5),)),

@@ -18,6 +18,7 @@ RULE = OpRule(
     compute=_compute,
     integer=IntegerForm(slots=("follow",), accepts_per_channel="all", limits=lambda attrs: (0, None)),
     any_layout=True,
+    clips_or_averages=True,
     samples=(Sample(torch.relu, ((2, 3, 4, 4),)), Sample(torch.relu, ((2, 5),))),
     aliases=("nn.relu",),
 )

@@ -35,6 +35,7 @@ RULE = OpRule(
     parse=parse_upsample(),
     compute=_compute,
     integer=IntegerForm(slots=("follow",), accepts_per_channel="axis1"),
+    moves_values=True,
     samples=(_sample(scale_factor=2), _sample(scale_factor=(1.5, 2.3)), _sample(size=(7, 3))),
     refuses=(Refusal({"size": None, "factors": [2.0]}, ((1, 3, 4, 4),), "factors"),),
     aliases=("nn.upsampling", "upsample_nearest"),

@@ -71,6 +71,33 @@ def check_early_clipping(rule: OpRule, graph: Graph, inputs: Sequence[Tensor], o
     assert torch.equal(found, expected)
 
 
+def check_moves_values(name: str, cases: Sequence[tuple[Graph, Sequence[Tensor]]], ops: Ops = OPS) -> None:
+    """An op says that it moves values if and only if every entry of its results is one of an operand, or padding.
+
+    Args:
+        cases: the op's samples, with inputs; entries of real operands are distinct.
+    """
+    moves = []
+    for graph, inputs in cases:
+        (node,) = compute_nodes(graph)
+        (found,) = run_real(graph, inputs, ops=ops)
+        operands = [*inputs, *graph.consts.values()]
+        entries = {v for x in operands if x.is_floating_point() for v in x.flatten().tolist()}
+        padding = {node.attrs["value"]} if "value" in node.attrs else set()
+        moves.append(set(found.flatten().tolist()) <= entries | padding)
+    assert all(moves) == ops[name].moves_values
+
+
+def check_clips_or_averages(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
+    """Every entry of the result lies between the least and the largest operand and the limits that attributes state."""
+    (node,) = compute_nodes(graph)
+    (found,) = run_real(graph, inputs, ops=ops)
+    limits = [v for v in (node.attrs.get("min"), node.attrs.get("max")) if v is not None]
+    hull = torch.cat([*(x.flatten() for x in inputs), torch.tensor([0.0, *limits])])
+    slack = 1e-6 * hull.abs().max()  # averages are rounded
+    assert found.min() >= hull.min() - slack and found.max() <= hull.max() + slack
+
+
 def check_cost(sample: Sample, graph: Graph, ops: Ops = OPS) -> None:
     """As many multiply-accumulates as torch counts, at any batch."""
     (node,) = compute_nodes(graph)

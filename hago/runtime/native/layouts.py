@@ -15,19 +15,19 @@ from typing import Final
 
 from hago.arithmetic.types import Edge, SimQ
 from hago.graph.graph import CONST, OUTPUT, Node
+from hago.ops import OPS
 from hago.plan.fusion import fuse_clamps
 from hago.plan.plan import NodePlan, Plan
 from hago.runtime.native.choice import Choice
 
-#: Ops that give every value of their operand back or leave it out, or the largest of several, or zeros besides.
+#: Ops that move the values of their only operand, on its scale.
 MOVERS: Final = frozenset(
-    {
-        *("max_pool1d", "max_pool2d", "adaptive_max_pool2d", "reshape", "permute", "squeeze", "unsqueeze"),
-        *("slice", "select", "expand", "pixel_shuffle", "upsample_nearest2d", "pad"),
-    }
+    name for name, rule in OPS.items() if rule.moves_values and rule.integer and rule.integer.slots == ("follow",)
 )
-#: Ops that give every value of their operands back, all of which they read on one scale.
-JOINERS: Final = frozenset({"concat", "stack"})
+#: Ops that move the values of several operands, all of which they read on one scale.
+JOINERS: Final = frozenset(
+    name for name, rule in OPS.items() if rule.moves_values and rule.integer and rule.integer.slots == ("common",)
+)
 
 
 @dataclass(frozen=True, slots=True)
