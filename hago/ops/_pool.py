@@ -1,7 +1,7 @@
-"""Pooling: what max_pool, avg_pool and adaptive_avg_pool of any dimension share.
+"""The rules of max_pool, avg_pool and adaptive_avg_pool of any dimension.
 
-An average over integers is their sum, with the scale divided by the size of the window; so every
-window must divide by the same number.
+An average over integers is computed as their sum, with the scale divided by the size of the window. So all windows
+must have the same divisor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _parse(dims: int) -> Callable[[Call], Parsed | None]:
 
 
 def _flat_as_2d(attrs: Attrs) -> dict[str, Any]:
-    """1-dimensional window attributes for a (1, L) image."""
+    """The attributes of a 1-dimensional window as those of a 2-dimensional one on an image of height 1."""
     ones = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
     return {k: [ones[k], *v] if k in ones else v for k, v in attrs.items()}
 
@@ -140,7 +140,7 @@ def _window_sums(dims: int) -> Callable[..., Tensor]:
 
 
 def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
-    """The places of a window, row by row, whatever the order of products."""
+    """The entries of a window, row by row; the order of products makes no difference."""
     x, kernel, stride = operands[0], attrs["kernel_size"], attrs["stride"]
     # with ceil_mode, a last window may reach past the padding
     pads = [(p, p + (s - 1 if attrs["ceil_mode"] else 0)) for p, s in zip(attrs["padding"], stride, strict=True)]

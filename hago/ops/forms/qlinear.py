@@ -36,7 +36,7 @@ def _attrs_at(attrs: Attrs, site: Site) -> Attrs:
 
 
 def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    """The output's own range, which the form never leaves."""
+    """The largest |c| in the output's range, to which the form clips."""
     low, high = (torch.as_tensor(v, dtype=torch.float64).abs().max() for v in clip_range(attrs["out"]))
     return torch.maximum(low, high)
 

@@ -1,7 +1,7 @@
-"""TPU-MLIR's integer operators on bm1684x as forms of ops, as its interpreter computes them.
+"""Forms of ops as TPU-MLIR's interpreter computes them for bm1684x.
 
-Multipliers of 8 bits and their shifts are searched for the least error, and applied half up; what they are
-and do stands in `hago.arithmetic`, which these call.
+Multipliers of 8 bits and their shifts are chosen for the least error, and products are rounded half up. The forms
+call `hago.emulation.tpu_mlir`, which defines both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hago.emulation.tpu_mlir.operators import (
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
 from hago.ops.forms.requantizing import largest_out, requantizing
 
-#: Types of values that attributes of these forms hold, besides numbers and tensors.
+#: Types that the attributes of these forms hold besides numbers and tensors.
 RECORDS: Final = (UniformType,)
 
 
@@ -188,7 +188,7 @@ def _uniform(q: QParams) -> UniformType:
 
 
 def _exactly(window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None]) -> Callable[..., str | None]:
-    """`unsupported`, and that the windows cover the padded input: otherwise the engine pools in float."""
+    """As `unsupported`; also refuses windows that do not cover the padded input, which the engine pools in float."""
 
     def check(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
         why_not = unsupported(attrs, shapes)
