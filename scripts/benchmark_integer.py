@@ -27,9 +27,9 @@ from benchmark_speed import float_forward, interleaved, ratio
 from torch import Tensor, nn
 
 from hago import Graph, from_torch
+from hago.arithmetic.equality import count_differing
 from hago.errors import InfeasibleBits
 from hago.plan.plan import Plan
-from hago.runtime.exactness import differing
 from hago.runtime.native.allocator import keep_freed_memory
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import Verdict, kernels
@@ -167,7 +167,7 @@ class Whole(nn.Module):
 def differences(plan: Plan, model: Executor, images: Tensor) -> int:
     """In how many output values both engines differ."""
     pairs = zip(model.run([images]), IntegerModel(plan).run([images]), strict=True)
-    return sum(differing(a, b) for a, b in pairs)
+    return sum(count_differing(a, b) for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from toys import timeless
 
 import hago
+from hago.arithmetic.equality import count_differing
 from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
-from hago.runtime.exactness import differing
 from hago.runtime.reference import IntegerModel
 from hago.simulation.simulator import Simulator
 from hago.study.log import best_trial, read_log
@@ -50,7 +50,7 @@ def test_quantize_without_a_search(model: nn.Module, chip: str) -> None:
     simulated, integer = quantizer.simulate(), quantizer.quantize()
     assert isinstance(simulated, Simulator) and isinstance(integer, IntegerModel)
     x = images(5, 1, 6, 6, seed=7)
-    assert differing(simulated(x), integer(x)) == 0
+    assert count_differing(simulated(x), integer(x)) == 0
     assert set(quantizer.plan.verdicts.values()) <= {"proved", "possible"}
     assert quantizer.strategy.hardware.name == chip
 

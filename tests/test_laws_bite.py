@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from chips import Chip, only
 from ops import laws
 from ops.samples import at_batch, graph_of, inputs_of, model_and_graph
@@ -59,6 +60,14 @@ def _anything(attrs: Attrs, *values: Tensor) -> Tensor:
     return values[0]
 
 
+def _a_larger_average(attrs: Attrs, x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, attrs["kernel_size"], divisor_override=1)
+
+
+def _padded_otherwise(attrs: Attrs, x: Tensor) -> Tensor:
+    return F.pad(x, attrs["pad"], value=0.5)
+
+
 def _nothing(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return torch.zeros((), dtype=torch.float64)
 
@@ -93,11 +102,32 @@ def test_any_layout_bites() -> None:
         laws.check_any_layout(graph_of("relu", 0), [x], broken("relu", compute=_in_order_of_memory))
 
 
-def test_hides_bites() -> None:
-    inputs = at_batch(OPS["div"].samples[0], 2, seed=7)
-    laws.check_hides(OPS["relu"], graph_of("relu", 0), inputs)
+def test_moves_values_bites() -> None:
+    for op, says_wrongly in (("relu", True), ("reshape", False)):
+        cases = [(graph_of(op, 0), at_batch(OPS[op].samples[0], 2, seed=7))]
+        laws.check_moves_values(op, cases)
+        with pytest.raises(AssertionError):
+            laws.check_moves_values(op, cases, broken(op, moves_values=says_wrongly))
+    padded = [(graph_of("pad", 3), at_batch(OPS["pad"].samples[3], 2, seed=7))]  # with -1.5
+    laws.check_moves_values("pad", padded)
     with pytest.raises(AssertionError):
-        laws.check_hides(broken_form("div", hides=True)["div"], graph_of("div", 0), inputs)
+        laws.check_moves_values(
+            "pad", padded, broken("pad", compute=lambda attrs, x: F.pad(x, attrs["pad"], value=0.5))
+        )
+
+
+def test_clips_or_averages_bites() -> None:
+    inputs = at_batch(OPS["avg_pool2d"].samples[0], 2, seed=7)
+    laws.check_clips_or_averages(graph_of("avg_pool2d", 0), inputs)
+    with pytest.raises(AssertionError):
+        laws.check_clips_or_averages(graph_of("avg_pool2d", 0), inputs, broken("avg_pool2d", compute=_a_larger_average))
+
+
+def test_early_clipping_bites() -> None:
+    inputs = at_batch(OPS["div"].samples[0], 2, seed=7)
+    laws.check_early_clipping(OPS["relu"], graph_of("relu", 0), inputs)
+    with pytest.raises(AssertionError):
+        laws.check_early_clipping(broken_form("div", allows_early_clipping=True)["div"], graph_of("div", 0), inputs)
 
 
 @pytest.mark.parametrize("op, macs", [("conv2d", _twice_the_macs), ("linear", lambda attrs, shapes, out: 0)])

@@ -259,9 +259,9 @@ def _compare(
         ours = expected[0][node.name]
         if theirs.dtype == torch.float32:
             ours = ours.to(torch.float32)  # of a sum beyond 2**24 that is what an ONNX file carries  (N3)
-        count_differences(places, node.name, node.op, ours.numpy(), theirs.numpy(), node.name in plan.nodes)
+        scale = 1.0 if node.name in plan.nodes else None
+        count_differences(places, node.name, node.op, ours.numpy(), theirs.numpy(), scale)
     for name, ours, theirs in zip(plan.graph.outputs, expected[1], got[1], strict=True):
         made = plan.nodes.get(name)
-        scale = torch.ones(()) if made is None else made.out.scale.to(torch.float32)
-        first, second = (ours / scale).numpy(), (theirs / scale).numpy()
-        count_differences(outputs, name, plan.graph[name].op, first, second, made is not None)
+        real_units = None if made is None else made.out.scale.to(torch.float32).numpy()
+        count_differences(outputs, name, plan.graph[name].op, ours.numpy(), theirs.numpy(), real_units)

@@ -250,7 +250,7 @@ def safe_bits(
     moves = form.within_hull and all(d.register.dtype == d.in_dtype(0) for d in descs)
     if form.table or moves:
         return None, True
-    rescaled = form.lands or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
+    rescaled = form.requantizes_output or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
     ones = [torch.ones((), dtype=torch.float64)] * len(choices)
     if rescaled or form.attrs_at or form.attrs(node.attrs, ones) is not node.attrs or not all(choices):
         return None, False  # scales decide: of a derived bias, or of integers as the producer emits them

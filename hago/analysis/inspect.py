@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hago.analysis.statistic import (
     CAUSES,
@@ -38,6 +37,7 @@ from hago.analysis.statistic import (
     limit,
     quantized_sample,
 )
+from hago.arithmetic.equality import differences, equal
 from hago.arithmetic.numerics import Lost, dequantize
 from hago.arithmetic.types import Edge, QParams
 from hago.data.batches import Batch
@@ -480,15 +480,14 @@ class Lockstep:
     def _compare(self, node: Node, tally: Tally) -> None:
         name, realized = node.name, self._integer[node.name]
         plan = self.plan.nodes.get(name)
-        carrier = self._carriers[name] if plan is None else self._carriers[name].to(torch.int64)
         if plan is not None:
             realized = center(realized, plan.out)
-        different, largest = differences(carrier, realized)
+        different, largest = differences(self._carriers[name], realized)
         tally.differences += different
         tally.max_difference = max(tally.max_difference, largest)
         reference, simulated = self._float[name], self._simulated[name]
         if not isinstance(reference, Tensor):
-            self._exact[name] = pytree_equal(reference, simulated)
+            self._exact[name] = equal(reference, simulated)
             return
         other = None
         if different:
@@ -496,7 +495,7 @@ class Lockstep:
         tally.add_values(reference, simulated, other)
         split = self._split(node, reference, simulated)
         tally.add_split(split)
-        self._exact[name] = same(reference, simulated)
+        self._exact[name] = equal(reference, simulated)
 
     def _split(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
         splitter = self.splitters.get(node.name)
@@ -535,36 +534,3 @@ def single_node_plan(plan: Plan, node: Node) -> Plan:
     planned = {node.name: plan.nodes[node.name]} if node.name in plan.nodes else {}
     weights = {e: plan.weights[e] for e in node.edges if e in plan.weights}
     return Plan(Graph((*nodes, node), inputs, (node.name,), consts), plan.hardware, plan.ops, planned, edges, weights)
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two values are equal, NaN to NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def differences(a: Any, b: Any) -> tuple[int, float]:
-    """How many leaves' entries of two values differ, and by how much at most.
-
-    Floats differ where their bits do: 0 from -0, but no NaN from itself.
-    """
-    found, largest = 0, 0.0
-    for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True):
-        if not isinstance(x, Tensor):
-            found += int(x != y)
-            continue
-        apart = _bits(x) != _bits(y)
-        wrong = int(apart.sum())
-        if wrong:
-            found += wrong
-            largest = max(largest, float((x[apart].double() - y[apart].double()).abs().nan_to_num().max()))
-    return found, largest
-
-
-def pytree_equal(a: Any, b: Any) -> bool:
-    """Whether two nested values are equal."""
-    return differences(a, b)[0] == 0
-
-
-def _bits(x: Tensor) -> Tensor:
-    views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return x.contiguous().view(views[x.element_size()]) if x.is_floating_point() else x

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hago.arithmetic.equality import count_differing
 from hago.data.batches import Batches
 from hago.errors import DataError, HagoError
 from hago.graph.execute import check_batches
-from hago.runtime.exactness import differing
 from hago.runtime.reference import IntegerModel
 from hago.search.objective import OBJECTIVES, check_rows, unfit_labels, warn_of_labels, wilson_interval
 from hago.serialization.json_text import replace_file
@@ -93,7 +93,7 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
         check_rows(outputs, batch.size)
         for slot, (a, b) in enumerate(zip(simulator.run(batch.inputs), outputs, strict=True)):
             compared += b.numel()
-            if wrong := differing(a, b):
+            if wrong := count_differing(a, b):
                 differences[f"output {slot} of batch {index}"] = wrong
         rows.append(outputs)
     accuracy = None

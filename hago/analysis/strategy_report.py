@@ -12,11 +12,12 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
+from hago.arithmetic.equality import count_differing
 from hago.data.batches import Batches
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST
 from hago.plan.plan import Plan
-from hago.runtime.exactness import compare_plan_exactly, differing
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.search.evaluate import Evaluator
 from hago.search.objective import MOST_DB, objective
@@ -215,7 +216,7 @@ class _Pair:
             outputs = model.run(batch.inputs)
             for i, (a, b) in enumerate(zip(simulator.run(batch.inputs), outputs, strict=True)):
                 self.compared += a.numel()
-                if wrong := differing(a, b):
+                if wrong := count_differing(a, b):
                     place = f"output {i} of batch {index}"
                     self.differences[place] = wrong
             yield outputs

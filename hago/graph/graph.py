@@ -108,8 +108,12 @@ class Graph:
 
     @functools.cached_property
     def model_hash(self) -> str:
-        """sha256 over structure, attributes and constants: equal models have equal hashes."""
-        digest = hashlib.sha256(str(self).encode())
+        """The sha256 by which strategies, logs and stored models name the model they are for.
+
+        It covers the structure (see `hashed_text`), and the name, dtype, shape and bytes of every constant, whatever
+        its layout in memory. It does not cover how arguments and results are nested. Equal models have equal hashes.
+        """
+        digest = hashlib.sha256(hashed_text(self).encode())
         for name in sorted(self.consts):
             tensor = self.consts[name].detach().cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -129,6 +133,27 @@ class Graph:
 
 def _plain(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
+
+
+#: Ops that were renamed, and the names that they are hashed under; none so far.
+_HASHED_AS: Final[Mapping[str, str]] = {}
+
+
+def hashed_text(graph: Graph) -> str:
+    """The structure of a graph as `Graph.model_hash` hashes it: a file format, which must never change.
+
+    It covers the names of inputs and outputs in order, and of every node its name, op, inputs, attributes (as JSON,
+    sorted by name) and shape at batch 1. It equals what `str(graph)` gave when the first strategies were written, and
+    is apart from it so that a graph can be printed in another way. An op that is renamed goes into `_HASHED_AS`; a
+    field that is added to `Node` or `Graph` is left out, or written only where it is not its default.
+    """
+    lines = [f"graph({', '.join(graph.inputs)}) -> {', '.join(graph.outputs)}"]
+    for node in graph.nodes:
+        attributes = (f"{k}={json.dumps(v, sort_keys=True, default=str)}" for k, v in sorted(node.attrs.items()))
+        arguments = ", ".join(node.inputs) + "".join(f", {attribute}" for attribute in attributes)
+        shape = "" if node.shape is None else f" : {'x'.join(map(str, node.shape)) or 'scalar'}"
+        lines.append(f"  {node.name} = {_HASHED_AS.get(node.op, node.op)}({arguments}){shape}")
+    return "\n".join(lines)
 
 
 def verify(graph: Graph) -> None:

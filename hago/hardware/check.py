@@ -356,17 +356,17 @@ def _form_takes(path: Path, op: str, signature: Document, form: IntegerForm, how
     at_output = signature.get("requantize_at") == "output"
     if form.table and not at_output:
         yield Finding(path, f"{op} is looked up in a table; expected a signature with requantize_at: output")
-    if form.lands and not at_output:
+    if form.requantizes_output and not at_output:
         text = f"the form {signature['form']} of {op} goes to the output's scale; expected requantize_at: output"
         yield Finding(path, text)
     overflow = signature.get("accumulator", {}).get("overflow")
     if form.product is None and overflow in ("saturate_pairs", "wrap_pairs"):
         yield Finding(path, f"hago knows no pairs of products of {op}; expected wrap or saturate_end")
-    if overflow == "saturate_each" and form.addends is None and not form.adds_nothing:
+    if overflow == "saturate_each" and form.addends is None and not form.has_no_additions:
         named = "" if signature.get("form") is None else f" in the form {signature['form']}"
         yield Finding(path, f"hago knows no order of additions of {op}{named}; expected wrap or saturate_end")
-    if form.goes_with is not None and how.get("form") not in (None, form.goes_with):
-        text = f"the form {signature['form']} of {op} goes with the requantize form {form.goes_with}"
+    if form.required_requantize is not None and how.get("form") not in (None, form.required_requantize):
+        text = f"the form {signature['form']} of {op} goes with the requantize form {form.required_requantize}"
         yield Finding(path, f"{text}; got {how['form']}")
 
 
@@ -386,7 +386,7 @@ def _one_form(path: Path, integers: Document) -> Iterator[Finding]:
 def _one_place(path: Path, integers: Document, rule: OpRule) -> Iterator[Finding]:
     """A chip requantizes an op's result in one place. Where that must be the output, each signature is told so."""
     forms = [rule.integer if (named := s.get("form")) is None else rule.forms.get(named) for s in integers.values()]
-    if any(form is None or form.table or form.lands for form in forms):
+    if any(form is None or form.table or form.requantizes_output for form in forms):
         return
     places = {name: s.get("requantize_at", "edge") for name, s in integers.items()}
     if len(set(places.values())) > 1:

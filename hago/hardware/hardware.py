@@ -248,7 +248,7 @@ class Hardware:
                 f"hardware {self.name!r} computes {op} in the unknown form {form!r}; "
                 f"known: {', '.join(rule.forms) or 'none'}." + did_you_mean(form, rule.forms)
             )
-        return rule.computed_as(form)
+        return rule.with_form(form)
 
     def computes(self, ops: Ops) -> Ops:
         """The ops, each with the form that this hardware computes it in."""

@@ -1,8 +1,7 @@
-"""Every operator hago knows: one file each, found by reading this folder.
+"""The operators that hago knows: one file each, found by reading this folder.
 
-Nothing registers itself. `OPS` is a read-only mapping that functions take as a parameter
-(`ops=OPS`), so a user adds an op as `{**OPS, "my_op": RULE}` without touching globals. What such a
-rule is made of stands here too.
+Nothing registers itself. `OPS` is a read-only mapping that functions take as a parameter (`ops=OPS`), so a user adds
+an op as `{**OPS, "my_op": RULE}` without touching globals. The parts that rules are built from are exported here, too.
 """
 
 from __future__ import annotations
@@ -69,10 +68,10 @@ OPS: Final[Ops] = MappingProxyType(_discover())
 
 
 def aliases(ops: Ops = OPS) -> dict[str, str]:
-    """Other spellings (the RFC's `nn.conv2d`, say) to op names."""
+    """A mapping from other spellings (the RFC's `nn.conv2d`, say) to op names."""
     return {alias: rule.name for rule in ops.values() for alias in rule.aliases}
 
 
 def parsers(ops: Ops = OPS) -> dict[str, OpRule]:
-    """The rule that reads each ATen call."""
+    """A mapping from ATen calls to the rules that read them."""
     return {target: rule for rule in ops.values() for target in rule.aten}

@@ -1,4 +1,4 @@
-"""The convolution family: what conv1d, conv2d and conv3d share."""
+"""The rules of conv1d, conv2d and conv3d, which differ in the number of spatial axes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _bound(dims: int) -> Callable[[Attrs, Sequence[Operand]], Tensor]:
 
 
 def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
-    """Zeros before and after each spatial axis."""
+    """The number of zeros before and after each spatial axis."""
     if attrs["padding"] == "valid":
         return [(0, 0)] * len(kernel)
     if attrs["padding"] == "same":
@@ -54,10 +54,11 @@ def _pads(attrs: Attrs, kernel: Sequence[int]) -> list[tuple[int, int]]:
     return [(p, p) for p in attrs["padding"]]
 
 
-def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
-    """(N, groups, places, K) and (groups, K, out / groups); K is the window's places, then channels by two.
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+    """Windows of shape (N, groups, places, K) and weights of shape (groups, K, out / groups).
 
-    Padding is 0 in centered integers, so the zero point in stored ones.
+    Along K stand the places of a window, and at each place its channels, filled up to an even number. Padding is 0 in
+    centered integers, and so the zero point in stored ones.
     """
     kernel, groups, channels = w.shape[2:], attrs["groups"], w.shape[1]
     padded = F.pad(x, [p for pair in reversed(_pads(attrs, kernel)) for p in pair]) + x_zero
@@ -67,7 +68,7 @@ def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple
     places = padded.shape[2 : 2 + dims]
     windows = padded.reshape(len(x), groups, channels, math.prod(places), math.prod(kernel)).permute(0, 1, 3, 4, 2)
     weights = (w + w_zero).reshape(groups, -1, channels, math.prod(kernel)).permute(0, 3, 2, 1)
-    if channels % 2:  # the last one is multiplied alone
+    if channels % 2:  # the last channel has no partner to be added to
         windows, weights = F.pad(windows, (0, 1)), F.pad(weights, (0, 0, 0, 1))
     return windows.flatten(3), weights.flatten(1, 2)
 
@@ -80,7 +81,7 @@ def windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """What every window reads: (N, groups, *places, *kernel, channels / groups); a view of one padded copy."""
+    """The values that each window reads, (N, groups, *places, *kernel, channels / groups); a view of a padded copy."""
     padded = F.pad(x, [p for pair in reversed(pads) for p in pair])
     padded = padded.reshape(len(x), groups, x.shape[1] // groups, *padded.shape[2:]).movedim(2, -1).contiguous()
     for axis, (k, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
@@ -89,7 +90,7 @@ def windows(
 
 
 def in_order(terms: Tensor, order: Order) -> Tensor:
-    """(n, *window, channels) to (n, K)."""
+    """The terms of n entries, (n, *window, channels), as (n, K) in the order in which a chip adds them up."""
     return (terms if order == "channels_inner" else terms.movedim(-1, 1)).flatten(1)
 
 
@@ -106,7 +107,7 @@ def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
     return at
 
 
-def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     sizes = zip(x.shape[2:], w.shape[2:], _pads(attrs, w.shape[2:]), attrs["stride"], attrs["dilation"], strict=True)
     out = [(n + before + after - d * (k - 1) - 1) // s + 1 for n, k, (before, after), s, d in sizes]
     return product.transpose(-1, -2).reshape(len(x), -1, *out)
@@ -129,9 +130,9 @@ def conv_rule(dims: int) -> OpRule:
             scale=_scale(dims),
             bound=_bound(dims),
             split=split_k(1, 1),
-            seed=True,
+            starts_region=True,
             weight=_WEIGHT,
-            product=MatrixProduct(_rows, _restored),
+            product=MatrixProduct(_to_matrices, _reshape_product),
             addends=Addends(_terms),
         ),
         macs=_macs,

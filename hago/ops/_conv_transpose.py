@@ -1,7 +1,7 @@
-"""The transposed convolutions: what conv_transpose1d and conv_transpose2d share.
+"""The rules of conv_transpose1d and conv_transpose2d, which differ in the number of spatial axes.
 
-Their weight is (in, out / groups, *kernel). A scale per output channel is one per entry of axis 1,
-so with groups the same scale serves that channel of every group.
+Their weight has the shape (in, out / groups, *kernel). It has a scale for each entry of axis 1, so with groups, a
+channel of every group shares its scale with the same channel of the others.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def conv_transpose_rule(dims: int) -> OpRule:
             scale=_scale(dims),
             bound=_bound(dims),
             split=split_k(1, 0),
-            seed=True,
+            starts_region=True,
             weight=Weight(slot=1, axis=1),
             addends=Addends(_terms(dims)),
         ),

@@ -1,4 +1,4 @@
-"""Elementwise nonlinearities: what sigmoid, silu, gelu and the like share.
+"""The rule of elementwise nonlinearities such as sigmoid, silu and gelu.
 
 On integers such an op is a table with one entry per input integer, so the function is only ever
 evaluated on real values and any smooth shape is exact up to its one rounding.
@@ -26,11 +26,11 @@ def elementwise_rule(
     """The rule of an elementwise function.
 
     Args:
-        fn: takes a tensor, and `attrs` by keyword.
-        attrs: argument names that the ATen call and `fn` share.
-        options: keyword arguments of `fn`, one sample each.
-        parse: where the ATen call has arguments that `fn` has not.
-        forms: other ways than a table.
+        fn: the function on real values; takes a tensor, and `attrs` by keyword.
+        attrs: names of arguments that the ATen call and `fn` share.
+        options: keyword arguments of `fn`, for one sample each.
+        parse: for an ATen call with arguments that `fn` does not have.
+        forms: integer sides other than a lookup table.
     """
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:

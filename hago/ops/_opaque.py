@@ -1,4 +1,4 @@
-"""opaque: any ATen call without a rule. It runs exactly as torch runs it, on real values.
+"""opaque: an ATen call that no rule reads. torch itself runs it, on real values.
 
 Its attributes are JSON: the call's target, and its arguments with tensors replaced by `{"$": i}`
 (the i-th input) and dtypes, layouts and the like by `{"torch": "float32"}`.
@@ -20,7 +20,7 @@ from hago.ops._rule import Attrs, Ref
 
 NAME: Final = "opaque"
 
-#: What arithmetic on sizes is exported as.
+#: Functions of Python that torch.export writes for arithmetic on sizes.
 _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
     f"operator.{f.__name__}": f
     for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
@@ -100,15 +100,15 @@ PORTABLE: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _SYMBOLIC: Final = ("sym_max", "sym_min", "sym_float", "sym_int", "sym_not", "sym_ite")
-#: Those of PORTABLE that give a number.
+#: The operators of PORTABLE whose result is a number.
 _SIZES: Final = ("sym_numel", "sym_size")
-#: Types of torch's schemas whose values have names.
+#: Types of arguments in torch's schemas whose values are named constants.
 _CONSTANTS: Final = ("ScalarType", "Layout", "MemoryFormat", "Device")
 _NAMED: Final = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 
 def target_name(target: Any) -> str:
-    """How a call's target is written: `aten.cumsum.default`, `operator.mul`, `torch.sym_max`.
+    """The name of a call's target: `aten.cumsum.default`, `operator.mul`, `torch.sym_max`.
 
     Raises:
         GraphError: a target that is not an operator, e.g. a higher-order control-flow op.
@@ -124,7 +124,7 @@ def target_name(target: Any) -> str:
 
 
 def resolve_target(name: str) -> Callable[..., Any]:
-    """The callable that `target_name` wrote.
+    """The callable of a name that `target_name` gave.
 
     Raises:
         GraphError: this torch has no such operator.
@@ -140,7 +140,10 @@ def resolve_target(name: str) -> Callable[..., Any]:
 
 
 def why_not_portable(attrs: Attrs) -> str | None:
-    """Why a file may not hold this call, or None: it may name the operators of PORTABLE, and arithmetic on sizes."""
+    """The reason why a file may not hold this call, or None.
+
+    Files may hold the operators of PORTABLE, and arithmetic on sizes.
+    """
     target = str(attrs.get("target"))
     if target in _BUILTINS or target in (f"torch.{name}" for name in _SYMBOLIC):
         return None
@@ -166,8 +169,10 @@ def why_not_portable(attrs: Attrs) -> str | None:
 
 
 def _wrong_constant(schema: torch.FunctionSchema, attrs: Attrs) -> str | None:
-    """Why a call has no dtype, layout, memory format or device where it takes one, or None. torch takes a number for
-    any of them, and reads past its tables for one that it does not know."""
+    """The reason why an argument of a call is no dtype, layout, memory format or device although it must be, or None.
+
+    torch accepts a number for any of them, and reads past the end of its tables for a number that it does not know.
+    """
     given = [*zip(schema.arguments, attrs.get("args", ()), strict=False)]
     given += [(a, attrs["kwargs"][a.name]) for a in schema.arguments if a.name in attrs.get("kwargs", {})]
     for argument, value in given:
@@ -179,7 +184,7 @@ def _wrong_constant(schema: torch.FunctionSchema, attrs: Attrs) -> str | None:
 
 
 def pack(value: Any, inputs: list[str]) -> Any:
-    """An argument as JSON; node names met on the way are appended to `inputs`."""
+    """An argument as JSON; appends the names of the nodes in it to `inputs`."""
     if isinstance(value, Ref):
         inputs.append(value.name)
         return {"$": len(inputs) - 1}
@@ -193,7 +198,7 @@ def pack(value: Any, inputs: list[str]) -> Any:
 
 
 def unpack(value: Any, inputs: Sequence[Any]) -> Any:
-    """The argument that `pack` wrote, with inputs in place.
+    """The argument that `pack` wrote, with the inputs in their places.
 
     Raises:
         GraphError: a dtype, layout, memory format or device that this torch does not have.
@@ -234,8 +239,11 @@ def compute(attrs: Attrs, *inputs: Any) -> Any:
 
 
 def macs(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Multiply-accumulates on operands of these shapes: of the matrix products and convolutions that torch makes of
-    the call, as `torch.utils.flop_counter` counts them; 0 where it knows none."""
+    """Multiply-accumulates of the call on operands of these shapes.
+
+    Counts the matrix products and convolutions that torch decomposes the call into, with `torch.utils.flop_counter`;
+    0 if it counts none.
+    """
     if len(shapes) < 2 or attrs["target"] in _BUILTINS:
         return 0
     return _macs(

@@ -1,7 +1,7 @@
-"""Pooling: what max_pool, avg_pool and adaptive_avg_pool of any dimension share.
+"""The rules of max_pool, avg_pool and adaptive_avg_pool of any dimension.
 
-An average over integers is their sum, with the scale divided by the size of the window; so every
-window must divide by the same number.
+An average over integers is computed as their sum, with the scale divided by the size of the window. So all windows
+must have the same divisor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _parse(dims: int) -> Callable[[Call], Parsed | None]:
 
 
 def _flat_as_2d(attrs: Attrs) -> dict[str, Any]:
-    """1-dimensional window attributes for a (1, L) image."""
+    """The attributes of a 1-dimensional window as those of a 2-dimensional one on an image of height 1."""
     ones = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
     return {k: [ones[k], *v] if k in ones else v for k, v in attrs.items()}
 
@@ -72,7 +72,10 @@ def max_pool_rule(dims: int) -> OpRule:
         aten=(f"aten.{name}.default",) + ((f"aten.{name}_with_indices.default",) if dims > 1 else ()),
         parse=_parse(dims),
         compute=compute,
-        integer=IntegerForm(slots=("follow",), compute=compute_as_2d if dims == 1 else None, crosses="axis1"),
+        integer=IntegerForm(
+            slots=("follow",), compute=compute_as_2d if dims == 1 else None, accepts_per_channel="axis1"
+        ),
+        moves_values=True,
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),
@@ -96,7 +99,7 @@ def _average_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return operands[0].magnitude * math.prod(attrs["kernel_size"])
 
 
-def _average_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _average_unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     if attrs.get("divisor_override"):
         return None
     if any(attrs["padding"]) and not attrs["count_include_pad"]:
@@ -137,7 +140,7 @@ def _window_sums(dims: int) -> Callable[..., Tensor]:
 
 
 def _window_terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
-    """The places of a window, row by row, whatever the order of products."""
+    """The entries of a window, row by row; the order of products makes no difference."""
     x, kernel, stride = operands[0], attrs["kernel_size"], attrs["stride"]
     # with ceil_mode, a last window may reach past the padding
     pads = [(p, p + (s - 1 if attrs["ceil_mode"] else 0)) for p, s in zip(attrs["padding"], stride, strict=True)]
@@ -162,8 +165,8 @@ def avg_pool_rule(dims: int) -> OpRule:
         scale=_average_scale,
         compute=_window_sums(dims),
         bound=_average_bound,
-        crosses="axis1",
-        fits=_average_fits,
+        accepts_per_channel="axis1",
+        unsupported=_average_unsupported,
         addends=Addends(_window_terms),
     )
     return OpRule(
@@ -175,8 +178,9 @@ def avg_pool_rule(dims: int) -> OpRule:
         forms={
             "qlinear": qlinear_average(sums, _divisor, lambda attrs: False),
             "tflite": tflite_average(_window_sums(dims), _uncounted),
-            "tpu_mlir": tpu_mlir_average(_own_window, _average_fits),
+            "tpu_mlir": tpu_mlir_average(_own_window, _average_unsupported),
         },
+        clips_or_averages=True,
         samples=(
             case(size, kernel_size=2),
             case(size, kernel_size=3, stride=2, padding=1),
@@ -210,7 +214,7 @@ def _adaptive_bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return operands[0].magnitude * _adaptive_count(attrs)
 
 
-def _adaptive_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _adaptive_unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     sizes = list(zip(attrs["input_size"], attrs["output_size"], strict=True))
     if all(i % o == 0 for i, o in sizes):
         return None
@@ -250,8 +254,8 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
         scale=_adaptive_scale,
         compute=compute_int,
         bound=_adaptive_bound,
-        crosses="axis1",
-        fits=_adaptive_fits,
+        accepts_per_channel="axis1",
+        unsupported=_adaptive_unsupported,
         addends=Addends(terms),
     )
     return OpRule(
@@ -262,9 +266,10 @@ def adaptive_avg_pool_rule(dims: int, aliases: tuple[str, ...] = ()) -> OpRule:
         integer=form,
         forms={
             "qlinear": qlinear_average(form, _adaptive_count, _is_global),
-            "tflite": tflite_average(compute_int, _adaptive_fits),
-            "tpu_mlir": tpu_mlir_average(window, _adaptive_fits),
+            "tflite": tflite_average(compute_int, _adaptive_unsupported),
+            "tpu_mlir": tpu_mlir_average(window, _adaptive_unsupported),
         },
+        clips_or_averages=True,
         samples=(case(size, (1, 1)[:dims]), case(size, (4, 3)[:dims]), case(size, (3, 4)[:dims])),
         refuses=(Refusal({"output_size": [2] * (dims + 1)}, ((1, 3, *size),), "output_size"),),
         aliases=(f"nn.{name}", *aliases),

@@ -1,4 +1,4 @@
-"""Reductions over axes: what mean and sum share. On integers both are the sum."""
+"""The rule of reductions over axes, mean and sum. On integers, both are computed as the sum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def total(attrs: Attrs, x: Tensor) -> Tensor:
 
 
 def _terms(attrs: Attrs, operands: Sequence[Tensor], order: Order) -> TermsAt:
-    """Entry after entry as a tensor lies in memory, the last axis fastest, whatever the order of products."""
+    """The entries in row-major order, the last axis fastest; the order of products makes no difference."""
     x = operands[0]
     axes = sorted(a % x.ndim for a in attrs["axes"])
     kept = [a for a in range(x.ndim) if a not in axes]
@@ -51,8 +51,9 @@ def reduce_rule(
     fn: Callable[..., Tensor],
     scale: Callable[[Attrs, Sequence[Tensor]], Tensor],
     forms: Mapping[str, IntegerForm] | None = None,
+    averages: bool = False,
 ) -> OpRule:
-    """The rule of a sum over axes whose scale becomes `scale`."""
+    """The rule of a reduction that is a sum on integers, with the output's scale given by `scale`."""
 
     def compute(attrs: Attrs, x: Tensor) -> Tensor:
         return fn(x, attrs["axes"], keepdim=attrs["keepdim"])
@@ -67,6 +68,7 @@ def reduce_rule(
         compute=compute,
         integer=IntegerForm(slots=("follow",), scale=scale, compute=total, bound=_bound, addends=Addends(_terms)),
         forms=forms or {},
+        clips_or_averages=averages,
         samples=(
             case((2, 3, 4, 5), (2, 3)),
             case((2, 3, 4, 5), (-2, -1), keepdim=True),

@@ -1,5 +1,11 @@
-"""What an operator is on integers: how scales travel through it, what it does to centered integers, and how large
-they can get. One frozen IntegerForm; a rule (`_rule`) has one, and others by name where chips differ.
+"""An operator as a rule: one frozen OpRule per op, constructed once in the file that bears the op's name.
+
+A rule is plain functions in a record: a misspelt field fails at import, nothing registers itself, and `hago.ops.OPS`
+is built by reading the folder. Its integer side is an IntegerForm: how scales travel through the op, what it does to
+centered integers, and how large they can get. An op without one (layer_norm) is float everywhere.
+
+Reading order for a new op: `parse` (how torch spells it), `compute` (what it does to real values), `integer` (the
+integer side), `forms` (other integer sides, where chips differ; a hardware file names the one that its chip computes).
 """
 
 from __future__ import annotations
@@ -16,19 +22,19 @@ from hago.arithmetic.types import QParams
 
 Attrs = Mapping[str, Any]
 
-#: How the scale of an input slot comes about.
-#: own: from its own threshold.  common: one scale for all common slots of the op (their largest).
-#: follow: the producer's, so that nothing is requantized where the dtype allows.
-#: bias: the product of the scales of slots 0 and 1.  plain: never quantized (indices, shapes, masks).
+#: Where the scale of an input slot comes from.
+#: own: from the slot's own threshold.  common: one scale for all common slots of the op (the largest of theirs).
+#: follow: from the producer, so that nothing is requantized where the dtype allows it.
+#: bias: the product of the scales of slots 0 and 1.  plain: none; the slot is never quantized (indices, shapes, masks).
 Slot = Literal["own", "common", "follow", "bias", "plain"]
 
-#: Along which axes a scale may vary and still pass through the op unchanged.
-Crosses = Literal["all", "axis1", "none"]
+#: The axes along which a scale may vary and still pass through an op unchanged.
+PerChannelAxes = Literal["all", "axis1", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What is known of an integer operand before it is computed.
+    """An integer operand before any data is seen; `IntegerForm.bound` reads it.
 
     Args:
         values: the centered integers of a constant, else None.
@@ -43,7 +49,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Which slot may have a scale per output channel, and along which of its axes."""
+    """The slot that may have a scale per output channel, and the axis of it along which output channels lie."""
 
     slot: int
     axis: int
@@ -51,49 +57,51 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """An op as a product of matrices, for chips that cut sums of a few products.
+    """An op as a product of matrices, for chips that saturate sums of two or four products.
 
     Args:
-        rows: `(attrs, x, w, x_zero, w_zero)`, centered, to stored integers (..., M, K) and (..., K, N);
-            K in the order in which chips multiply. A place that nothing is multiplied for holds 0.
-        restored: `(attrs, product, x, w)` to the shape of the op's output.
+        to_matrices: from `(attrs, x, w, x_zero, w_zero)`, x and w centered, to stored integers of shapes (..., M, K)
+            and (..., K, N), with K in the order in which chips multiply. Entries without a product hold 0.
+        reshape_product: from `(attrs, product, x, w)` to the product in the shape of the op's output.
     """
 
-    rows: Callable[[Attrs, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
-    restored: Callable[[Attrs, Tensor, Tensor, Tensor], Tensor]
+    to_matrices: Callable[[Attrs, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
+    reshape_product: Callable[[Attrs, Tensor, Tensor, Tensor], Tensor]
 
 
-#: Places of n entries of an output (one tensor of indices per axis) to what is added there: (n, K).
+#: From n positions in an output (a tensor of indices for each axis) to the terms that are added up there: (n, K).
 TermsAt = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Addends:
-    """What an op adds up, for registers that saturate at every addition.
+    """The terms that an op adds up, for registers that saturate at every addition.
 
     Law (addends): over K, the terms of an entry and its bias add up to the op's exact result there.
 
     Args:
-        terms: `(attrs, operands, order)` to what is added where, in the order of additions and without the bias;
-            padding is 0. None where one addition is all there is: two operands, or a single product.
-        bias_axis: the axis of the output that a bias, the third operand, stands along.
+        terms: from `(attrs, operands, order)` to the terms of any entries, in the order of their addition, without
+            the bias; padding is 0. None if there is at most one addition: two operands, or a single product.
+        bias_axis: the axis of the output along which a bias, the third operand, lies.
     """
 
     terms: Callable[[Attrs, Sequence[Tensor], Order], TermsAt] | None = None
     bias_axis: int = 1
 
 
-#: Of an op that adds two values at most.
+#: The addends of an op that adds two values at most.
 ONE_ADDITION: Final = Addends()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """Where a form runs: what its integer attributes may depend on.
+    """The quantization around one node, on which the integer attributes of a form may depend.
+
+    Made while a Plan is resolved, for `IntegerForm.integer_attrs`.
 
     Args:
-        operands: the qparams that each operand arrives in; None where it is not quantized.
-        out: those of the output; None where the node emits its accumulator.
+        operands: the qparams of each operand; None for those that are not quantized.
+        out: the qparams of the output; None if the node emits its accumulator.
         how: how the hardware requantizes.
     """
 
@@ -103,12 +111,12 @@ class Site:
 
     @property
     def scales(self) -> list[Tensor]:
-        """Of the operands; 1 where they are not quantized."""
+        """The scales of the operands; 1 for those that are not quantized."""
         return [torch.ones((), dtype=torch.float64) if q is None else q.scale for q in self.operands]
 
     @property
     def target(self) -> QParams:
-        """The output's qparams, of a form that lands there."""
+        """The output's qparams, for a form that requantizes its output."""
         assert self.out
         return self.out
 
@@ -125,7 +133,7 @@ def _largest(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return torch.stack([o.magnitude.max() for o in operands]).max()
 
 
-def _always_fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _always_supported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     return None
 
 
@@ -139,29 +147,31 @@ class IntegerForm:
     Args:
         slots: the kind of each input; the last repeats.
         scale: the output's scale from those of the inputs (bias and plain slots: 1).
-        compute: on centered integers held in any carrier (float32, float64, int64); None means the
+        compute: the op on centered integers held in any carrier (float32, float64, int64); None for the
             rule's own `compute`.
-        attrs: attributes in integer units (clamp limits, pad values).
-        attrs_at: the same for a form that must know more than scales; then `attrs` is not asked.
-        lands: `compute` goes to the output's scale by itself; the output stage only clips.
-        bound: the largest |output|, per channel where it is known. The default says more: every
-            output lies within the hull of the inputs and 0 (max pooling, reshape, relu), and fits
-            where they do. An op of which only the magnitude is known gives its own.
-        split: input tuples, each a part of the sum over K, whose outputs add up to the whole;
-            lets float32 carry sums beyond 2**24.
-        crosses: see Crosses.
-        seed: starts an integer region from float inputs (conv, linear, matmul).
-        table: evaluated through a table over all input integers; the output has its own threshold.
-        weight: where a scale per output channel may stand.
-        limits: of an op that is `clamp(x, low, high)` and nothing else: both, from integer attributes;
+        attrs: the attributes in integer units (clamp limits, pad values).
+        attrs_at: the same, for a form that depends on more than scales; `attrs` is then not called.
+        requantizes_output: whether `compute` gives integers on the output's scale, so that the output stage only
+            clips them.
+        bound: the largest |output|, per channel if that is known. The default promises more: every output lies
+            within the hull of the inputs and 0 (max pooling, reshape, relu), so it fits where they do. An op of
+            which only the magnitude is known gives a bound of its own.
+        split: cuts the inputs along K into tuples whose outputs add up to the whole; lets float32 carry sums
+            beyond 2**24.
+        accepts_per_channel: the axes along which the scale of an input may vary; see PerChannelAxes.
+        starts_region: whether the op starts an integer region from float inputs (conv, linear, matmul).
+        table: whether the op is a lookup table over all input integers; the output has its own threshold.
+        weight: the operand that may have a scale per output channel.
+        limits: for an op that is `clamp(x, low, high)` and nothing else: both limits, from integer attributes;
             None stands for no limit.
-        fits: None, or why this node cannot be integer.
-        stays: every output fits where the inputs do, though `bound` says something else.
-        hides: what lies outside the output's range cannot be told apart behind the op; a producer may take it.
-            Law (hides): clipping the input to the output's range, 0 included, does not change the output.
-        product: the op as a matrix product, where it is one.
-        addends: what it adds up, one by one; without it, no register that saturates at every addition is simulated.
-        goes_with: the requantize form that the hardware must have, of a form that uses it.
+        unsupported: from attributes and input shapes to the reason why such a node cannot be integer, or None.
+        fits_input_dtype: whether every output fits the dtype of the inputs although the op has a `bound` of its own.
+        allows_early_clipping: whether the producer may clip its value to the range of this op's output.
+            Law (early clipping): clipping the input to the output's range, 0 included, does not change the output.
+        product: the op as a matrix product, if it is one.
+        addends: the terms that the op adds up; without them, the op is refused on registers that saturate at every
+            addition.
+        required_requantize: the requantize form that the hardware must have for this form, if it matters.
     """
 
     slots: tuple[Slot, ...]
@@ -169,34 +179,34 @@ class IntegerForm:
     compute: Callable[..., Tensor] | None = None
     attrs: Callable[[Attrs, Sequence[Tensor]], Attrs] = _same_attrs
     attrs_at: Callable[[Attrs, Site], Attrs] | None = None
-    lands: bool = False
+    requantizes_output: bool = False
     bound: Callable[[Attrs, Sequence[Operand]], Tensor] = _largest
     split: Callable[[Attrs, Sequence[Tensor], int], list[tuple[Tensor, ...]]] | None = None
-    crosses: Crosses = "none"
-    seed: bool = False
+    accepts_per_channel: PerChannelAxes = "none"
+    starts_region: bool = False
     table: bool = False
     weight: Weight | None = None
     limits: Callable[[Attrs], tuple[Any, Any]] | None = None
-    fits: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_fits
-    stays: bool = False
-    hides: bool = True
+    unsupported: Callable[[Attrs, Sequence[tuple[int, ...]]], str | None] = _always_supported
+    fits_input_dtype: bool = False
+    allows_early_clipping: bool = True
     product: MatrixProduct | None = None
     addends: Addends | None = None
-    goes_with: Form | None = None
+    required_requantize: Form | None = None
 
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
-        """The attributes in integer units."""
+        """The attributes in integer units, for a node with this quantization around it."""
         return self.attrs_at(attrs, site) if self.attrs_at else self.attrs(attrs, site.scales)
 
     @property
     def within_hull(self) -> bool:
-        """Whether every output lies between the smallest and largest input, or is 0, or fits their dtype anyway."""
-        return self.bound is _largest or self.stays
+        """Whether every output lies between the smallest and largest input, is 0, or fits the inputs' dtype anyway."""
+        return self.bound is _largest or self.fits_input_dtype
 
     @property
-    def adds_nothing(self) -> bool:
-        """Whether it only looks values up, moves or compares them, so that the order of additions says nothing."""
-        return self.table or (self.bound is _largest and not self.lands)
+    def has_no_additions(self) -> bool:
+        """Whether the op only looks up, moves or compares values, so that no register can saturate at an addition."""
+        return self.table or (self.bound is _largest and not self.requantizes_output)
 
     def slot(self, index: int) -> Slot:
         """The kind of the `index`-th input."""
@@ -204,33 +214,26 @@ class IntegerForm:
 
 
 # ---------------------------------------------------------------- rule
-# What an operator is: one frozen OpRule, constructed once in the file that bears the op's name.
-# A rule is plain functions in a record. A misspelt field fails at import; nothing registers itself; `hago.ops.OPS` is
-# built by reading the folder. `IntegerForm` (`_integer`) holds all that the integer world needs; an op without one
-# (layer_norm) is float everywhere.
-# Reading order for a new op: `parse` (how torch spells it), `compute` (what it does to real values), `integer` (how
-# scales travel, what it does to centered integers, how large they can get), `forms` (the same where chips differ; a
-# hardware file names the one that its chip computes).
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor argument of a torch call: the graph node that makes it."""
+    """A tensor argument of a torch call: the name of the graph node that computes it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One ATen call as the frontend hands it to a rule's `parse`.
+    """One ATen call, made by the frontend and passed to a rule's `parse`.
 
     Args:
-        target: e.g. "aten.conv2d.default".
-        arguments: by schema name, defaults filled in; tensors are `Ref`s.
-        shapes: of each tensor argument's node at batch 1, by node name.
-        shape: of the result at batch 1; None where it is not one tensor.
-        item: of a call that gives several tensors (split, batch norm), the one that is asked for.
-        open_axes: by node name, the axes whose size depends on the batch; others have their true size
+        target: the operator, e.g. "aten.conv2d.default".
+        arguments: by schema name, with defaults filled in; tensors are `Ref`s.
+        shapes: the shape at batch 1 of each tensor argument, by node name.
+        shape: the shape of the result at batch 1; None if the result is not one tensor.
+        item: the index of the result that the node stands for, of a call with several (split, batch norm).
+        open_axes: by node name, the axes whose size depends on the batch; the other axes have their true size
             in `shapes`.
     """
 
@@ -257,7 +260,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a call means: inputs (a node, or a constant to be made one) and attributes."""
+    """A call as `parse` reads it: inputs (nodes, or tensors that become constants) and attributes."""
 
     inputs: tuple[Ref | Tensor, ...]
     attrs: Attrs = field(default_factory=dict)
@@ -265,14 +268,14 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A call of torch that must import as exactly one node of this op.
+    """A call of torch that must import as exactly one node of this op; the laws in tests/ops run on it.
 
     Args:
         fn: takes the tensors in order.
-        shapes: of the tensors, at batch 2 for those that are inputs.
-        consts: positions that are parameters of the model and not inputs.
-        low, high: the range that random values are drawn from.
-        indices: positions that hold int64 indices, drawn from [0, high).
+        shapes: the shapes of the tensors; inputs at batch 2.
+        consts: positions of tensors that are parameters of the model rather than inputs.
+        low, high: the range from which random values are drawn.
+        indices: positions of int64 indices, drawn from [0, high).
     """
 
     fn: Callable[..., Tensor]
@@ -285,7 +288,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Attributes and input shapes that the op must refuse, naming the attribute."""
+    """Attributes and input shapes that the op must refuse by an error that contains `names`."""
 
     attrs: Attrs
     shapes: tuple[tuple[int, ...], ...]
@@ -301,19 +304,26 @@ class OpRule:
     """An operator.
 
     Args:
-        name: as hardware files and node listings spell it; the file's name.
+        name: the name in hardware files and node listings, which is the file's name.
         aten: the torch calls that `parse` reads, e.g. "aten.conv2d.default".
-        parse: what a call means, or None where this rule cannot say it (it stays opaque then).
+        parse: from a call to inputs and attributes, or None for a call that this rule cannot express (it becomes
+            an opaque node).
         compute: `(attrs, *tensors) -> tensor` on real values; also runs on meta tensors, which is
             how shapes are inferred.
         integer: the integer side, or None for an op that is float everywhere.
-        forms: integer sides by name, which hardware files may ask for; an op with these alone is else float.
+        forms: other integer sides by name, which hardware files may ask for; an op that has only these is float
+            unless a file names one.
         macs: multiply-accumulates at batch 1.
-        samples: calls that the law suite tests this file with.
-        refuses: attributes that must raise, naming the attribute.
+        samples: calls on which the laws in tests/ops are tested.
+        refuses: attributes and shapes that must raise an error.
         aliases: other names (the RFC's, say) that hardware files may use.
-        any_layout: whether `compute` gives the same bits however its values lie in memory, as exactly rounded
-            arithmetic entry by entry does; others are given contiguous values, so that every engine has one result.
+        moves_values: whether every entry of the result is an entry of an operand, or padding: the op moves, picks,
+            repeats or leaves out values and computes none.
+            Law (moves): over all samples, an op says so if and only if it does.
+        clips_or_averages: whether every entry of the result is an operand's entry cut off at a limit, or an average
+            of entries, so that it needs no range of its own where its operands have one.
+        any_layout: whether `compute` gives equal values however its operands lie in memory, as exactly rounded
+            arithmetic entry by entry does. Other ops are given contiguous tensors, so that every engine has one result.
     """
 
     name: str
@@ -326,10 +336,12 @@ class OpRule:
     samples: tuple[Sample, ...] = ()
     refuses: tuple[Refusal, ...] = ()
     aliases: tuple[str, ...] = ()
+    moves_values: bool = False
+    clips_or_averages: bool = False
     any_layout: bool = False
 
-    def computed_as(self, form: str | None) -> OpRule:
-        """The rule with one of its forms as its integer side; None leaves it as it is."""
+    def with_form(self, form: str | None) -> OpRule:
+        """The rule with the named form as its integer side; itself if `form` is None."""
         return self if form is None else replace(self, integer=self.forms[form])
 
     def compute_int(self, attrs: Attrs, *values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pieces that rules of all kinds share: parsers, scale rules, bounds."""
+"""Parsers, scale rules, bounds and splits that several rules use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from hago.ops._rule import Attrs, Call, Operand, Parsed, Ref, Weight
 
 # ---------------------------------------------------------------- parsing
 def arguments(tensors: Sequence[str], attrs: Sequence[str] = (), **fixed: Any) -> Callable[[Call], Parsed | None]:
-    """A `parse` that takes these tensor arguments and attributes.
+    """A `parse` that reads these tensor arguments and attributes.
 
-    Optional tensors at the end may be absent; a gap among them (a bias without a weight) is None.
+    Optional tensors at the end may be absent. If one is absent before another that is given (a bias without a
+    weight), the call is not read.
+
+    Args:
+        fixed: attributes with a value that no argument gives.
     """
 
     def parse(call: Call) -> Parsed | None:
@@ -51,7 +55,7 @@ def binary(call: Call) -> Parsed | None:
 
 
 def joined(call: Call) -> Parsed | None:
-    """Any number of tensors, and the axis they are joined along."""
+    """Any number of tensors, and the axis along which they are joined."""
     tensors = call["tensors"]
     if not all(isinstance(t, Ref) for t in tensors):
         return None
@@ -71,13 +75,13 @@ def axes_of(call: Call, argument: str = "dim", tensor: str = "self") -> list[int
 
 
 def unread(call: Call) -> Parsed | None:
-    """The `parse` of an op that no torch call means."""
+    """The `parse` of an op that stands for no torch call."""
     return None
 
 
 # ---------------------------------------------------------------- carriers
 def as_index(index: Tensor) -> Tensor:
-    """Indices as torch takes them: shape inference hands over float32 meta tensors."""
+    """Indices as int64; shape inference passes meta tensors of float32."""
     return index.long() if index.is_floating_point() else index
 
 

@@ -1,4 +1,4 @@
-"""Upsampling: how torch spells a target size or a factor per axis."""
+"""Arguments of upsampling ops: a target size, or a factor per axis."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ RULE = OpRule(
     aten=("aten.adaptive_max_pool2d.default",),
     parse=_parse,
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), compute=_compute_int, crosses="axis1"),
+    integer=IntegerForm(slots=("follow",), compute=_compute_int, accepts_per_channel="axis1"),
+    moves_values=True,
     samples=(
         Sample(lambda x: F.adaptive_max_pool2d(x, 1), ((2, 3, 8, 6),)),
         Sample(lambda x: F.adaptive_max_pool2d(x, (3, 4)), ((2, 3, 8, 6),)),

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from hago.ops._rule import ONE_ADDITION, Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._shared import binary, sum_bound
-from hago.ops.forms.landing import dequantized
 from hago.ops.forms.qlinear import qlinear_sum
+from hago.ops.forms.requantizing import dequantized
 from hago.ops.forms.tflite import tflite_sum
 from hago.ops.forms.tpu_mlir import tpu_mlir_sum
 

@@ -67,7 +67,7 @@ def _integer_attrs(attrs: Attrs, scales: Sequence[Tensor]) -> Attrs:
     return {k: _quanta(attrs[k], scales[0]) for k in ("min", "max")}
 
 
-def _fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     low, high = attrs["min"], attrs["max"]
     if (low is None or low <= 0) and (high is None or high >= 0):
         return None
@@ -83,11 +83,12 @@ RULE = OpRule(
         slots=("follow",),
         compute=_compute_int,
         attrs=_integer_attrs,
-        crosses="all",
-        fits=_fits,
+        accepts_per_channel="all",
+        unsupported=_unsupported,
         limits=lambda attrs: (attrs["min"], attrs["max"]),
     ),
     any_layout=True,
+    clips_or_averages=True,
     samples=(
         Sample(F.relu6, ((2, 3, 4, 4),), low=-9.0, high=9.0),
         Sample(lambda x: F.hardtanh(x, -1.5, 0.5), ((2, 3, 4, 4),)),

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._shared import joined
-from hago.ops.forms.landing import dequantized
+from hago.ops.forms.requantizing import dequantized
 
 _COMMON_SCALE = IntegerForm(slots=("common",))
 
@@ -27,6 +27,7 @@ RULE = OpRule(
     integer=_COMMON_SCALE,
     forms={"common_scale": _COMMON_SCALE, "dequantize": dequantized(_compute)},
     any_layout=True,
+    moves_values=True,
     samples=(
         Sample(lambda a, b: torch.cat([a, b], 1), ((2, 3, 4, 4), (2, 2, 4, 4))),
         Sample(lambda a, b, c: torch.cat([a, b, c], -1), ((2, 3), (2, 4), (2, 5))),

@@ -28,7 +28,7 @@ def _scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
     return torch.div(scales[0], attrs["divisor"])
 
 
-def _fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     if len(shapes) > 1:
         return "div by a tensor is not an integer operation"
     return None if attrs["divisor"] > 0 else f"div by {attrs['divisor']} gives no positive scale"
@@ -43,9 +43,9 @@ RULE = OpRule(
         slots=("follow",),
         scale=_scale,
         compute=_unchanged,
-        crosses="all",
-        fits=_fits,
-        hides=False,  # the quotient's range is not the dividend's
+        accepts_per_channel="all",
+        unsupported=_unsupported,
+        allows_early_clipping=False,  # the quotient's range is not the dividend's
     ),
     any_layout=True,
     samples=(

@@ -17,6 +17,7 @@ RULE = OpRule(
     parse=arguments(("weight", "indices")),
     compute=_compute,
     integer=IntegerForm(slots=("own", "plain")),
+    moves_values=True,
     samples=(
         Sample(F.embedding, ((2, 5), (7, 4)), consts=(1,), high=7, indices=(0,)),
         Sample(lambda i, w: F.embedding(i, w, 0), ((2,), (7, 4)), consts=(1,), high=7, indices=(0,)),

@@ -16,6 +16,7 @@ RULE = OpRule(
     parse=arguments(("self",), ("size",)),
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.expand(-1, 4, -1, 3), ((2, 1, 5, 3),)),
         Sample(lambda x: x.expand(-1, 3), ((2, 1),)),

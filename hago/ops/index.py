@@ -27,6 +27,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow", "plain")),
+    moves_values=True,
     samples=(
         Sample(lambda x, i: x.index_select(1, i), ((2, 4, 5), (3,)), consts=(1,), high=4, indices=(1,)),
         Sample(lambda x, i: x[..., i], ((2, 3, 4), (2, 2)), consts=(1,), high=4, indices=(1,)),

@@ -26,11 +26,11 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return mac_bound(operands, _WEIGHT, operands[1].shape[1])
 
 
-def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
     return (x + x_zero).reshape(-1, x.shape[-1]), (w + w_zero).T
 
 
-def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return product.reshape(*x.shape[:-1], -1)
 
 
@@ -53,9 +53,9 @@ RULE = OpRule(
         scale=_scale,
         bound=_bound,
         split=split_k(-1, 1),
-        seed=True,
+        starts_region=True,
         weight=_WEIGHT,
-        product=MatrixProduct(_rows, _restored),
+        product=MatrixProduct(_to_matrices, _reshape_product),
         addends=Addends(_terms, bias_axis=-1),
     ),
     macs=_macs,

@@ -50,11 +50,11 @@ def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
     return bound if len(operands) == 2 else bound + bias_bound(operands[2])
 
 
-def _rows(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
+def _to_matrices(attrs: Attrs, x: Tensor, w: Tensor, x_zero: int, w_zero: int) -> tuple[Tensor, Tensor]:
     return x + x_zero, w + w_zero
 
 
-def _restored(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
+def _reshape_product(attrs: Attrs, product: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return product
 
 
@@ -80,9 +80,9 @@ RULE = OpRule(
         scale=product_scale,
         bound=_bound,
         split=split_k(-1, -2),
-        seed=True,
+        starts_region=True,
         weight=Weight(slot=1, axis=-1),
-        product=MatrixProduct(_rows, _restored),
+        product=MatrixProduct(_to_matrices, _reshape_product),
         addends=Addends(_terms, bias_axis=-1),
     ),
     macs=_macs,

@@ -14,4 +14,4 @@ def _scale(attrs: Attrs, scales: Sequence[Tensor]) -> Tensor:
     return torch.div(scales[0], attrs["count"])
 
 
-RULE = reduce_rule("mean", "aten.mean.dim", torch.mean, _scale, {"tflite": tflite_mean(total)})
+RULE = reduce_rule("mean", "aten.mean.dim", torch.mean, _scale, {"tflite": tflite_mean(total)}, averages=True)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hago.ops._rule import ONE_ADDITION, Attrs, IntegerForm, OpRule, Sample
 from hago.ops._shared import arguments, magnitude_bound
-from hago.ops.forms.landing import dequantized
+from hago.ops.forms.requantizing import dequantized
 
 
 def _compute(attrs: Attrs, x: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ RULE = OpRule(
     aten=("aten.neg.default",),
     parse=arguments(("self",)),
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all", addends=ONE_ADDITION),
+    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, accepts_per_channel="all", addends=ONE_ADDITION),
     forms={"dequantize": dequantized(_compute)},
     any_layout=True,
     samples=(Sample(torch.neg, ((2, 3, 4, 4),)), Sample(torch.neg, ((2, 5),))),

@@ -25,7 +25,7 @@ def _compute(attrs: Attrs, x: Tensor) -> Tensor:
     return F.pad(x, attrs["pad"], attrs["mode"])
 
 
-def _fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     if attrs["mode"] != "constant" or attrs["value"] == 0:
         return None
     return f"pads with {attrs['value']}, which need not be among the input's integers"
@@ -36,8 +36,9 @@ RULE = OpRule(
     aten=("aten.pad.default", "aten.constant_pad_nd.default"),
     parse=_parse,
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), fits=_fits),
+    integer=IntegerForm(slots=("follow",), unsupported=_unsupported),
     forms={"constant": constant_pad(_compute)},
+    moves_values=True,
     samples=(
         Sample(lambda x: F.pad(x, (1, 2, 0, 3)), ((2, 3, 4, 5),)),
         Sample(lambda x: F.pad(x, (0, 0, 0, 0, 2, 2)), ((2, 3, 4, 5),)),

@@ -29,6 +29,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.permute(0, 2, 3, 1), ((2, 3, 4, 5),)),
         Sample(lambda x: x.transpose(-1, 1), ((2, 3, 4, 5),)),

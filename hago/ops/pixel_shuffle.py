@@ -20,6 +20,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(Sample(lambda x: F.pixel_shuffle(x, 2), ((2, 8, 3, 4),)),),
     refuses=(Refusal({"factor": 2}, ((1, 3, 4, 4),), "factor"),),
     aliases=("depth_to_space",),

@@ -16,7 +16,7 @@ def _compute(attrs: Attrs, x: Tensor, slope: Tensor) -> Tensor:
     return F.prelu(x, slope)
 
 
-def _fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+def _unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
     if math.prod(shapes[1]) == 1:
         return None
     return f"prelu with {math.prod(shapes[1])} slopes is no single table"
@@ -27,7 +27,7 @@ RULE = OpRule(
     aten=("aten.prelu.default",),
     parse=arguments(("self", "weight")),
     compute=_compute,
-    integer=IntegerForm(slots=("own", "plain"), table=True, fits=_fits),
+    integer=IntegerForm(slots=("own", "plain"), table=True, unsupported=_unsupported),
     forms={"tflite": tflite_prelu(), "tpu_mlir": tpu_mlir_prelu()},
     samples=(
         Sample(F.prelu, ((2, 3, 4, 4), (1,)), consts=(1,)),

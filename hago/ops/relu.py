@@ -16,8 +16,9 @@ RULE = OpRule(
     aten=("aten.relu.default",),
     parse=arguments(("self",)),
     compute=_compute,
-    integer=IntegerForm(slots=("follow",), crosses="all", limits=lambda attrs: (0, None)),
+    integer=IntegerForm(slots=("follow",), accepts_per_channel="all", limits=lambda attrs: (0, None)),
     any_layout=True,
+    clips_or_averages=True,
     samples=(Sample(torch.relu, ((2, 3, 4, 4),)), Sample(torch.relu, ((2, 5),))),
     aliases=("nn.relu",),
 )

@@ -24,6 +24,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.reshape(-1, 12), ((2, 3, 4),)),
         Sample(lambda x: torch.flatten(x, 1), ((2, 3, 4, 5),)),

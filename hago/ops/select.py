@@ -23,6 +23,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.select(1, 2), ((2, 3, 4),)),
         Sample(lambda x: x[..., -1], ((2, 3, 4),)),

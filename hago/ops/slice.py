@@ -45,6 +45,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.narrow(1, 1, 2), ((2, 5, 3),)),
         Sample(lambda x: x.tensor_split(2, 2)[0], ((2, 3, 7),)),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.ops._rule import Attrs, Call, OpRule, Parsed, Sample
-from hago.ops.forms.landing import dequantized
+from hago.ops.forms.requantizing import dequantized
 
 
 def _parse(call: Call) -> Parsed | None:

@@ -24,6 +24,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.squeeze(-1), ((2, 3, 4, 1),)),
         Sample(lambda x: x.squeeze((2, 3)), ((2, 3, 1, 1),)),

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hago.ops._rule import Attrs, IntegerForm, OpRule, Refusal, Sample
 from hago.ops._shared import joined
-from hago.ops.forms.landing import dequantized
+from hago.ops.forms.requantizing import dequantized
 
 _COMMON_SCALE = IntegerForm(slots=("common",))
 
@@ -21,6 +21,7 @@ RULE = OpRule(
     compute=_compute,
     integer=_COMMON_SCALE,
     forms={"common_scale": _COMMON_SCALE, "dequantize": dequantized(_compute)},
+    moves_values=True,
     samples=(
         Sample(lambda a, b: torch.stack([a, b], 1), ((2, 3, 4), (2, 3, 4))),
         Sample(lambda a, b, c: torch.stack([a, b, c], -1), ((2, 3), (2, 3), (2, 3))),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hago.ops._rule import ONE_ADDITION, Attrs, Call, IntegerForm, OpRule, Parsed, Refusal, Sample
 from hago.ops._shared import binary, sum_bound
-from hago.ops.forms.landing import dequantized
+from hago.ops.forms.requantizing import dequantized
 from hago.ops.forms.tflite import tflite_sum
 from hago.ops.forms.tpu_mlir import tpu_mlir_sum
 

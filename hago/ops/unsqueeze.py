@@ -19,6 +19,7 @@ RULE = OpRule(
     parse=_parse,
     compute=_compute,
     integer=IntegerForm(slots=("follow",)),
+    moves_values=True,
     samples=(
         Sample(lambda x: x.unsqueeze(1), ((2, 3, 4),)),
         Sample(lambda x: x.unsqueeze(-1), ((2, 5),)),

@@ -22,6 +22,7 @@ RULE = OpRule(
     aten=("aten.upsample_bilinear2d.vec", "aten.upsample_bilinear2d.default"),
     parse=parse_upsample("align_corners"),
     compute=_compute,
+    clips_or_averages=True,
     samples=(_sample(scale_factor=2), _sample(size=(7, 3), align_corners=True)),
     refuses=(Refusal({"size": [4], "factors": None, "align_corners": False}, ((1, 3, 4, 4),), "size"),),
     aliases=("upsample_bilinear",),

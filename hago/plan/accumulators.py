@@ -161,12 +161,12 @@ class Pairs:
             k = 2 * pair
             p = a[..., k, None] * b[..., None, k, columns] + a[..., k + 1, None] * b[..., None, k + 1, columns]
             total.index_add_(-1, columns, cut(p) - p)
-        amount = self.product.restored(self.attrs, total.to(torch.int64), operands[0], operands[1])
+        amount = self.product.reshape_product(self.attrs, total.to(torch.int64), operands[0], operands[1])
         return Lost(amount, amount != 0, self.over)
 
     def _stored(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x, w = (c.to(torch.int64) for c in operands[:2])
-        a, b = self.product.rows(self.attrs, x, w, int(self.x.zero_point), int(self.w.zero_point.flatten()[0]))
+        a, b = self.product.to_matrices(self.attrs, x, w, int(self.x.zero_point), int(self.w.zero_point.flatten()[0]))
         if a.shape[-1] % 2:
             a, b = torch.nn.functional.pad(a, (0, 1)), torch.nn.functional.pad(b, (0, 0, 0, 1))
         return a, b

@@ -177,7 +177,7 @@ class Operands:
     def register(self, site: Site, desc: OpDesc) -> QParams:
         """The qparams of the accumulator."""
         dtype, first = desc.register.dtype, site.operands[0]
-        if self.form.lands:
+        if self.form.requantizes_output:
             return self.whole(site.target.scale, dtype)
         scale = self.form.scale(self.node.attrs, site.scales)
         if self.form.within_hull and first is not None and first.dtype == dtype:

@@ -18,11 +18,10 @@ from hago.plan.topology import Topology, analyze, range_node
 
 Role = Literal["weight", "activation", "gradient"]
 
-#: Ops that move values about, so that quantizing before or after them is the same.
-MOVES: Final = frozenset({
-    "reshape", "permute", "squeeze", "unsqueeze", "expand", "slice", "select", "index", "pixel_shuffle", "pad",
-    "max_pool1d", "max_pool2d", "adaptive_max_pool2d", "upsample_nearest2d",
-})  # fmt: skip
+#: Ops that move the values of one operand, so that quantizing before or after them is the same.
+MOVES: Final = frozenset(
+    name for name, rule in OPS.items() if rule.moves_values and rule.integer and rule.integer.slot(0) == "follow"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def dorefa_policy(graph: Graph, hardware: Hardware, ops: Ops = OPS) -> Placement
 def _weight_edge(graph: Graph, node: Node, ops: Ops) -> Edge | None:
     """The edge that a layer's weight comes on; None if the node is no layer."""
     form = ops[node.op].integer if node.op in ops else None
-    if form is None or not form.seed:
+    if form is None or not form.starts_region:
         return None
     consts = [e for e in node.edges if form.slot(e.slot) == "own" and graph[graph.source(e)].op == CONST]
     return consts[0] if len(consts) == 1 else None
@@ -293,11 +292,12 @@ class _Lowering:
 # ---------------------------------------------------------------- tensorflow policy
 # TensorFlow's policy: fake quantization where contrib.quantize's training graph has it.
 
-#: Ops whose values are those of their inputs moved, picked, cut off or averaged: the range holds.
-_KEEPS_RANGE: Final = MOVES | {
-    "relu", "clamp", "concat", "stack", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-    "mean", "upsample_bilinear2d",
-}  # fmt: skip
+#: Ops whose values are those of their operands moved, joined, cut off or averaged, so that ranges of operands hold.
+_KEEPS_RANGE: Final = MOVES | frozenset(
+    name
+    for name, rule in OPS.items()
+    if rule.clips_or_averages or (rule.moves_values and rule.integer and rule.integer.slots == ("common",))
+)
 
 
 def tensorflow_policy(graph: Graph, hardware: Hardware, ops: Ops = OPS) -> Placement:

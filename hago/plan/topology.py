@@ -105,10 +105,10 @@ def why_not_integer(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS
         return f"{node.op} needs a signature that requantizes at the output"
     if rule.integer.table and any(graph[s].op != CONST for s in node.inputs[1:]):
         return "a table needs its other operands to be constants"
-    why_not = rule.integer.fits(node.attrs, [graph[s].shape or () for s in node.inputs])
+    why_not = rule.integer.unsupported(node.attrs, [graph[s].shape or () for s in node.inputs])
     if why_not is not None:
         return why_not
-    if hardware.requantize.power_of_two and not (rule.integer.table or rule.integer.lands):
+    if hardware.requantize.power_of_two and not (rule.integer.table or rule.integer.requantizes_output):
         scale = rule.integer.scale(node.attrs, [torch.ones((), dtype=torch.float64)] * len(node.inputs))
         if not is_power_of_two(scale):
             return f"it scales by {float(scale):.6g}, no power of two, and {hardware.name} only shifts"
@@ -183,7 +183,7 @@ def _decide(
         return _Kind(False, why_not, weight_only)
     rule = ops[node.op]
     assert rule.integer is not None
-    if rule.integer.seed:
+    if rule.integer.starts_region:
         return _Kind(True, "starts an integer region")
     if any(integer[s] for s in node.inputs):
         return _Kind(True, "an input is integer")
@@ -270,7 +270,7 @@ def varies_along(scale: Tensor, ndim: int) -> tuple[int, ...]:
 def accepts_scale(form: IntegerForm, scale: Tensor, ndim: int) -> bool:
     """Whether an op with this form may take a value of `ndim` axes with this scale as it is."""
     axes = varies_along(scale, ndim)
-    return not axes or form.crosses == "all" or (form.crosses == "axis1" and axes == (1,))
+    return not axes or form.accepts_per_channel == "all" or (form.accepts_per_channel == "axis1" and axes == (1,))
 
 
 def passes_through(form: IntegerForm, source: QParams, dtype: DType, ndim: int) -> bool:
@@ -292,7 +292,7 @@ def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, 
     while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
         name = edges[0].dst
         form = ops[graph[name].op].integer
-        if form is None or not (form.within_hull and form.hides):
+        if form is None or not (form.within_hull and form.allows_early_clipping):
             break
         if form.slots != ("follow",) and not joins_operands(form, hardware, graph[name].op):
             break

@@ -308,13 +308,13 @@ class LivePass:
 
     def _compute(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
         form = self._form(node)
-        if form.table or form.lands:
+        if form.table or form.requantizes_output:
             return self._compute_requantized(node, plan, targets, operands)
         register, attrs = self._cached(
             f"{node.name}:register", tuple(targets), lambda: self._register(node, plan, targets, None)
         )
         c = self.ops[node.op].compute_int(attrs, *operands)
-        if self.gradients is not None and form.seed:
+        if self.gradients is not None and form.starts_region:
             c = self.gradients(c)
         if not plan.proved:
             c = straight_through(c, plan.held(c.detach(), _lost_sums(plan, targets, operands)).to(c.dtype))

@@ -1,7 +1,7 @@
 """Exactness: the simulator against the integer model, on every output, node and edge; outputs on the fast
 engine too.
 
-Integers are compared as integers, float islands bit by bit.
+Values are equal as `hago.arithmetic.equality` defines it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from hago.arithmetic.equality import count_differing
 from hago.arithmetic.types import Edge
 from hago.graph.graph import Node
 from hago.plan.plan import Plan
@@ -38,13 +38,6 @@ class Exactness:
         return not self.differences
 
 
-def differing(a: Tensor, b: Tensor) -> int:
-    """How many entries differ; NaN equals NaN, and 0 differs from -0 only as floats would show it."""
-    if a.is_floating_point() and b.is_floating_point():
-        return int(((a != b) & ~(a.isnan() & b.isnan())).sum())
-    return int((a.to(torch.float64) != b.to(torch.float64)).sum())
-
-
 def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
     """Run both models, the integer one on both engines, on one batch and compare everything.
 
@@ -63,7 +56,7 @@ def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
         if isinstance(value, Tensor):
             other = seen.pop(place)
             compared += value.numel()
-            if count := differing(other, value):
+            if count := count_differing(other, value):
                 found[place] = count
 
     def check_node(node: Node, value: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hago.arithmetic.equality import equal
 from hago.calibration.estimators import estimator as named_estimator
 from hago.calibration.given_ranges import GivenRanges
 from hago.calibration.statistics import Estimator
@@ -256,5 +257,5 @@ def _compare(trial: int, logged: Mapping[str, Any], now: Mapping[str, Any]) -> l
     return [
         Difference(trial, name, logged.get(name), now.get(name))
         for name in sorted({*logged, *now})
-        if logged.get(name) != now.get(name)
+        if not equal(logged.get(name), now.get(name))
     ]

@@ -107,7 +107,7 @@ def _with_forms(rng: random.Random, hardware: Hardware, chip: Chip) -> Mapping[s
         if rule.integer is None or not possible or rng.random() < 0.4:
             continue
         name = rng.choice(possible)
-        at = "output" if rule.forms[name].lands else "edge"
+        at = "output" if rule.forms[name].requantizes_output else "edge"
         if rule.forms[name] is rule.integer:
             continue
         sums = Accumulator(INT32) if at == "output" else None
@@ -148,6 +148,6 @@ def _with_widths(
 
 def _fits(form: IntegerForm, hardware: Hardware, chip: Chip) -> bool:
     symmetric = dtype(chip.operand).signed and chip.scheme not in ("affine", "hago_affine")
-    goes = form.goes_with in (None, hardware.requantize.form)
-    rectifier = form.slots[0] == "follow" and form.attrs_at is not None and not form.hides
+    goes = form.required_requantize in (None, hardware.requantize.form)
+    rectifier = form.slots[0] == "follow" and form.attrs_at is not None and not form.allows_early_clipping
     return goes and not hardware.requantize.power_of_two and (symmetric or not rectifier)

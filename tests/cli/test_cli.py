@@ -397,7 +397,7 @@ def test_ops_of_ones_own(hago: Run, found: Path) -> None:
         "from hago.ops._shared import arguments, magnitude_bound\n"
         'RULE = OpRule(name="abs", aten=("aten.abs.default",), parse=arguments(("self",)),\n'
         "    compute=lambda attrs, x: torch.abs(x),\n"
-        '    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, crosses="all"))\n'
+        '    integer=IntegerForm(slots=("follow",), bound=magnitude_bound, accepts_per_channel="all"))\n'
         "class Net(torch.nn.Sequential):\n"
         "    def __init__(self): torch.manual_seed(0); super().__init__(torch.nn.Conv2d(1, 2, 3))\n"
         "    def forward(self, x): return super().forward(x).abs().flatten(1)\n",

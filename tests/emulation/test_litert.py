@@ -48,8 +48,8 @@ def ours(
         return quantize(rule.compute(attrs, dequantize(centered[0].double(), operands[0])), out, "half_away").long()
     made = rule.compute_int(form.integer_attrs(attrs, site), *centered)
     held = desc.register.dtype
-    scale = out.scale if form.lands else form.scale(attrs, [q.scale for q in operands])
-    source = out if form.lands else QParams(scale, ZERO, held.min, held.max, held)
+    scale = out.scale if form.requantizes_output else form.scale(attrs, [q.scale for q in operands])
+    source = out if form.requantizes_output else QParams(scale, ZERO, held.min, held.max, held)
     return requantize(made, source, out, chip.requantize)
 
 

@@ -63,7 +63,7 @@ def form(op: str, name: str, ins: list[tuple[Tensor, Params]], out: Params, attr
     """hago's form of an op on stored integers."""
     operands = [qparams(p) for _, p in ins]
     centered = [q.to(torch.int64) - p.zero_point for (q, _), p in zip(ins, operands, strict=True)]
-    rule, site = OPS[op].computed_as(name), Site(tuple(operands), qparams(out), HOW)
+    rule, site = OPS[op].with_form(name), Site(tuple(operands), qparams(out), HOW)
     assert rule.integer is not None
     made = rule.compute_int(rule.integer.integer_attrs(attrs, site), *centered)
     return (made.clamp(-out[1], 255 - out[1]) + out[1]).to(torch.uint8)

@@ -184,6 +184,8 @@ def test_names_inputs_and_outputs_are_kept() -> None:
     plan = resolver(resolver.space.widest())
     made = make_onnx(plan)
     assert [i.name for i in made.model.graph.input] == ["image", "other"]
+    metadata = {p.key: p.value for p in made.model.metadata_props}
+    assert metadata == {"hago.hardware": CHIP.name, "hago.form": "qdq"}
     names = [o.name for o in made.model.graph.output]
     assert names[:2] == ["total", "act"] and len(set(names)) == 4
     assert {"first:real", "total:real"} <= {n.name for n in made.model.graph.node}

@@ -69,7 +69,7 @@ def varying_axes(form: IntegerForm) -> list[int | None]:
     """Along which axes the scales of this form may vary; None for per-tensor scales."""
     crossing: dict[str, list[int | None]] = {"none": [], "axis1": [1], "all": [1, -1]}
     along = [] if form.weight is None else [form.weight.axis]
-    return [None, *along, *crossing[form.crosses]]
+    return [None, *along, *crossing[form.accepts_per_channel]]
 
 
 # ---------------------------------------------------------------- laws

@@ -13,6 +13,7 @@ from plans import fixed_resolver
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hago.arithmetic.equality import equal
 from hago.arithmetic.numerics import apply_simq
 from hago.arithmetic.types import QParams
 from hago.errors import GraphError
@@ -51,23 +52,50 @@ def check_shape(graph: Graph, ops: Ops = OPS) -> None:
 
 
 def check_any_layout(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
-    """The same bits where the first and the last axis have changed places in memory, and where channels lie last."""
+    """Equal values where the first and the last axis have changed places in memory, and where channels lie last."""
     (expected,) = run_real(graph, inputs, ops=ops)
     turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
     for laid in (turned, [channels_last(x) for x in inputs]):
         (found,) = run_real(graph, laid, ops=ops)
-        assert torch.equal(found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
+        assert equal(found, expected)
 
 
-def check_hides(rule: OpRule, graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
+def check_early_clipping(rule: OpRule, graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
     """Where a producer may take the op's range, clipping to it, 0 included, changes nothing of the op's output."""
     form = rule.integer
-    assert form is not None and form.slots == ("follow",) and form.within_hull and form.hides
+    assert form is not None and form.slots == ("follow",) and form.within_hull and form.allows_early_clipping
     (expected,) = run_real(graph, inputs, ops=ops)
     (found,) = run_real(
         graph, [x.clamp(expected.min().clamp(max=0), expected.max().clamp(min=0)) for x in inputs], ops=ops
     )
     assert torch.equal(found, expected)
+
+
+def check_moves_values(name: str, cases: Sequence[tuple[Graph, Sequence[Tensor]]], ops: Ops = OPS) -> None:
+    """An op says that it moves values if and only if every entry of its results is one of an operand, or padding.
+
+    Args:
+        cases: the op's samples, with inputs; entries of real operands are distinct.
+    """
+    moves = []
+    for graph, inputs in cases:
+        (node,) = compute_nodes(graph)
+        (found,) = run_real(graph, inputs, ops=ops)
+        operands = [*inputs, *graph.consts.values()]
+        entries = {v for x in operands if x.is_floating_point() for v in x.flatten().tolist()}
+        padding = {node.attrs["value"]} if "value" in node.attrs else set()
+        moves.append(set(found.flatten().tolist()) <= entries | padding)
+    assert all(moves) == ops[name].moves_values
+
+
+def check_clips_or_averages(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
+    """Every entry of the result lies between the least and the largest operand and the limits that attributes state."""
+    (node,) = compute_nodes(graph)
+    (found,) = run_real(graph, inputs, ops=ops)
+    limits = [v for v in (node.attrs.get("min"), node.attrs.get("max")) if v is not None]
+    hull = torch.cat([*(x.flatten() for x in inputs), torch.tensor([0.0, *limits])])
+    slack = 1e-6 * hull.abs().max()  # averages are rounded
+    assert found.min() >= hull.min() - slack and found.max() <= hull.max() + slack
 
 
 def check_cost(sample: Sample, graph: Graph, ops: Ops = OPS) -> None:

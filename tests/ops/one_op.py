@@ -81,7 +81,7 @@ class Case:
 
     @property
     def misfit(self) -> str | None:
-        return self.form.fits(self.attrs, [self.at_batch_1(s) for s in range(len(self.shapes))])
+        return self.form.unsupported(self.attrs, [self.at_batch_1(s) for s in range(len(self.shapes))])
 
 
 def affine(rank: int) -> Case:

@@ -159,7 +159,7 @@ def test_a_form_changes_what_is_computed() -> None:
 def test_the_default_form_has_a_name() -> None:
     for op in ("add", "sub", "concat", "stack"):
         assert OPS[op].forms["common_scale"] is OPS[op].integer
-        assert OPS[op].computed_as(None) is OPS[op]
+        assert OPS[op].with_form(None) is OPS[op]
 
 
 def test_wrong_forms_are_refused() -> None:

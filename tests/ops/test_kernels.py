@@ -107,7 +107,7 @@ def test_average_is_integer_only_where_every_window_divides_alike(window: Attrs,
     assert form is not None
     sums = rule.compute_int(window, values)
     exact = torch.allclose(sums / kernel, rule.compute(window, values))
-    if form.fits(window, [(1, 1, length)]) is None:
+    if form.unsupported(window, [(1, 1, length)]) is None:
         assert exact
     elif (length + 2 * padding - kernel) % window["stride"][0] == 0 or not window["ceil_mode"]:
         assert not exact  # refused for a reason that shows
@@ -171,7 +171,7 @@ def _negated_on_int64(attrs: Attrs, c: Tensor) -> Tensor:
         (lambda c: check_scale(c, None), lambda: broken(("avg_pool2d", 0), scale=lambda a, s: s[0])),
         (lambda c: check_scale(c, None), lambda: broken(("mul", 0), scale=lambda a, s: s[0])),
         (lambda c: check_scale(c, 1), lambda: broken(("conv_transpose2d", 2), scale=lambda a, s: s[0] * s[1])),
-        (lambda c: check_scale(c, 1), lambda: broken(("permute", 0), crosses="axis1")),
+        (lambda c: check_scale(c, 1), lambda: broken(("permute", 0), accepts_per_channel="axis1")),
         (check_bound, lambda: broken(("conv2d", 0), bound=_too_small)),
         (check_bound, lambda: broken(("sum", 0), bound=_too_small)),
         (check_bound_is_reached, lambda: broken(("conv2d", 0), bound=_too_large)),

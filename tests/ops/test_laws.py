@@ -35,6 +35,8 @@ def name_of(value: object) -> str:
 
 EVERY = pytest.mark.parametrize("key", KEYS, ids=name_of)
 EVERY_INTEGER = pytest.mark.parametrize("key", INTEGER_KEYS, ids=name_of)
+#: An average pooling with a divisor of its own, which need not average.
+DIVIDED_OTHERWISE = ("avg_pool2d", 4)
 REFUSALS = [(rule.name, refusal) for rule in OPS.values() for refusal in rule.refuses]
 
 
@@ -64,12 +66,25 @@ def test_any_layout(key: Key) -> None:
 
 def hiding(key: Key) -> bool:
     form = OPS[key[0]].integer
-    return form is not None and form.slots == ("follow",) and form.within_hull and form.hides
+    return form is not None and form.slots == ("follow",) and form.within_hull and form.allows_early_clipping
 
 
 @pytest.mark.parametrize("key", [k for k in KEYS if hiding(k)], ids=name_of)
-def test_hides(key: Key) -> None:
-    laws.check_hides(OPS[key[0]], graph_of(*key), inputs_for(key))
+def test_early_clipping(key: Key) -> None:
+    laws.check_early_clipping(OPS[key[0]], graph_of(*key), inputs_for(key))
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in KEYS}))
+def test_moves_values(name: str) -> None:
+    keys = [k for k in KEYS if k[0] == name]
+    laws.check_moves_values(name, [(graph_of(*k), inputs_for(k)) for k in keys])
+
+
+@pytest.mark.parametrize(
+    "key", [k for k in KEYS if OPS[k[0]].clips_or_averages and k != DIVIDED_OTHERWISE], ids=name_of
+)
+def test_clips_or_averages(key: Key) -> None:
+    laws.check_clips_or_averages(graph_of(*key), inputs_for(key))
 
 
 #: torch does not count it: 4 heads, 3 x 5 scores of width 8, and 5 values of width 8.

@@ -616,12 +616,12 @@ def test_every_op_is_simulated_or_refused_by_name() -> None:
         for named in (*([None] if rule.integer is not None else []), *rule.forms):
             form = rule.integer if named is None else rule.forms[named]
             assert form is not None
-            at = "output" if form.lands or form.table else "edge"
+            at = "output" if form.requantizes_output or form.table else "edge"
             operands = ["int8", "int8"] if form.weight is not None else ["int8"]
             desc = OpDesc(operands, "int16" if at == "edge" else "int8", EACH, at, form=named)
             try:
                 check_hardware(Hardware({op: [desc]}))
-                assert form.addends is not None or form.adds_nothing
+                assert form.addends is not None or form.has_no_additions
             except HardwareError as error:
                 if "no order of additions" in str(error):
                     assert f"hago knows no order of additions of {op} in the form {named}" in str(error)

@@ -165,15 +165,15 @@ HARDWARE = {**SHIPPED, "floats_too": MADE_UP["floats_too"]}
 @given(st.integers(0, 10_000), st.sampled_from(sorted(HARDWARE)))
 def test_the_rule_over_random_graphs(seed: int, name: str) -> None:
     graph, chip = random_graph(seed), HARDWARE[name]
-    topology = analyze(graph, chip)
+    topology, ops = analyze(graph, chip), chip.computes(OPS)
     assert set(topology.nodes) == {n.name for n in graph}
     assert set(topology.edges) == {e for n in graph for e in n.edges}
     for node in graph:
-        form = OPS[node.op].integer if node.op in OPS else None
+        form = ops[node.op].integer if node.op in ops else None
         if topology.nodes[node.name]:
             assert form is not None and why_not_integer(graph, node, chip) is None
             fed = any(topology.nodes[s] for s in node.inputs)
-            assert form.seed or fed or not chip.float_descs(node.op)
+            assert form.starts_region or fed or not chip.float_descs(node.op)
             assert fitting_descs(graph, node, chip) == chip.integer_descs(node.op)
         assert all(not topology.edges[e] for e in node.edges) or topology.nodes[node.name]
     for edge in float_boundaries(graph, topology):

@@ -19,13 +19,13 @@ from specs import EVERY
 from torch import Tensor, nn
 
 import hago
+from hago.arithmetic.equality import count_differing
 from hago.arithmetic.numerics import Requantize
 from hago.errors import HagoError
 from hago.graph.execute import run_real
 from hago.qat.model import QatModel
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.qat.scheme import TRAINING_SCHEMES
-from hago.runtime.exactness import differing
 from hago.search.prepare import QuantizationOptions, make_strategy, prepare
 
 
@@ -34,7 +34,7 @@ def outputs(found: Any) -> list[Tensor]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    return all(differing(x, y) == 0 for x, y in zip(outputs(a), outputs(b), strict=True))
+    return all(count_differing(x, y) == 0 for x, y in zip(outputs(a), outputs(b), strict=True))
 
 
 def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tensor]]:

@@ -18,11 +18,11 @@ from random_graphs import random_graph, random_inputs
 from specs import EVERY
 from torch import Tensor
 
+from hago.arithmetic.equality import count_differing
 from hago.errors import HagoError
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
-from hago.runtime.exactness import differing
 from hago.runtime.native.executor import Executor, FastModel, named_engine
 from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, kernels
 from hago.runtime.native.weights import Packs
@@ -34,10 +34,10 @@ def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Execu
     executor = Executor(plan, packs)
     for fast, exact in zip(executor.run(inputs), IntegerModel(plan).run(inputs), strict=True):
         assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
-        assert differing(fast, exact) == 0, executor.explain()
+        assert count_differing(fast, exact) == 0, executor.explain()
     if executor.segments:
         cut = Executor(plan, packs, cached_bytes=1).run(inputs)
-        assert all(differing(x, y) == 0 for x, y in zip(cut, executor.run(inputs), strict=True))
+        assert all(count_differing(x, y) == 0 for x, y in zip(cut, executor.run(inputs), strict=True))
     return executor
 
 
@@ -234,7 +234,7 @@ def test_random_networks_on_other_kernels(variant: str) -> None:
             for fast, exact in zip(
                 Executor(plan, using=_variants()[variant]).run(x), IntegerModel(plan).run(x), strict=True
             ):
-                assert differing(fast, exact) == 0
+                assert count_differing(fast, exact) == 0
 
 
 # ---------------------------------------------------------------- as a module

@@ -12,11 +12,11 @@ from plans import points, resolver_of
 from specs import SHIPPED
 from torch import Tensor
 
+from hago.arithmetic.equality import count_differing
 from hago.arithmetic.numerics import apply_simq
 from hago.arithmetic.types import SimQ
 from hago.graph.graph import Graph
 from hago.plan.plan import Plan
-from hago.runtime.exactness import differing
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.requantize import requantization_of
 from hago.runtime.native.self_test import NOTHING, kernels
@@ -58,7 +58,7 @@ def dense() -> Graph:
 
 def check(plan: Plan, x: Tensor, executor: Executor) -> None:
     for fast, exact in zip(executor.run([x]), IntegerModel(plan).run([x]), strict=True):
-        assert differing(fast, exact) == 0, executor.explain()
+        assert count_differing(fast, exact) == 0, executor.explain()
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))

@@ -8,10 +8,10 @@ import pytest
 from building import Builder, seeded
 from plans import resolver_of
 
+from hago.arithmetic.equality import count_differing
 from hago.arithmetic.types import INT16
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Accumulator
-from hago.runtime.exactness import differing
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import kernels
 from hago.runtime.reference import IntegerModel
@@ -42,4 +42,4 @@ def test_sums_that_leave_their_register(after: str, op: str, overflow: str) -> N
         assert next(r.kernel for r in executor.explain().rows if r.node == "sum").startswith("native ")
     inputs = [8 * v for v in data]  # so that one operand is at its ends
     (fast,), (exact,) = executor.run(inputs), IntegerModel(plan).run(inputs)
-    assert fast.shape == exact.shape and differing(fast, exact) == 0
+    assert fast.shape == exact.shape and count_differing(fast, exact) == 0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hago.arithmetic.equality import differences, to_quanta
 from hago.arithmetic.types import Edge
 from hago.export.onnx.engines import SATURATES, Run, onnxruntime, saturates_pairs
 from hago.export.onnx.file import OnnxFile, inside
@@ -176,7 +177,7 @@ class OnnxCheck:
     def __str__(self) -> str:
         lines = [f"{self.engine}: {self.differing} of {self.compared} integers differ, each node fed ours"]
         for p in (p for p in self.places if p.integer and p.differing):
-            lines.append(f"  {p.place} ({p.op}): {p.differing} of {p.compared}, by at most {p.largest:.0f} quanta")
+            lines.append(f"  {p.place} ({p.op}): {p.differing} of {p.compared}, by at most {p.largest:.6g} quanta")
         real = [p for p in self.places if not p.integer]
         if real:
             worst = max(real, key=lambda p: p.largest)
@@ -288,14 +289,13 @@ class _Checker:
         part, run = self.sessions[key]
         theirs = run({name: known[name] for name in part.inputs})[tensor]
         node = self.plan.graph[place.partition(":")[0]]
-        count_differences(self.places, place, node.op, known[tensor], theirs, value.held != "real")
+        count_differences(self.places, place, node.op, known[tensor], theirs, None if value.held == "real" else 1.0)
 
     def _outputs(self, places: dict[str, PlaceCheck], ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
         for name, mine, other in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
             made = self.plan.nodes.get(name)
-            scale = 1.0 if made is None else made.out.scale.to(torch.float32).numpy()
-            op = self.plan.graph[name].op
-            count_differences(places, name, op, mine.numpy() / scale, other / scale, made is not None)
+            scale = None if made is None else made.out.scale.to(torch.float32).numpy()
+            count_differences(places, name, self.plan.graph[name].op, mine.numpy(), other, scale)
 
 
 def _as_held(centered: Tensor, value: Value) -> Tensor:
@@ -308,16 +308,23 @@ def _as_held(centered: Tensor, value: Value) -> Tensor:
 
 
 def count_differences(
-    into: dict[str, PlaceCheck], place: str, op: str, ours: Array, theirs: Array, integer: bool
+    into: dict[str, PlaceCheck], place: str, op: str, ours: Array, theirs: Array, scale: Array | float | None
 ) -> None:
     """Add a comparison of two arrays to what was counted at a place.
 
     Args:
-        integer: whether both hold quanta, of which less than one half is no difference.
+        scale: real units per quantum of the values, 1 where they are quanta; both are rounded to quanta before they
+            are compared. None of real values, which are compared as they are.
     """
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
-    difference = np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, difference)
-    off = difference > (0.5 if integer else 0.0)
-    found = PlaceCheck(place, op, ours.size, int(off.sum()), float(difference.max(initial=0.0)), integer)
+    a, b = _tensor(ours), _tensor(theirs)
+    if scale is not None:
+        real_units = torch.as_tensor(scale, dtype=torch.float64)
+        a, b = to_quanta(a, real_units), to_quanta(b, real_units)
+    count, largest = differences(a, b)
+    found = PlaceCheck(place, op, a.numel(), count, largest, scale is not None)
     into[place] = into[place] + found if place in into else found
+
+
+def _tensor(array: Array) -> Tensor:
+    """A copy: arrays of engines may be read-only."""
+    return torch.from_numpy(np.array(array))

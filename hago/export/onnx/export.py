@@ -137,7 +137,7 @@ def make_onnx(plan: Plan, form: str = "qdq") -> OnnxFile:
         raise HagoError(f"unknown ONNX form {form!r}; expected one of {', '.join(FORMS)}." + did_you_mean(form, FORMS))
     load_onnx()
     check_plan(plan, form)
-    made = Walk(plan, FORMS[form]).file(form, {"hago.hardware.hardware": plan.hardware.name, "hago.form": form})
+    made = Walk(plan, FORMS[form]).file(form, {"hago.hardware": plan.hardware.name, "hago.form": form})
     _check(made.model)
     return made
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hago.errors import HagoError
 from hago.graph.graph import CONST, INPUT, Graph, Node
+from hago.ops import OPS
 
 _CONDITIONS: Final = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isnan", "isinf"}
@@ -23,9 +24,7 @@ _SUMS: Final = frozenset({"cumsum", "sum"})
 _FILL: Final = {"zeros": torch.float32, "ones": torch.float32, "full": torch.float32, "arange": torch.int64}
 _INDICES: Final = frozenset({"argmax", "argmin", "sym_size"})
 #: Ops whose result has the dtype of what they read.
-_MOVES: Final = frozenset(
-    {"concat", "expand", "permute", "reshape", "select", "slice", "squeeze", "stack", "unsqueeze", "pad"}
-)
+_MOVES: Final = frozenset(name for name, rule in OPS.items() if rule.moves_values)
 #: Inputs that only say where or whether.
 _PLACES: Final = {"gather": 1, "index": 1, "masked_fill": 1, "index_select": 1}
 

@@ -1,7 +1,7 @@
 """Forms of sums, products and averages as ONNX Runtime's QLinear operators compute them.
 
-In float32 on what is stored, the zero point of the output added before rounding, so that a tie goes to the even
-*stored* integer. Every operation is one float32 operation, in the order that the equations give.
+They compute in float32 on stored integers and add the output's zero point before rounding, so that a tie goes to the
+even *stored* integer. Every operation is one float32 operation, in the order of the equations.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _float32(t: Tensor) -> Tensor:
     return t.to(torch.float32)
 
 
-def _landed(stored: Tensor, attrs: Attrs, like: Tensor) -> Tensor:
-    """A stored value that is not yet an integer, as a centered one in the carrier of `like`."""
+def _requantized(stored: Tensor, attrs: Attrs, like: Tensor) -> Tensor:
+    """A stored value before rounding, rounded, clipped and centered, in the carrier of `like`."""
     out: QParams = attrs["out"]
     rounded = ROUNDINGS[attrs["rounding"]](stored)
     return (rounded.clamp(out.qmin, out.qmax) - out.zero_point).to(like.dtype)
@@ -36,12 +36,12 @@ def _attrs_at(attrs: Attrs, site: Site) -> Attrs:
 
 
 def _bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    """The output's own range, which the form never leaves."""
+    """The largest |c| in the output's range, to which the form clips."""
     low, high = (torch.as_tensor(v, dtype=torch.float64).abs().max() for v in clip_range(attrs["out"]))
     return torch.maximum(low, high)
 
 
-_SHARED: dict[str, Any] = {"attrs_at": _attrs_at, "lands": True, "bound": _bound}
+_SHARED: dict[str, Any] = {"attrs_at": _attrs_at, "requantizes_output": True, "bound": _bound}
 
 
 def _sum(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
@@ -49,13 +49,13 @@ def _sum(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
     r_a, r_b = (_float32(q.scale) / _float32(attrs["out"].scale) for q in (x, y))
     z_a, z_b, z = (_float32(q.zero_point) for q in (x, y, attrs["out"]))
     fixed = z - (r_a * z_a + r_b * z_b)
-    return _landed((_float32(a) + z_a) * r_a + ((_float32(b) + z_b) * r_b + fixed), attrs, a)
+    return _requantized((_float32(a) + z_a) * r_a + ((_float32(b) + z_b) * r_b + fixed), attrs, a)
 
 
 def _product(attrs: Attrs, a: Tensor, b: Tensor) -> Tensor:
     x, y = attrs["operands"]
     multiplier = _float32(x.scale) * _float32(y.scale) / _float32(attrs["out"].scale)
-    return _landed(_float32(a) * _float32(b) * multiplier + attrs["out"].zero_point, attrs, a)
+    return _requantized(_float32(a) * _float32(b) * multiplier + attrs["out"].zero_point, attrs, a)
 
 
 def qlinear_sum() -> IntegerForm:
@@ -95,7 +95,7 @@ def qlinear_average(form: IntegerForm, count: Callable[[Attrs], int], whole: Cal
         sums = _float32(total(attrs, x))
         if whole(attrs):
             rounded = ROUNDINGS[attrs["rounding"]](sums * (scale / (_float32(out.scale) * count(attrs))))
-            return _landed(rounded + out.zero_point, attrs, x)
-        return _landed(sums * scale / count(attrs) / _float32(out.scale) + out.zero_point, attrs, x)
+            return _requantized(rounded + out.zero_point, attrs, x)
+        return _requantized(sums * scale / count(attrs) / _float32(out.scale) + out.zero_point, attrs, x)
 
     return replace(form, compute=compute, addends=None, **_SHARED)

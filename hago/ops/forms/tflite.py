@@ -1,7 +1,7 @@
-"""TFLite's integer kernels as forms of ops; CMSIS-NN's and Ethos-U's are the same.
+"""Forms of ops as TFLite's integer kernels compute them; CMSIS-NN and Ethos-U give the same integers.
 
-MBQM is TFLite's `MultiplyByQuantizedMultiplier`: N4 or N5, as the hardware file says. Scales are float32
-there; where the kernel multiplies and divides them in float32 before it makes a multiplier, so do these.
+MBQM is TFLite's `MultiplyByQuantizedMultiplier`: N4 or N5, as the hardware file says. TFLite's scales are float32.
+Where a kernel multiplies and divides scales in float32 before it computes a multiplier, its form does so, too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from hago.arithmetic.numerics import Requantize, multiply_by_quantized_multiplier, multiply_carrier
 from hago.arithmetic.rounding import round_half_away
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
-from hago.ops.forms.landing import landing
+from hago.ops.forms.requantizing import requantizing
 
-#: Fraction bits that the operands of a sum are given: of 8 bits, and of 16.
+#: Fraction bits that are added to the operands of a sum: to operands of 8 bits, and of 16.
 LEFT_SHIFT: Final = 20
 LEFT_SHIFT_16: Final = 15
 
@@ -28,12 +28,12 @@ Multiplier = tuple[Tensor, Tensor]
 
 
 def _plain(how: Requantize) -> Requantize:
-    """The kernels of 32-bit values: a multiplier of 31 bits whatever wide registers have."""
+    """The requantization in kernels of 32-bit values: with a multiplier of 31 bits, whatever wide registers use."""
     return how if how.search == "nearest" else replace(how, search="nearest", multiplier_bits=31)
 
 
 def _float32_ratio(over: Tensor, *factors: Tensor) -> Tensor:
-    """The factors' product divided by `over`, every step rounded to float32."""
+    """The product of the factors divided by `over`, with every step rounded to float32."""
     product = factors[0].to(torch.float32)
     for factor in factors[1:]:
         product = product * factor.to(torch.float32)
@@ -41,18 +41,18 @@ def _float32_ratio(over: Tensor, *factors: Tensor) -> Tensor:
 
 
 def _mbqm(c: Tensor, multiplier: Multiplier, how: Requantize) -> Tensor:
-    """Of int64 as int64, of float64 as float64."""
+    """MBQM of int64 as int64, of float64 as float64."""
     multiplied = multiply_carrier if c.is_floating_point() else multiply_by_quantized_multiplier
     return multiplied(c, *multiplier, _plain(how))
 
 
 def _wide(c: Tensor) -> Tensor:
-    """Integers in a type that holds every product and sum of a kernel: a float carrier stays one."""
+    """Integers in a type that holds every product and sum of a kernel: float64 for float carriers, else int64."""
     return c.to(torch.float64 if c.is_floating_point() else torch.int64)
 
 
 def _largest(factor: float, operands: Sequence[Operand]) -> Tensor:
-    """The largest first operand times a ratio of scales, and what rounding twice adds."""
+    """A bound: the largest first operand times a ratio of scales, plus what rounding twice may add."""
     return (operands[0].magnitude.max() * factor).ceil() + 2
 
 
@@ -196,15 +196,15 @@ def tflite_prelu() -> IntegerForm:
     return _kernel(compute, attrs_at, slots=("own", "own"), bound=bound)
 
 
-# ---------------------------------------------------------------- what keeps the scale
-def tflite_average(sums: Callable[..., Tensor], fits: Callable[..., str | None]) -> IntegerForm:
+# ---------------------------------------------------------------- forms that keep the scale
+def tflite_average(sums: Callable[..., Tensor], unsupported: Callable[..., str | None]) -> IntegerForm:
     """The sum of a window's stored integers over their count, half away from zero; padding is not counted.
 
     Input and output share scale and zero point.
 
     Args:
         sums: `(attrs, c)` to the sums of the windows.
-        fits: as in IntegerForm.
+        unsupported: as in IntegerForm.
 
     References:
         TFLite internal/reference/integer_ops/pooling.h; CMSIS-NN arm_avgpool_s8.
@@ -222,7 +222,9 @@ def tflite_average(sums: Callable[..., Tensor], fits: Callable[..., str | None])
         centered: Tensor = average - attrs["zero_point"]
         return centered.to(x.dtype)
 
-    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, fits=fits, hides=False)
+    return IntegerForm(
+        slots=("follow",), compute=compute, attrs_at=attrs_at, unsupported=unsupported, allows_early_clipping=False
+    )
 
 
 def constant_pad(compute: Callable[..., Tensor]) -> IntegerForm:
@@ -247,8 +249,8 @@ def constant_pad(compute: Callable[..., Tensor]) -> IntegerForm:
     def bound(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
         return torch.clamp_min(operands[0].magnitude.max(), abs(attrs["value"] or 0))
 
-    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, bound=bound, stays=True)
+    return IntegerForm(slots=("follow",), compute=compute, attrs_at=attrs_at, bound=bound, fits_input_dtype=True)
 
 
 def _kernel(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:
-    return landing(compute, attrs_at, goes_with="multiplier_shift", **rest)
+    return requantizing(compute, attrs_at, required_requantize="multiplier_shift", **rest)

@@ -1,7 +1,7 @@
-"""TPU-MLIR's integer operators on bm1684x as forms of ops, as its interpreter computes them.
+"""Forms of ops as TPU-MLIR's interpreter computes them for bm1684x.
 
-Multipliers of 8 bits and their shifts are searched for the least error, and applied half up; what they are
-and do stands in `hago.arithmetic`, which these call.
+Multipliers of 8 bits and their shifts are chosen for the least error, and products are rounded half up. The forms
+call `hago.emulation.tpu_mlir`, which defines both.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hago.emulation.tpu_mlir.operators import (
     prelu_slopes,
 )
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site
-from hago.ops.forms.landing import landing, largest_out
+from hago.ops.forms.requantizing import largest_out, requantizing
 
-#: Types of values that attributes of these forms hold, besides numbers and tensors.
+#: Types that the attributes of these forms hold besides numbers and tensors.
 RECORDS: Final = (UniformType,)
 
 
@@ -57,7 +57,7 @@ def tpu_mlir_sum(signs: Sequence[int]) -> IntegerForm:
         terms = zip(operands, attrs["multipliers"], attrs["rshifts"], strict=True)
         return torch.stack([(o.magnitude.max() * m / 2.0**r).ceil() for o, m, r in terms]).sum()
 
-    return landing(compute, attrs_at, slots=("own",) * len(signs), bound=bound)
+    return requantizing(compute, attrs_at, slots=("own",) * len(signs), bound=bound)
 
 
 def tpu_mlir_product() -> IntegerForm:
@@ -79,7 +79,7 @@ def tpu_mlir_product() -> IntegerForm:
         ratio: float = attrs["multiplier"] / 2.0 ** attrs["rshift"]
         return (operands[0].magnitude.max() * operands[1].magnitude.max() * ratio).ceil()
 
-    return landing(compute, attrs_at, slots=("own", "own"), bound=bound)
+    return requantizing(compute, attrs_at, slots=("own", "own"), bound=bound)
 
 
 # ---------------------------------------------------------------- rectifiers: input and output share a scale
@@ -100,11 +100,13 @@ def tpu_mlir_leaky_relu() -> IntegerForm:
         m, r = leaky_relu_multiplier(attrs["negative_slope"])
         return torch.where(x >= 0, x.to(torch.int64), _scaled(x, m, r)).to(x.dtype)
 
-    def fits(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    def unsupported(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
         slope = attrs["negative_slope"]
         return None if 0 <= slope <= 1 else f"a slope of {slope} leaves the input's range"
 
-    return IntegerForm(slots=("follow",), compute=compute, attrs_at=_symmetric, fits=fits, hides=False)
+    return IntegerForm(
+        slots=("follow",), compute=compute, attrs_at=_symmetric, unsupported=unsupported, allows_early_clipping=False
+    )
 
 
 def tpu_mlir_prelu() -> IntegerForm:
@@ -135,17 +137,22 @@ def tpu_mlir_prelu() -> IntegerForm:
         return torch.clamp_min(operands[0].magnitude.max(), max(-attrs["low"], attrs["high"]))
 
     return IntegerForm(
-        slots=("follow", "plain"), compute=compute, attrs_at=attrs_at, bound=bound, stays=True, hides=False
+        slots=("follow", "plain"),
+        compute=compute,
+        attrs_at=attrs_at,
+        bound=bound,
+        fits_input_dtype=True,
+        allows_early_clipping=False,
     )
 
 
 # ---------------------------------------------------------------- averages
-def tpu_mlir_average(window: Callable[[Attrs], Attrs], fits: Callable[..., str | None]) -> IntegerForm:
+def tpu_mlir_average(window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None]) -> IntegerForm:
     """Symmetric: `half_up(sum * m / 2**r)`; with a zero point: `half_away(float32(sum * scale + offset))`.
 
     Args:
         window: the attributes of a pooling from those of the op.
-        fits: as in IntegerForm.
+        unsupported: as in IntegerForm.
 
     References:
         TPU-MLIR tpu.Pool1D and tpu.Pool2D in the interpreter; `hago.emulation.tpu_mlir.operators`.
@@ -173,18 +180,18 @@ def tpu_mlir_average(window: Callable[[Attrs], Attrs], fits: Callable[..., str |
         centered: Tensor = q - target.zero_point
         return centered.to(x.dtype)
 
-    return landing(compute, attrs_at, slots=("own",), bound=largest_out, fits=_exactly(window, fits))
+    return requantizing(compute, attrs_at, slots=("own",), bound=largest_out, unsupported=_exactly(window, unsupported))
 
 
 def _uniform(q: QParams) -> UniformType:
     return UniformType(float(q.scale), int(q.zero_point), q.dtype)
 
 
-def _exactly(window: Callable[[Attrs], Attrs], fits: Callable[..., str | None]) -> Callable[..., str | None]:
-    """`fits`, and that the windows cover the padded input: otherwise the engine pools in float."""
+def _exactly(window: Callable[[Attrs], Attrs], unsupported: Callable[..., str | None]) -> Callable[..., str | None]:
+    """As `unsupported`; also refuses windows that do not cover the padded input, which the engine pools in float."""
 
     def check(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        why_not = fits(attrs, shapes)
+        why_not = unsupported(attrs, shapes)
         if why_not is not None:
             return why_not
         if attrs.get("divisor_override") not in (None, math.prod(window(attrs)["kernel_size"])):

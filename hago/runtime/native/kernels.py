@@ -860,7 +860,7 @@ def select_kernel(plan: Plan, node: Node, features: Set[Feature]) -> SelectedKer
     if made is None:
         return SelectedKernel(FLOAT, "a float node")
     form = plan.ops[node.op].integer
-    own_form = form is None or form.lands or form.attrs_at is not None
+    own_form = form is None or form.requantizes_output or form.attrs_at is not None
     why = "computes, or goes to the output's scale, in a way of its own" if own_form else "no kernel of its own"
     for kernel in TABLE_KERNELS if made.table is not None else KERNELS.get(node.op, ()):
         if own_form and not kernel.any_form:

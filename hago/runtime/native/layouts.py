@@ -18,18 +18,18 @@ from typing import Final, Literal, Protocol
 
 from hago.arithmetic.types import Edge, SimQ
 from hago.graph.graph import CONST, OUTPUT, Node
+from hago.ops import OPS
 from hago.plan.fusion import fuse_clamps
 from hago.plan.plan import NodePlan, Plan
 
-#: Ops whose output has only entries of their operand, maxima of them, and zeros.
+#: Ops that move the values of their only operand, on its scale.
 MOVERS: Final = frozenset(
-    {
-        *("max_pool1d", "max_pool2d", "adaptive_max_pool2d", "reshape", "permute", "squeeze", "unsqueeze"),
-        *("slice", "select", "expand", "pixel_shuffle", "upsample_nearest2d", "pad"),
-    }
+    name for name, rule in OPS.items() if rule.moves_values and rule.integer and rule.integer.slots == ("follow",)
 )
-#: Ops that join operands, all of which they read on one scale.
-JOINERS: Final = frozenset({"concat", "stack"})
+#: Ops that move the values of several operands, all of which they read on one scale.
+JOINERS: Final = frozenset(
+    name for name, rule in OPS.items() if rule.moves_values and rule.integer and rule.integer.slots == ("common",)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _before(plan: Plan, node: Node, made: NodePlan, common: SimQ) -> tuple[SimQ 
 def _joins(plan: Plan, node: Node, made: NodePlan) -> bool:
     """Whether a node reads all its operands on the scale of its own value."""
     form, out = plan.ops[node.op].integer, made.out
-    common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.lands
+    common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.requantizes_output
     return (
         common
         and made.proved

@@ -1,7 +1,7 @@
-"""Forms that go to the output's scale by themselves.
+"""Forms that requantize their output themselves.
 
-Each takes its operands as they are, with scales of their own, so nothing is rounded before the op.
-Whatever the carrier, the result returns to that of the operands.
+Each reads its operands on scales of their own, so that nothing is rounded before the op. The result is held in the
+same carrier as the operands.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from hago.arithmetic.numerics import clip_range, dequantize, quantize
 from hago.ops._rule import Attrs, IntegerForm, Operand, Site, Slot
 
 
-def landing(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:
-    """A form whose `compute` goes to the output's scale by itself."""
-    return IntegerForm(compute=compute, attrs_at=attrs_at, lands=True, **rest)
+def requantizing(compute: Callable[..., Tensor], attrs_at: Callable[[Attrs, Site], Attrs], **rest: Any) -> IntegerForm:
+    """A form whose `compute` gives integers on the output's scale."""
+    return IntegerForm(compute=compute, attrs_at=attrs_at, requantizes_output=True, **rest)
 
 
 def largest_out(attrs: Attrs, operands: Sequence[Operand]) -> Tensor:
-    """The largest |c| of the output; for forms that clip by themselves, with the qparams as `out`."""
+    """The bound of a form that clips its output itself, to the range of the qparams in its attribute `out`."""
     low, high = (torch.as_tensor(v, dtype=torch.float64).abs().max() for v in clip_range(attrs["out"]))
     return torch.maximum(low, high)
 
 
 def dequantized(compute: Callable[..., Tensor], slots: tuple[Slot, ...] = ("own",)) -> IntegerForm:
-    """N2 on every operand, `compute` in float32, N1 into the output.
+    """A form that dequantizes every operand (N2), computes in float32 and quantizes the result (N1).
 
     Args:
-        compute: of the rule, on real values.
+        compute: the rule's own, on real values.
         slots: as in IntegerForm; the last repeats.
 
     References:
@@ -47,4 +47,4 @@ def dequantized(compute: Callable[..., Tensor], slots: tuple[Slot, ...] = ("own"
         out = quantize(compute(attrs["real"], *real), attrs["out"], attrs["rounding"])
         return out.to(values[0].dtype)
 
-    return landing(compute_int, attrs_at, slots=slots, bound=largest_out)
+    return requantizing(compute_int, attrs_at, slots=slots, bound=largest_out)
