@@ -9,8 +9,8 @@ from typing import Any
 
 from hago.data.batches import Batches
 from hago.export.formats import ExportFormat, ExportResult, find_format, request_export, write_files
+from hago.export.onnx.builder import OnnxFile
 from hago.export.onnx.export import make_onnx, write_onnx
-from hago.export.onnx.file import OnnxFile
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.runtime.native.executor import named_engine
