@@ -39,10 +39,10 @@ def compare_command(args: Namespace, voices: Voices) -> Outcome:
     names = [n.strip() for n in args.realizations.split(",") if n.strip()]
     if not names:
         raise HagoError("--realizations names none")
-    found = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base)
-    ours = [a for a in found.against if a.name in _EXACT and found.base in ("reference", *_EXACT)]
+    comparison = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base)
+    ours = [a for a in comparison.against if a.name in _EXACT and comparison.base in ("reference", *_EXACT)]
     wrong = any(p.differing for a in ours for p in (*a.integers, *a.outputs))
-    return Outcome(str(found), found.to_json(), NO if wrong else OK)
+    return Outcome(str(comparison), comparison.to_json(), NO if wrong else OK)
 
 
 # ---------------------------------------------------------------- export

@@ -129,7 +129,7 @@ class PlaceCheck:
 
 @dataclass(frozen=True, slots=True)
 class OnnxCheck:
-    """What a comparison found.
+    """The result of comparing a file with the integer model. Made by `check_onnx`.
 
     Args:
         places: in the order of the graph.
@@ -274,7 +274,7 @@ class _Checker:
             self._outputs(self.plain_outputs, results, self.plain(feed))
 
     def _as_read(self, edge: Edge, value: Tensor) -> Tensor:
-        """What the file's node reads on an edge."""
+        """The value that the node reads on an edge in the file, where pads are merged into convolutions."""
         source = self.plan.graph[self.plan.graph.source(edge)]
         return remove_padding(value, source) if source.name in self.made.unpadded else value
 

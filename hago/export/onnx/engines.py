@@ -122,8 +122,8 @@ def openvino(model: Any, threads: int | None = None) -> Run:
     names = [o.name for o in model.graph.output]
 
     def run(feed: Arrays) -> Arrays:
-        found = compiled(dict(feed))
-        return {name: np.asarray(found[i]) for i, name in enumerate(names)}
+        outputs = compiled(dict(feed))
+        return {name: np.asarray(outputs[i]) for i, name in enumerate(names)}
 
     return run
 
@@ -194,13 +194,13 @@ class ObservedModel:
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The value of every node by name, in centered quanta for integer nodes, and the outputs of the model."""
         feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
-        found = self._run(feed)
+        arrays = self._run(feed)
         values = {
-            name: self._to_quanta(name, value, torch.from_numpy(found[value.name].copy()))
+            name: self._to_quanta(name, value, torch.from_numpy(arrays[value.name].copy()))
             for name, value in self.made.values.items()
-            if value.name in found
+            if value.name in arrays
         }
-        return values, [torch.from_numpy(found[name].copy()) for name in self.outputs]
+        return values, [torch.from_numpy(arrays[name].copy()) for name in self.outputs]
 
     def _to_quanta(self, name: str, value: Value, tensor: Tensor) -> Tensor:
         made = self.plan.nodes.get(name)
