@@ -92,6 +92,7 @@ CALLS: Final[dict[str, Callable[[Tensor], Any]]] = {
 UNSEEN: Final = {
     *(f"aten.{n}.default" for n in ("_unsafe_view", "alias", "clone", "reshape")),
     *(f"aten.bitwise_{n}.Tensor" for n in ("and", "or")),
+    "aten.addcmul.default",  # imported as a product and a sum
 }
 
 
