@@ -17,7 +17,7 @@ from torch import Tensor
 from hago.data.batches import Batches
 from hago.errors import HagoError, as_strings, did_you_mean
 from hago.export.onnx.check import PlaceCheck, count_differences
-from hago.export.onnx.engines import ENGINES, SATURATES, Seen, openvino_that_lasts, saturates_pairs
+from hago.export.onnx.engines import ENGINES, SATURATES, ObservedModel, openvino_that_lasts, saturates_pairs
 from hago.export.onnx.export import make_onnx
 from hago.graph.execute import run_real
 from hago.graph.frontend import ModelLike
@@ -92,7 +92,7 @@ def _onnx(engine: str, plan: Plan) -> Realize:
         exported = make_onnx(plan, "qdq")
     except HagoError:
         exported = make_onnx(plan, "qoperator")
-    return Seen(exported, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
+    return ObservedModel(exported, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
 
 
 #: By name, a function that makes the realization of a Plan.

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NoReturn
 
 from hago.calibration.estimators import ESTIMATORS
-from hago.cli.export import FORMATS, compare_options
+from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import add_options as finetune_options
 from hago.cli.stored import run_options
 from hago.cost.cost import METRICS
@@ -550,12 +550,8 @@ def _export(commands: Any) -> None:
     _model(parser)
     parser.add_argument("record", metavar="STRATEGY", nargs="?", help="left out where MODEL is a stored integer model")
     _chip(parser, required=False, default="; default: what the record names")
-    texts = "; ".join(f"{name}: {form.text}" for name, form in FORMATS.items())
-    parser.add_argument("--format", required=True, choices=tuple(FORMATS), metavar="NAME", help=texts)
-    parser.add_argument("--save", metavar="PATH", help="the format adds its endings; default: exports/MODEL-HARDWARE")
+    export_options(parser)
     _data(parser, required=False)
-    for name, form in FORMATS.items():
-        form.options(parser.add_argument_group(f"of --format {name}"))
 
 
 def _hardware(commands: Any) -> None:

@@ -14,7 +14,7 @@ from hago import api as reports
 from hago.analysis.measure_hardware import measure_hardware
 from hago.analysis.strategy_report import report_plan
 from hago.arithmetic.types import TORCH_DTYPES
-from hago.cli.export import compare_command, export
+from hago.cli.export import compare_command, export_command
 from hago.cli.finetune import run_finetune
 from hago.cli.options import (
     NO,
@@ -31,7 +31,7 @@ from hago.cli.options import (
     named_estimator,
 )
 from hago.cli.search import quantize_command, search_command
-from hago.cli.stored import run_command, with_stored
+from hago.cli.stored import run_command, store_model
 from hago.cost.report import cost_text, range_text
 from hago.data.batches import Batches
 from hago.demo import BATCH_SIZE, HARDWARE, MODEL, run_demo
@@ -97,7 +97,7 @@ def realize(args: Namespace, voices: Voices) -> Outcome:
         outcome = Outcome(f"{outcome.text}\n\n{found}", {**outcome.json, "kernels": found.to_json()}, outcome.code)
     if args.save is None or outcome.code != OK:
         return outcome
-    return with_stored(outcome, args.save, plan, strategy)
+    return store_model(outcome, args.save, plan, strategy)
 
 
 def cost(args: Namespace, voices: Voices) -> Outcome:
@@ -233,7 +233,7 @@ COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
     "inspect": inspect,
     "replay": replay_command,
     "finetune": run_finetune,
-    "export": export,
+    "export": export_command,
     "hardware": hardware,
     "demo": demo,
 }

@@ -1,4 +1,4 @@
-"""The commands that write and run stored integer models: `hago realize --save` and `hago run`."""
+"""Stored integer models on the command line: `hago realize --save` writes one, `hago run` runs one."""
 
 from __future__ import annotations
 
@@ -19,41 +19,45 @@ from hago.search.quantizer import Quantizer
 
 
 def run_options(parser: Any) -> None:
-    """What `hago run` takes besides data."""
-    parser.add_argument("stored", metavar="FILE", help="what 'hago realize --save' wrote")
+    """Add the options of `hago run` other than those of data."""
+    parser.add_argument("stored", metavar="FILE", help="a stored integer model, from 'hago realize --save'")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="auto", help="default: %(default)s")
     parser.add_argument("--save", metavar="FILE", help="the outputs, as an .npz file")
 
 
 def run_command(args: Namespace, voices: Voices) -> Outcome:
-    """Run a stored model, and its simulation beside it."""
+    """Run a stored model and compare its outputs with its simulation; exit code 1 if they differ."""
     model = api.load_integer_model(args.stored, load_ops(args), args.engine)
-    found = run_model(model, load_batches(args))
+    result = run_model(model, load_batches(args))
     if args.save is not None:
-        save_outputs(make_folder_of(Path(args.save)), model.plan.graph.outputs, found.outputs)
+        save_outputs(make_folder_of(Path(args.save)), model.plan.graph.outputs, result.outputs)
         voices.note(f"wrote {args.save}")
     size = StoredSize(float_bytes(model.plan), Path(args.stored).stat().st_size)
-    values = {"stored": args.stored, **found.to_json(), "float_bytes": size.float_model, "file_bytes": size.file}
-    return Outcome(f"{found}\n{args.stored}: {size}", values, OK if found.same else NO)
+    values = {"stored": args.stored, **result.to_json(), "float_bytes": size.float_model, "file_bytes": size.file}
+    return Outcome(f"{result}\n{args.stored}: {size}", values, OK if result.same else NO)
 
 
-def with_stored(outcome: Outcome, path: str, plan: Plan, strategy: Strategy) -> Outcome:
-    """The outcome of a realization, and its model written to a file."""
+def store_model(outcome: Outcome, path: str, plan: Plan, strategy: Strategy) -> Outcome:
+    """Write the model of a realization to a file, and add the file to the outcome."""
     size = save_plan(make_folder_of(Path(path)), plan, Provenance.of(strategy))
     values = {**outcome.json, "stored": path, "float_bytes": size.float_model, "file_bytes": size.file}
     return Outcome(f"{outcome.text}\nstored  {path}: {size}", values, outcome.code)
 
 
 def stored_quantizer(args: Namespace) -> Quantizer:
-    """The Plan of the stored model that stands where a command expects a model, and its strategy: the
-    thresholds of weights, which are not stored, are missing there."""
+    """Load the stored model that is given in place of a model, with the strategy that it was made from.
+
+    The strategy lacks the thresholds of weights, which are not stored.
+    """
     plan, provenance = load_plan(args.model, load_ops(args))
-    known = provenance or Provenance("", {}, {})
+    provenance = provenance or Provenance("", {}, {})
     nodes = {n.name: n.name in plan.nodes for n in plan.graph}
     edges = {str(e): plan.target(e) is not None for n in plan.graph for e in n.edges}
     hardware = HardwareId(plan.hardware.name, hardware_hash(plan.hardware))
     conditions = Conditions(nodes, edges)
     return Quantizer(
         plan,
-        Strategy(known.model_hash, hardware, conditions, known.bits, store_thresholds(plan), known.made_by),
+        Strategy(
+            provenance.model_hash, hardware, conditions, provenance.bits, store_thresholds(plan), provenance.made_by
+        ),
     )

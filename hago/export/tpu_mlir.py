@@ -1,10 +1,9 @@
-"""TPU-MLIR: a Plan as the calibration table and the quantize table that its compiler reads.
+"""Export of a Plan to TPU-MLIR: the calibration table and the quantize table that its compiler reads.
 
-A row holds what the integers of a tensor stand for: the threshold is the value of the largest integer (of the
-largest magnitude, where an asymmetric range reaches further down), so that the compiler's `threshold / 127`
-(signed, 8 bits) is the Plan's scale. One tensor has one row there; where
-its readers quantize it with several ranges here, the widest stands in the table. Weights have no rows:
-the compiler takes their largest magnitudes itself.
+A row of the calibration table holds the range of a tensor. Its threshold is the real value of the largest integer (of
+the largest magnitude, if an asymmetric range reaches further down), so that the compiler's scale, `threshold / 127` for
+signed 8 bits, is that of the Plan. A tensor has one row; if its readers quantize it with several ranges in the Plan,
+the row holds the widest. Weights have no rows, since the compiler computes their largest magnitudes itself.
 
 References:
     TPU-MLIR, docs "calibration table" and lib/Dialect/Top/Transforms/ImportCalibration.cpp.
@@ -28,19 +27,19 @@ from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.plan.plan import NodePlan, Plan
 from hago.simulation.simulator import Simulator
 
-#: Tensors of at most so many bits stand in the int4 section as well.
-_FOUR: Final = 4
+#: Tensors of at most this many bits are also listed in the int4 section.
+_INT4_BITS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What a strategy is in TPU-MLIR's words.
+    """A strategy as tables of TPU-MLIR. Made by `make_tables`.
 
     Args:
-        calibration, quantize: the two tables. Operators that the second does not name run in INT8.
-        without_range: integer nodes that no edge quantizes, and for which no observed range was given.
-        widened: tensors whose readers have several ranges; the widest stands in the table.
-        other_bits: operands of neither 4 nor 8 bits, which the engine cannot express, by group key.
+        calibration, quantize: the two tables. Operators that the quantize table does not name run in INT8.
+        without_range: integer nodes that have no row: no edge quantizes them, and no observed range was given.
+        widened: tensors whose readers have several ranges, of which the table holds the widest.
+        other_bits: bits of operands that are neither 4 nor 8, which TPU-MLIR cannot express, by group key.
     """
 
     calibration: CalibrationTable
@@ -51,14 +50,14 @@ class Tables:
 
 
 def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Range] | None = None) -> Tables:
-    """The tables of a Plan.
+    """Make the tables of a Plan.
 
     Args:
-        bits: of the Plan's groups, as a strategy holds them.
-        observed: (minimum, maximum) of nodes, for those that no edge quantizes: the last layer, say.
+        bits: of the Plan's groups, as in a strategy.
+        observed: (minimum, maximum) of nodes, for those that no edge quantizes, e.g. the last layer.
 
     Raises:
-        HagoError: a float node whose weight is quantized, which the tables have no mode for.
+        HagoError: the Plan quantizes the weight of a float node, for which the tables have no mode.
     """
     if plan.weights:
         raise HagoError(
@@ -66,51 +65,52 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
             "quantize table has no mode that quantizes weights alone. Keep the weights float: "
             f"keep_float={list(map(str, plan.weights))}"
         )
-    found = _Ranges(plan, bits)
-    rows = {name: _widest(pairs) for name, pairs in found.wide.items()}
-    _pass_on(plan, rows)
+    ranges = _Ranges(plan, bits)
+    rows = {name: _widest(pairs) for name, pairs in ranges.all.items()}
+    _propagate_ranges(plan, rows)
     integer = [n.name for n in plan.graph if n.name in plan.nodes]
-    seen = {n: pair for n, pair in (observed or {}).items() if n in plan.nodes and n not in rows}
-    rows |= seen
+    filled = {n: pair for n, pair in (observed or {}).items() if n in plan.nodes and n not in rows}
+    rows |= filled
     one_sided = plan.hardware.activation.scheme not in TWO_SIDED
-    four = {name: _widest(pairs) for name, pairs in found.four.items()}
+    int4 = {name: _widest(pairs) for name, pairs in ranges.int4.items()}
     order = [n.name for n in plan.graph if n.name in rows]
     return Tables(
         CalibrationTable(
-            {n: _row(rows[n], one_sided and n not in seen) for n in order},
-            {n: _row(four[n], one_sided) for n in order if n in four},
+            {n: _row(rows[n], one_sided and n not in filled) for n in order},
+            {n: _row(int4[n], one_sided) for n in order if n in int4},
             comments=(f"made by hago for {plan.hardware.name}", "op_name    threshold    min    max"),
         ),
         QuantizeTable(dict(_modes(plan, bits)), ("op_name   quantize_mode",)),
         tuple(n for n in integer if n not in rows),
-        tuple(n for n in order if len({*found.wide.get(n, ())}) > 1),
-        {k: b for k, b in bits.items() if b not in (_FOUR, 8)},
+        tuple(n for n in order if len({*ranges.all.get(n, ())}) > 1),
+        {k: b for k, b in bits.items() if b not in (_INT4_BITS, 8)},
     )
 
 
 def observed_ranges(plan: Plan, batches: Iterable[Sequence[Tensor]]) -> dict[str, Range]:
-    """(minimum, maximum) of every integer node over data, as the Plan computes it.
+    """The minimum and maximum of every integer node over data, computed by simulation of the Plan.
 
     Args:
         batches: flat inputs.
     """
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
 
-    def see(node: Node, value: Any) -> None:
+    def observe(node: Node, value: Any) -> None:
         made = plan.nodes.get(node.name)
         if made is not None and value.numel():
             low, high = (float(v) for v in torch.aminmax(dequantize(value, made.out)))
-            before = found.get(node.name, (low, high))
-            found[node.name] = (min(before[0], low), max(before[1], high))
+            previous = ranges.get(node.name, (low, high))
+            ranges[node.name] = (min(previous[0], low), max(previous[1], high))
 
     simulator = Simulator(plan)
     for inputs in batches:
-        simulator.run(inputs, see)
-    return found
+        simulator.run(inputs, observe)
+    return ranges
 
 
 def _row(pair: Range, one_sided: bool) -> Row:
-    """The threshold of a symmetric tensor is its positive end: some chips go one quantum further below."""
+    """The row of a range. The threshold of a one-sided scheme is the positive end, as some chips have one more quantum
+    below zero."""
     return Row(pair[1] if one_sided and pair[1] > 0 else max(-pair[0], pair[1], 0.0), *pair)
 
 
@@ -120,13 +120,12 @@ def _widest(pairs: list[Range]) -> Range:
 
 # ---------------------------------------------------------------- ranges
 class _Ranges:
-    """Every range that a Plan quantizes a tensor with, by the tensor's node: those of all widths, and
-    those of at most four bits."""
+    """The ranges that a Plan quantizes each tensor with, by the tensor's node: `int4` holds those of at most 4 bits."""
 
     def __init__(self, plan: Plan, bits: Mapping[str, int]) -> None:
         self.plan, self.bits = plan, bits
-        self.wide: dict[str, list[Range]] = {}
-        self.four: dict[str, list[Range]] = {}
+        self.all: dict[str, list[Range]] = {}
+        self.int4: dict[str, list[Range]] = {}
         for name, node in plan.nodes.items():
             for key, (lo, hi) in node.thresholds.items():
                 self._add(name, node, key, lo, hi)
@@ -143,9 +142,9 @@ class _Ranges:
             return
         bits = self.bits.get(key, self.bits.get(f"{source}:out", qparams.dtype.bits))
         pair = represented(float(lo), float(hi), _grid(self.plan, bits, qparams))
-        self.wide.setdefault(source, []).append(pair)
-        if bits <= _FOUR:
-            self.four.setdefault(source, []).append(pair)
+        self.all.setdefault(source, []).append(pair)
+        if bits <= _INT4_BITS:
+            self.int4.setdefault(source, []).append(pair)
 
 
 def _grid(plan: Plan, bits: int, qparams: QParams) -> Grid:
@@ -154,21 +153,26 @@ def _grid(plan: Plan, bits: int, qparams: QParams) -> Grid:
     return Grid(bits, scheme, signed, plan.hardware.requantize.power_of_two)
 
 
-def _pass_on(plan: Plan, rows: dict[str, Range]) -> None:
-    """Ranges of nodes without one of their own: of their producers where values only move, then of the
-    one reader that only moves them."""
+def _propagate_ranges(plan: Plan, rows: dict[str, Range]) -> None:
+    """Add rows for nodes without a range of their own that only move values, from their producers; then for nodes
+    with a single reader that only moves values, from this reader."""
     for node in plan.graph:
-        sources = _moved(plan, node)
+        sources = _moved_tensors(plan, node)
         if node.name not in rows and sources and all(s in rows for s in sources):
             rows[node.name] = _widest([rows[s] for s in sources])
     for node in reversed(plan.graph.nodes):
         reader = _only_reader(plan.graph, node)
-        if node.name in plan.nodes and node.name not in rows and reader in rows and _moved(plan, plan.graph[reader]):
+        if (
+            node.name in plan.nodes
+            and node.name not in rows
+            and reader in rows
+            and _moved_tensors(plan, plan.graph[reader])
+        ):
             rows[node.name] = rows[reader]
 
 
-def _moved(plan: Plan, node: Node) -> tuple[str, ...]:
-    """The tensors that an integer node only moves about, as pooling, concatenation and relu do."""
+def _moved_tensors(plan: Plan, node: Node) -> tuple[str, ...]:
+    """The inputs of an integer node whose output stays within their range, e.g. pooling, concatenation and relu."""
     form = plan.ops[node.op].integer if node.name in plan.nodes else None
     if form is None or not form.within_hull:
         return ()
@@ -182,15 +186,15 @@ def _only_reader(graph: Graph, node: Node) -> str:
 
 # ---------------------------------------------------------------- modes
 def _modes(plan: Plan, bits: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """The mode of every operator that does not run in INT8."""
+    """The operators that do not run in INT8, each with its mode."""
     for node in plan.graph:
         if node.op in (INPUT, CONST):
             continue
         if node.name not in plan.nodes:
             yield node.name, "F32"
             continue
-        found = [(e, bits.get(str(e), bits.get(f"{plan.graph.source(e)}:out"))) for e in node.edges]
-        known = [(plan.graph[plan.graph.source(e)].op == CONST, b) for e, b in found if b is not None]
-        narrow = {const: all(b <= _FOUR for c, b in known if c == const) for const, _ in known}
+        edge_bits = [(e, bits.get(str(e), bits.get(f"{plan.graph.source(e)}:out"))) for e in node.edges]
+        operands = [(plan.graph[plan.graph.source(e)].op == CONST, b) for e, b in edge_bits if b is not None]
+        narrow = {const: all(b <= _INT4_BITS for c, b in operands if c == const) for const, _ in operands}
         if narrow.get(True):
             yield node.name, "INT4" if narrow.get(False) else "W4INT8"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
+from typing import Any
 
+from hago.data.batches import Batches
+from hago.export.formats import ExportFormat, ExportResult, find_format, request_export, write_files
+from hago.export.onnx.builder import OnnxFile
 from hago.export.onnx.export import make_onnx, write_onnx
-from hago.export.onnx.file import OnnxFile
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.runtime.native.executor import named_engine
@@ -48,6 +52,24 @@ class Quantizer:
         made = make_onnx(self.plan, form)
         write_onnx(made, path)
         return made
+
+    def export(
+        self, path: str | PathLike[str], format: str | ExportFormat, data: Any | None = None, **options: str
+    ) -> ExportResult:
+        """Write the integer model in the format of another tool.
+
+        Args:
+            path: where to write; the format adds its own endings.
+            format: `onnx`, `tpu-mlir`, or an ExportFormat of your own (see `hago.export.formats`).
+            data: batches of the model, for formats that read data.
+            options: those of the format, e.g. `form="qoperator"` of `onnx`.
+
+        Raises:
+            HagoError: there is no such format or option, or the format cannot express the strategy.
+        """
+        found = find_format(format)
+        batches = None if data is None else Batches(data, self.plan.graph.inputs)
+        return write_files(found, request_export(found, self.plan, self.strategy, Path(path), batches, options))
 
     def quantize(self, engine: str = "auto") -> IntegerModel:
         """The integer model: weights and activations stored as integers.

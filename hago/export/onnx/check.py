@@ -1,4 +1,4 @@
-"""Parts of an ONNX model: the nodes between tensors whose values are known and a tensor that is asked for."""
+"""Comparison of an exported ONNX file with the integer model: of each node by itself, and of the whole file."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from torch import Tensor
 
 from hago.arithmetic.equality import differences, to_quanta
 from hago.arithmetic.types import Edge
+from hago.export.onnx.builder import OnnxFile, remove_padding
 from hago.export.onnx.engines import SATURATES, Run, onnxruntime, saturates_pairs
-from hago.export.onnx.file import OnnxFile, inside
-from hago.export.onnx.values import Value, kind_of_value, numpy_dtype
-from hago.export.onnx.writer import Writer, load_onnx
+from hago.export.onnx.values import Value, element_type_of, numpy_dtype
+from hago.export.onnx.writer import GraphWriter, load_onnx
 from hago.graph.graph import Node
 from hago.plan.plan import Plan
 from hago.runtime.reference import IntegerModel
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A model of its own, cut out of another.
+class Submodel:
+    """A part of an ONNX model as a model of its own. Made by `SubmodelExtractor.extract`.
 
     Args:
         model: an onnx.ModelProto with one output.
-        inputs: the tensors it is fed.
+        inputs: the names of its inputs.
     """
 
     model: Any
     inputs: tuple[str, ...]
 
 
-class Parts:
-    """Cuts parts out of one model.
+class SubmodelExtractor:
+    """Extracts parts of one ONNX model.
 
     Args:
-        kinds: ONNX element types of the tensors that parts may start from or end with.
+        model: an onnx.ModelProto.
+        element_types: of the tensors that may be inputs or outputs of a part.
     """
 
-    def __init__(self, model: Any, kinds: Mapping[str, int]) -> None:
+    def __init__(self, model: Any, element_types: Mapping[str, int]) -> None:
         self._onnx = load_onnx()
-        self._model, self._kinds = model, kinds
+        self._model, self._element_types = model, element_types
         self._makers = {out: node for node in model.graph.node for out in node.output}
         self._constants = {c.name: c for c in model.graph.initializer}
 
-    def ending_in(self, tensor: str, known: Mapping[str, Sequence[int]]) -> Part:
-        """The part that computes `tensor` from tensors that are known.
+    def extract(self, tensor: str, known: Mapping[str, Sequence[int]]) -> Submodel:
+        """The part that computes `tensor` from tensors whose values are known.
 
         Args:
-            known: where to start, with shapes; whatever feeds them is left out. Their first axis may have any size,
-                as in the whole; the others stay as they are, since OpenVINO 2026.4 takes a constant of a value for
-                each channel for one of a single value where it does not know how many channels there are.
+            known: the shapes of these tensors; the nodes that compute them are left out. Their first axis may have any
+                size, as in the whole model; the others are fixed, since OpenVINO 2026.4 mistakes a constant with a
+                value per channel for a scalar if it does not know the number of channels.
         """
         helper = self._onnx.helper
         nodes: dict[str, Any] = {}
@@ -75,20 +76,19 @@ class Parts:
 
         def described(name: str) -> Any:
             sizes = [f"{name}.0", *known[name][1:]]
-            return helper.make_tensor_value_info(name, self._kinds[name], sizes[: len(known[name])])
+            return helper.make_tensor_value_info(name, self._element_types[name], sizes[: len(known[name])])
 
         graph = helper.make_graph(
             ordered, "part", [described(n) for n in starts], [described(tensor)], list(constants.values())
         )
         imports = list(self._model.opset_import)
         made = helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version)
-        return Part(made, tuple(starts))
+        return Submodel(made, tuple(starts))
 
 
-# ---------------------------------------------------------------- onnx check
-# The exported file against the integer model: node by node, each fed the integers of ours, and as a whole.
-# A part of the file is cut out for every tensor of integers and run by itself, so a difference is that node's own and
-# none that was handed on.
+# ---------------------------------------------------------------- the comparison
+# For every tensor of integers, the part of the file that computes it is extracted and fed the values of the integer
+# model, so that a difference is that node's own and not one of its inputs.
 
 Array = np.ndarray[Any, Any]
 #: What an engine may differ in where scales are arbitrary floats: one quantum, of so many values.
@@ -130,7 +130,7 @@ class PlaceCheck:
 
 @dataclass(frozen=True, slots=True)
 class OnnxCheck:
-    """What a comparison found.
+    """The result of comparing a file with the integer model. Made by `check_onnx`.
 
     Args:
         places: in the order of the graph.
@@ -198,7 +198,7 @@ def check_onnx(
 
     Args:
         batches: inputs of the model; one batch's values are held at a time.
-        run: makes a function of named arrays from a model (see `onnx_engines`).
+        run: makes a function of named arrays from a model (see `hago.export.onnx.engines`).
 
     Raises:
         HagoError: the engine is not installed or refuses the file.
@@ -211,7 +211,7 @@ def check_onnx(
 
 
 class _Checker:
-    """Keeps the sessions of all parts over batches."""
+    """Compares one file over batches, and keeps the engine's session of every part. Made by `check_onnx`."""
 
     def __init__(self, made: OnnxFile, plan: Plan, run: Any) -> None:
         self.made, self.plan, self.run = made, plan, run
@@ -224,21 +224,21 @@ class _Checker:
             self.plain = onnxruntime(made.model, precise=False)
         self.plain_outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
-        writer = Writer(plan.graph)
-        kinds = {name: kind_of_value(writer, place, value) for name, (place, value) in self.named.items()}
+        writer = GraphWriter(plan.graph)
+        kinds = {name: element_type_of(writer, place, value) for name, (place, value) in self.named.items()}
         kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
-        self.parts = Parts(made.model, kinds)
-        self.sessions: dict[tuple[Any, ...], tuple[Part, Run]] = {}
+        self.parts = SubmodelExtractor(made.model, kinds)
+        self.sessions: dict[tuple[Any, ...], tuple[Submodel, Run]] = {}
 
     def _tensors(self) -> dict[str, tuple[str, Value]]:
         """The place and the value of every tensor whose values the integer model knows, by tensor name."""
         found: dict[str, tuple[str, Value]] = {}
         for node in self.plan.graph:
             value = self.made.values.get(node.name)
-            if value is not None and not (value.held == "real" and node.name in self.plan.nodes):
+            if value is not None and not (value.representation == "real" and node.name in self.plan.nodes):
                 found.setdefault(value.name, (node.name, value))
         for edge, value in self.made.operands.items():
-            if value.held != "real":
+            if value.representation != "real":
                 found.setdefault(value.name, (str(edge), value))
         return found
 
@@ -257,12 +257,12 @@ class _Checker:
             stored = self.made.values.get(node.name)
             if made is None:
                 keep(stored, value)
-            elif stored is not None and stored.held != "real":
+            elif stored is not None and stored.representation != "real":
                 keep(stored, _as_held(value.to(torch.int64) - made.out.zero_point, stored))
 
         def on_edge(edge: Edge, value: Any) -> None:
             operand = self.made.operands.get(edge)
-            if operand is not None and operand.held != "real":
+            if operand is not None and operand.representation != "real":
                 keep(operand, _as_held(self._as_read(edge, value), operand))
 
         results = self.model.run(inputs, on_value, on_edge)
@@ -275,21 +275,22 @@ class _Checker:
             self._outputs(self.plain_outputs, results, self.plain(feed))
 
     def _as_read(self, edge: Edge, value: Tensor) -> Tensor:
-        """What the file's node reads on an edge."""
+        """The value that the node reads on an edge in the file, where pads are merged into convolutions."""
         source = self.plan.graph[self.plan.graph.source(edge)]
-        return inside(value, source) if source.name in self.made.unpadded else value
+        return remove_padding(value, source) if source.name in self.made.unpadded else value
 
     def _compare(self, tensor: str, known: Mapping[str, Array]) -> None:
         place, value = self.named[tensor]
         # where a batch lies on another axis, a batch of another size needs sessions of its own
         key = tensor, tuple(array.shape[1:] for array in known.values())
         if key not in self.sessions:
-            part = self.parts.ending_in(tensor, {name: array.shape for name, array in known.items()})
+            part = self.parts.extract(tensor, {name: array.shape for name, array in known.items()})
             self.sessions[key] = (part, self.run(part.model))
         part, run = self.sessions[key]
         theirs = run({name: known[name] for name in part.inputs})[tensor]
         node = self.plan.graph[place.partition(":")[0]]
-        count_differences(self.places, place, node.op, known[tensor], theirs, None if value.held == "real" else 1.0)
+        grid = None if value.representation == "real" else 1.0
+        count_differences(self.places, place, node.op, known[tensor], theirs, grid)
 
     def _outputs(self, places: dict[str, PlaceCheck], ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
         for name, mine, other in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
@@ -301,7 +302,7 @@ class _Checker:
 def _as_held(centered: Tensor, value: Value) -> Tensor:
     """Centered integers as the file holds them."""
     assert value.qparams is not None
-    if value.held == "carried":
+    if value.representation == "centered":
         return centered.to(torch.float32)
     stored = centered.to(torch.int64) + value.qparams.zero_point
     return torch.from_numpy(stored.numpy().astype(numpy_dtype(value.qparams.dtype)))

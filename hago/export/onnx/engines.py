@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError, did_you_mean
-from hago.export.onnx.file import OnnxFile
-from hago.export.onnx.values import Value, kind_of_value
-from hago.export.onnx.writer import Writer, load_onnx
+from hago.export.onnx.builder import OnnxFile
+from hago.export.onnx.values import Value, element_type_of
+from hago.export.onnx.writer import GraphWriter, load_onnx
 from hago.plan.plan import Plan
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
-#: From inputs by name to outputs by name.
+#: Runs a model: from the arrays of its inputs to those of its outputs, by name.
 Run = Callable[[Arrays], Arrays]
 
 
@@ -32,8 +32,8 @@ def _package(name: str, extra: str) -> Any:
         raise HagoError(f"this needs the package {name}: pip install 'hago[{extra}]'") from None
 
 
-#: What keeps ONNX Runtime from adding products of bytes in pairs that saturate at 16 bits, on CPUs with AVX2 or AVX512
-#: and without VNNI: signed weights become unsigned ones, of other kernels. It does nothing on other CPUs.
+#: The session option that keeps ONNX Runtime from adding products of bytes in pairs that saturate at 16 bits, on CPUs
+#: with AVX2 or AVX512 and without VNNI: it selects the kernels of unsigned weights. Without effect on other CPUs.
 PRECISE: Final = ("session.x64quantprecision", "1")
 
 
@@ -42,9 +42,9 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
 
     Args:
         model: an onnx.ModelProto.
-        threads: of one operator; as many as the machine has cores where None.
-        precise: keep sums of products exact on CPUs without VNNI (`PRECISE`), where the file can be run so: some files
-            with signed activations cannot.
+        threads: of one operator; the number of the machine's cores if None.
+        precise: keep sums of products exact on CPUs without VNNI (`PRECISE`), unless ONNX Runtime refuses the file
+            with this option, as it does some with signed activations.
 
     Raises:
         HagoError: onnxruntime is not installed, or refuses the model.
@@ -80,7 +80,7 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-#: Said where ONNX Runtime, as it is by default, computes other integers than files say.
+#: The explanation of differences that ONNX Runtime makes with its default options.
 SATURATES: Final = (
     "this CPU has no VNNI, and ONNX Runtime by default adds products of bytes in pairs that saturate at 16 bits here. "
     f"hago runs it with {'='.join(PRECISE)}, which keeps sums exact: set that where the file is used, too "
@@ -91,7 +91,7 @@ SATURATES: Final = (
 
 @functools.cache
 def saturates_pairs() -> bool:
-    """Whether ONNX Runtime on this CPU saturates sums of two products of unsigned and signed bytes; tried once."""
+    """Whether ONNX Runtime on this CPU saturates sums of two products of unsigned and signed bytes; measured once."""
     onnx = _package("onnx", "onnx")
     depth = 64
     make, types = onnx.helper, onnx.TensorProto
@@ -111,7 +111,7 @@ _OPENVINO: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 def openvino(model: Any, threads: int | None = None) -> Run:
-    """The model compiled by OpenVINO for the CPU; arguments as for `onnxruntime`."""
+    """Compile a model with OpenVINO for the CPU; arguments as for `onnxruntime`."""
     ov = _package("openvino", "openvino")
     options = _OPENVINO | ({} if threads is None else {"INFERENCE_NUM_THREADS": threads})
     try:
@@ -122,13 +122,13 @@ def openvino(model: Any, threads: int | None = None) -> Run:
     names = [o.name for o in model.graph.output]
 
     def run(feed: Arrays) -> Arrays:
-        found = compiled(dict(feed))
-        return {name: np.asarray(found[i]) for i, name in enumerate(names)}
+        outputs = compiled(dict(feed))
+        return {name: np.asarray(outputs[i]) for i, name in enumerate(names)}
 
     return run
 
 
-_TRY: Final = f"""
+_COMPILE_SCRIPT: Final = f"""
 import sys, openvino
 core = openvino.Core()
 core.compile_model(core.read_model(sys.stdin.buffer.read(), b""), "CPU", {_OPENVINO})
@@ -136,12 +136,18 @@ core.compile_model(core.read_model(sys.stdin.buffer.read(), b""), "CPU", {_OPENV
 
 
 def openvino_that_lasts(model: Any, threads: int | None = None) -> Run:
-    """`openvino`, tried in another process first: OpenVINO 2026.4 ends its own on some models (SIGSEGV in
-    `compile_model`, e.g. of a transposed convolution that is concatenated and quantized twice)."""
+    """As `openvino`, but compile the model in another process first: OpenVINO 2026.4 crashes on some models (SIGSEGV in
+    `compile_model`, e.g. of a transposed convolution that is concatenated and quantized twice).
+
+    Raises:
+        HagoError: OpenVINO is not installed, crashes, or refuses the model.
+    """
     _package("openvino", "openvino")
-    tried = subprocess.run([sys.executable, "-c", _TRY], input=model.SerializeToString(), capture_output=True)
-    if tried.returncode < 0:
-        raise HagoError(f"OpenVINO ends its process on the model, with {signal.Signals(-tried.returncode).name}")
+    process = subprocess.run(
+        [sys.executable, "-c", _COMPILE_SCRIPT], input=model.SerializeToString(), capture_output=True
+    )
+    if process.returncode < 0:
+        raise HagoError(f"OpenVINO ends its process on the model, with {signal.Signals(-process.returncode).name}")
     return openvino(model, threads)
 
 
@@ -160,15 +166,14 @@ def engine(name: str) -> Callable[..., Run]:
     return ENGINES[name]
 
 
-# ---------------------------------------------------------------- onnx seen
-# An exported file run with its inner values to be seen: a copy whose tensors are outputs too.
-
-
-class Seen:
-    """Runs an OnnxFile and gives the values of its nodes on the plan's grid, and the outputs.
+# ---------------------------------------------------------------- values of nodes
+class ObservedModel:
+    """Runs a copy of an OnnxFile whose inner tensors are outputs too, to return the value of every node.
 
     Args:
-        run: makes a function of named arrays from a model (see `onnx_engines`).
+        made: the file.
+        plan: the Plan that the file was made of.
+        run: an engine of `ENGINES`.
     """
 
     def __init__(self, made: OnnxFile, plan: Plan, run: Callable[[Any], Run]) -> None:
@@ -178,29 +183,29 @@ class Seen:
         model.CopyFrom(made.model)
         self.outputs = [o.name for o in model.graph.output]
         known = {*self.outputs, *plan.graph.inputs}
-        writer = Writer(plan.graph)
+        writer = GraphWriter(plan.graph)
         for node, value in made.values.items():
             if value.name not in known:
                 known.add(value.name)
-                kind = kind_of_value(writer, node, value)
+                kind = element_type_of(writer, node, value)
                 model.graph.output.append(helper.make_tensor_value_info(value.name, kind, None))
         self._run = run(model)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """The values of every node by name, and the outputs."""
+        """The value of every node by name, in centered quanta for integer nodes, and the outputs of the model."""
         feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
-        found = self._run(feed)
+        arrays = self._run(feed)
         values = {
-            name: self._on_grid(name, value, torch.from_numpy(found[value.name].copy()))
+            name: self._to_quanta(name, value, torch.from_numpy(arrays[value.name].copy()))
             for name, value in self.made.values.items()
-            if value.name in found
+            if value.name in arrays
         }
-        return values, [torch.from_numpy(found[name].copy()) for name in self.outputs]
+        return values, [torch.from_numpy(arrays[name].copy()) for name in self.outputs]
 
-    def _on_grid(self, name: str, value: Value, held: Tensor) -> Tensor:
+    def _to_quanta(self, name: str, value: Value, tensor: Tensor) -> Tensor:
         made = self.plan.nodes.get(name)
         if made is None:
-            return held
-        if value.held == "real":
-            return held / made.out.scale
-        return held.to(torch.int64) - made.out.zero_point if value.held == "stored" else held
+            return tensor
+        if value.representation == "real":
+            return tensor / made.out.scale
+        return tensor.to(torch.int64) - made.out.zero_point if value.representation == "stored" else tensor

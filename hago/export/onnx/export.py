@@ -1,4 +1,7 @@
-"""What of a plan ONNX cannot say, all of it at once, before anything is written."""
+"""Export of a Plan to ONNX, in QDQ or QOperator form.
+
+A Plan is checked before anything is written, and refused with every node and edge that ONNX cannot express.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ from typing import Any, Final
 from hago.arithmetic.numerics import EXACT_FLOAT32
 from hago.arithmetic.types import INT32, Edge, SimQ
 from hago.errors import HagoError, did_you_mean
-from hago.export.onnx.file import OnnxFile, Walk
-from hago.export.onnx.integers import IN_INT32
-from hago.export.onnx.operators import check_real
-from hago.export.onnx.qdq import emit_qdq
-from hago.export.onnx.qoperator import emit_qoperator
-from hago.export.onnx.values import ROUNDED, Value, quantizes_to
+from hago.export.onnx.builder import ModelBuilder, OnnxFile
+from hago.export.onnx.integers import INT32_SUMS
+from hago.export.onnx.operators import unsupported_reason
+from hago.export.onnx.qdq import write_qdq_node
+from hago.export.onnx.qoperator import write_qoperator_node
+from hago.export.onnx.values import ROUNDING_NODES, Value, quantizes_to
 from hago.export.onnx.writer import load_onnx
 from hago.graph.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import varies_along
 
-#: The forms of an op that ONNX operators have.
+#: Forms of computing an op that ONNX operators have.
 SUM_FORMS: Final = ("common_scale", "dequantize", "qlinear")
 
-_ENDS: Final = {
+_OVERFLOW_VERBS: Final = {
     "wrap": "wraps",
     "saturate_end": "saturates",
     "saturate_pairs": "saturates in pairs",
@@ -35,63 +38,64 @@ _ENDS: Final = {
 
 
 def check_plan(plan: Plan, form: str) -> None:
-    """Refuse a plan that the ONNX form cannot express.
+    """Check that ONNX can express a Plan in this form.
 
     Raises:
-        HagoError: every node and edge that stands in the way, with the reason.
+        HagoError: it cannot; the message lists every node and edge that is in the way, with the reason.
     """
-    found = list(_findings(plan, form))
-    if found:
-        listed = "\n".join(f"  {f}" for f in dict.fromkeys(found))
+    reasons = list(_refusals(plan, form))
+    if reasons:
+        listed = "\n".join(f"  {reason}" for reason in dict.fromkeys(reasons))
         raise HagoError(f"ONNX in {form} form cannot express this strategy for {plan.hardware.name}:\n{listed}")
 
 
-def _findings(plan: Plan, form: str) -> Iterator[str]:
+def _refusals(plan: Plan, form: str) -> Iterator[str]:
     for node in plan.graph:
         if node.op in (INPUT, CONST):
             continue
-        if (why := check_real(node)) is not None:
+        if (why := unsupported_reason(node)) is not None:
             yield f"node {node.name!r}: {why}"
         if node.name in plan.nodes:
-            yield from _node(plan, node, plan.nodes[node.name], form)
+            yield from _refuse_node(plan, node, plan.nodes[node.name], form)
     for edge, simq in plan.edges.items():
-        if simq is not None and (edge.dst == OUTPUT or edge.slot not in _consts(plan, edge)):
-            yield from _edge(plan, edge, simq, form)
+        if simq is not None and (edge.dst == OUTPUT or edge.slot not in _constant_slots(plan, edge)):
+            yield from _refuse_edge(plan, edge, simq, form)
 
 
-def _consts(plan: Plan, edge: Edge) -> tuple[int, ...]:
+def _constant_slots(plan: Plan, edge: Edge) -> tuple[int, ...]:
     node = plan.nodes.get(edge.dst)
     return () if node is None else tuple(node.consts)
 
 
-def _node(plan: Plan, node: Node, made: NodePlan, form: str) -> Iterator[str]:
-    register, desc = made.desc.register, made.desc
+def _refuse_node(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> Iterator[str]:
+    register, desc = node_plan.desc.register, node_plan.desc
+    largest = max(node_plan.bound, node_plan.raw_bound)
     if desc.form not in (None, *SUM_FORMS):
         yield f"node {node.name!r}: {node.op} is computed in the form {desc.form}; ONNX has no operator that does that"
-    if not made.proved and (register.overflow != "wrap" or register.dtype != INT32):
+    if not node_plan.proved and (register.overflow != "wrap" or register.dtype != INT32):
         yield (
-            f"node {node.name!r}: sums may leave the register, up to {max(made.bound, made.raw_bound):.0f} in "
-            f"{register.dtype}, which {_ENDS[register.overflow]}; ONNX sums in int32 that wraps. Take fewer bits"
+            f"node {node.name!r}: sums may leave the register, up to {largest:.0f} in {register.dtype}, "
+            f"which {_OVERFLOW_VERBS[register.overflow]}; ONNX sums in int32 that wraps. Take fewer bits"
         )
-    elif register.dtype.bits > 32 and max(made.bound, made.raw_bound) > INT32.max:
-        yield f"node {node.name!r}: sums reach {made.bound:.0f}; ONNX sums in int32. Take fewer bits"
-    elif form == "qoperator" and _beyond_float32(plan, node, made):
+    elif register.dtype.bits > 32 and largest > INT32.max:
+        yield f"node {node.name!r}: sums reach {node_plan.bound:.0f}; ONNX sums in int32. Take fewer bits"
+    elif form == "qoperator" and _beyond_float32(plan, node, node_plan):
         only = f"ONNX has {node.op} in float32 only, which ends at 2**24"
-        yield f"node {node.name!r}: sums reach {made.bound:.0f}; {only}"
-    if made.out_simq is not None and desc.form in (None, "common_scale"):
-        yield from _edge(plan, Edge(node.name, 0), made.out_simq, form, f"node {node.name!r}")
+        yield f"node {node.name!r}: sums reach {node_plan.bound:.0f}; {only}"
+    if node_plan.out_simq is not None and desc.form in (None, "common_scale"):
+        yield from _refuse_edge(plan, Edge(node.name, 0), node_plan.out_simq, form, f"node {node.name!r}")
 
 
-def _beyond_float32(plan: Plan, node: Node, made: NodePlan) -> bool:
-    """Whether a sum that is carried in float32 may be rounded there, where the plan rounds nothing."""
-    if made.bound < EXACT_FLOAT32:
+def _beyond_float32(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
+    """Whether a sum that the file computes in float32 may exceed the integers that float32 holds exactly."""
+    if node_plan.bound < EXACT_FLOAT32:
         return False
     shifts = plan.hardware.requantize.form == "shift"
-    in_integers = node.op in IN_INT32 or node.op in ("mean", "sum") or "avg_pool" in node.op
-    return shifts or not (made.within_hull or in_integers)
+    in_integers = node.op in INT32_SUMS or node.op in ("mean", "sum") or "avg_pool" in node.op
+    return shifts or not (node_plan.within_hull or in_integers)
 
 
-def _edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:
+def _refuse_edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:
     where, how = where or f"edge {str(edge)!r}", plan.hardware.requantize
     for q in (simq.source, simq.target):
         if q is not None and len(varies_along(q.scale, q.scale.ndim)) > 1:
@@ -100,8 +104,8 @@ def _edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Ite
         return
     if simq.source is not None and how.form == "multiplier_shift":
         yield f"{where}: {how.form} requantizes by an integer and a shift; ONNX multiplies by a float32"
-    if how.rounding not in ROUNDED:
-        yield f"{where}: rounds {how.rounding}; ONNX has {', '.join(ROUNDED)}"
+    if how.rounding not in ROUNDING_NODES:
+        yield f"{where}: rounds {how.rounding}; ONNX has {', '.join(ROUNDING_NODES)}"
     if form == "qdq" and how.rounding != "half_even":
         yield f"{where}: rounds {how.rounding}; QuantizeLinear rounds half to even. Take the form qoperator"
     target = simq.target.dtype
@@ -117,17 +121,19 @@ def _bits(simq: SimQ) -> int:
     return (simq.target.qmax - simq.target.qmin).bit_length()
 
 
-# ---------------------------------------------------------------- onnx export
-# Export to ONNX: a plan, checked against what ONNX can say, as a model in QDQ or QOperator form.
-
-FORMS: Final[Mapping[str, Callable[[Walk, Node, NodePlan], Value]]] = {"qdq": emit_qdq, "qoperator": emit_qoperator}
+# ---------------------------------------------------------------- export
+#: The function that writes an integer node in each form.
+FORMS: Final[Mapping[str, Callable[[ModelBuilder, Node, NodePlan], Value]]] = {
+    "qdq": write_qdq_node,
+    "qoperator": write_qoperator_node,
+}
 
 
 def make_onnx(plan: Plan, form: str = "qdq") -> OnnxFile:
-    """The model, in memory.
+    """Make the ONNX model of a Plan, in memory.
 
     Args:
-        form: qdq, which engines fuse into integer operators, or qoperator, which is made of them.
+        form: qdq, float operators that engines fuse into integer ones, or qoperator, integer operators.
 
     Raises:
         HagoError: ONNX cannot express the plan; every node and edge in the way is named. Or the package onnx is
@@ -137,13 +143,13 @@ def make_onnx(plan: Plan, form: str = "qdq") -> OnnxFile:
         raise HagoError(f"unknown ONNX form {form!r}; expected one of {', '.join(FORMS)}." + did_you_mean(form, FORMS))
     load_onnx()
     check_plan(plan, form)
-    made = Walk(plan, FORMS[form]).file(form, {"hago.hardware": plan.hardware.name, "hago.form": form})
-    _check(made.model)
-    return made
+    file = ModelBuilder(plan, FORMS[form]).build(form, {"hago.hardware": plan.hardware.name, "hago.form": form})
+    _check_model(file.model)
+    return file
 
 
-def write_onnx(made: OnnxFile, path: str | os.PathLike[str]) -> None:
-    """Write a model, under its name only once it is whole.
+def write_onnx(file: OnnxFile, path: str | os.PathLike[str]) -> None:
+    """Write a model to a temporary file, and rename it when it is complete.
 
     Raises:
         HagoError: the file cannot be written.
@@ -151,14 +157,14 @@ def write_onnx(made: OnnxFile, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_bytes(made.model.SerializeToString())
+        temporary.write_bytes(file.model.SerializeToString())
         os.replace(temporary, target)
     except (OSError, ValueError) as error:
         temporary.unlink(missing_ok=True)
         raise HagoError(f"cannot write {target}: {error}") from None
 
 
-def _check(model: Any) -> None:
+def _check_model(model: Any) -> None:
     onnx = load_onnx()
     try:
         onnx.checker.check_model(model)

@@ -1,4 +1,8 @@
-"""Values that are only moved, on stored integers in either form: nothing to write, a Clip, a Pad, or the op itself."""
+"""Integer nodes in plain ONNX operators, for both forms: data movement on stored integers, and exact sums.
+
+Data movement is nothing to write, a Clip, a Pad, or the op itself on integers. A sum is computed in int32 or in
+float32, and then requantized as the Plan does.
+"""
 
 from __future__ import annotations
 
@@ -11,57 +15,70 @@ import torch
 from hago.arithmetic.numerics import apply_simq, dequantize, quantize
 from hago.arithmetic.types import Edge
 from hago.errors import UnsupportedOp
-from hago.export.onnx.file import Walk
-from hago.export.onnx.operators import emit_real, pad_sizes, pads
+from hago.export.onnx.builder import ModelBuilder
+from hago.export.onnx.operators import convolution_window, pad_sizes, write_float_node
 from hago.export.onnx.values import Value, numpy_dtype, quantizes_to
-from hago.export.onnx.writer import Writer
+from hago.export.onnx.writer import GraphWriter
 from hago.graph.graph import Graph, Node
 from hago.ops._rule import Attrs
 from hago.plan.plan import NodePlan
 
-#: Writes an integer node whose operands and output are stored in 8 bits; the last argument names the output.
-Emit = Callable[[Walk, Node, NodePlan, list[Value], str], None]
+#: Writes an integer node whose operands and output are stored in 8 bits; the last argument is the name of the output.
+IntegerNodeWriter = Callable[[ModelBuilder, Node, NodePlan, list[Value], str], None]
 
 
-def passes_through(walk: Walk, node: Node, made: NodePlan) -> bool:
-    """Whether the stored integers that come are those that go: a division of the scale, or a clamp that cuts
-    off nothing that its input can hold."""
-    form = walk.plan.ops[node.op].integer
-    if made.simqs[0] is not None or made.out_simq is not None or form is None or walk.plan.edges[node.edges[0]]:
+def keeps_integers(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> bool:
+    """Whether a node leaves the stored integers as they are: a division, which only changes the scale, or a clamp whose
+    limits no input can exceed."""
+    form = builder.plan.ops[node.op].integer
+    if (
+        node_plan.simqs[0] is not None
+        or node_plan.out_simq is not None
+        or form is None
+        or builder.plan.edges[node.edges[0]]
+    ):
         return False
     if node.op == "div":
         return True
-    q = made.operands[0]
+    q = node_plan.operands[0]
     if form.limits is None or q is None or not quantizes_to(q.dtype):
         return False
-    low, high = form.limits(made.attrs)
+    low, high = form.limits(node_plan.attrs)
     zero = q.zero_point
     return (low is None or bool((q.qmin - zero >= low).all())) and (high is None or bool((q.qmax - zero <= high).all()))
 
 
-def all_bytes(operands: Sequence[Value], made: NodePlan) -> bool:
-    """Whether data lie in 8 bits; a bias may be wider."""
+def has_8bit_data(operands: Sequence[Value], node_plan: NodePlan) -> bool:
+    """Whether all operands but the bias, and the output, are stored in 8 bits."""
     data = operands[:2] if len(operands) == 3 else operands
-    return numpy_dtype(made.out.dtype).itemsize == 1 and all(
-        v.held == "real" or (v.held == "stored" and numpy_dtype(v.dtype).itemsize == 1) for v in data
+    return numpy_dtype(node_plan.out.dtype).itemsize == 1 and all(
+        v.representation == "real" or (v.representation == "stored" and numpy_dtype(v.dtype).itemsize == 1)
+        for v in data
     )
 
 
-def mover(walk: Walk, node: Node, made: NodePlan, operands: list[Value]) -> Emit | None:
-    """What moves stored bytes as the node does, if it does no more than that."""
-    form = walk.plan.ops[node.op].integer
-    moves = form is not None and made.within_hull and made.out_simq is None and operands[0].held == "stored"
-    same = moves and made.out.dtype == operands[0].dtype and all_bytes(operands, made)
-    return MOVED.get(node.op, _moved) if same else None
+def select_data_movement(
+    builder: ModelBuilder, node: Node, node_plan: NodePlan, operands: list[Value]
+) -> IntegerNodeWriter | None:
+    """The function that writes a node which only moves 8-bit integers; None if it computes anything."""
+    form = builder.plan.ops[node.op].integer
+    moves = (
+        form is not None
+        and node_plan.within_hull
+        and node_plan.out_simq is None
+        and operands[0].representation == "stored"
+    )
+    same = moves and node_plan.out.dtype == operands[0].dtype and has_8bit_data(operands, node_plan)
+    return DATA_MOVEMENT.get(node.op, _write_unchanged_op) if same else None
 
 
-def same_through_reals(walk: Walk, edge: Edge) -> bool:
-    """Whether bytes requantized on an edge are, each of them, what dequantizing and quantizing again gives, which
-    engines do inside a concatenation."""
-    simq, value = walk.plan.edges[edge], walk.values.get(walk.graph.source(edge))
-    if simq is None or simq.source is None or simq.target is None or value is None or value.held != "stored":
+def requantizes_as_reals(builder: ModelBuilder, edge: Edge) -> bool:
+    """Whether requantization on an edge gives, for every 8-bit integer, the same as dequantizing and quantizing again,
+    which engines do inside a concatenation."""
+    simq, value = builder.plan.edges[edge], builder.values.get(builder.graph.source(edge))
+    if simq is None or simq.source is None or simq.target is None or value is None or value.representation != "stored":
         return False
-    source, target, how = simq.source, simq.target, walk.plan.hardware.requantize
+    source, target, how = simq.source, simq.target, builder.plan.hardware.requantize
     if source.dtype.bits > 8 or source.dtype != target.dtype or source.per_channel or target.per_channel:
         return False
     centered = torch.arange(source.qmin, source.qmax + 1) - source.zero_point
@@ -70,132 +87,136 @@ def same_through_reals(walk: Walk, edge: Edge) -> bool:
     return whole and again.to(torch.int64).equal(apply_simq(centered, simq, how).to(torch.int64))
 
 
-# ---------------------------------------------------------------- on stored bytes
-def _clip(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    form = walk.plan.ops[node.op].integer
+# ---------------------------------------------------------------- data movement
+def _write_clip(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
+    form = builder.plan.ops[node.op].integer
     assert form is not None and form.limits is not None
-    q, kind = made.out, numpy_dtype(made.out.dtype)
+    q, kind = node_plan.out, numpy_dtype(node_plan.out.dtype)
     zero = int(q.zero_point)
-    ends = zip(form.limits(made.attrs), (q.qmin, q.qmax), strict=True)
+    ends = zip(form.limits(node_plan.attrs), (q.qmin, q.qmax), strict=True)
     limits = [own if end is None else min(max(int(end) + zero, q.qmin), q.qmax) for end, own in ends]
-    walk.w.op("Clip", [x[0].name, *(walk.w.number(v, out, str(kind)) for v in limits)], out)
+    builder.writer.op("Clip", [x[0].name, *(builder.writer.number(v, out, str(kind)) for v in limits)], out)
 
 
-def _moved(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    emit_real(walk.w, node, [v.name for v in x], out)
+def _write_unchanged_op(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
+    """The float op itself, which moves integers as it moves real values."""
+    write_float_node(builder.writer, node, [v.name for v in x], out)
 
 
-def _pad(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
+def _write_pad(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
     if node.attrs["mode"] != "constant":
-        _moved(walk, node, made, x, out)
+        _write_unchanged_op(builder, node, node_plan, x, out)
         return
-    w, q = walk.w, made.out
-    sizes = w.integers(pad_sizes(node, walk.rank(node.inputs[0])), out)
+    w, q = builder.writer, node_plan.out
+    sizes = w.integers(pad_sizes(node, builder.rank(node.inputs[0])), out)
     w.op("Pad", [x[0].name, sizes, w.number(int(q.zero_point), out, str(numpy_dtype(q.dtype)))], out)
 
 
-MOVED: Final[Mapping[str, Emit]] = {"relu": _clip, "clamp": _clip, "pad": _pad}
+#: Ops that move integers with another operator than real values; all others use the same.
+DATA_MOVEMENT: Final[Mapping[str, IntegerNodeWriter]] = {
+    "relu": _write_clip,
+    "clamp": _write_clip,
+    "pad": _write_pad,
+}
 
 
-# ---------------------------------------------------------------- onnx carried
-# Integer nodes written out: exact sums, on int32 or carried in float32, and the plan's requantization after them.
-
-
-def emit_carried(walk: Walk, node: Node, made: NodePlan, operands: list[Value]) -> Value:
-    """The node's sum, then what its signature does with it."""
+# ---------------------------------------------------------------- sums
+def write_integer_sum(builder: ModelBuilder, node: Node, node_plan: NodePlan, operands: list[Value]) -> Value:
+    """Write the exact sum of a node, and the requantization of its output after it."""
     sums = f"{node.name}:sums"
-    if node.op in IN_INT32 and _bytes(operands[0]) and _bytes(operands[1]):
-        _in_int32(walk, node, made, operands, sums)
+    if node.op in INT32_SUMS and _is_stored_in_8_bits(operands[0]) and _is_stored_in_8_bits(operands[1]):
+        _write_sum_in_int32(builder, node, node_plan, operands, sums)
     else:
-        centered = [_centered(walk, made, slot, v, sums) for slot, v in enumerate(operands)]
-        _in_float32(walk, node, made, centered, sums)
-    register = Value(sums, "carried", made.register)
-    if made.out_simq is not None:
-        return walk.scales.requantize(register, made.out_simq, f"{node.name}:q")
-    return walk.scales.store(register, f"{node.name}:q") if quantizes_to(made.out.dtype) else register
+        centered = [_centered_operand(builder, node_plan, slot, v, sums) for slot, v in enumerate(operands)]
+        _write_sum_in_float32(builder, node, node_plan, centered, sums)
+    register = Value(sums, "centered", node_plan.register)
+    if node_plan.out_simq is not None:
+        return builder.quantization.requantize(register, node_plan.out_simq, f"{node.name}:q")
+    return builder.quantization.store(register, f"{node.name}:q") if quantizes_to(node_plan.out.dtype) else register
 
 
-def _bytes(value: Value) -> bool:
-    return value.held == "stored" and numpy_dtype(value.dtype).itemsize == 1
+def _is_stored_in_8_bits(value: Value) -> bool:
+    return value.representation == "stored" and numpy_dtype(value.dtype).itemsize == 1
 
 
 # ---------------------------------------------------------------- in int32
-def _in_int32(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> None:
-    w = walk.w
-    total = IN_INT32[node.op](walk, node, made, x, out)
+def _write_sum_in_int32(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
+    w = builder.writer
+    total = INT32_SUMS[node.op](builder, node, node_plan, x, out)
     if len(x) > 2:
-        bias = made.consts.get(2)
+        bias = node_plan.consts.get(2)
         if bias is None:
             raise UnsupportedOp(f"node {node.name!r}: ONNX export takes constant biases only")
-        dims = len(walk.graph[node.inputs[1]].shape or ()) - 2 if node.op.startswith("conv") else 0
-        laid = bias.to(torch.int32).reshape(-1, *[1] * dims)
-        total = w.step("Add", [total, w.constant(f"{node.name}:bias", laid)], out)
-    w.op("Cast", [total], out, to=w.kind_of("float32"))
+        dims = len(builder.graph[node.inputs[1]].shape or ()) - 2 if node.op.startswith("conv") else 0
+        shaped = bias.to(torch.int32).reshape(-1, *[1] * dims)
+        total = w.step("Add", [total, w.constant(f"{node.name}:bias", shaped)], out)
+    w.op("Cast", [total], out, to=w.element_type("float32"))
 
 
-def _zeros(walk: Walk, made: NodePlan, x: list[Value]) -> list[str]:
-    """Zero points of data and weight, the latter per channel or one."""
-    found = []
+def _zero_points(builder: ModelBuilder, x: list[Value]) -> list[str]:
+    """The zero points of the data and of the weight, one each."""
+    names = []
     for value in x[:2]:
         q = value.qparams
         assert q is not None
         zero = torch.unique(q.zero_point)
         if zero.numel() > 1:
             raise UnsupportedOp(f"{value.name!r}: ONNX has one zero point for the weight of a sum in int32")
-        found.append(walk.w.constant(f"{value.name}:zero0", zero.reshape(()).numpy().astype(numpy_dtype(q.dtype))))
-    return found
+        names.append(
+            builder.writer.constant(f"{value.name}:zero0", zero.reshape(()).numpy().astype(numpy_dtype(q.dtype)))
+        )
+    return names
 
 
-def _conv(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> str:
-    a = node.attrs
-    kernel = list((walk.graph[node.inputs[1]].shape or ())[2:])
-    sizes = {"kernel_shape": kernel, "strides": a["stride"], "pads": pads(a, kernel), "dilations": a["dilation"]}
-    inputs = [x[0].name, x[1].name, *_zeros(walk, made, x)]
-    return walk.w.step("ConvInteger", inputs, out, group=a["groups"], **sizes)
+def _write_conv_integer(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> str:
+    window = convolution_window(node.attrs, (builder.graph[node.inputs[1]].shape or ())[2:])
+    inputs = [x[0].name, x[1].name, *_zero_points(builder, x)]
+    return builder.writer.step("ConvInteger", inputs, out, group=node.attrs["groups"], **window)
 
 
-def _linear(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> str:
-    turned = walk.w.step("Transpose", [x[1].name], out, perm=[1, 0])
-    return walk.w.step("MatMulInteger", [x[0].name, turned, *_zeros(walk, made, x)], out)
+def _write_linear_integer(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> str:
+    transposed = builder.writer.step("Transpose", [x[1].name], out, perm=[1, 0])
+    return builder.writer.step("MatMulInteger", [x[0].name, transposed, *_zero_points(builder, x)], out)
 
 
-def _matmul(walk: Walk, node: Node, made: NodePlan, x: list[Value], out: str) -> str:
-    return walk.w.step("MatMulInteger", [x[0].name, x[1].name, *_zeros(walk, made, x)], out)
+def _write_matmul_integer(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> str:
+    return builder.writer.step("MatMulInteger", [x[0].name, x[1].name, *_zero_points(builder, x)], out)
 
 
-IN_INT32: Final[Mapping[str, Callable[[Walk, Node, NodePlan, list[Value], str], str]]] = {
-    **{f"conv{d}d": _conv for d in (1, 2, 3)},
-    "linear": _linear,
-    "matmul": _matmul,
+#: Ops whose sums ONNX computes in int32; each writes the sum without the bias and returns its name.
+INT32_SUMS: Final[Mapping[str, Callable[[ModelBuilder, Node, NodePlan, list[Value], str], str]]] = {
+    **{f"conv{d}d": _write_conv_integer for d in (1, 2, 3)},
+    "linear": _write_linear_integer,
+    "matmul": _write_matmul_integer,
 }
 
 
 # ---------------------------------------------------------------- in float32
-def _centered(walk: Walk, made: NodePlan, slot: int, value: Value, out: str) -> str:
-    """An operand as centered integers in float32."""
-    if value.held == "real":
+def _centered_operand(builder: ModelBuilder, node_plan: NodePlan, slot: int, value: Value, out: str) -> str:
+    """The tensor that holds an operand as centered integers in float32."""
+    if value.representation == "real":
         return value.name
-    if slot in made.consts:
-        integers = made.consts[slot]
-        return walk.w.constant(walk.w.fresh(f"{out}:centered"), integers.to(torch.float32))
-    return walk.scales.centered(value, out)
+    if slot in node_plan.consts:
+        integers = node_plan.consts[slot]
+        return builder.writer.constant(builder.writer.fresh(f"{out}:centered"), integers.to(torch.float32))
+    return builder.quantization.centered(value, out)
 
 
-def _in_float32(walk: Walk, node: Node, made: NodePlan, x: list[str], out: str) -> None:
-    """The op as on real values, its attributes in integer units."""
-    attrs: dict[str, Any] = {**node.attrs, **(made.attrs if node.op == "clamp" else {})}
-    if (axes := summed_axes(walk.graph, node)) is not None:
-        _sum_in_int64(walk, x[0], axes, bool(node.attrs.get("keepdim", True)), out)
+def _write_sum_in_float32(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[str], out: str) -> None:
+    """Write the float op on centered integers, its attributes in quanta."""
+    attrs: dict[str, Any] = {**node.attrs, **(node_plan.attrs if node.op == "clamp" else {})}
+    if (axes := summed_axes(builder.graph, node)) is not None:
+        _write_sum_in_int64(builder, x[0], axes, bool(node.attrs.get("keepdim", True)), out)
     elif "avg_pool" in node.op:
-        _window_sums(walk, node, made, x[0], out)
+        _write_window_sums(builder, node, node_plan, x[0], out)
     elif node.op == "clamp" and isinstance(attrs["min"], torch.Tensor) | isinstance(attrs["max"], torch.Tensor):
-        clip_per_channel(walk.w, made.attrs, x[0], out)
+        write_clip_per_channel(builder.writer, node_plan.attrs, x[0], out)
     else:
-        emit_real(walk.w, Node(node.name, node.op, node.inputs, attrs, node.shape), x, out)
+        write_float_node(builder.writer, Node(node.name, node.op, node.inputs, attrs, node.shape), x, out)
 
 
 def summed_axes(graph: Graph, node: Node) -> list[int] | None:
-    """The axes that a node sums over whole, if that is what it does."""
+    """The axes that a node sums over, if it is a mean, a sum or a pooling to one value; None otherwise."""
     if node.op in ("mean", "sum"):
         return list(node.attrs["axes"])
     sizes = list((graph[node.inputs[0]].shape or ())[2:])
@@ -205,30 +226,30 @@ def summed_axes(graph: Graph, node: Node) -> list[int] | None:
     return list(range(2, 2 + len(sizes))) if whole else None
 
 
-def _sum_in_int64(walk: Walk, x: str, axes: list[int], keep: bool, out: str) -> None:
-    w = walk.w
-    whole = w.step("Cast", [x], out, to=w.kind_of("int64"))
+def _write_sum_in_int64(builder: ModelBuilder, x: str, axes: list[int], keep: bool, out: str) -> None:
+    w = builder.writer
+    whole = w.step("Cast", [x], out, to=w.element_type("int64"))
     total = w.step("ReduceSum", [whole, w.integers(axes, out)], out, keepdims=int(keep))
-    w.op("Cast", [total], out, to=w.kind_of("float32"))
+    w.op("Cast", [total], out, to=w.element_type("float32"))
 
 
-def clip_per_channel(w: Writer, attrs: Attrs, x: str, out: str) -> None:
-    """A clamp whose limits are one for each channel, in the units of `x`."""
+def write_clip_per_channel(w: GraphWriter, attrs: Attrs, x: str, out: str) -> None:
+    """Write a clamp with a limit per channel, in the units of `x`."""
     ends = {"Max": attrs["min"], "Min": attrs["max"]}
     for kind, limit in ((k, v) for k, v in ends.items() if v is not None):
         x = w.step(kind, [x, w.constant(w.fresh(f"{out}:limit"), torch.as_tensor(limit).to(torch.float32))], out)
     w.op("Identity", [x], out)
 
 
-def _window_sums(walk: Walk, node: Node, made: NodePlan, x: str, out: str) -> None:
-    """One strided slice per place in the window, added up in int64."""
-    w, a, sizes = walk.w, node.attrs, (node.shape or ())[2:]
+def _write_window_sums(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: str, out: str) -> None:
+    """Write the sums of a pooling's windows in int64, as the sum of one strided slice per element of the window."""
+    w, a, sizes = builder.writer, node.attrs, (node.shape or ())[2:]
     if "output_size" in a:
         kernel = [i // o for i, o in zip(a["input_size"], a["output_size"], strict=True)]
         stride, padding = kernel, [0] * len(kernel)
     else:
         kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
-    x = w.step("Cast", [x], out, to=w.kind_of("int64"))
+    x = w.step("Cast", [x], out, to=w.element_type("int64"))
     if any(padding):
         ends = [0, 0, *padding]
         x = w.step("Pad", [x, w.integers(ends * 2, out), w.number(0, out, "int64")], out)
@@ -237,6 +258,6 @@ def _window_sums(walk: Walk, node: Node, made: NodePlan, x: str, out: str) -> No
     total = ""
     for offset in itertools.product(*map(range, kernel)):
         stops = [o + s * (n - 1) + 1 for o, s, n in zip(offset, stride, sizes, strict=True)]
-        part = w.step("Slice", [x, w.integers(offset, out), w.integers(stops, out), axes, steps], out)
-        total = w.step("Add", [total, part], out) if total else part
-    w.op("Cast", [total], out, to=w.kind_of("float32"))
+        element = w.step("Slice", [x, w.integers(offset, out), w.integers(stops, out), axes, steps], out)
+        total = w.step("Add", [total, element], out) if total else element
+    w.op("Cast", [total], out, to=w.element_type("float32"))

@@ -1,610 +1,165 @@
-"""Ops that ONNX says in several nodes: pooling to a size, norms over groups, attention, gated activations."""
+"""The ONNX operators of hago's float ops, in one table with a row per op.
+
+A row is a converter: a function that writes the ONNX nodes of one hago node on real values. Ops that ONNX has as a
+single node share the converters `one_node` and `with_integers`; ops that take several nodes have a function each. ATen
+calls without an op of hago (the op `opaque`) have a table of their own, by target.
+"""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from hago.errors import UnsupportedOp
-from hago.export.onnx.writer import Writer
+from hago.export.onnx.writer import GraphWriter
 from hago.graph.graph import Node
 from hago.ops import _opaque
 
-Inputs = Sequence[str]
-
-
-def _shape(w: Writer, node: Node, slot: int = 0) -> tuple[int, ...]:
-    return w.graph[node.inputs[slot]].shape or ()
-
-
-def _whole(node: Node, sizes: Sequence[int]) -> dict[str, Any] | None:
-    """The window of an adaptive pooling whose windows are alike; None where they are not."""
-    output = [n if o is None else o for o, n in zip(node.attrs["output_size"], sizes, strict=True)]
-    if any(n % o for n, o in zip(sizes, output, strict=True)):
-        return None
-    windows = [n // o for n, o in zip(sizes, output, strict=True)]
-    return {"kernel_shape": windows, "strides": windows}
-
-
-def _adaptive_avg_pool(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    sizes = _shape(w, node)[2:]
-    window = _whole(node, sizes)
-    if set(node.attrs["output_size"]) == {1}:
-        w.op("GlobalAveragePool", x, out)
-    elif window is not None:
-        w.op("AveragePool", x, out, **window)
-    else:
-        _average_matrices(w, node, x, out, sizes)
-
-
-def _average_matrices(w: Writer, node: Node, x: Inputs, out: str, sizes: Sequence[int]) -> None:
-    """Windows of different sizes: products with matrices of their means, one per axis."""
-    value = x[0]
-    for axis, (n, o) in enumerate(zip(sizes, node.attrs["output_size"], strict=True)):
-        o = n if o is None else o
-        means = np.zeros((n, o), dtype=np.float32)
-        for i in range(o):
-            low, high = i * n // o, -((-(i + 1) * n) // o)
-            means[low:high, i] = 1.0 / (high - low)
-        last = axis == len(sizes) - 1
-        name = out if last else w.fresh(f"{out}:rows")
-        if last:
-            w.op("MatMul", [value, w.constant(w.fresh(f"{out}:means"), means)], name)
-        else:
-            w.op("MatMul", [w.constant(w.fresh(f"{out}:means"), means.T.copy()), value], name)
-        value = name
-
-
-def _adaptive_max_pool(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    window = _whole(node, _shape(w, node)[2:])
-    if window is None:
-        raise UnsupportedOp(f"node {node.name!r}: ONNX has no maximum over windows of different sizes")
-    w.op("MaxPool", x, out, **window)
-
-
-def _affine(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    shape = w.integers([-1, *[1] * (len(_shape(w, node)) - 2)], out)
-    scale, bias = (w.step("Reshape", [v, shape], out) for v in x[1:])
-    w.op("Add", [w.step("Mul", [x[0], scale], out), bias], out)
-
-
-def _stack(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    axis = node.attrs["axis"]
-    w.op("Concat", [w.step("Unsqueeze", [v, w.integers([axis], out)], out) for v in x], out, axis=axis)
-
-
-def _silu(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("Mul", [x[0], w.step("Sigmoid", x, out)], out)
-
-
-def _prelu(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    shape = w.integers([-1, *[1] * (len(_shape(w, node)) - 2)], out)
-    w.op("PRelu", [x[0], w.step("Reshape", [x[1], shape], out)], out)
-
-
-# ---------------------------------------------------------------- norms
-def _filled(w: Writer, out: str, shape: Sequence[int], value: float) -> str:
-    return w.constant(w.fresh(f"{out}:filled"), np.full(shape, value, dtype=np.float32))
-
-
-def _layer_norm(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    normalized = node.attrs["normalized_shape"]
-    scale = x[1] if len(x) > 1 else _filled(w, out, normalized, 1.0)
-    w.op("LayerNormalization", [x[0], scale, *x[2:]], out, axis=-len(normalized), epsilon=node.attrs["eps"])
-
-
-def _instance_norm(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    channels = _shape(w, node)[1]
-    scale = x[1] if len(x) > 1 else _filled(w, out, [channels], 1.0)
-    bias = x[2] if len(x) > 2 else _filled(w, out, [channels], 0.0)
-    w.op("InstanceNormalization", [x[0], scale, bias], out, epsilon=node.attrs["eps"])
-
-
-def _group_norm(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    """Groups as channels of an instance norm, then the weight and bias of every channel."""
-    groups, shape = node.attrs["num_groups"], _shape(w, node)
-    ones, zeros = _filled(w, out, [groups], 1.0), _filled(w, out, [groups], 0.0)
-    split = w.step("Reshape", [x[0], w.integers([0, groups, -1], out)], out)
-    normed = w.step("InstanceNormalization", [split, ones, zeros], out, epsilon=node.attrs["eps"])
-    restored = w.integers([-1, *shape[1:]], out)
-    along = w.integers([-1, *[1] * (len(shape) - 2)], out)
-    value = w.op("Reshape", [normed, restored], out if len(x) == 1 else w.fresh(f"{out}:normed"))
-    for kind, operand, last in zip(("Mul", "Add"), x[1:], (len(x) == 2, True), strict=False):
-        value = w.op(kind, [value, w.step("Reshape", [operand, along], out)], out if last else w.fresh(f"{out}:scaled"))
-
-
-# ---------------------------------------------------------------- attention
-def _attention(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    query, key = _shape(w, node), _shape(w, node, 1)
-    rank = len(key)
-    scale = node.attrs["scale"]
-    scale = 1.0 / math.sqrt(query[-1]) if scale is None else scale
-    keys, values = x[1], x[2]
-    if node.attrs["enable_gqa"] and query[-3] != key[-3]:
-        keys, values = (_repeated(w, node, v, slot, out) for slot, v in ((1, keys), (2, values)))
-    turned = w.step("Transpose", [keys], out, perm=[*range(rank - 2), rank - 1, rank - 2])
-    scores = w.step("Mul", [w.step("MatMul", [x[0], turned], out), w.number(scale, out)], out)
-    shares = w.fresh(f"{out}:softmax")
-    _shares(w, node, scores, (query[-2], key[-2]), x[3:], shares)
-    w.op("MatMul", [shares, values], out)
-
-
-def _masked_softmax(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    scores = w.step("Mul", [x[0], w.number(node.attrs["scale"], out)], out)
-    rows, columns = _shape(w, node)[-2:]
-    _shares(w, node, scores, (rows, columns), x[1:], out)
-
-
-def _shares(w: Writer, node: Node, scores: str, size: tuple[int, int], masks: Inputs, out: str) -> None:
-    """The softmax of scores under masks; 0 in rows of which nothing is let through, where ONNX's is NaN.
-
-    Args:
-        size: of the matrix of scores.
-        masks: the mask, where there is one; the node's last input.
-    """
-    never = w.number(-math.inf, out)
-    if node.attrs["is_causal"]:
-        through = w.constant(w.fresh(f"{out}:causal"), torch.ones(size, dtype=torch.bool).tril())
-        scores = w.step("Where", [through, scores, never], out)
-    if not masks:
-        w.op("Softmax", [scores], out, axis=-1)
-        return
-    boolean = w.dtypes[node.inputs[-1]] == torch.bool
-    masked = [masks[0], scores, never] if boolean else [scores, masks[0]]
-    scores = w.step("Where" if boolean else "Add", masked, out)
-    w.need(18)
-    largest = w.step("ReduceMax", [scores, w.integers([-1], out)], out, keepdims=1)
-    nothing = w.step("Equal", [largest, never], out)
-    w.op("Where", [nothing, w.number(0.0, out), w.step("Softmax", [scores], out, axis=-1)], out)
-
-
-def _repeated(w: Writer, node: Node, value: str, slot: int, out: str) -> str:
-    """Heads of keys or values, each as often as queries share it."""
-    query, shape = _shape(w, node), _shape(w, node, slot)
-    times = query[-3] // shape[-3]
-    apart = w.step("Unsqueeze", [value, w.integers([-3], out)], out)
-    sizes = [1] * (len(shape) - 2) + [times, 1, 1]
-    spread = w.step("Expand", [apart, w.integers(sizes, out)], out)
-    return w.step("Reshape", [spread, w.integers([-1, *shape[1:-3], query[-3], *shape[-2:]], out)], out)
-
-
-COMPOSED: Final[Mapping[str, Callable[[Writer, Node, Inputs, str], None]]] = {
-    **{f"adaptive_avg_pool{d}d": _adaptive_avg_pool for d in (1, 2)},
-    "adaptive_max_pool2d": _adaptive_max_pool,
-    "affine": _affine,
-    "stack": _stack,
-    "silu": _silu,
-    "prelu": _prelu,
-    "layer_norm": _layer_norm,
-    "instance_norm": _instance_norm,
-    "group_norm": _group_norm,
-    "scaled_dot_product_attention": _attention,
-    "masked_softmax": _masked_softmax,
-}
-
-
-# ---------------------------------------------------------------- onnx opaque
-# ATen calls without a rule of hago that ONNX can say: sizes, indices, conditions, functions of one tensor.
-# The arguments of such a node are JSON; `{"$": i}` is its i-th input (see `hago.ops._opaque`).
+#: The end of a Slice that goes on to the last element.
+_TO_THE_END: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A call to be written.
+class Conversion:
+    """One node on its way to ONNX; made by `write_float_node` and handed to the converter of the node's op.
 
     Args:
-        x: names of the inputs.
-        dtypes: of the inputs.
-        made: dtype of the result.
+        writer: the ONNX graph to append to.
+        node: the node of hago.
+        x: the names of the tensors that the node reads, as real values.
+        out: the name of the tensor that the converter must write.
     """
 
-    w: Writer
-    args: Sequence[Any]
-    x: Inputs
-    dtypes: Sequence[torch.dtype]
-    made: torch.dtype
+    writer: GraphWriter
+    node: Node
+    x: Sequence[str]
     out: str
 
-    def argument(self, slot: int, default: Any) -> Any:
-        return self.args[slot] if len(self.args) > slot else default
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        return self.node.attrs
 
-    def operand(self, value: Any, dtype: torch.dtype) -> str:
-        """An input or a number, as this dtype."""
-        if not _is_input(value):
-            return self.w.number(value, self.out, str(dtype).removeprefix("torch."))
-        name, found = self.x[value["$"]], self.dtypes[value["$"]]
-        return name if found == dtype else self.cast(name, dtype)
+    def shape(self, slot: int = 0) -> tuple[int, ...]:
+        """The shape of an input at batch 1."""
+        return self.writer.graph[self.node.inputs[slot]].shape or ()
 
-    def cast(self, name: str, dtype: torch.dtype) -> str:
-        return self.w.step("Cast", [name], self.out, to=self.w.kind_of(dtype))
+    def output(self, kind: str, inputs: Sequence[str], **attrs: Any) -> None:
+        """Append the ONNX node that writes the output."""
+        self.writer.op(kind, inputs, self.out, **attrs)
 
-    def size(self, value: Any) -> str:
-        return self.x[value["$"]] if _is_input(value) else self.w.number(value, self.out, "int64")
+    def step(self, kind: str, inputs: Sequence[str], **attrs: Any) -> str:
+        """Append an ONNX node for an intermediate value, and return its name."""
+        return self.writer.step(kind, inputs, self.out, **attrs)
 
-    def sizes(self, values: Sequence[Any], keep: int = -1) -> str:
-        """A list of sizes as one tensor; -1 becomes `keep`."""
-        w, out = self.w, self.out
-        if not any(map(_is_input, values)):
-            return w.integers([keep if v == -1 else v for v in values], out)
-        zero = w.integers([0], out)
-        parts = [
-            w.step("Unsqueeze", [self.x[v["$"]], zero], out)
-            if _is_input(v)
-            else w.integers([keep if v == -1 else v], out)
-            for v in values
-        ]
-        return w.step("Concat", parts, out, axis=0)
+    def integers(self, values: Sequence[int]) -> str:
+        """A constant list of int64."""
+        return self.writer.integers(values, self.out)
 
-    def refuse(self, what: str) -> UnsupportedOp:
-        return UnsupportedOp(f"{self.out!r}: {what} has no op in ONNX")
+    def number(self, value: float, dtype: str = "float32") -> str:
+        """A constant scalar."""
+        return self.writer.number(value, self.out, dtype)
 
+    def constant(self, suffix: str, value: Any) -> str:
+        """A constant tensor whose name ends in `suffix`."""
+        return self.writer.constant(self.fresh(suffix), value)
 
-_Emit = Callable[[_Said], None]
+    def fresh(self, suffix: str) -> str:
+        """A new name for a tensor, from that of the output."""
+        return self.writer.fresh(f"{self.out}:{suffix}")
 
 
-def _is_input(value: Any) -> bool:
-    return isinstance(value, dict) and "$" in value
+Converter = Callable[[Conversion], None]
 
 
-# ---------------------------------------------------------------- sizes
-def _size(s: _Said) -> None:
-    axis = s.args[1]
-    part = s.w.step("Shape", s.x[:1], s.out, start=axis, end=None if axis == -1 else axis + 1)
-    s.w.op("Squeeze", [part, s.w.integers([0], s.out)], s.out)
-
-
-def _of_sizes(kind: str) -> _Emit:
-    def emit(s: _Said) -> None:
-        s.w.op(kind, [s.size(a) for a in s.args], s.out)
-
-    return emit
-
-
-def _expand_call(s: _Said) -> None:
-    s.w.op("Expand", [s.x[0], s.sizes(s.args[1], 1)], s.out)
-
-
-def _view(s: _Said) -> None:
-    s.w.op("Reshape", [s.x[0], s.sizes(s.args[1])], s.out)
-
-
-def _repeat(s: _Said) -> None:
-    added = len(s.args[1]) - len(s.w.graph[s.w.graph[s.out].inputs[0]].shape or ())
-    whole = s.w.step("Unsqueeze", [s.x[0], s.w.integers(range(added), s.out)], s.out) if added else s.x[0]
-    s.w.op("Tile", [whole, s.sizes(s.args[1])], s.out)
-
-
-def _filled_call(value: float | None) -> _Emit:
-    """A tensor of one number; the call's own where None."""
-
-    def emit(s: _Said) -> None:
-        sizes = next(a for a in s.args if isinstance(a, list))
-        number = s.operand(s.args[-1] if value is None else value, s.made)
-        s.w.op("Expand", [number, s.sizes(sizes)], s.out)
-
-    return emit
-
-
-def _range(s: _Said) -> None:
-    bounds = [0, *s.args] if len(s.args) == 1 else list(s.args)
-    bounds += [1] * (3 - len(bounds))
-    s.w.op("Range", [s.operand(b, s.made) for b in bounds], s.out)
-
-
-# ---------------------------------------------------------------- arithmetic
-def _arithmetic(kind: str) -> _Emit:
-    def emit(s: _Said) -> None:
-        if s.made == torch.bool:
-            raise s.refuse("arithmetic on conditions")
-        s.w.op(kind, [s.operand(a, s.made) for a in s.args[:2]], s.out)
-
-    return emit
-
-
-def _compare(kind: str, turned: bool = False) -> _Emit:
-    def emit(s: _Said) -> None:
-        common = s.dtypes[0]
-        for value in s.args[:2]:
-            other = s.dtypes[value["$"]] if _is_input(value) else type(value)
-            common = torch.float32 if other is float and not common.is_floating_point else common
-            common = torch.int64 if other is int and common == torch.bool else common
-            common = torch.promote_types(common, other) if isinstance(other, torch.dtype) else common
-        common = torch.int64 if common == torch.bool else common
-        found = [s.operand(a, common) for a in s.args[:2]]
-        if turned:
-            s.w.op("Not", [s.w.step(kind, found, s.out)], s.out)
-        else:
-            s.w.op(kind, found, s.out)
-
-    return emit
-
-
-def _condition(kind: str) -> _Emit:
-    def emit(s: _Said) -> None:
-        if any(d != torch.bool for d in s.dtypes):
-            raise s.refuse("this arithmetic on bits")
-        s.w.op(kind, list(s.x), s.out)
-
-    return emit
-
-
-def _function(*kinds: str) -> _Emit:
-    """A function of one tensor, or one after the other."""
-
-    def emit(s: _Said) -> None:
-        value = s.x[0]
-        for kind in kinds[:-1]:
-            value = s.w.step(kind, [value], s.out)
-        s.w.op(kinds[-1], [value], s.out)
-
-    return emit
-
-
-def _as_type(s: _Said) -> None:
-    s.w.op("Cast", s.x[:1], s.out, to=s.w.kind_of(s.made))
-
-
-def _power(s: _Said) -> None:
-    if _is_input(s.args[1]) or not math.isfinite(s.args[1]):
-        raise s.refuse("this power")
-    s.w.op("Pow", [s.x[0], s.w.number(s.args[1], s.out)], s.out)
-
-
-def _add_product(s: _Said) -> None:
-    """`x + a * b`."""
-    s.w.op("Add", [s.x[0], s.w.step("Mul", [s.x[1], s.x[2]], s.out)], s.out)
-
-
-def _softplus(s: _Said) -> None:
-    if list(s.args[1:]) not in ([], [1, 20]):
-        raise s.refuse("this softplus")
-    s.w.op("Softplus", s.x[:1], s.out)
-
-
-def _mish(s: _Said) -> None:
-    s.w.need(18)
-    s.w.op("Mish", s.x[:1], s.out)
-
-
-# ---------------------------------------------------------------- along axes
-def _vector_norm(s: _Said) -> None:
-    order, axes, keep = s.argument(1, 2.0), s.argument(2, None), bool(s.argument(3, False))
-    if order not in (1.0, 2.0) or not axes:
-        raise s.refuse(f"a vector norm of order {order} over axes {axes}")
-    s.w.need(18)
-    kind = "ReduceL2" if order == 2.0 else "ReduceL1"
-    s.w.op(kind, [s.x[0], s.w.integers(axes, s.out)], s.out, keepdims=int(keep))
-
-
-def _cumulative(s: _Said) -> None:
-    s.w.op("CumSum", [s.operand(s.args[0], s.made), s.w.number(s.args[1], s.out, "int64")], s.out)
-
-
-def _difference(s: _Said) -> None:
-    """Of neighbours along an axis, with what stands before the first."""
-    axis, before = s.argument(2, -1), s.argument(3, None)
-    if s.argument(1, 1) != 1 or s.argument(4, None) is not None or s.made == torch.bool:
-        raise s.refuse("this difference")
-    w, at = s.w, s.w.integers([axis], s.out)
-    x = s.operand(s.args[0], s.made)
-    x = x if before is None else w.step("Concat", [s.operand(before, s.made), x], s.out, axis=axis)
-    last = w.integers([2**63 - 1], s.out)
-    later = w.step("Slice", [x, w.integers([1], s.out), last, at], s.out)
-    earlier = w.step("Slice", [x, w.integers([0], s.out), w.integers([-1], s.out), at], s.out)
-    w.op("Sub", [later, earlier], s.out)
-
-
-def _roll(s: _Said) -> None:
-    """The end of every axis goes before its start."""
-    w, value, axes = s.w, s.x[0], s.argument(2, [])
-    if len(axes) != len(s.args[1]) or any(map(_is_input, s.args[1])):
-        raise s.refuse("a roll of the flattened tensor")
-    for place, (shift, axis) in enumerate(zip(s.args[1], axes, strict=True)):
-        cut, at = w.integers([-shift], s.out), w.integers([axis], s.out)
-        end = w.step("Slice", [value, cut, w.integers([2**63 - 1], s.out), at], s.out)
-        start = w.step("Slice", [value, w.integers([0], s.out), cut, at], s.out)
-        if not shift:
-            end, start = value, w.step("Slice", [value, cut, cut, at], s.out)
-        name = s.out if place == len(axes) - 1 else w.fresh(f"{s.out}:roll")
-        value = w.op("Concat", [end, start], name, axis=axis)
-
-
-def _gather(s: _Said) -> None:
-    s.w.op("GatherElements", [s.x[0], s.operand(s.args[2], torch.int64)], s.out, axis=s.args[1])
-
-
-def _index(s: _Said) -> None:
-    """Entries by one index for each of the first axes, broadcast against each other."""
-    w, indices = s.w, s.args[1]
-    if not all(map(_is_input, indices)) or any(s.dtypes[i["$"]] == torch.bool for i in indices):
-        raise s.refuse("this indexing")
-    names = [s.operand(i, torch.int64) for i in indices]
-    total = names[0]
-    for other in names[1:]:
-        total = w.step("Add", [total, other], s.out)
-    shape, last = w.step("Shape", [total], s.out), w.integers([-1], s.out)
-    spread = [w.step("Unsqueeze", [w.step("Expand", [n, shape], s.out), last], s.out) for n in names]
-    w.op("GatherND", [s.x[0], w.step("Concat", spread, s.out, axis=-1)], s.out)
-
-
-def _log_softmax(s: _Said) -> None:
-    if s.made != s.dtypes[0]:
-        raise s.refuse("a softmax in another dtype")
-    s.w.op("LogSoftmax", s.x[:1], s.out, axis=s.args[1])
-
-
-def _where(s: _Said) -> None:
-    condition = s.operand(s.args[0], torch.bool)
-    s.w.op("Where", [condition, *(s.operand(a, s.made) for a in s.args[1:3])], s.out)
-
-
-def _masked_fill(s: _Said) -> None:
-    condition = s.operand(s.args[1], torch.bool)
-    s.w.op("Where", [condition, s.operand(s.args[2], s.made), s.x[0]], s.out)
-
-
-_SPELLED: Final = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
-_FUNCTIONS: Final = ("exp", "log", "sqrt", "abs", "erf", "sin", "cos", "floor", "ceil", "round", "sign", "reciprocal")
-_TARGETS: Final[Mapping[str, _Emit]] = {
-    "aten.sym_size.int": _size,
-    "aten.expand.default": _expand_call,
-    "aten.view.default": _view,
-    "aten.reshape.default": _view,
-    "aten._unsafe_view.default": _view,
-    "aten.repeat.default": _repeat,
-    "aten.linalg_vector_norm.default": _vector_norm,
-    "aten.pow.Tensor_Scalar": _power,
-    "aten.cumsum.default": _cumulative,
-    "aten.clone.default": _function("Identity"),
-    "aten.alias.default": _function("Identity"),
-    **{f"aten.{n}.default": _function(n.capitalize()) for n in _FUNCTIONS},
-    "aten.rsqrt.default": _function("Sqrt", "Reciprocal"),
-    "aten.softplus.default": _softplus,
-    "aten.mish.default": _mish,
-    "aten.log_softmax.int": _log_softmax,
-    "aten.addcmul.default": _add_product,
-    "aten.maximum.default": _arithmetic("Max"),
-    "aten.minimum.default": _arithmetic("Min"),
-    **{f"aten.{n}.{o}": _arithmetic(n.capitalize()) for n in ("add", "sub", "mul") for o in ("Tensor", "Scalar")},
-    **{f"aten.{n}.{o}": _compare(kind) for n, kind in _SPELLED.items() for o in ("Tensor", "Scalar")},
-    **{f"aten.ne.{o}": _compare("Equal", turned=True) for o in ("Tensor", "Scalar")},
-    **dict.fromkeys(("aten.__and__.Tensor", "aten.bitwise_and.Tensor", "aten.logical_and.default"), _condition("And")),
-    **dict.fromkeys(("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or.default"), _condition("Or")),
-    **dict.fromkeys(("aten.bitwise_not.default", "aten.logical_not.default"), _condition("Not")),
-    **{f"aten.where.{n}": _where for n in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
-    "aten.masked_fill.Scalar": _masked_fill,
-    "aten.gather.default": _gather,
-    "aten.index.Tensor": _index,
-    "aten.roll.default": _roll,
-    "aten.diff.default": _difference,
-    "aten.type_as.default": _as_type,
-    "aten.arange.default": _range,
-    "aten.arange.start": _range,
-    "aten.arange.start_step": _range,
-    "aten.zeros.default": _filled_call(0),
-    "aten.ones.default": _filled_call(1),
-    "aten.new_zeros.default": _filled_call(0),
-    "aten.new_ones.default": _filled_call(1),
-    "aten.full.default": _filled_call(None),
-    "aten.new_full.default": _filled_call(None),
-    "operator.add": _of_sizes("Add"),
-    "operator.sub": _of_sizes("Sub"),
-    "operator.mul": _of_sizes("Mul"),
-    "operator.floordiv": _of_sizes("Div"),
-}
-#: Arguments that say where and how a tensor lies in memory, not what is in it.
-_LAYOUT: Final = frozenset({"memory_format", "device", "pin_memory", "layout"})
-
-
-def emit_opaque(w: Writer, node: Node, inputs: Inputs, out: str) -> None:
-    """An opaque node on real values, indices or conditions.
-
-    Raises:
-        UnsupportedOp: ONNX export does not know the call.
-    """
-    target, args, kwargs = node.attrs["target"], node.attrs["args"], node.attrs["kwargs"]
-    plain = {k for k, v in kwargs.items() if v is not None} - _LAYOUT - {"dtype"}
-    if target not in _TARGETS or plain:
-        raise UnsupportedOp(
-            f"node {node.name!r}: ONNX export does not know the call {target} with {node.attrs['args']} and {kwargs}"
-        )
-    said = _Said(w, args, inputs, [w.dtypes[n] for n in node.inputs], w.dtypes[node.name], out)
-    _TARGETS[target](said)
-
-
-# ---------------------------------------------------------------- onnx real
-# How ONNX says each op on real values: one small function per op, in tables by name.
-# A function takes the Writer, the node, the names of its real inputs and the name that its result must have. What
-# needs more than one line of ONNX stands in `onnx_composed`; what ATen calls without a rule of hago mean, in
-# `onnx_opaque`.
-
-Emit = Callable[[Writer, Node, Inputs, str], None]
-
-
-def same(kind: str, opset: int = 0, **attrs: Any) -> Emit:
-    """An op that ONNX has, with these attributes."""
-
-    def emit(w: Writer, node: Node, x: Inputs, out: str) -> None:
-        w.need(opset)
-        w.op(kind, x, out, **attrs)
-
-    return emit
-
-
-def renamed(kind: str, opset: int = 0, **names: str) -> Emit:
-    """An op whose attributes only have other names."""
-
-    def emit(w: Writer, node: Node, x: Inputs, out: str) -> None:
-        w.need(opset)
-        w.op(kind, x, out, **{theirs: node.attrs[ours] for theirs, ours in names.items()})
-
-    return emit
-
-
-def pads(attrs: Mapping[str, Any], kernel: Sequence[int]) -> list[int]:
-    """torch's padding, a list or a word, as ONNX writes it: starts, then ends; what is so already stays."""
-    given = attrs["padding"]
-    if given == "valid":
-        return [0] * (2 * len(kernel))
-    if given == "same":
-        total = [d * (k - 1) for d, k in zip(attrs["dilation"], kernel, strict=True)]
-        return [t // 2 for t in total] + [t - t // 2 for t in total]
-    return list(given) if len(given) == 2 * len(kernel) else list(given) * 2
-
-
-def _conv(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    kernel = (w.graph[node.inputs[1]].shape or ())[2:]
-    attrs = node.attrs
-    window = {"kernel_shape": list(kernel), "strides": attrs["stride"], "pads": pads(attrs, kernel)}
-    w.op("Conv", x, out, group=attrs["groups"], dilations=attrs["dilation"], **window)
-
-
-def _conv_transpose(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    a = node.attrs
-    kernel = (w.graph[node.inputs[1]].shape or ())[2:]
-    window = {"kernel_shape": list(kernel), "strides": a["stride"], "pads": list(a["padding"]) * 2}
-    more = {"output_padding": a["output_padding"], "dilations": a["dilation"]}
-    w.op("ConvTranspose", x, out, group=a["groups"], **window, **more)
-
-
-def _linear(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    if len(w.graph[node.inputs[0]].shape or ()) == 2:
-        w.op("Gemm", x, out, transB=1)
-        return
-    turned = w.step("Transpose", x[1:2], out, perm=[1, 0])
-    if len(x) == 2:
-        w.op("MatMul", [x[0], turned], out)
-    else:
-        w.op("Add", [w.step("MatMul", [x[0], turned], out), x[2]], out)
-
-
-def _matmul(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("MatMul" if len(x) == 2 else "Gemm", x, out)
-
-
-def _div(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    divisor = w.number(node.attrs["divisor"], out) if len(x) == 1 else x[1]
-    if "plus" in node.attrs:
-        divisor = w.step("Add", [divisor, w.number(node.attrs["plus"], out)], out)
-    w.op("Div", [x[0], divisor], out)
-
-
-def _clamp(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    limits = ["" if node.attrs[k] is None else w.number(node.attrs[k], out) for k in ("min", "max")]
-    w.op("Clip", [x[0], *(limits if limits[1] else limits[:1])], out)
-
-
-def rows_back(w: Writer, x: str, shape: Sequence[int], out: str) -> str:
-    """The shape to lay rows of a matrix product out as.
+def one_node(kind: str, opset: int = 0, attributes: Mapping[str, str] | None = None, **constant: Any) -> Converter:
+    """The converter of an op that is a single ONNX node on the same inputs.
 
     Args:
-        x: what the rows came from; its axes but the last are kept.
+        opset: the first opset that has the ONNX operator.
+        attributes: attributes of the ONNX operator, each with the name that the op of hago gives it.
+        constant: attributes that are the same for every node of the op.
+    """
+
+    def convert(c: Conversion) -> None:
+        c.writer.need(opset)
+        c.output(kind, c.x, **constant, **{theirs: c.attrs[ours] for theirs, ours in (attributes or {}).items()})
+
+    return convert
+
+
+def with_integers(kind: str, attribute: str, opset: int = 0, keepdims: bool = False) -> Converter:
+    """The converter of an op that is a single ONNX node, one of whose attributes is an input there: a list of int64.
+
+    Args:
+        keepdims: whether the ONNX operator has this attribute.
+    """
+
+    def convert(c: Conversion) -> None:
+        c.writer.need(opset)
+        value = c.attrs[attribute]
+        integers = c.integers([value] if isinstance(value, int) else value)
+        c.output(kind, [c.x[0], integers], keepdims=int(c.attrs["keepdim"]) if keepdims else None)
+
+    return convert
+
+
+# ---------------------------------------------------------------- convolutions and products
+def onnx_padding(attrs: Mapping[str, Any], kernel: Sequence[int]) -> list[int]:
+    """The `pads` of an ONNX convolution, all starts and then all ends, from PyTorch's `padding`: a list, "valid" or
+    "same". A list that has starts and ends already is returned as it is."""
+    padding = attrs["padding"]
+    if padding == "valid":
+        return [0] * (2 * len(kernel))
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(attrs["dilation"], kernel, strict=True)]
+        return [t // 2 for t in total] + [t - t // 2 for t in total]
+    return list(padding) if len(padding) == 2 * len(kernel) else list(padding) * 2
+
+
+def convolution_window(attrs: Mapping[str, Any], kernel: Sequence[int]) -> dict[str, Any]:
+    """The attributes of an ONNX convolution that describe its window."""
+    return {
+        "kernel_shape": list(kernel),
+        "strides": attrs["stride"],
+        "pads": onnx_padding(attrs, kernel),
+        "dilations": attrs["dilation"],
+    }
+
+
+def _convert_conv(c: Conversion) -> None:
+    c.output("Conv", c.x, group=c.attrs["groups"], **convolution_window(c.attrs, c.shape(1)[2:]))
+
+
+def _convert_conv_transpose(c: Conversion) -> None:
+    window = convolution_window(c.attrs, c.shape(1)[2:])
+    c.output("ConvTranspose", c.x, group=c.attrs["groups"], output_padding=c.attrs["output_padding"], **window)
+
+
+def _convert_linear(c: Conversion) -> None:
+    if len(c.shape()) == 2:
+        c.output("Gemm", c.x, transB=1)
+        return
+    transposed = c.step("Transpose", c.x[1:2], perm=[1, 0])
+    if len(c.x) == 2:
+        c.output("MatMul", [c.x[0], transposed])
+    else:
+        c.output("Add", [c.step("MatMul", [c.x[0], transposed]), c.x[2]])
+
+
+def _convert_matmul(c: Conversion) -> None:
+    c.output("MatMul" if len(c.x) == 2 else "Gemm", c.x)
+
+
+def unflattened_shape(w: GraphWriter, x: str, shape: Sequence[int], out: str) -> str:
+    """The shape that turns the rows of a matrix product back into a tensor of more than two axes.
+
+    Args:
+        x: the tensor that was flattened to rows; all its axes but the last are kept.
         shape: of the result at batch 1.
     """
     if shape[0] == 1 and 1 not in shape[1:-1]:
@@ -614,8 +169,73 @@ def rows_back(w: Writer, x: str, shape: Sequence[int], out: str) -> str:
     return w.step("Concat", [kept, w.integers(shape[-1:], out)], out, axis=0)
 
 
-def window(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """A pooling's attributes in ONNX."""
+# ---------------------------------------------------------------- arithmetic and activations
+def _real_arithmetic(kind: str) -> Converter:
+    """An arithmetic op whose operands may be integers or conditions beside real numbers, which are cast."""
+
+    def convert(c: Conversion) -> None:
+        c.output(kind, _real_operands(c))
+
+    return convert
+
+
+def _real_operands(c: Conversion) -> list[str]:
+    return [
+        x if c.writer.dtypes[source].is_floating_point else c.step("Cast", [x], to=c.writer.element_type("float32"))
+        for source, x in zip(c.node.inputs, c.x, strict=True)
+    ]
+
+
+def _convert_div(c: Conversion) -> None:
+    x = _real_operands(c)
+    divisor = c.number(c.attrs["divisor"]) if len(x) == 1 else x[1]
+    if "plus" in c.attrs:
+        divisor = c.step("Add", [divisor, c.number(c.attrs["plus"])])
+    c.output("Div", [x[0], divisor])
+
+
+def _convert_clamp(c: Conversion) -> None:
+    limits = ["" if c.attrs[k] is None else c.number(c.attrs[k]) for k in ("min", "max")]
+    c.output("Clip", [c.x[0], *(limits if limits[1] else limits[:1])])
+
+
+def _convert_silu(c: Conversion) -> None:
+    c.output("Mul", [c.x[0], c.step("Sigmoid", c.x)])
+
+
+def _channel_shape(c: Conversion) -> str:
+    """The shape of one value per channel, broadcast against the input."""
+    return c.integers([-1, *[1] * (len(c.shape()) - 2)])
+
+
+def _convert_prelu(c: Conversion) -> None:
+    shape = _channel_shape(c)
+    c.output("PRelu", [c.x[0], c.step("Reshape", [c.x[1], shape])])
+
+
+def _convert_affine(c: Conversion) -> None:
+    shape = _channel_shape(c)
+    scale, bias = (c.step("Reshape", [v, shape]) for v in c.x[1:])
+    c.output("Add", [c.step("Mul", [c.x[0], scale]), bias])
+
+
+def _convert_to(c: Conversion) -> None:
+    c.output("Cast", c.x, to=c.writer.element_type(c.attrs["dtype"]))
+
+
+def _convert_softmax(c: Conversion) -> None:
+    """A softmax, and a maximum with 0 that changes no value but prevents ONNX Runtime from fusing a softmax between
+    quantized tensors: its QLinearSoftmax multiplies by floor(1 / scale), which is wrong where 1 / scale is no integer.
+    """
+    x = c.x
+    if "scale" in c.attrs:
+        x = [c.step("Mul", [x[0], c.number(c.attrs["scale"])])]
+    c.output("Max", [c.step("Softmax", x, axis=c.attrs["axis"]), c.number(0.0)])
+
+
+# ---------------------------------------------------------------- pooling
+def pooling_window(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an ONNX pooling that describe its window."""
     return {
         "kernel_shape": attrs["kernel_size"],
         "strides": attrs["stride"],
@@ -624,206 +244,663 @@ def window(attrs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _max_pool(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("MaxPool", x, out, dilations=node.attrs["dilation"], **window(node.attrs))
+def _convert_max_pool(c: Conversion) -> None:
+    c.output("MaxPool", c.x, dilations=c.attrs["dilation"], **pooling_window(c.attrs))
 
 
-def _avg_pool(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    attrs, divisor = node.attrs, node.attrs.get("divisor_override")
+def _convert_avg_pool(c: Conversion) -> None:
+    attrs, divisor = c.attrs, c.attrs.get("divisor_override")
     if divisor and attrs["ceil_mode"]:
-        raise UnsupportedOp(f"node {node.name!r}: ONNX has no average with a divisor of its own and ceil_mode")
+        raise UnsupportedOp(f"node {c.node.name!r}: ONNX has no average with a divisor of its own and ceil_mode")
     if not divisor:
-        w.op("AveragePool", x, out, count_include_pad=int(attrs["count_include_pad"]), **window(attrs))
+        c.output("AveragePool", c.x, count_include_pad=int(attrs["count_include_pad"]), **pooling_window(attrs))
         return
-    average = w.step("AveragePool", x, out, count_include_pad=1, **window(attrs))
-    w.op("Mul", [average, w.number(math.prod(attrs["kernel_size"]) / divisor, out)], out)
+    average = c.step("AveragePool", c.x, count_include_pad=1, **pooling_window(attrs))
+    c.output("Mul", [average, c.number(math.prod(attrs["kernel_size"]) / divisor)])
 
 
-def _reduce(kind: str, opset: int) -> Emit:
-    def emit(w: Writer, node: Node, x: Inputs, out: str) -> None:
-        w.need(opset)
-        w.op(kind, [x[0], w.integers(node.attrs["axes"], out)], out, keepdims=int(node.attrs["keepdim"]))
-
-    return emit
-
-
-def _along(kind: str, ours: str) -> Emit:
-    """An op that takes a list of integers from attribute `ours` as its second input."""
-
-    def emit(w: Writer, node: Node, x: Inputs, out: str) -> None:
-        value = node.attrs[ours]
-        w.op(kind, [x[0], w.integers(value if isinstance(value, list) else [value], out)], out)
-
-    return emit
+def _uniform_window(c: Conversion) -> dict[str, Any] | None:
+    """The window of an adaptive pooling all of whose windows have the same size; None if they differ."""
+    sizes = c.shape()[2:]
+    output = [n if o is None else o for o, n in zip(c.attrs["output_size"], sizes, strict=True)]
+    if any(n % o for n, o in zip(sizes, output, strict=True)):
+        return None
+    windows = [n // o for n, o in zip(sizes, output, strict=True)]
+    return {"kernel_shape": windows, "strides": windows}
 
 
-def _reshape(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("Reshape", [_channels_last(w, node, x[0], out), w.integers(node.attrs["shape"], out)], out)
-
-
-def _squeeze(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    axes = node.attrs["axes"]
-    if axes == list(range(2, len(w.graph[node.inputs[0]].shape or ()))):
-        squeeze_pooled(w, x[0], len(axes) + 2, out)
+def _convert_adaptive_avg_pool(c: Conversion) -> None:
+    window = _uniform_window(c)
+    if set(c.attrs["output_size"]) == {1}:
+        c.output("GlobalAveragePool", c.x)
+    elif window is not None:
+        c.output("AveragePool", c.x, **window)
     else:
-        w.op("Squeeze", [x[0], w.integers(axes, out)], out)
+        _average_by_matrices(c)
 
 
-def squeeze_pooled(w: Writer, x: str, rank: int, out: str) -> None:
-    """A value whose axes from the second on have size 1, without them."""
-    w.op("Squeeze", [_turned(w, x, rank, out), w.integers(range(1, rank - 1), out)], out)
+def _average_by_matrices(c: Conversion) -> None:
+    """Average over windows of different sizes: one product per axis with the matrix of their weights."""
+    value, sizes = c.x[0], c.shape()[2:]
+    for axis, (n, o) in enumerate(zip(sizes, c.attrs["output_size"], strict=True)):
+        o = n if o is None else o
+        weights = np.zeros((n, o), dtype=np.float32)
+        for i in range(o):
+            low, high = i * n // o, -((-(i + 1) * n) // o)
+            weights[low:high, i] = 1.0 / (high - low)
+        last = axis == len(sizes) - 1
+        name = c.out if last else c.fresh("rows")
+        if last:
+            c.writer.op("MatMul", [value, c.constant("means", weights)], name)
+        else:
+            c.writer.op("MatMul", [c.constant("means", weights.T.copy()), value], name)
+        value = name
 
 
-def _channels_last(w: Writer, node: Node, x: str, out: str) -> str:
-    """What is about to be reshaped, its channels last where no other axis but the batch has a size."""
-    shape = w.graph[node.inputs[0]].shape or ()
-    return _turned(w, x, len(shape), out) if len(shape) > 2 and set(shape[2:]) == {1} else x
+def _convert_adaptive_max_pool(c: Conversion) -> None:
+    window = _uniform_window(c)
+    if window is None:
+        raise UnsupportedOp(f"node {c.node.name!r}: ONNX has no maximum over windows of different sizes")
+    c.output("MaxPool", c.x, **window)
 
 
-def _turned(w: Writer, x: str, rank: int, out: str) -> str:
-    """Changes nothing in memory, and lets ONNX Runtime keep channels last up to here: its layout does not pass a
-    Clip that no transposition follows, and a global pooling of channels first takes twelve times as long."""
+# ---------------------------------------------------------------- shapes
+def _convert_stack(c: Conversion) -> None:
+    axis = c.attrs["axis"]
+    c.output("Concat", [c.step("Unsqueeze", [v, c.integers([axis])]) for v in c.x], axis=axis)
+
+
+def _convert_reshape(c: Conversion) -> None:
+    x, shape = c.x[0], c.shape()
+    if len(shape) > 2 and set(shape[2:]) == {1}:
+        x = _transpose_to_channels_last(c.writer, x, len(shape), c.out)
+    c.output("Reshape", [x, c.integers(c.attrs["shape"])])
+
+
+def _convert_squeeze(c: Conversion) -> None:
+    axes = c.attrs["axes"]
+    if axes == list(range(2, len(c.shape()))):
+        squeeze_pooled(c.writer, c.x[0], len(axes) + 2, c.out)
+    else:
+        c.output("Squeeze", [c.x[0], c.integers(axes)])
+
+
+def squeeze_pooled(w: GraphWriter, x: str, rank: int, out: str) -> None:
+    """Remove the spatial axes, all of size 1, of a tensor of this rank."""
+    w.op("Squeeze", [_transpose_to_channels_last(w, x, rank, out), w.integers(range(1, rank - 1), out)], out)
+
+
+def _transpose_to_channels_last(w: GraphWriter, x: str, rank: int, out: str) -> str:
+    """Move the channels of a tensor behind spatial axes of size 1, which changes nothing in memory.
+
+    It lets ONNX Runtime keep channels last up to here: its layout optimization does not pass a Clip that no Transpose
+    follows, and a global pooling of channels first takes twelve times as long.
+    """
     return w.step("Transpose", [x], out, perm=[0, *range(2, rank), 1])
 
 
-def _expand(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("Expand", [x[0], w.integers([max(s, 1) for s in node.attrs["size"]], out)], out)  # 1 keeps a size
+def _sizes(c: Conversion, values: Sequence[Any], kept: int = -1) -> str:
+    """A list of sizes as one tensor of int64.
+
+    Args:
+        values: integers, or references to inputs of an ATen call that hold sizes.
+        kept: the number that stands for -1 in ONNX.
+    """
+    if not any(map(_is_input, values)):
+        return c.integers([kept if v == -1 else v for v in values])
+    zero = c.integers([0])
+    elements = [
+        c.step("Unsqueeze", [c.x[v["$"]], zero]) if _is_input(v) else c.integers([kept if v == -1 else v])
+        for v in values
+    ]
+    return c.step("Concat", elements, axis=0)
 
 
-def _slice(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    a = node.attrs
-    stop = sys.maxsize if a["stop"] is None else a["stop"]
-    w.op("Slice", [x[0], *(w.integers([v], out) for v in (a["start"], stop, a["axis"], a["step"]))], out)
+def _expand(c: Conversion, sizes: Sequence[Any]) -> None:
+    """Expand the first input to these sizes; ONNX keeps a size where it expands to 1."""
+    c.output("Expand", [c.x[0], _sizes(c, sizes, 1)])
 
 
-def _select(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    index = w.number(node.attrs["index"], out, "int64")
-    w.op("Gather", [x[0], index], out, axis=node.attrs["axis"])
+def _convert_expand(c: Conversion) -> None:
+    _expand(c, c.attrs["size"])
+
+
+def _convert_slice(c: Conversion) -> None:
+    a = c.attrs
+    stop = _TO_THE_END if a["stop"] is None else a["stop"]
+    c.output("Slice", [c.x[0], *(c.integers([v]) for v in (a["start"], stop, a["axis"], a["step"]))])
+
+
+def _convert_select(c: Conversion) -> None:
+    index = c.number(c.attrs["index"], "int64")
+    c.output("Gather", [c.x[0], index], axis=c.attrs["axis"])
 
 
 _PAD_MODES: Final = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def pad_sizes(node: Node, rank: int) -> list[int]:
-    """torch's pairs from the last axis on, as ONNX's starts and ends from the first."""
+    """The `pads` of an ONNX Pad, all starts and then all ends, from PyTorch's pairs that begin at the last axis."""
     pairs = list(zip(node.attrs["pad"][::2], node.attrs["pad"][1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (rank - len(pairs)) + pairs
     return [low for low, _ in pairs] + [high for _, high in pairs]
 
 
-def _pad(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    mode = _PAD_MODES[node.attrs["mode"]]
-    w.need(19 if mode == "wrap" else 0)
-    sizes = w.integers(pad_sizes(node, len(w.graph[node.inputs[0]].shape or ())), out)
-    value = [w.number(node.attrs["value"], out)] if mode == "constant" else []
-    w.op("Pad", [x[0], sizes, *value], out, mode=mode)
+def _convert_pad(c: Conversion) -> None:
+    mode = _PAD_MODES[c.attrs["mode"]]
+    c.writer.need(19 if mode == "wrap" else 0)
+    sizes = c.integers(pad_sizes(c.node, len(c.shape())))
+    value = [c.number(c.attrs["value"])] if mode == "constant" else []
+    c.output("Pad", [c.x[0], sizes, *value], mode=mode)
 
 
-def _resize(mode: str) -> Emit:
-    def emit(w: Writer, node: Node, x: Inputs, out: str) -> None:
-        size, factors = node.attrs["size"], node.attrs["factors"]
-        how = "asymmetric" if mode == "nearest" else "align_corners" if node.attrs["align_corners"] else "half_pixel"
-        attrs = {"mode": mode, "coordinate_transformation_mode": how}
+def _resize(mode: str) -> Converter:
+    def convert(c: Conversion) -> None:
+        size, factors = c.attrs["size"], c.attrs["factors"]
+        coordinates = "align_corners" if c.attrs.get("align_corners") else "half_pixel"
+        attrs = {"mode": mode, "coordinate_transformation_mode": "asymmetric" if mode == "nearest" else coordinates}
         attrs |= {"nearest_mode": "floor"} if mode == "nearest" else {}
         if size is None:
             scales = np.asarray([1.0, 1.0, *factors], dtype=np.float32)
-            w.op("Resize", [x[0], "", w.constant(w.fresh(f"{out}:factors"), scales)], out, **attrs)
+            c.output("Resize", [c.x[0], "", c.constant("factors", scales)], **attrs)
         else:
-            # with `axes` ONNX Runtime 1.31 refuses the node where it lays channels last
-            kept = w.step("Shape", x[:1], out, start=0, end=2)
-            sizes = w.step("Concat", [kept, w.integers(size, out)], out, axis=0)
-            w.op("Resize", [x[0], "", "", sizes], out, **attrs)
+            # with `axes`, ONNX Runtime 1.31 refuses the node if its layout optimization puts channels last
+            kept = c.step("Shape", c.x[:1], start=0, end=2)
+            sizes = c.step("Concat", [kept, c.integers(size)], axis=0)
+            c.output("Resize", [c.x[0], "", "", sizes], **attrs)
 
-    return emit
-
-
-def _pixel_shuffle(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("DepthToSpace", x, out, blocksize=node.attrs["factor"], mode="CRD")
+    return convert
 
 
-def _embedding(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("Gather", x, out)
+# ---------------------------------------------------------------- norms
+def _filled_constant(c: Conversion, shape: Sequence[int], value: float) -> str:
+    return c.constant("filled", np.full(shape, value, dtype=np.float32))
 
 
-def _to(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("Cast", x, out, to=w.kind_of(node.attrs["dtype"]))
+def _convert_layer_norm(c: Conversion) -> None:
+    normalized = c.attrs["normalized_shape"]
+    scale = c.x[1] if len(c.x) > 1 else _filled_constant(c, normalized, 1.0)
+    c.output("LayerNormalization", [c.x[0], scale, *c.x[2:]], axis=-len(normalized), epsilon=c.attrs["eps"])
 
 
-def _batch_norm(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    w.op("BatchNormalization", x, out, epsilon=node.attrs["eps"])
+def _convert_instance_norm(c: Conversion) -> None:
+    channels = c.shape()[1]
+    scale = c.x[1] if len(c.x) > 1 else _filled_constant(c, [channels], 1.0)
+    bias = c.x[2] if len(c.x) > 2 else _filled_constant(c, [channels], 0.0)
+    c.output("InstanceNormalization", [c.x[0], scale, bias], epsilon=c.attrs["eps"])
 
 
-def _softmax(w: Writer, node: Node, x: Inputs, out: str) -> None:
-    """With a maximum of 0 that changes nothing but keeps a softmax between quantized tensors in one piece:
-    ONNX Runtime's QLinearSoftmax multiplies by floor(1 / scale), which errs where that is no integer."""
-    if "scale" in node.attrs:
-        x = [w.step("Mul", [x[0], w.number(node.attrs["scale"], out)], out)]
-    w.op("Max", [w.step("Softmax", x, out, axis=node.attrs["axis"]), w.number(0.0, out)], out)
+def _convert_group_norm(c: Conversion) -> None:
+    """An instance norm with the groups as its channels, then the weight and the bias of each channel."""
+    groups, shape = c.attrs["num_groups"], c.shape()
+    ones, zeros = _filled_constant(c, [groups], 1.0), _filled_constant(c, [groups], 0.0)
+    grouped = c.step("Reshape", [c.x[0], c.integers([0, groups, -1])])
+    normalized = c.step("InstanceNormalization", [grouped, ones, zeros], epsilon=c.attrs["eps"])
+    ungrouped = c.integers([-1, *shape[1:]])
+    per_channel = _channel_shape(c)
+    value = c.writer.op("Reshape", [normalized, ungrouped], c.out if len(c.x) == 1 else c.fresh("normed"))
+    for kind, operand, last in zip(("Mul", "Add"), c.x[1:], (len(c.x) == 2, True), strict=False):
+        operands = [value, c.step("Reshape", [operand, per_channel])]
+        value = c.writer.op(kind, operands, c.out if last else c.fresh("scaled"))
 
 
-REAL: Final[Mapping[str, Emit]] = {
-    **{f"conv{d}d": _conv for d in (1, 2, 3)},
-    **{f"conv_transpose{d}d": _conv_transpose for d in (1, 2)},
-    **{f"max_pool{d}d": _max_pool for d in (1, 2)},
-    **{f"avg_pool{d}d": _avg_pool for d in (1, 2)},
-    **{op: same(op.capitalize()) for op in ("add", "sub", "mul", "neg", "relu", "sigmoid", "tanh")},
-    "linear": _linear,
-    "matmul": _matmul,
-    "div": _div,
-    "clamp": _clamp,
-    "mean": _reduce("ReduceMean", 18),
-    "sum": _reduce("ReduceSum", 13),
-    "concat": renamed("Concat", axis="axis"),
-    "softmax": _softmax,
-    "permute": renamed("Transpose", perm="axes"),
-    "reshape": _reshape,
-    "squeeze": _squeeze,
-    "unsqueeze": _along("Unsqueeze", "axis"),
-    "expand": _expand,
-    "slice": _slice,
-    "select": _select,
-    "index": renamed("Gather", axis="axis"),
-    "pad": _pad,
-    "pixel_shuffle": _pixel_shuffle,
-    "upsample_nearest2d": _resize("nearest"),
-    "upsample_bilinear2d": _resize("linear"),
-    "embedding": _embedding,
-    "to": _to,
-    "batch_norm": _batch_norm,
-    "gelu": renamed("Gelu", 20, approximate="approximate"),
-    "elu": renamed("Elu", alpha="alpha"),
-    "leaky_relu": renamed("LeakyRelu", alpha="negative_slope"),
-    "hardsigmoid": same("HardSigmoid", alpha=1 / 6, beta=0.5),
-    "hardswish": same("HardSwish"),
-    **COMPOSED,
+# ---------------------------------------------------------------- attention
+def _convert_attention(c: Conversion) -> None:
+    query, key = c.shape(0), c.shape(1)
+    rank = len(key)
+    scale = c.attrs["scale"]
+    scale = 1.0 / math.sqrt(query[-1]) if scale is None else scale
+    keys, values = c.x[1], c.x[2]
+    if c.attrs["enable_gqa"] and query[-3] != key[-3]:
+        keys, values = (_repeat_heads(c, x, slot) for slot, x in ((1, keys), (2, values)))
+    transposed = c.step("Transpose", [keys], perm=[*range(rank - 2), rank - 1, rank - 2])
+    scores = c.step("Mul", [c.step("MatMul", [c.x[0], transposed]), c.number(scale)])
+    probabilities = c.fresh("softmax")
+    _masked_softmax(replace(c, out=probabilities), scores, (query[-2], key[-2]), c.x[3:])
+    c.output("MatMul", [probabilities, values])
+
+
+def _convert_masked_softmax(c: Conversion) -> None:
+    scores = c.step("Mul", [c.x[0], c.number(c.attrs["scale"])])
+    rows, columns = c.shape()[-2:]
+    _masked_softmax(c, scores, (rows, columns), c.x[1:])
+
+
+def _masked_softmax(c: Conversion, scores: str, size: tuple[int, int], masks: Sequence[str]) -> None:
+    """The softmax of attention scores under a mask. Rows that are masked as a whole are 0, as in PyTorch, where an
+    ONNX Softmax gives NaN.
+
+    Args:
+        size: of the matrix of scores.
+        masks: the mask, if there is one; it is the node's last input.
+    """
+    masked_out = c.number(-math.inf)
+    if c.attrs["is_causal"]:
+        causal = c.constant("causal", torch.ones(size, dtype=torch.bool).tril())
+        scores = c.step("Where", [causal, scores, masked_out])
+    if not masks:
+        c.output("Softmax", [scores], axis=-1)
+        return
+    boolean = c.writer.dtypes[c.node.inputs[-1]] == torch.bool
+    operands = [masks[0], scores, masked_out] if boolean else [scores, masks[0]]
+    scores = c.step("Where" if boolean else "Add", operands)
+    c.writer.need(18)
+    largest = c.step("ReduceMax", [scores, c.integers([-1])], keepdims=1)
+    empty = c.step("Equal", [largest, masked_out])
+    c.output("Where", [empty, c.number(0.0), c.step("Softmax", [scores], axis=-1)])
+
+
+def _repeat_heads(c: Conversion, x: str, slot: int) -> str:
+    """Keys or values in grouped-query attention, each head repeated for every query head that shares it."""
+    query, shape = c.shape(0), c.shape(slot)
+    unsqueezed = c.step("Unsqueeze", [x, c.integers([-3])])
+    sizes = [1] * (len(shape) - 2) + [query[-3] // shape[-3], 1, 1]
+    repeated = c.step("Expand", [unsqueezed, c.integers(sizes)])
+    return c.step("Reshape", [repeated, c.integers([-1, *shape[1:-3], query[-3], *shape[-2:]])])
+
+
+# ---------------------------------------------------------------- ATen calls
+@dataclass(frozen=True, slots=True)
+class AtenCall(Conversion):
+    """The conversion of an ATen call without an op of hago. Its arguments are JSON: `{"$": i}` is the i-th input (see
+    `hago.ops._opaque`)."""
+
+    @property
+    def args(self) -> Sequence[Any]:
+        """The positional arguments of the call."""
+        arguments: Sequence[Any] = self.attrs["args"]
+        return arguments
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes of the inputs."""
+        return [self.writer.dtypes[name] for name in self.node.inputs]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the output."""
+        return self.writer.dtypes[self.node.name]
+
+    def argument(self, index: int, default: Any) -> Any:
+        """A positional argument, or its default if it is not given."""
+        return self.args[index] if len(self.args) > index else default
+
+    def operand(self, value: Any, dtype: torch.dtype) -> str:
+        """An argument, an input or a number, as a tensor of this dtype."""
+        if not _is_input(value):
+            return self.number(value, str(dtype).removeprefix("torch."))
+        name, own = self.x[value["$"]], self.dtypes[value["$"]]
+        return name if own == dtype else self.step("Cast", [name], to=self.writer.element_type(dtype))
+
+    def refusal(self, description: str) -> UnsupportedOp:
+        """The error for a call that ONNX cannot express."""
+        return UnsupportedOp(f"{self.out!r}: {description} has no op in ONNX")
+
+
+CallConverter = Callable[[AtenCall], None]
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, dict) and "$" in value
+
+
+def _call_sym_size(call: AtenCall) -> None:
+    axis = call.args[1]
+    size = call.step("Shape", call.x[:1], start=axis, end=None if axis == -1 else axis + 1)
+    call.output("Squeeze", [size, call.integers([0])])
+
+
+def _size_arithmetic(kind: str) -> CallConverter:
+    """Python arithmetic on sizes."""
+
+    def convert(call: AtenCall) -> None:
+        call.output(kind, [call.x[a["$"]] if _is_input(a) else call.number(a, "int64") for a in call.args])
+
+    return convert
+
+
+def _call_expand(call: AtenCall) -> None:
+    _expand(call, call.args[1])
+
+
+def _call_view(call: AtenCall) -> None:
+    call.output("Reshape", [call.x[0], _sizes(call, call.args[1])])
+
+
+def _call_repeat(call: AtenCall) -> None:
+    new_axes = len(call.args[1]) - len(call.shape())
+    x = call.step("Unsqueeze", [call.x[0], call.integers(range(new_axes))]) if new_axes else call.x[0]
+    call.output("Tile", [x, _sizes(call, call.args[1])])
+
+
+def _full(value: float | None) -> CallConverter:
+    """A tensor filled with a number, which is the last argument of the call if `value` is None."""
+
+    def convert(call: AtenCall) -> None:
+        sizes = next(a for a in call.args if isinstance(a, list))
+        number = call.operand(call.args[-1] if value is None else value, call.dtype)
+        call.output("Expand", [number, _sizes(call, sizes)])
+
+    return convert
+
+
+def _call_arange(call: AtenCall) -> None:
+    bounds = [0, *call.args] if len(call.args) == 1 else list(call.args)
+    bounds += [1] * (3 - len(bounds))
+    call.output("Range", [call.operand(b, call.dtype) for b in bounds])
+
+
+def _tensor_arithmetic(kind: str) -> CallConverter:
+    def convert(call: AtenCall) -> None:
+        if call.dtype == torch.bool:
+            raise call.refusal("arithmetic on conditions")
+        call.output(kind, [call.operand(a, call.dtype) for a in call.args[:2]])
+
+    return convert
+
+
+def _comparison(kind: str, negated: bool = False) -> CallConverter:
+    """A comparison of operands that are first promoted to a common dtype."""
+
+    def convert(call: AtenCall) -> None:
+        dtype = call.dtypes[0]
+        for value in call.args[:2]:
+            other = call.dtypes[value["$"]] if _is_input(value) else type(value)
+            dtype = torch.float32 if other is float and not dtype.is_floating_point else dtype
+            dtype = torch.int64 if other is int and dtype == torch.bool else dtype
+            dtype = torch.promote_types(dtype, other) if isinstance(other, torch.dtype) else dtype
+        dtype = torch.int64 if dtype == torch.bool else dtype
+        operands = [call.operand(a, dtype) for a in call.args[:2]]
+        if negated:
+            call.output("Not", [call.step(kind, operands)])
+        else:
+            call.output(kind, operands)
+
+    return convert
+
+
+def _logical(kind: str) -> CallConverter:
+    def convert(call: AtenCall) -> None:
+        if any(d != torch.bool for d in call.dtypes):
+            raise call.refusal("this arithmetic on bits")
+        call.output(kind, list(call.x))
+
+    return convert
+
+
+def _unary(*kinds: str) -> CallConverter:
+    """A function of the first input, or several functions one after the other."""
+
+    def convert(call: AtenCall) -> None:
+        value = call.x[0]
+        for kind in kinds[:-1]:
+            value = call.step(kind, [value])
+        call.output(kinds[-1], [value])
+
+    return convert
+
+
+def _call_type_as(call: AtenCall) -> None:
+    call.output("Cast", call.x[:1], to=call.writer.element_type(call.dtype))
+
+
+def _call_pow(call: AtenCall) -> None:
+    if _is_input(call.args[1]) or not math.isfinite(call.args[1]):
+        raise call.refusal("this power")
+    call.output("Pow", [call.x[0], call.number(call.args[1])])
+
+
+def _call_addcmul(call: AtenCall) -> None:
+    call.output("Add", [call.x[0], call.step("Mul", [call.x[1], call.x[2]])])
+
+
+def _call_softplus(call: AtenCall) -> None:
+    if list(call.args[1:]) not in ([], [1, 20]):
+        raise call.refusal("this softplus")
+    call.output("Softplus", call.x[:1])
+
+
+def _call_mish(call: AtenCall) -> None:
+    call.writer.need(18)
+    call.output("Mish", call.x[:1])
+
+
+def _call_vector_norm(call: AtenCall) -> None:
+    order, axes, keepdim = call.argument(1, 2.0), call.argument(2, None), bool(call.argument(3, False))
+    if order not in (1.0, 2.0) or not axes:
+        raise call.refusal(f"a vector norm of order {order} over axes {axes}")
+    call.writer.need(18)
+    kind = "ReduceL2" if order == 2.0 else "ReduceL1"
+    call.output(kind, [call.x[0], call.integers(axes)], keepdims=int(keepdim))
+
+
+def _call_cumsum(call: AtenCall) -> None:
+    call.output("CumSum", [call.operand(call.args[0], call.dtype), call.number(call.args[1], "int64")])
+
+
+def _call_diff(call: AtenCall) -> None:
+    """The differences of neighbours along an axis, with `prepend` before the first."""
+    axis, prepend = call.argument(2, -1), call.argument(3, None)
+    if call.argument(1, 1) != 1 or call.argument(4, None) is not None or call.dtype == torch.bool:
+        raise call.refusal("this difference")
+    axes = call.integers([axis])
+    x = call.operand(call.args[0], call.dtype)
+    x = x if prepend is None else call.step("Concat", [call.operand(prepend, call.dtype), x], axis=axis)
+    end = call.integers([_TO_THE_END])
+    later = call.step("Slice", [x, call.integers([1]), end, axes])
+    earlier = call.step("Slice", [x, call.integers([0]), call.integers([-1]), axes])
+    call.output("Sub", [later, earlier])
+
+
+def _call_roll(call: AtenCall) -> None:
+    """Along each axis, the last elements before the first ones."""
+    value, axes = call.x[0], call.argument(2, [])
+    if len(axes) != len(call.args[1]) or any(map(_is_input, call.args[1])):
+        raise call.refusal("a roll of the flattened tensor")
+    for index, (shift, axis) in enumerate(zip(call.args[1], axes, strict=True)):
+        cut, along = call.integers([-shift]), call.integers([axis])
+        end = call.step("Slice", [value, cut, call.integers([_TO_THE_END]), along])
+        start = call.step("Slice", [value, call.integers([0]), cut, along])
+        if not shift:
+            end, start = value, call.step("Slice", [value, cut, cut, along])
+        name = call.out if index == len(axes) - 1 else call.fresh("roll")
+        value = call.writer.op("Concat", [end, start], name, axis=axis)
+
+
+def _call_gather(call: AtenCall) -> None:
+    call.output("GatherElements", [call.x[0], call.operand(call.args[2], torch.int64)], axis=call.args[1])
+
+
+def _call_index(call: AtenCall) -> None:
+    """Advanced indexing with one tensor for each of the first axes, broadcast against each other."""
+    indices = call.args[1]
+    if not all(map(_is_input, indices)) or any(call.dtypes[i["$"]] == torch.bool for i in indices):
+        raise call.refusal("this indexing")
+    names = [call.operand(i, torch.int64) for i in indices]
+    total = names[0]
+    for other in names[1:]:
+        total = call.step("Add", [total, other])
+    shape, last = call.step("Shape", [total]), call.integers([-1])
+    expanded = [call.step("Unsqueeze", [call.step("Expand", [n, shape]), last]) for n in names]
+    call.output("GatherND", [call.x[0], call.step("Concat", expanded, axis=-1)])
+
+
+def _call_log_softmax(call: AtenCall) -> None:
+    if call.dtype != call.dtypes[0]:
+        raise call.refusal("a softmax in another dtype")
+    call.output("LogSoftmax", call.x[:1], axis=call.args[1])
+
+
+def _call_where(call: AtenCall) -> None:
+    condition = call.operand(call.args[0], torch.bool)
+    call.output("Where", [condition, *(call.operand(a, call.dtype) for a in call.args[1:3])])
+
+
+def _call_masked_fill(call: AtenCall) -> None:
+    condition = call.operand(call.args[1], torch.bool)
+    call.output("Where", [condition, call.operand(call.args[2], call.dtype), call.x[0]])
+
+
+_COMPARISONS: Final = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
+_UNARY: Final = ("exp", "log", "sqrt", "abs", "erf", "sin", "cos", "floor", "ceil", "round", "sign", "reciprocal")
+#: The converter of each ATen call, and of Python arithmetic on sizes, by target.
+ATEN_CALLS: Final[Mapping[str, CallConverter]] = {
+    # sizes
+    "aten.sym_size.int": _call_sym_size,
+    "operator.add": _size_arithmetic("Add"),
+    "operator.sub": _size_arithmetic("Sub"),
+    "operator.mul": _size_arithmetic("Mul"),
+    "operator.floordiv": _size_arithmetic("Div"),
+    # shapes
+    "aten.expand.default": _call_expand,
+    "aten.view.default": _call_view,
+    "aten.reshape.default": _call_view,
+    "aten._unsafe_view.default": _call_view,
+    "aten.repeat.default": _call_repeat,
+    "aten.clone.default": _unary("Identity"),
+    "aten.alias.default": _unary("Identity"),
+    # arithmetic
+    **{f"aten.{n}.default": _unary(n.capitalize()) for n in _UNARY},
+    **{
+        f"aten.{n}.{o}": _tensor_arithmetic(n.capitalize()) for n in ("add", "sub", "mul") for o in ("Tensor", "Scalar")
+    },
+    "aten.rsqrt.default": _unary("Sqrt", "Reciprocal"),
+    "aten.pow.Tensor_Scalar": _call_pow,
+    "aten.addcmul.default": _call_addcmul,
+    "aten.maximum.default": _tensor_arithmetic("Max"),
+    "aten.minimum.default": _tensor_arithmetic("Min"),
+    "aten.softplus.default": _call_softplus,
+    "aten.mish.default": _call_mish,
+    "aten.type_as.default": _call_type_as,
+    # conditions
+    **{f"aten.{n}.{o}": _comparison(kind) for n, kind in _COMPARISONS.items() for o in ("Tensor", "Scalar")},
+    **{f"aten.ne.{o}": _comparison("Equal", negated=True) for o in ("Tensor", "Scalar")},
+    **dict.fromkeys(("aten.__and__.Tensor", "aten.bitwise_and.Tensor", "aten.logical_and.default"), _logical("And")),
+    **dict.fromkeys(("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or.default"), _logical("Or")),
+    **dict.fromkeys(("aten.bitwise_not.default", "aten.logical_not.default"), _logical("Not")),
+    **{f"aten.where.{n}": _call_where for n in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
+    "aten.masked_fill.Scalar": _call_masked_fill,
+    # along axes
+    "aten.linalg_vector_norm.default": _call_vector_norm,
+    "aten.cumsum.default": _call_cumsum,
+    "aten.diff.default": _call_diff,
+    "aten.roll.default": _call_roll,
+    "aten.log_softmax.int": _call_log_softmax,
+    "aten.gather.default": _call_gather,
+    "aten.index.Tensor": _call_index,
+    # new tensors
+    "aten.arange.default": _call_arange,
+    "aten.arange.start": _call_arange,
+    "aten.arange.start_step": _call_arange,
+    "aten.zeros.default": _full(0),
+    "aten.ones.default": _full(1),
+    "aten.new_zeros.default": _full(0),
+    "aten.new_ones.default": _full(1),
+    "aten.full.default": _full(None),
+    "aten.new_full.default": _full(None),
 }
+#: Keyword arguments that say where and how a tensor lies in memory, and leave its values alone.
+_MEMORY_ARGUMENTS: Final = frozenset({"memory_format", "device", "pin_memory", "layout"})
 
 
-#: Ops whose operands may be of different dtypes.
-_OF_TWO: Final = frozenset({"add", "sub", "mul", "div"})
-
-
-def emit_real(w: Writer, node: Node, inputs: Inputs, out: str) -> None:
-    """A node on real values.
+def _convert_call(c: Conversion) -> None:
+    """The row of `opaque`: find the call's converter by its target.
 
     Raises:
-        UnsupportedOp: ONNX, or this table, has no such op.
+        UnsupportedOp: the table has no such call, or it has keyword arguments that change its values.
     """
-    if node.op == _opaque.NAME:
-        emit_opaque(w, node, inputs, out)
-    elif node.op in REAL:
-        if node.op in _OF_TWO:
-            inputs = [_as_real(w, s, x, out) for s, x in zip(node.inputs, inputs, strict=True)]
-        REAL[node.op](w, node, inputs, out)
-    else:
-        raise UnsupportedOp(f"node {node.name!r}: ONNX export knows no op {node.op!r}")
+    target, args, kwargs = c.attrs["target"], c.attrs["args"], c.attrs["kwargs"]
+    unread = {k for k, v in kwargs.items() if v is not None} - _MEMORY_ARGUMENTS - {"dtype"}
+    if target not in ATEN_CALLS or unread:
+        raise UnsupportedOp(
+            f"node {c.node.name!r}: ONNX export does not know the call {target} with {args} and {kwargs}"
+        )
+    ATEN_CALLS[target](AtenCall(c.writer, c.node, c.x, c.out))
 
 
-def _as_real(w: Writer, source: str, x: str, out: str) -> str:
-    """What may be whole numbers, or conditions, beside real numbers."""
-    return x if w.dtypes[source].is_floating_point else w.step("Cast", [x], out, to=w.kind_of("float32"))
+# ---------------------------------------------------------------- the table
+#: The converter of each op.
+OPERATORS: Final[Mapping[str, Converter]] = {
+    # convolutions and products
+    **{f"conv{d}d": _convert_conv for d in (1, 2, 3)},
+    **{f"conv_transpose{d}d": _convert_conv_transpose for d in (1, 2)},
+    "linear": _convert_linear,
+    "matmul": _convert_matmul,
+    "embedding": one_node("Gather"),
+    # arithmetic and activations
+    "add": _real_arithmetic("Add"),
+    "sub": _real_arithmetic("Sub"),
+    "mul": _real_arithmetic("Mul"),
+    "div": _convert_div,
+    "neg": one_node("Neg"),
+    "relu": one_node("Relu"),
+    "sigmoid": one_node("Sigmoid"),
+    "tanh": one_node("Tanh"),
+    "clamp": _convert_clamp,
+    "gelu": one_node("Gelu", 20, {"approximate": "approximate"}),
+    "elu": one_node("Elu", attributes={"alpha": "alpha"}),
+    "leaky_relu": one_node("LeakyRelu", attributes={"alpha": "negative_slope"}),
+    "hardsigmoid": one_node("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "hardswish": one_node("HardSwish"),
+    "silu": _convert_silu,
+    "prelu": _convert_prelu,
+    "affine": _convert_affine,
+    "softmax": _convert_softmax,
+    "to": _convert_to,
+    # pooling and reductions
+    **{f"max_pool{d}d": _convert_max_pool for d in (1, 2)},
+    **{f"avg_pool{d}d": _convert_avg_pool for d in (1, 2)},
+    **{f"adaptive_avg_pool{d}d": _convert_adaptive_avg_pool for d in (1, 2)},
+    "adaptive_max_pool2d": _convert_adaptive_max_pool,
+    "mean": with_integers("ReduceMean", "axes", 18, keepdims=True),
+    "sum": with_integers("ReduceSum", "axes", 13, keepdims=True),
+    # shapes
+    "concat": one_node("Concat", attributes={"axis": "axis"}),
+    "stack": _convert_stack,
+    "permute": one_node("Transpose", attributes={"perm": "axes"}),
+    "reshape": _convert_reshape,
+    "squeeze": _convert_squeeze,
+    "unsqueeze": with_integers("Unsqueeze", "axis"),
+    "expand": _convert_expand,
+    "slice": _convert_slice,
+    "select": _convert_select,
+    "index": one_node("Gather", attributes={"axis": "axis"}),
+    "pad": _convert_pad,
+    "pixel_shuffle": one_node("DepthToSpace", attributes={"blocksize": "factor"}, mode="CRD"),
+    "upsample_nearest2d": _resize("nearest"),
+    "upsample_bilinear2d": _resize("linear"),
+    # norms
+    "batch_norm": one_node("BatchNormalization", attributes={"epsilon": "eps"}),
+    "layer_norm": _convert_layer_norm,
+    "instance_norm": _convert_instance_norm,
+    "group_norm": _convert_group_norm,
+    # attention
+    "scaled_dot_product_attention": _convert_attention,
+    "masked_softmax": _convert_masked_softmax,
+    # everything else
+    _opaque.NAME: _convert_call,
+}
+#: Ops of hago that no ONNX operators express, each with the reason; a node of one is refused with it.
+UNSUPPORTED: Final[Mapping[str, str]] = {}
 
 
-def check_real(node: Node) -> str | None:
-    """Why a node cannot be said in ONNX, or None."""
-    return None if node.op in REAL or node.op == _opaque.NAME else f"ONNX export knows no op {node.op!r}"
+def write_float_node(w: GraphWriter, node: Node, inputs: Sequence[str], out: str) -> None:
+    """Write a node on real values.
+
+    Args:
+        inputs: the names of the tensors that it reads.
+        out: the name of the tensor that it must write.
+
+    Raises:
+        UnsupportedOp: the op has no row, or ONNX cannot express this node of it.
+    """
+    if (reason := unsupported_reason(node)) is not None:
+        raise UnsupportedOp(f"node {node.name!r}: {reason}")
+    OPERATORS[node.op](Conversion(w, node, inputs, out))
+
+
+def unsupported_reason(node: Node) -> str | None:
+    """The reason why no node of this op can be exported; None if its op has a row."""
+    if node.op in OPERATORS:
+        return None
+    return UNSUPPORTED.get(node.op, f"ONNX export knows no op {node.op!r}")

@@ -1,7 +1,7 @@
-"""QDQ form: real operators between DequantizeLinear and QuantizeLinear, which engines fuse into integer ones.
+"""The QDQ form: float operators between DequantizeLinear and QuantizeLinear, which engines fuse into integer operators.
 
-Sums that the plan keeps wide, to requantize them on each edge, stay real here: ONNX Runtime fuses what lies
-between a convolution and the one QuantizeLinear behind it.
+A sum that the Plan leaves in its accumulator, to requantize it on each edge that reads it, stays a real value here:
+ONNX Runtime fuses the nodes between a convolution and the QuantizeLinear after it.
 """
 
 from __future__ import annotations
@@ -9,120 +9,136 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hago.arithmetic.types import Edge, QParams
-from hago.export.onnx.file import Walk
-from hago.export.onnx.integers import MOVED, Emit, clip_per_channel, mover, passes_through, same_through_reals
-from hago.export.onnx.operators import emit_real, rows_back, squeeze_pooled
+from hago.export.onnx.builder import ModelBuilder
+from hago.export.onnx.integers import (
+    DATA_MOVEMENT,
+    IntegerNodeWriter,
+    keeps_integers,
+    requantizes_as_reals,
+    select_data_movement,
+    write_clip_per_channel,
+)
+from hago.export.onnx.operators import squeeze_pooled, unflattened_shape, write_float_node
 from hago.export.onnx.values import Value, quantizes_to
-from hago.export.onnx.writer import MICROSOFT, Writer
+from hago.export.onnx.writer import MICROSOFT, GraphWriter
 from hago.graph.graph import Node
 from hago.plan.plan import NodePlan
 
 
-def emit_qdq(walk: Walk, node: Node, made: NodePlan) -> Value:
-    """One integer node."""
-    if passes_through(walk, node, made):
-        source = walk.values[node.inputs[0]]
-        if source.held == "stored":
-            return replace(source, qparams=made.out, label=f"{node.name}:q")
-    if node.op == "linear" and walk.rank(node.inputs[0]) > 2 and walk.operand(node.edges[0]).held == "stored":
-        return _rows(walk, node, made)
-    if (emit := _on_bytes(walk, node, made)) is not None:
-        emit(walk, node, made, [walk.operand(e) for e in node.edges], f"{node.name}:q")
-        return Value(f"{node.name}:q", "stored", made.out)
-    name = node.name if is_wide(made) else f"{node.name}:real"
-    real = [_real_operand(walk, node, made, e) for e in node.edges]
-    _emit(walk, node, made, real, name)
-    return Value(name, "real") if is_wide(made) else walk.stored(name, made.out, node)
+def write_qdq_node(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> Value:
+    """Write an integer node, and return the tensor of its output."""
+    if keeps_integers(builder, node, node_plan):
+        source = builder.values[node.inputs[0]]
+        if source.representation == "stored":
+            return replace(source, qparams=node_plan.out, label=f"{node.name}:q")
+    if (
+        node.op == "linear"
+        and builder.rank(node.inputs[0]) > 2
+        and builder.operand(node.edges[0]).representation == "stored"
+    ):
+        return _write_linear_on_rows(builder, node, node_plan)
+    if (write := _select_movement(builder, node, node_plan)) is not None:
+        write(builder, node, node_plan, [builder.operand(e) for e in node.edges], f"{node.name}:q")
+        return Value(f"{node.name}:q", "stored", node_plan.out)
+    name = node.name if keeps_accumulator(node_plan) else f"{node.name}:real"
+    real = [_real_operand(builder, node, node_plan, e) for e in node.edges]
+    _write_fusible_op(builder, node, node_plan, real, name)
+    return Value(name, "real") if keeps_accumulator(node_plan) else builder.quantize_output(name, node_plan.out, node)
 
 
-def is_wide(made: NodePlan) -> bool:
-    """Whether the node emits a sum that no QuantizeLinear writes."""
-    return made.out_simq is None and not quantizes_to(made.out.dtype)
+def keeps_accumulator(node_plan: NodePlan) -> bool:
+    """Whether the output of the node is its accumulator, which is too wide for QuantizeLinear."""
+    return node_plan.out_simq is None and not quantizes_to(node_plan.out.dtype)
 
 
-def _on_bytes(walk: Walk, node: Node, made: NodePlan) -> Emit | None:
-    """How a clamp or padding is written without leaving stored bytes: engines fuse none with what is around it."""
-    return mover(walk, node, made, [walk.operand(node.edges[0])]) if node.op in MOVED else None
+def _select_movement(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> IntegerNodeWriter | None:
+    """The function that writes a clamp or a pad on stored integers; engines fuse neither with the nodes around it."""
+    return (
+        select_data_movement(builder, node, node_plan, [builder.operand(node.edges[0])])
+        if node.op in DATA_MOVEMENT
+        else None
+    )
 
 
-def _real_operand(walk: Walk, node: Node, made: NodePlan, edge: Edge) -> str:
-    q = made.operands[edge.slot]
+def _real_operand(builder: ModelBuilder, node: Node, node_plan: NodePlan, edge: Edge) -> str:
+    q = node_plan.operands[edge.slot]
     if q is None:
-        return walk.real(node.inputs[edge.slot])
-    if edge.slot in made.consts:
-        return _constant(walk, node, edge, q)
-    if node.op == "concat" and same_through_reals(walk, edge):
-        return walk.real(node.inputs[edge.slot])
-    return walk.dequantized(edge)
+        return builder.real_value(node.inputs[edge.slot])
+    if edge.slot in node_plan.consts:
+        return _dequantize_constant(builder, node, edge, q)
+    if node.op == "concat" and requantizes_as_reals(builder, edge):
+        return builder.real_value(node.inputs[edge.slot])
+    return builder.dequantized_operand(edge)
 
 
-def _constant(walk: Walk, node: Node, edge: Edge, q: QParams) -> str:
-    rank = walk.rank(node.inputs[edge.slot])
+def _dequantize_constant(builder: ModelBuilder, node: Node, edge: Edge, q: QParams) -> str:
+    rank = builder.rank(node.inputs[edge.slot])
     if node.op == "matmul" and edge.slot == 1 and rank > 2 and q.per_channel:
-        return _matrices(walk, node, edge, q)
-    value = walk.constant(edge, _shape_of_weight(walk, node, edge.slot), packed=True)
-    return walk.scales.dequantize(value, rank, f"{value.name}:real")
+        return _dequantize_matrices(builder, node, edge, q)
+    value = builder.constant_operand(edge, _shape_of_weight(builder, node, edge.slot), packed=True)
+    return builder.quantization.dequantize(value, rank, f"{value.name}:real")
 
 
-def _matrices(walk: Walk, node: Node, edge: Edge, q: QParams) -> str:
-    """Matrices with a scale for each of their columns, dequantized as rows of one: ONNX Runtime loads a MatMul right
-    behind a DequantizeLinear of more than two axes as QLinearMatMul, which then refuses to run on a vector of scales.
+def _dequantize_matrices(builder: ModelBuilder, node: Node, edge: Edge, q: QParams) -> str:
+    """Dequantize matrices with a scale per column as one matrix: ONNX Runtime fuses a MatMul after a DequantizeLinear
+    of more than two axes into a QLinearMatMul, which then refuses to run on a vector of scales.
     """
-    shape = walk.graph[node.inputs[edge.slot]].shape or ()
-    value = walk.constant(edge, (-1, shape[-1]), packed=True)
+    shape = builder.graph[node.inputs[edge.slot]].shape or ()
+    value = builder.constant_operand(edge, (-1, shape[-1]), packed=True)
     flat = replace(q, scale=q.scale.reshape(1, -1), zero_point=q.zero_point.reshape(1, -1))
-    rows = walk.scales.dequantize(replace(value, qparams=flat), 2, f"{value.name}:rows")
-    return walk.w.step("Reshape", [rows, walk.w.integers(shape, value.name)], value.name)
+    rows = builder.quantization.dequantize(replace(value, qparams=flat), 2, f"{value.name}:rows")
+    return builder.writer.step("Reshape", [rows, builder.writer.integers(shape, value.name)], value.name)
 
 
-def _shape_of_weight(walk: Walk, node: Node, slot: int) -> tuple[int, ...] | None:
-    """The weight of an `affine` becomes that of a 1x1 depthwise convolution."""
-    rank = walk.rank(node.inputs[0])
+def _shape_of_weight(builder: ModelBuilder, node: Node, slot: int) -> tuple[int, ...] | None:
+    """The shape of an `affine`'s weight as that of a 1x1 depthwise convolution; None for any other constant."""
+    rank = builder.rank(node.inputs[0])
     return (-1, 1, *[1] * (rank - 2)) if node.op == "affine" and slot == 1 and rank > 2 else None
 
 
-def _emit(walk: Walk, node: Node, made: NodePlan, real: list[str], out: str) -> None:
-    """The op on real values, in the spelling that ONNX Runtime fuses."""
-    w, rank = walk.w, walk.rank(node.inputs[0])
+def _write_fusible_op(builder: ModelBuilder, node: Node, node_plan: NodePlan, real: list[str], out: str) -> None:
+    """Write the op on real values with the operators that ONNX Runtime fuses."""
+    w, rank = builder.writer, builder.rank(node.inputs[0])
     if node.op == "affine" and rank > 2:
-        w.op("Conv", real, out, group=(walk.graph[node.inputs[1]].shape or ())[0])
+        w.op("Conv", real, out, group=(builder.graph[node.inputs[1]].shape or ())[0])
     elif node.op == "mean" and rank == 4 and node.attrs["axes"] == [2, 3]:
         pooled = w.op("GlobalAveragePool", real[:1], out if node.attrs["keepdim"] else w.fresh(f"{out}:pool"))
         if not node.attrs["keepdim"]:
             squeeze_pooled(w, pooled, rank, out)
-    elif node.op == "clamp" and is_wide(made):
-        _clip(w, node, made, real[0], out)
-    elif node.op == "silu" and walk.plan.hardware.requantize.form == "onnxruntime":
-        # as two operators it is read through two DequantizeLinear and not put together again
+    elif node.op == "clamp" and keeps_accumulator(node_plan):
+        _write_clip(w, node, node_plan, real[0], out)
+    elif node.op == "silu" and builder.plan.hardware.requantize.form == "onnxruntime":
+        # ONNX Runtime does not fuse Sigmoid and Mul once each of them reads a DequantizeLinear of its own
         w.op("QuickGelu", real, out, MICROSOFT, alpha=1.0)
     else:
-        emit_real(w, node, real, out)
+        write_float_node(w, node, real, out)
 
 
-def _clip(w: Writer, node: Node, made: NodePlan, x: str, out: str) -> None:
-    """A clamp of sums, which cuts off at integers: no QuantizeLinear behind it brings its limits there."""
-    scale = made.out.scale
-    ends = {k: None if made.attrs[k] is None else made.attrs[k] * scale for k in ("min", "max")}
+def _write_clip(w: GraphWriter, node: Node, node_plan: NodePlan, x: str, out: str) -> None:
+    """Write a clamp of sums with its limits rounded to integers, as no QuantizeLinear after it rounds them."""
+    scale = node_plan.out.scale
+    ends = {k: None if node_plan.attrs[k] is None else node_plan.attrs[k] * scale for k in ("min", "max")}
     if scale.numel() > 1:
-        clip_per_channel(w, ends, x, out)
+        write_clip_per_channel(w, ends, x, out)
     else:
         limits = {k: None if end is None else float(end) for k, end in ends.items()}
-        emit_real(w, replace(node, attrs={**node.attrs, **limits}), [x], out)
+        write_float_node(w, replace(node, attrs={**node.attrs, **limits}), [x], out)
 
 
-def _rows(walk: Walk, node: Node, made: NodePlan) -> Value:
-    """A linear layer on more than two axes: stored integers as rows, Gemm, and back, so that the bias is added
-    to the integer sum."""
-    w, shape = walk.w, node.shape or ()
+def _write_linear_on_rows(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> Value:
+    """Write a linear layer on more than two axes as a Gemm of its rows, which adds the bias to the integer sum."""
+    w, shape = builder.writer, node.shape or ()
     name = f"{node.name}:q"
-    value = walk.operand(node.edges[0])
+    value = builder.operand(node.edges[0])
     assert value.qparams is not None
-    rows = w.step("Reshape", [value.name, w.integers([-1, (walk.graph[node.inputs[0]].shape or ())[-1]], name)], name)
-    x = walk.scales.dequantize(Value(rows, "stored", value.qparams), 2, w.fresh(f"{name}:rows"))
-    rest = [_real_operand(walk, node, made, e) for e in node.edges[1:]]
-    product = w.step("Gemm", [x, *rest], name, transB=1)
-    back = rows_back(w, value.name, shape, name)
-    if is_wide(made):
-        return Value(w.op("Reshape", [product, back], node.name), "real")
-    flat = walk.scales.quantize(product, made.out, 2, w.fresh(f"{name}:flat"))
-    return Value(w.op("Reshape", [flat.name, back], name), "stored", made.out)
+    rows = w.step(
+        "Reshape", [value.name, w.integers([-1, (builder.graph[node.inputs[0]].shape or ())[-1]], name)], name
+    )
+    x = builder.quantization.dequantize(Value(rows, "stored", value.qparams), 2, w.fresh(f"{name}:rows"))
+    constants = [_real_operand(builder, node, node_plan, e) for e in node.edges[1:]]
+    product = w.step("Gemm", [x, *constants], name, transB=1)
+    restored_shape = unflattened_shape(w, value.name, shape, name)
+    if keeps_accumulator(node_plan):
+        return Value(w.op("Reshape", [product, restored_shape], node.name), "real")
+    flat = builder.quantization.quantize(product, node_plan.out, 2, w.fresh(f"{name}:flat"))
+    return Value(w.op("Reshape", [flat.name, restored_shape], name), "stored", node_plan.out)

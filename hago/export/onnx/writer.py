@@ -1,4 +1,8 @@
-"""Dtypes: of the values of a graph, where they are no real numbers: indices, sizes and conditions."""
+"""The ONNX graph under construction, and the torch dtypes of the values that it stands for.
+
+This is the one module that imports onnx. Names never collide: the output of a hago node keeps the node's name, every
+other tensor is called `name:something`, and no node's name holds a colon.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,33 @@ from hago.ops import OPS
 _CONDITIONS: Final = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isnan", "isinf"}
 )
-#: Calls that add up, which give int64 of whole numbers.
+#: ATen calls that sum, and return int64 for integers.
 _SUMS: Final = frozenset({"cumsum", "sum"})
-#: Calls that fill a tensor, and the dtype that they give where none is said.
+#: ATen calls that make a tensor, with the dtype of their result if no argument decides it.
 _FILL: Final = {"zeros": torch.float32, "ones": torch.float32, "full": torch.float32, "arange": torch.int64}
 _INDICES: Final = frozenset({"argmax", "argmin", "sym_size"})
-#: Ops whose result has the dtype of what they read.
+#: Ops whose result has the dtype of their inputs.
 _MOVES: Final = frozenset(name for name, rule in OPS.items() if rule.moves_values)
-#: Inputs that only say where or whether.
-_PLACES: Final = {"gather": 1, "index": 1, "masked_fill": 1, "index_select": 1}
+#: ATen calls that also read indices or conditions, with the number of inputs that come before these.
+_VALUE_INPUTS: Final = {"gather": 1, "index": 1, "masked_fill": 1, "index_select": 1}
 
 
 class Dtypes:
-    """Dtypes of a graph's values, by node name; integer nodes count as real."""
+    """The dtypes of a graph's values in float, by node name; inferred on first use."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._known: dict[str, torch.dtype] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
 
     def __getitem__(self, name: str) -> torch.dtype:
         # in order: a graph may be deeper than Python recurses
-        if name not in self._known:
+        if name not in self._dtypes:
             for node in self.graph:
-                if node.name not in self._known:
-                    self._known[node.name] = self._of(node)
+                if node.name not in self._dtypes:
+                    self._dtypes[node.name] = self._of(node)
                 if node.name == name:
                     break
-        return self._known[name]
+        return self._dtypes[name]
 
     def _of(self, node: Node) -> torch.dtype:
         if node.op == CONST:
@@ -52,7 +56,7 @@ class Dtypes:
         if node.op in (INPUT, "to"):
             return _named(node.attrs.get("dtype", "float32"))
         # sizes have no shape
-        read = [self._known[s] for s in node.inputs if self.graph[s].shape is not None]
+        read = [self._dtypes[s] for s in node.inputs if self.graph[s].shape is not None]
         if node.op == "opaque":
             return _of_call(node, read)
         if node.op == "index":
@@ -63,9 +67,9 @@ class Dtypes:
 def _of_call(node: Node, read: list[torch.dtype]) -> torch.dtype:
     space, _, rest = str(node.attrs["target"]).partition(".")
     name = rest.partition(".")[0]
-    said: Any = node.attrs["kwargs"].get("dtype")
-    if said is not None:
-        return _named(said["torch"])
+    keyword: Any = node.attrs["kwargs"].get("dtype")
+    if keyword is not None:
+        return _named(keyword["torch"])
     if name in _CONDITIONS:
         return torch.bool
     if space in ("operator", "torch") or name in _INDICES:
@@ -76,33 +80,29 @@ def _of_call(node: Node, read: list[torch.dtype]) -> torch.dtype:
     if name in ("where", "type_as"):
         read = read[1:]
     numbers = [a for a in node.attrs["args"] if isinstance(a, float)]
-    read = read[: _PLACES.get(name)]
-    found = reduce(torch.promote_types, read) if read else torch.float32
-    if name in _SUMS and not found.is_floating_point:
+    read = read[: _VALUE_INPUTS.get(name)]
+    promoted = reduce(torch.promote_types, read) if read else torch.float32
+    if name in _SUMS and not promoted.is_floating_point:
         return torch.int64
-    if numbers and not found.is_floating_point:
+    if numbers and not promoted.is_floating_point:
         return torch.float32
     has_integer = any(isinstance(a, int) and not isinstance(a, bool) for a in node.attrs["args"])
-    return torch.int64 if has_integer and found == torch.bool and name in ("add", "sub", "mul") else found
+    return torch.int64 if has_integer and promoted == torch.bool and name in ("add", "sub", "mul") else promoted
 
 
 def _named(name: str) -> torch.dtype:
-    found = vars(torch).get(name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = vars(torch).get(name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
-# ---------------------------------------------------------------- onnx writer
-# Writer: an ONNX graph in the making, and the one place that imports onnx.
-# Names never collide: a value of hago's graph keeps its name; whatever is made beside it is called `name:something`,
-# and a name of hago holds no colon.
-
+# ---------------------------------------------------------------- the graph
 MICROSOFT: Final = "com.microsoft"
-#: The least that is asked for: LayerNormalization and what is older.
+#: The lowest opset of a file, which has LayerNormalization.
 BASE_OPSET: Final = 17
-#: QuantizeLinear and DequantizeLinear of 4 and 16 bits.
+#: The first opset with QuantizeLinear and DequantizeLinear of 4 and 16 bits.
 NARROW_AND_WIDE_OPSET: Final = 21
-#: The intermediate representation that came with each opset: engines refuse one newer than they know.
+#: The IR version released with each opset; engines refuse files of a newer one than they support.
 _IR_VERSIONS: Final = ((17, 8), (19, 9), (21, 10), (23, 11))
 
 
@@ -118,11 +118,11 @@ def load_onnx() -> Any:
         raise HagoError("ONNX export needs the package onnx: pip install 'hago[onnx]'") from None
 
 
-class Writer:
-    """Collects nodes and constants; `finish` makes the model.
+class GraphWriter:
+    """Collects the nodes and constants of an ONNX graph. Made by a ModelBuilder; `finish` returns the model.
 
     Args:
-        graph: where values and shapes come from; op emitters read it.
+        graph: the graph of hago, for shapes, constants and dtypes.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -135,11 +135,11 @@ class Writer:
         self._counts: dict[str, int] = {}
 
     def need(self, opset: int) -> None:
-        """Ask for at least this opset."""
+        """Require at least this opset."""
         self.opset = max(self.opset, opset)
 
     def fresh(self, hint: str) -> str:
-        """A name of its own that starts with `hint`."""
+        """A name that no tensor has yet: `hint`, or `hint` with a number."""
         count = self._counts.get(hint, 0)
         self._counts[hint] = count + 1
         return hint if count == 0 else f"{hint}.{count}"
@@ -157,14 +157,14 @@ class Writer:
         return out
 
     def step(self, kind: str, inputs: Sequence[str], out: str, **attrs: Any) -> str:
-        """The same for a value in between, whose name is made from `out`."""
+        """The same for a value in between, whose name is node_plan from `out`."""
         return self.op(kind, inputs, self.fresh(f"{out}:{kind.lower()}"), **attrs)
 
     def constant(self, name: str, value: Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, kind: str = "") -> str:
-        """A constant; the same name stands for the same values.
+        """Add a constant, unless there is one of this name, which then has the same values.
 
         Args:
-            kind: an ONNX type that numpy has not, e.g. "INT4".
+            kind: an ONNX type that numpy lacks, e.g. "INT4".
 
         Returns:
             `name`.
@@ -175,7 +175,7 @@ class Writer:
         return name
 
     def integers(self, values: Sequence[int], out: str) -> str:
-        """A constant list of int64: axes, sizes, shapes."""
+        """A constant list of int64, e.g. axes or a shape."""
         return self.constant(self.fresh(f"{out}:integers"), np.asarray(values, dtype=np.int64))
 
     def number(self, value: float, out: str, like: str = "float32") -> str:
@@ -189,7 +189,7 @@ class Writer:
         data_type = getattr(self._onnx.TensorProto, kind)
         return self._onnx.helper.make_tensor(name, data_type, array.shape, array.flatten().tolist())
 
-    def kind_of(self, dtype: torch.dtype | str) -> int:
+    def element_type(self, dtype: torch.dtype | str) -> int:
         """The ONNX element type of a torch dtype, or of one by name ("float32")."""
         name = str(dtype).removeprefix("torch.")
         names = {"bool": "bool", "bfloat16": None}
@@ -203,10 +203,11 @@ class Writer:
         outputs: Mapping[str, tuple[int, Sequence[int | str] | None]],
         metadata: Mapping[str, str],
     ) -> Any:
-        """The model, checked by onnx.
+        """The model.
 
         Args:
-            inputs, outputs: element type and shape by name; a size that is a text is open.
+            inputs, outputs: element type and shape by name; a size that is a string is symbolic.
+            metadata: the model's `metadata_props`.
         """
         helper = self._onnx.helper
         read = {name for node in self._nodes for name in node.input}
