@@ -210,11 +210,11 @@ def prepare(
     kept = (*as_strings(options.keep_float, "keep_float"), *given.float_patterns())
     topology = topology_of(graph, chip, kept, ops)
     warn_of_unknown(graph, chip)
-    fixed = dict(options.fix_bits or {})
+    fixed = options.fix_bits
     if given.modes:
         groups = build_space(graph, chip, topology, None, ops).groups
         group_of = {str(edge): key for key, group in groups.items() for edge in group.edges}
-        fixed |= given.fixed_bits(graph, group_of)
+        fixed = {**(fixed or {}), **given.fixed_bits(graph, group_of)}
     space = build_space(graph, chip, topology, fixed, ops)
     estimator = _estimator_for(chip, options.estimator)
     observed = {g.source for g in space.groups.values()}
@@ -226,7 +226,7 @@ def prepare(
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     if (fits := prune_infeasible_choices(resolver)) is not space:
         space, resolver = fits, resolver.within(fits)
-    return Prepared(graph, chip, batches, topology, space, calibration, estimator, resolver, kept, fixed)
+    return Prepared(graph, chip, batches, topology, space, calibration, estimator, resolver, kept, dict(fixed or {}))
 
 
 def _estimator_for(hardware: Hardware, chosen: str | Estimator | None) -> Estimator:
