@@ -296,8 +296,7 @@ def replay(
 
 
 # ---------------------------------------------------------------- reports
-# The public calls that only look: what will be integer, what it costs, how good it is, and why.
-# Glue, no logic, as `api`.
+# What will be integer, what it costs, how good it is, and why.
 
 
 def evaluate_strategy(

@@ -1244,6 +1244,10 @@ NO_ADVICE: Final = (
     "has no bits to choose in this space",
     "prefers to quantize its weight alone",
     "in its state dict to write to",
+    "--check: export format {} has no check",
+    "export format is of type {}; expected a name or an ExportFormat",
+    "export format {} has no check: nothing here runs its files",
+    "export format {} has no option {}; {}",
 )
 
 

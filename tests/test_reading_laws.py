@@ -242,7 +242,7 @@ BROKEN: Final = {
     "a method": (
         "runtime.stored.load_plan",
         "plan.document",
-        "made = [self(s) for s in scales]",
+        "read_scales = [self(s) for s in scales]",
         "os.system(scales[0])",
     ),
 }

@@ -2,8 +2,8 @@
 
 `inspect_plan` makes one pass over each batch. The simulator drives it: as each of its values appears, the float model
 and the integer model compute the same node, the three are compared, and values are dropped after their last reader. So
-memory is that of the widest cut of the graph, three times. A Tally per node sums up the batches, and `summarize` turns
-it into the NodeStatistic that `hago.analysis.statistic` defines.
+memory is that of the widest cut of the graph, up to four times (float, carrier, simulated and stored values). A Tally
+per node sums up the batches, and `summarize` turns it into the NodeStatistic that `hago.analysis.statistic` defines.
 
 Sums are float64 and over finite values: a position where any of the compared values is infinite or NaN (as in masks of
 attention) is left out.
@@ -126,7 +126,8 @@ class Tally:
     Attributes:
         products: sums of the products of every pair of causes (CAUSES x CAUSES).
         largest: the largest magnitude of each cause.
-        signal, simulated_signal, cross, noise: sums of F^2, S^2, F * S and (S - F)^2.
+        signal, simulated_signal, cross, noise: sums of F^2, S^2, F * S and (S - F)^2, F being float and
+            S simulated values.
         max_error: the largest |S - F|.
         left_out: number of positions with an infinite or NaN value.
         differences: number of values that differ between the simulator and the integer model.

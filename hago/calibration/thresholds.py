@@ -28,14 +28,14 @@ _Asked = tuple[str, Grid, int | None, int]
 class ThresholdCache:
     """The thresholds of an estimator, each computed when it is first asked for.
 
-    The statistics of a constant are taken then, too. Those of the whole tensor are kept; those per channel (8 * BINS
-    bytes a channel, far more than the weight itself) are made in blocks, of which the latest are kept, and the
-    thresholds of all.
+    The statistics of a constant are taken then, too. Those of the whole tensor are kept. Those per channel (8 * BINS
+    bytes a channel, far more than the weight itself) are made in blocks, and only the latest blocks are kept.
+    The thresholds of all channels are kept.
 
     Args:
         statistics: of the nodes that were observed, by name.
         constants: float tensors by name; looked up before `statistics`.
-        estimator: turns statistics into thresholds, each channel on its own.
+        estimator: turns statistics into thresholds, each channel alone; if `together`, of many nodes in one call.
     """
 
     def __init__(

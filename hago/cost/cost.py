@@ -1,6 +1,6 @@
 """The cost of a Plan on its hardware, node by node and edge by edge: bytes, operations, cycles, latency, energy.
 
-`plan_cost` is called for every trial of a search with a goal on costs, by `search.scoring`, and by reports. The figures
+`plan_cost` is called for every trial of a search, by `search.scoring`, and by reports. The figures
 `macs_per_cycle` and `elements_per_cycle` of a signature, and `requantize_per_cycle`, are those of one core;
 `bytes_per_cycle` is that of the whole chip. docs/cost.md lists what is counted and what is not.
 
@@ -239,13 +239,13 @@ class _Account:
 
     # ------------------------------------------------------------ what stands in memory
     def _elements(self, name: str) -> int:
-        """Of a node's value: constants as they are, others times the batch."""
+        """The number of elements of a node's value, times the batch unless it is a constant."""
         node = self.graph[name]
         count = math.prod(node.shape or (0,))
         return count if node.op == CONST else count * self.batch
 
     def _stored(self, name: str) -> DType:
-        """In which a node's value stands in memory, constants aside."""
+        """The dtype in which a node's value is stored in memory; not for constants."""
         node = self.graph[name]
         if name in self.plan.nodes:
             return self.plan.nodes[name].out.dtype
@@ -261,7 +261,7 @@ class _Account:
         return descs[0] if descs else OpDesc("float32", "float32", name="float32")
 
     def _const_bits(self, edge: Edge) -> int:
-        """That each value of a constant takes in memory while the model runs."""
+        """The number of bits that each value of a constant takes in memory while the model runs."""
         target = self.plan.target(edge)
         if target is not None:
             return target.dtype.bits

@@ -171,7 +171,7 @@ class IntegerForm:
         product: the op as a matrix product, if it is one.
         addends: the terms that the op adds up; without them, the op is refused on registers that saturate at every
             addition.
-        required_requantize: the requantize form that the hardware must have for this form, if it matters.
+        required_requantize: the `Requantize.form` that the hardware must have; None for any.
     """
 
     slots: tuple[Slot, ...]
@@ -200,7 +200,7 @@ class IntegerForm:
 
     @property
     def within_hull(self) -> bool:
-        """Whether every output lies between the smallest and largest input, is 0, or fits the inputs' dtype anyway."""
+        """Whether every output fits the inputs' dtype: it lies in the hull of these and 0, or the form says so."""
         return self.bound is _largest or self.fits_input_dtype
 
     @property
@@ -319,7 +319,7 @@ class OpRule:
         aliases: other names (the RFC's, say) that hardware files may use.
         moves_values: whether every entry of the result is an entry of an operand, or padding: the op moves, picks,
             repeats or leaves out values and computes none.
-            Law (moves): over all samples, an op says so if and only if it does.
+            Law (moves): true if and only if this holds on all samples.
         clips_or_averages: whether every entry of the result is an operand's entry cut off at a limit, or an average
             of entries, so that it needs no range of its own where its operands have one.
         any_layout: whether `compute` gives equal values however its operands lie in memory, as exactly rounded

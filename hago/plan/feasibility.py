@@ -27,9 +27,9 @@ from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Group, Space
 from hago.plan.topology import fitting_descs, weight_only_descs
 
-#: Combinations of operand dtypes of one node that are checked one by one, at most.
+#: Largest number of combinations of operand dtypes of one node that are checked; with more, it may refuse.
 _COMBINATIONS: Final = 256
-#: Points that are tried to find a feasible one, for every group.
+#: Largest number of points that `nearest_feasible` tries, per group of the space.
 FEASIBILITY_ATTEMPTS: Final = 16
 #: The distance of one bit more than asked; bits fewer count by the squared error that they are expected to add.
 _MORE: Final = 1e-12
@@ -87,7 +87,7 @@ def descs_at(resolver: Resolver, name: str) -> tuple[OpDesc, ...]:
 
 
 def classes(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
-    """A group's choices, split into runs that every signature holds in the same dtypes; the most bits first."""
+    """A group's choices, most bits first, split where the set of dtypes wide enough for them changes."""
     widths: set[int] = set()
     for edge in group.edges:
         if edge.dst != OUTPUT:

@@ -1,6 +1,7 @@
 """The qparams of every operand of an integer node, by the kind of its slot.
 
-A `NodeBuilder` makes one `Operands` per node plan; it asks the ThresholdSource of its Resolver for the ranges.
+A `NodeBuilder` makes one `Operands` per node plan, and `stored_weight` one per weight of a float node. Ranges come from
+the ThresholdSource of the owner. `qat.forward.LiveOperands` overrides it for training.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ThresholdSource(Protocol):
 
 
 class OperandContext(Protocol):
-    """The part of a Resolver that a NodeBuilder uses."""
+    """What Operands and NodeBuilders need of their owner: a Resolver, or a `LivePass` in training."""
 
     graph: Graph
     hardware: Hardware
@@ -118,7 +119,7 @@ class Operands:
         return self.bits[slot] is None or not self._signed(slot)
 
     def targets(self, desc: OpDesc) -> list[QParams | None]:
-        """The qparams that each operand is requantized to; None for operands that are read as they are."""
+        """The qparams in which the node reads each operand; None for `plain` operands, which are not quantized."""
         found: list[QParams | None] = []
         for slot in range(len(self.node.inputs)):
             kind = self.form.slot(slot)

@@ -1,11 +1,12 @@
 """Resolve bits and thresholds to a Plan, node by node in the order of the graph.
 
-A `Resolver` is made once per search (by `search.prepare`), per replay of a strategy and per cost report, and called
-with the bits of each point: it gives a `Plan`, or raises InfeasibleBits. For every integer node it makes a
-`NodeBuilder`, which selects the signature, gives every operand its qparams (`operands`), bounds the accumulator
-(`accumulators`) and requantizes the output where the signature says so. A node that computes in float may have its
-weight stored as integers (weight only): `stored_weight`. Nothing of such a node can overflow and nothing is
-requantized: it reads `float32(c) * float32(scale)`, in the simulator, the integer model and an ONNX file alike.
+A `Resolver` has a graph, hardware, a space and a source of thresholds. Called with the bits of a point, it returns a
+`Plan` or raises InfeasibleBits. `search.prepare` makes one per search; every worker, replay and change of thresholds
+gets another. For every integer node it makes a `NodeBuilder`, which selects the signature, gives every operand its
+qparams (`operands`), bounds the accumulator (`accumulators`) and requantizes the output where the signature says so. A
+node that computes in float may have its weight stored as integers (weight only): `stored_weight`. Nothing of such a
+node can overflow and nothing is requantized: it reads `float32(c) * float32(scale)`, in the simulator, the integer
+model and an ONNX file alike.
 
 A node's plan depends on the bits of its groups and the qparams of its producers, and is remembered by these. So a
 point that differs from an earlier one in one edge costs only the nodes that the edge reaches.
@@ -254,8 +255,8 @@ class _Memory:
 
 
 class Resolver:
-    """Makes the Plans of one graph on one piece of hardware. Called with the bits of a point, once per trial and by
-    whatever looks for feasible points; lives for one search.
+    """Makes the Plans of one graph on one piece of hardware. Called with the bits of a point, several times per
+    trial (key, score, cost, strategy), so it remembers the plans of nodes.
 
     Args:
         topology: which nodes are integer where the point turns none of them float.
@@ -284,7 +285,7 @@ class Resolver:
         self._memory: _Memory = _Memory() if memory_of is None else memory_of._memory
 
     def settled(self, bits: Bits) -> tuple[Resolver, dict[str, int]]:
-        """The Resolver of the topology that a point chooses, and the point's bits in that Resolver's space.
+        """The Resolver for the nodes that a point turns float, and the point's bits in that Resolver's space.
 
         A group that only that topology has takes its most bits.
         """

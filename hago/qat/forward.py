@@ -181,7 +181,7 @@ _LEARNED: Final = object()
 
 
 class LivePass:
-    """One quantized forward pass: a step of `run_graph`, called once per node, and the Owner of its operands.
+    """One quantized forward pass: a step of `run_graph`, called once per node, and the OperandContext of its operands.
 
     Args:
         training: shared by all passes.
@@ -189,7 +189,8 @@ class LivePass:
 
     Attributes:
         qparams: by node, of the value that it emitted in this pass; None for real values.
-        gradients: applied to the accumulators of layers; it quantizes the gradients that pass them back (DoReFa-Net).
+        gradients: an identity that quantizes the gradient in the backward pass (DoReFa-Net), applied to the
+            accumulators of layers; None for no quantization of gradients.
     """
 
     def __init__(self, training: Training, *, observing: bool) -> None:
@@ -420,7 +421,7 @@ class LivePass:
 
     # ------------------------------------------------------------ observing
     def _observe_operands(self, node: Node, values: Sequence[Any]) -> None:
-        for edge, value in zip(node.edges, values, strict=False):  # a layer's first operand comes before the others
+        for edge, value in zip(node.edges, values, strict=False):  # NormedPass has the data before the weight
             trained = self.training.range_of(edge)
             if self.observing and trained is not None and trained.observes and id(trained) not in self._observed:
                 self._observed.add(id(trained))

@@ -1,8 +1,8 @@
 """The integer model: the Plan on true integers, the reference engine.
 
 Every value rests in its storage dtype (int8, uint8, int16, int32 ...) as q, zero point included;
-arithmetic is int64. Nothing here is shared with the simulator but the Plan, the op rules and
-`numerics.apply_simq`; that the two agree bit for bit is tested, not assumed.
+arithmetic is int64. The simulator has its own schedule and carriers; it shares the Plan, the op rules,
+`arithmetic.numerics` and `graph.execute` with this engine. Tests check that the two agree bit for bit.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class IntegerModel(nn.Module):
         return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
 
     def _load_from_state_dict(self, *given: Any) -> None:
-        """Other weights are another Plan, so that only its own are taken; torch raises what is said here."""
+        """Accept only this Plan's own values, since weights are part of it; report others as load errors."""
         own = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
         super()._load_from_state_dict(*given)
         other = [name for name, buffer in own.items() if not _same(self.get_buffer(name), buffer)]
@@ -146,7 +146,7 @@ def compute_integer(
     """The stored value of an integer node from those of its inputs, in int64.
 
     Args:
-        made: the node's plan; where it says nothing of an edge, the value arrives as the operand.
+        made: the node's plan; a value on an edge whose SimQ is None is the operand already.
         constant: q of a constant operand, by node and slot.
         on_edge: sees the centered integers that arrive.
         carrier: what the op computes in; holds its integers exactly.

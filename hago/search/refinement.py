@@ -2,7 +2,7 @@
 
 Activations: the estimator of least squared error sees every value weighted by its squared gradient, so it minimizes the
 error at the outputs instead of that of the tensor. Weights: see `hago.search.weight_scales`. Every round of changes is
-kept only if it makes the simulated outputs better on all samples.
+kept only if it makes the simulated outputs better on the samples that may shape it.
 
 Proposals are confirmed on samples that did not shape them (`hago.search.confirmation`). Where a proposal is not surely
 better there than the thresholds that it would replace, these stay.
@@ -65,7 +65,7 @@ from hago.search.weight_scales import (
 from hago.searchers.knapsack import Knapsack
 from hago.searchers.surrogate import Surrogate
 
-#: Most samples that are differentiated; proposals are confirmed on all samples.
+#: Largest number of samples that one pass differentiates; rounds are measured on all samples that may shape them.
 SAMPLES: Final = 128
 #: Cost of a forward and a backward pass, in forward passes.
 PASS: Final = 3.0
@@ -75,8 +75,8 @@ CHUNK_SAMPLES: Final = 4
 SLOPES: Final = 16
 #: Part of the weight of a value that does not depend on its gradient.
 PLAIN: Final = 0.002
-#: Part of the loss that the first round tries to gain.
-MEMORY_SHARE: Final = 0.5
+#: Part of the loss that a round tries to gain; halved after each round that gains nothing.
+ROUND_SHARE: Final = 0.5
 #: How much more the values of a channel of a weight may err than with the estimated threshold, by the sum of squares.
 #: Powers of two have no bound: a step from one to the next changes this sum by more, whichever is better.
 MORE_ERRORS: Final = 1.3
@@ -119,7 +119,7 @@ def refine_thresholds(
     seed: int = 0,
     confirmation: Confirmation | None = None,
 ) -> StartingPoint:
-    """The same with other thresholds.
+    """Refine the thresholds of activations, then those of weights, at one point.
 
     Args:
         metric: which cost the guide is about; see `make_surrogate`.
@@ -379,7 +379,7 @@ class _Refinement:
         """
         pull = curvature_of(self.objective).pull
         self.scales.keep(self.picked)
-        now, share, failed = self.scales.as_estimated, MEMORY_SHARE, 0
+        now, share, failed = self.scales.as_estimated, ROUND_SHARE, 0
         if self.is_first_version and self.objective.name == "accuracy":
             return
         if not self.scales.weights or self.forwards + 2 + self.price > most:
@@ -641,7 +641,7 @@ def refine_every_choice(
     within: bool = False,
     confirmation: Confirmation | None = None,
 ) -> StartingPoint:
-    """The same with other thresholds, and what a search begins with: over a front, the most bits.
+    """Refine the thresholds of weights at every number of bits, and those of activations.
 
     Args:
         metric: which cost the guide is about; see `make_surrogate`.

@@ -1,6 +1,7 @@
 """Scores of points under a goal, measured in this process or by workers, or taken from the logs of earlier searches.
 
-No equal Plan is evaluated again, whichever search asked for it.
+A Plan that `first` scored, or that a log of an earlier search holds, is not measured again. Equal Plans within a search
+are found by `study.TrialCache`.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class PlanScorer:
         self._more = (cache_bytes, race, seed)
         self.bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
 
-    def of(self, prepared: Prepared) -> PlanScorer:
+    def with_prepared(self, prepared: Prepared) -> PlanScorer:
         """A scorer with other thresholds, which shares the cache of simulated values."""
         other = copy(self)
         other.prepared, other.bench = prepared, replace(self.bench, resolver=prepared.resolver)

@@ -59,9 +59,10 @@ from hago.study.progress import Preliminaries
 from hago.study.searcher import Searcher
 from hago.study.study import StudyResult, run_study
 
-#: Refined thresholds may take one forward for so many choices that the space has, and so many in any case.
+#: Refining thresholds may cost one forward for every so many choices in the space ...
 CHOICES_A_FORWARD: Final = 14
-LEAST_GAIN_OF_CHOICES: Final = 6.0
+#: ... but at least so many forwards.
+LEAST_REFINING_FORWARDS: Final = 6.0
 #: Costs that depend on what it takes to compute in float.
 FLOATS_COST: Final = frozenset({"bops", "cycles", "latency", "energy"})
 
@@ -163,8 +164,10 @@ def run_search(
 ) -> SearchOutcome:
     """Search for the best strategy.
 
-    The first batch is simulated where refined thresholds are confirmed, where a limit on a measure is checked, or else
-    by the first trial.
+    Before any Plan is simulated, the float model runs for calibration, for the outputs that Plans are compared with
+    (`Evaluator`) and, if the searcher is guided, for gradients. The first simulated batch is one on which refined
+    thresholds are confirmed, else one on which a limit on a measure is checked, else one of the first trial. All go
+    through `Evaluator.measure`, which runs a Plan on the simulator or on native kernels.
 
     Raises:
         HagoError: as `hago.search_quantize_strategy` does.
@@ -198,7 +201,7 @@ def run_search(
             seed=options.seed,
             confirmation=confirmation,
         )
-        scorer = scorer.of(start.prepared)
+        scorer = scorer.with_prepared(start.prepared)
         check_reachable(goal, start.prepared, start.most, scorer.first)
         searcher = build_searcher(searcher, start, options.seed)
     search = Search(
@@ -339,7 +342,7 @@ def find_starting_point(
         return StartingPoint(prepared, make_surrogate(prepared, goal, bits, seed, metric), bits, PASS)
     evaluator = scorer.bench.evaluator
     if refines == "start":
-        most = max(LEAST_GAIN_OF_CHOICES, choices / CHOICES_A_FORWARD)
+        most = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
         return refine_thresholds(prepared, goal, metric, evaluator, most, seed=seed, confirmation=confirmation)
     within = refines == "within"
     return refine_every_choice(

@@ -30,9 +30,9 @@ class ParetoOptions:
 
     Args:
         cost: the cost that the front is over; empty for the first that the goal names, else weight_bytes.
-        points: the most points of the first round, which follows the expected front.
-        rounds: the most rounds; each after the first adds half as many points to the measured front, in turns solutions
-            of the corrected program in its gaps and neighbours of its points.
+        points: the largest number of points of the first round, both ends included and `start` not.
+        rounds: the largest number of rounds. Each after the first evaluates up to half of `points`, alternating between
+            solutions of the corrected program in gaps of the measured front and neighbours of its points.
         gain: a round that adds less than this part to the area under the front is the last; 0 for all rounds.
         batch: points that are asked at once, for parallel evaluation.
     """
@@ -54,9 +54,9 @@ class ParetoOptions:
 
 
 def pareto_search(explored: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
-    """A searcher that asks `start`, then both ends of the expected front, then points between them: each is the
-    solution of the integer program with a limit in the middle of the widest gap so far. It may be stopped at any time,
-    with points all along the front.
+    """A searcher that asks `start`, with fewer bits until it runs, then both ends of the expected front, then points
+    between them: each is the solution of the integer program with a limit in the middle of the widest gap so far. It
+    may be stopped at any time, with points all along the front.
 
     References:
         The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.

@@ -30,12 +30,12 @@ _NOISE: Final = 0.2
 #: Prior deviations of the factors from 1: of a group's, and of one choice's around its group's.
 _GROUP: Final = 0.5
 _CHOICE: Final = 0.5
-#: Evaluations whose expected loss is off by more than this ratio, either way, are left out of the fit.
-_LEAST: Final = 1e-3
+#: Evaluations whose expected loss is below this fraction of the measured one, or above its inverse, are not fitted.
+_FITTED_RATIO: Final = 1e-3
 #: Factors lie between 1 / _MOST and _MOST, times the common one.
 _MOST: Final = 8.0
-#: The least loss expected of a neighbour, as a part of its point's loss.
-_LEAST_CHANGE: Final = 0.5
+#: The smallest loss that is expected of a neighbour, as a fraction of its point's loss.
+_LEAST_LOSS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str,
         expected = guide.parts(bits)
         total = math.fsum(expected.values())
         # a point with no loss to speak of, measured or expected, says nothing about ratios
-        if math.isfinite(loss) and loss > 0.0 and _LEAST < total / loss < 1 / _LEAST:
+        if math.isfinite(loss) and loss > 0.0 and _FITTED_RATIO < total / loss < 1 / _FITTED_RATIO:
             rows.append([expected[k] / loss for k in groups])
             choices_of_rows.append([choices[k, bits[k]] for k in groups])
     if not rows or not groups:
@@ -307,7 +307,7 @@ def neighbours(
     that interactions between groups at that point are in it.
 
     Args:
-        guide: the surrogate, corrected by evaluations; merits are the logarithms of its losses.
+        guide: the surrogate, corrected by evaluations. Its losses are in the unit of exp(-merit).
         line: the front, by rising cost and merit.
         rooms: the most bits that several groups may have together, as an accumulator reads them.
     """
@@ -329,7 +329,7 @@ def neighbours(
                 cost = point.cost + math.fsum(_cost_change(term, point.bits, key, bits) for term in listed)
                 loss = math.exp(-point.merit)
                 change = guide.losses[key][bits] - guide.losses[key][point.bits[key]]
-                gain = _area_gain(line, costs, cost, -math.log(max(loss + change, _LEAST_CHANGE * loss)))
+                gain = _area_gain(line, costs, cost, -math.log(max(loss + change, _LEAST_LOSS * loss)))
                 if gain > 0.0:
                     candidates.append((gain, number, key, bits))
     for _, number, key, bits in sorted(candidates, key=lambda candidate: -candidate[0]):

@@ -1,11 +1,12 @@
 """The simulator: a Plan computed on float tensors, real values in and out, at nearly the speed of the float model.
 
-The evaluator makes a `Simulator` per trial; `Quantizer.simulate` gives one to users. Its outputs equal those of the
-integer model bit for bit.
+The evaluator makes a `Simulator` per trial, unless all accumulators are proved safe and native kernels are faster;
+`Quantizer.simulate` gives one to users. Its outputs equal those of the integer model bit for bit.
 
-Values are centered integers in float32, or in float64 where a sum may exceed 2**24; a convolution or matrix product
-with such sums runs as exact partial sums in float32 instead. Edges of one producer with the same target share one
-requantization. Float nodes run on contiguous values, so that they are the same calls as the integer model's.
+Values are centered integers in float32. Where a sum may exceed 2**24, an op that can be split into few exact float32
+sums (`IntegerForm.split`) adds these in float64, and any other op runs in float64. Edges of one producer with the same
+target share one requantization. Float nodes run on contiguous values, so that they are the same calls as the integer
+model's.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Simulator(nn.Module):
 
 
 class _Stepping:
-    """Makes the schedule of one simulator, when it is iterated over."""
+    """Iterates over the steps of one simulator, making each when it is reached."""
 
     def __init__(self, owner: Simulator, *, fuse: bool, on_edge: OnSimulatedEdge | None) -> None:
         self.plan, self.carriers, self.watch = owner.plan, owner.carriers, owner.watch

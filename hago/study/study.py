@@ -1,8 +1,9 @@
 """The search loop: asks a searcher for points, evaluates and logs them, and keeps the best.
 
-`run_study` is called once per search, by `search.session`, and knows neither Plans nor the simulator: a point is its
-bits, and `evaluate` scores it. It does what all searchers need: evaluating equal Plans once (`TrialCache`), writing the
-log and resuming from it (`LogFile`), the budget, progress, interrupts, and keeping the best trial.
+`run_study` is called once per search, by `search.session`, and does not simulate: a point is its bits, `evaluate`
+scores it, and `plan_key` tells which points have equal Plans. It does what all searchers need: evaluating equal Plans
+once (`TrialCache`), writing the log and resuming from it (`LogFile`), the budget, progress, interrupts, and keeping the
+best trial.
 
 Invariant: a searcher is told exactly what the log holds, so that replaying a log brings it to the state that it was in.
 A searcher whose state depends on more implements `Recalls`.
@@ -95,7 +96,7 @@ def run_study(
         on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
             it returns are shown in the bar.
         plan_key: a cheap key of a point's Plan. Equal Plans are evaluated once; without it, equal bits are.
-        allow_overflow: return a point that overflowed on the calibration data where every point did.
+        allow_overflow: if every point overflows on the calibration data, return the best of them instead of raising.
         executor: evaluates the points that the searcher asks together; the log stays the same.
         submit: used in place of `executor` where it is given.
         race: also pass `evaluate` the bits of the best trial so far, or None where no trial is accepted; a point that

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 import hago
 from hago.errors import StrategyMismatch
-from hago.graph import frontend as torch_export
 from hago.graph.execute import run_real
-from hago.graph.frontend import from_torch
+from hago.graph.frontend import from_torch, torch_export
 from hago.graph.frontend.torch_export import Importer
 from hago.graph.graph import Graph
 from hago.ops import OPS

@@ -26,7 +26,7 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, plan_and_batches, prepare
-from hago.search.refinement import _begun_together, _Proposed, with_statistics
+from hago.search.refinement import _Proposed, _start_together, with_statistics
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log
 
@@ -123,7 +123,7 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptA
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
     plain = with_statistics(prepared, prepared.calibration)
     turns = turns_of([8, 8])
-    begun = _begun_together(prepared, plain, goal, "", evaluator, 0, Confirmation((8, 8), turns))
+    begun = _start_together(prepared, plain, goal, "", evaluator, 0, Confirmation((8, 8), turns))
     found = begun[-1] if aside is None else begun[turns.index(aside)]
     found.improve(20.0)
     chosen = (replace(p, batches=batches) for p in (prepared, plain))
@@ -147,7 +147,7 @@ def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     plain = with_statistics(prepared, prepared.calibration)
     turns = Confirmation((8, 8), turns_of([8, 8]))
-    found = _begun_together(prepared, plain, goal, "", evaluator, 0, turns)[-1]
+    found = _start_together(prepared, plain, goal, "", evaluator, 0, turns)[-1]
     value = found.measured(found.prepared)
     losses = [float(found.losses.mean())]
     for _ in found.rounds(40.0):

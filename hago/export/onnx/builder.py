@@ -88,7 +88,8 @@ class OnnxFile:
         values: the tensor of each node's output, by node name.
         operands: the tensor that an integer node reads on each edge, without constants.
         form: qdq or qoperator.
-        unpadded: the names of pads that are merged into convolutions, which read the value without its padding.
+        unpadded: the names of pads that are merged into convolutions. They have no tensor; the convolutions read their
+            input.
     """
 
     model: Any
@@ -183,10 +184,10 @@ class ModelBuilder:
     def operand(self, edge: Edge) -> Value:
         """The tensor that an integer node reads on an edge that is no constant, after the edge's quantization or
         requantization, which is written once for all edges of the same source and qparams."""
-        self.operands[edge] = self._rescaled(edge)
+        self.operands[edge] = self._arriving(edge)
         return self.operands[edge]
 
-    def _rescaled(self, edge: Edge) -> Value:
+    def _arriving(self, edge: Edge) -> Value:
         source, simq = self.graph.source(edge), self.plan.edges[edge]
         if simq is None or simq.target is None:
             return self.values[source]
@@ -221,7 +222,7 @@ class ModelBuilder:
 
     # ------------------------------------------------------------ inputs and outputs of the model
     def _outputs(self) -> dict[str, tuple[int, Sequence[int | str] | None]]:
-        """The element type and the shape of each output, by tensor name; an output has a tensor of its own."""
+        """Write what outputs need to be tensors of their own; return the type and the shape of each by its name."""
         outputs: dict[str, tuple[int, Sequence[int | str] | None]] = {}
         for slot, name in enumerate(self.graph.outputs):
             real = self.real_value(name)

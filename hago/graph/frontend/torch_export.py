@@ -1,4 +1,4 @@
-"""Exported: what the nodes and the signature of an ExportedProgram say, read off one by one."""
+"""From an nn.Module or ExportedProgram to a Graph: `from_torch` exports the model and imports its calls."""
 
 from __future__ import annotations
 
@@ -210,13 +210,12 @@ class Importer:
     """Reads one ExportedProgram. Lives for one import; `run` gives the Graph.
 
     Args:
-        converts: whether operands are converted to real numbers where torch promotes them, and left out of a
-            concatenation where they are empty, whether calls that are short for several are read as these, and whether
-            calls on constants that have several results are computed; and whether an expansion is read that keeps the
-            batch. The first version of hago did none of it.
+        converts: False to import as the first version of hago did, for the hashes in its strategies and logs. True
+            also converts operands that torch promotes, drops empty operands of a concatenation, decomposes composite
+            calls, folds calls on constants with several results, and reads an expansion that keeps the batch.
 
     Attributes:
-        converted: whether any was.
+        converted: whether any of this changed the Graph.
     """
 
     def __init__(self, program: ExportedProgram, ops: Ops = OPS, *, converts: bool = True) -> None:
@@ -525,9 +524,8 @@ def from_torch(
             taken as the batch and left dynamic.
         fold: fold batch norms into what stands before them.
         attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
-        made_for: hashes of models that strategies and logs name. If the model had one of them as the first version of
-            hago imported it (attention, calls that are short for several and sums in divisors as they stand, nothing
-            converted to real numbers), that is the graph.
+        made_for: model hashes of strategies and logs. If the graph that the first version of hago would import (see
+            `Importer`; attention kept whole, guards of divisors not folded) has one of them, it is returned.
 
     Raises:
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN

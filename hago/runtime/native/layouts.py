@@ -48,7 +48,7 @@ class Wiring:
 
 
 def wire(plan: Plan) -> Wiring:
-    """The Plan, rewritten to move fewer bytes; see the module."""
+    """Rewrite a Plan so that it moves fewer bytes and has the same outputs; see the module."""
     moved = _requantize_before_movers(plan)
     fused = fuse_clamps(moved)
     return Wiring(_with_edges(moved, fused.simqs), fused.skipped)
@@ -90,7 +90,7 @@ def _common_form(plan: Plan, node: Node, made: NodePlan, edges: Mapping[Edge, Si
 
 
 def _before(plan: Plan, node: Node, made: NodePlan, common: SimQ) -> tuple[SimQ | None, ...] | None:
-    """The SimQs of a mover's edges after its readers' requantization is moved before it; None if it cannot be."""
+    """The SimQs of a mover's in-edges if it runs after the requantization of its readers; None if that is not exact."""
     simqs: list[SimQ | None] = []
     for slot, name in enumerate(node.inputs):
         simq, source = made.simqs[slot], plan.nodes.get(name)

@@ -1,4 +1,4 @@
-"""Lowering: a wired Plan becomes a list of Steps.
+"""Lowering: a Plan that `layouts.wire` rewrote becomes a list of Steps.
 
 Every node gets the kernel that `kernels.select_kernel` selects for it, together with the nodes that the kernel can
 compute in its epilogue. The forms of a value that readers request and its kernel does not store are made by
@@ -34,8 +34,8 @@ def conversion(plan: Plan, root: str, simq: SimQ, calls: Any) -> tuple[str, Run]
     """The kernel that applies a conversion to the value of a node, and the function that calls it.
 
     Args:
-        root: the node.
-        calls: the library of native kernels, or None.
+        root: the node whose value is converted.
+        calls: the library of native kernels; None to use the reference arithmetic.
     """
     native_call: Run | None = None
     if calls is not None:
