@@ -141,7 +141,8 @@ def compute_integer(
     values: Sequence[Any],
     constant: Callable[[str, int], Tensor],
     on_edge: OnStoredEdge | None = None,
-    carrier: torch.dtype = torch.int64,
+    *,
+    floats: bool = False,
 ) -> Tensor:
     """The stored value of an integer node from those of its inputs, in int64.
 
@@ -149,7 +150,7 @@ def compute_integer(
         made: the node's plan; a value on an edge whose SimQ is None is the operand already.
         constant: q of a constant operand, by node and slot.
         on_edge: sees the centered integers that arrive.
-        carrier: what the op computes in; holds its integers exactly.
+        floats: whether the op computes on float carriers, which hold its integers exactly, instead of int64.
     """
     how = plan.hardware.requantize
     operands = [_operand(made, node.name, slot, value, constant, how) for slot, value in enumerate(values)]
@@ -158,8 +159,11 @@ def compute_integer(
             on_edge(edge, operand)
     if made.table is not None:
         return store(made.look_up(operands[0]), made.out)
-    carried = (operand.to(carrier) for operand in operands) if carrier != torch.int64 else operands
-    c = plan.ops[node.op].compute_int(made.attrs, *carried).to(torch.int64)
+    rule = plan.ops[node.op]
+    if floats:
+        c = made.accumulate(rule, [operand.to(made.operand_carrier) for operand in operands]).to(torch.int64)
+    else:
+        c = rule.compute_int(made.attrs, *operands)
     return store(apply_simq(made.held(c, made.lost(operands)), made.out_simq, how), made.out)
 
 

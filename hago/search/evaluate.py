@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
+from hago.cost.cost import node_macs
 from hago.data.batches import Batches
 from hago.errors import DataError, InfeasibleBits
 from hago.graph.execute import run_real
@@ -58,6 +59,10 @@ Enough = Callable[[Mapping[str, Tensor], AccumulatorExtremes], bool]
 See = Callable[[Sequence[Any]], None]
 
 
+#: What `KernelRow.kernel` says of nodes that run on no native kernel.
+_NO_KERNELS: Final = frozenset({"torch in floats", "reference"})
+
+
 class Evaluator:
     """Scores Plans on one data set, for one thread at a time. A search or a worker makes one and calls it per trial.
 
@@ -68,7 +73,8 @@ class Evaluator:
         also: further measures to report.
         engine: `integer` runs Plans whose accumulators are all proved safe on the kernels of the integer model, and
             the others on float carriers, which show overflow; `float` runs every Plan on float carriers; `auto`
-            is `integer` where this machine's kernels are faster than the carriers. All give the same outputs.
+            is `integer` where this machine's kernels are faster than the carriers, and run most multiply-accumulates
+            of the Plan. All give the same outputs.
         cache_bytes: the size of the cache of simulated values, 0 for none; None for a quarter of the free memory. The
             cache changes no score.
         quiet: do not warn of labels that are no classes, since the caller does.
@@ -139,7 +145,9 @@ class Evaluator:
     def _model(self, plan: Plan, peaks: AccumulatorExtremes) -> Simulator | Executor:
         fast = self.engine == "integer" or (self.engine == "auto" and kernels().outrun_floats)
         if fast and all(node.proved for node in plan.nodes.values()):
-            return Executor(plan, self.packs)
+            executor = Executor(plan, self.packs)
+            if self.engine == "integer" or _runs_on_kernels(executor):
+                return executor
         return Simulator(plan, self.carriers, watch=peaks)
 
     def contributions(self, outputs: Any) -> dict[str, Tensor]:
@@ -208,6 +216,19 @@ class Evaluator:
             plan_key=plan.key,
             thresholds_sha256=thresholds_sha256(plan),
         )
+
+
+def _runs_on_kernels(executor: Executor) -> bool:
+    """Whether native kernels run at least half of a Plan's multiply-accumulates.
+
+    Others, such as three-dimensional and transposed convolutions, run on the simulator's carriers in the executor too,
+    with conversions from and to stored integers around each: a pass of R3D-18 takes twice as long as a simulation.
+    """
+    plan, macs = executor.plan, {True: 0, False: 0}
+    for row in executor.explain().rows:
+        if row.node in plan.nodes:
+            macs[row.kernel not in _NO_KERNELS] += node_macs(plan.graph, plan.graph[row.node], plan.ops)
+    return macs[True] >= macs[False]
 
 
 def _watched(outputs: Iterable[Sequence[Any]], see: See | None) -> Iterator[Sequence[Any]]:

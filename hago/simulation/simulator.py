@@ -209,7 +209,7 @@ class _Stepping:
                     self.on_edge(edge, operand)
             if plan.table is not None:
                 return (plan.look_up(operands[0]),)
-            c = self._accumulate(node, plan, operands)
+            c = plan.accumulate(self.plan.ops[node.op], operands)
             lost = plan.lost(operands)
             if self.watch is not None:
                 self.watch(node, c, *([] if lost is None else [lost]))
@@ -221,23 +221,12 @@ class _Stepping:
         return Step(tuple(inputs.values()), (node.name,), compute, digest, spans, watched)
 
     def _operand(self, node: Node, plan: NodePlan, slot: int, value: Any) -> Any:
-        carrier = torch.float32 if plan.parts > 1 else plan.carrier
+        carrier = plan.operand_carrier
         if slot in plan.consts:
             return self.carriers(plan.consts[slot], carrier)
         if plan.operands[slot] is None:
             return laid_out(carrier_to_real(self.simqs[node.edges[slot]], value))
         return value.to(carrier)
-
-    def _accumulate(self, node: Node, plan: NodePlan, operands: list[Any]) -> Tensor:
-        rule = self.plan.ops[node.op]
-        if plan.parts == 1:
-            return rule.compute_int(plan.attrs, *operands)
-        assert rule.integer is not None and rule.integer.split is not None
-        chunks = rule.integer.split(plan.attrs, operands, plan.parts)
-        total = rule.compute_int(plan.attrs, *chunks[0]).to(torch.float64)
-        for chunk in chunks[1:]:
-            total += rule.compute_int(plan.attrs, *chunk)
-        return total
 
 
 def centered_span(qparams: QParams) -> tuple[int, int]:

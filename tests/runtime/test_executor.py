@@ -67,7 +67,7 @@ def test_every_plan_runs_without_kernels() -> None:
     plan = plan_of(graph, EVERY["x86_vnni"], [x])
     executor = Executor(plan, using=NOTHING)
     assert executor.run([x])[0].equal(IntegerModel(plan).run([x])[0])
-    assert set(executor.explain().kernels) == {"torch in float64", "reference", "none", "torch on bytes"}
+    assert set(executor.explain().kernels) == {"torch in floats", "reference", "none", "torch on bytes"}
 
 
 #: With activations of 16 bits.
@@ -162,7 +162,7 @@ DOUBLES = {
 
 
 @pytest.mark.parametrize("case", DOUBLES)
-def test_sums_of_products_without_a_kernel_are_made_in_float64(case: str) -> None:
+def test_sums_of_products_without_a_kernel_are_made_in_floats(case: str) -> None:
     op, channels, shape, more, name = DOUBLES[case]
     chips = {**EVERY, "wide_affine": Chip("int16", "int64", at="output", scheme="affine").hardware(name="wide_affine")}
     b = Builder()
@@ -171,7 +171,7 @@ def test_sums_of_products_without_a_kernel_are_made_in_float64(case: str) -> Non
     b.call(op, x, b.const(seeded(*shape, seed=1)), b.const(seeded(shape[op != "conv2d"], seed=2)), name="sums", **attrs)
     plan = plan_of(b.graph(), chips[name], [seeded(2, channels, 5, 4)])
     executor = check(plan, [seeded(3, channels, 5, 4, seed=7, size=3.0)])
-    assert executor.explain().rows[-1].kernel == "torch in float64"
+    assert executor.explain().rows[-1].kernel == "torch in floats"
     if case == "sums beyond int32":
         signs = plan.nodes["sums"].consts[1][:1].sign()  # every value at the end where the sum grows
         assert plan.nodes["sums"].bound >= 2**31

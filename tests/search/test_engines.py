@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toys import timeless
 
 import hago
+from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import ExactKernels, kernels
 from hago.search import evaluate
@@ -54,6 +55,7 @@ def test_logs_do_not_know_the_engine(chip: str, tmp_path: Path, monkeypatch: pyt
     texts = {}
     for fast in (True, False):
         monkeypatch.setattr(ExactKernels, "outrun_floats", property(lambda self, fast=fast: fast))
+        monkeypatch.setattr(evaluate, "_runs_on_kernels", lambda executor: True)  # on machines without any as well
         used.clear()
         texts[fast] = searched(chip, tmp_path / f"{fast}.jsonl")
         assert bool(used) == fast  # both ways were taken
@@ -79,8 +81,8 @@ def test_logs_do_not_know_the_engine_where_instructions_are_missing(onednn: str,
     not exact there are left out by the engine itself."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import torch; torch.set_num_threads(1)\n"
-        "from pathlib import Path; from search.test_engines import ExactKernels, searched\n"
-        "texts = []\n"
+        "from pathlib import Path; from search.test_engines import ExactKernels, evaluate, searched\n"
+        "texts, evaluate._runs_on_kernels = [], lambda executor: True\n"
         "for fast in (True, False):\n"
         "    ExactKernels.outrun_floats = property(lambda self, fast=fast: fast)\n"
         f"    texts.append(searched('x86_vnni', Path({str(tmp_path)!r}) / f'{{fast}}.jsonl'))\n"
@@ -89,6 +91,31 @@ def test_logs_do_not_know_the_engine_where_instructions_are_missing(onednn: str,
     env = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten, "HAGO_NATIVE": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Layers(nn.Module):
+    """Two layers of one kind, and a pointwise convolution of two dimensions."""
+
+    def __init__(self, layer: type[nn.Module], size: int) -> None:
+        super().__init__()
+        self.first, self.second, self.last = layer(3, 8, size), layer(8, 8, size), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(torch.relu(self.first(x))).flatten(3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Conv3d, (4, 3, 5, 5, 5)), (nn.ConvTranspose2d, (4, 3, 5, 5)), (nn.Conv2d, (4, 3, 9, 9))]
+)
+def test_plans_that_mostly_run_on_no_kernel_are_simulated(layer: type[nn.Module], shape: tuple[int, ...]) -> None:
+    data = [images(*shape)]
+    plan = hago.quantize(randomized(Layers(layer, 3)), "tflite", data).plan
+    fast = evaluate._runs_on_kernels(Executor(plan))
+    if layer is not nn.Conv2d:
+        assert not fast
+    elif kernels().outrun_floats:
+        assert fast
+    assert compare_plan_exactly(plan, data).same
 
 
 def test_integers_are_taken_where_convolutions_of_our_own_run() -> None:

@@ -752,7 +752,7 @@ PAD: Final = Kernel("torch's padding of stored values", _match_pad, _emit_pad, N
 
 
 # ---------------------------------------------------------------- kernels that compute every Plan
-#: Ops whose sums of products torch has kernels for in float64 but not in int64.
+#: Ops whose sums of products torch has kernels for in floats but not in int64.
 _PRODUCTS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear", "matmul"})
 
 
@@ -760,9 +760,9 @@ def _match_any(plan: Plan, node: Node, made: NodePlan) -> Match | str:
     return Match("computes every node")
 
 
-def _match_float64(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_floats(plan: Plan, node: Node, made: NodePlan) -> Match | str:
     exact = node.op in _PRODUCTS and made.bound <= 2.0**53
-    return Match("sums of products, exact in float64") if exact else ""
+    return Match("sums of products, exact on float carriers") if exact else ""
 
 
 def _emit_float(state: LoweringState, node: Node) -> Call | str:
@@ -777,9 +777,7 @@ def _emit_float(state: LoweringState, node: Node) -> Call | str:
     return _call_of_node(state, node, "float", run)
 
 
-def _emit_reference(
-    state: LoweringState, node: Node, name: str = "reference", carrier: torch.dtype = torch.int64
-) -> Call:
+def _emit_reference(state: LoweringState, node: Node, name: str = "reference", *, floats: bool = False) -> Call:
     plan, made = state.plan, state.plan.nodes[node.name]
     # values that a step before requantized arrive as the operand
     left = [s if state.layouts.is_own(e) else None for e, s in zip(node.edges, made.simqs, strict=True)]
@@ -791,19 +789,17 @@ def _emit_reference(
         return store(made.consts[slot], qparams)
 
     def run(values: Sequence[Any]) -> Sequence[Tensor]:
-        return (compute_integer(plan, node, arriving, values, constant, carrier=carrier),)
+        return (compute_integer(plan, node, arriving, values, constant, floats=floats),)
 
     return _call_of_node(state, node, name, run)
 
 
-def _emit_float64(state: LoweringState, node: Node) -> Call | str:
-    return _emit_reference(state, node, "torch in float64", torch.float64)
+def _emit_floats(state: LoweringState, node: Node) -> Call | str:
+    return _emit_reference(state, node, "torch in floats", floats=True)
 
 
 FLOAT: Final = Kernel("float", _match_any, _emit_float, None, converts="everything", reads_real=True, by_sample=_never)
-FLOAT64: Final = Kernel(
-    "torch in float64", _match_float64, _emit_float64, None, converts="everything", by_sample=_never
-)
+FLOATS: Final = Kernel("torch in floats", _match_floats, _emit_floats, None, converts="everything", by_sample=_never)
 REFERENCE: Final = Kernel(
     "reference", _match_any, _emit_reference, None, any_form=True, converts="everything", by_sample=_never
 )
@@ -870,7 +866,7 @@ def select_kernel(plan: Plan, node: Node, features: Set[Feature]) -> SelectedKer
         if isinstance(match, Match):
             return SelectedKernel(kernel, match.why)
         why = match or why
-    match = "" if own_form else FLOAT64.matches(plan, node, made)
+    match = "" if own_form else FLOATS.matches(plan, node, made)
     if isinstance(match, Match):
-        return SelectedKernel(FLOAT64, f"{match.why} ({why})")
+        return SelectedKernel(FLOATS, f"{match.why} ({why})")
     return SelectedKernel(REFERENCE, why)
