@@ -19,6 +19,7 @@ from hago.export.onnx.export import make_onnx
 from hago.export.onnx.operators import ATEN_CALLS
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
+from hago.graph.frontend.torch_export import Importer
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.ops import OPS
@@ -92,7 +93,6 @@ CALLS: Final[dict[str, Callable[[Tensor], Any]]] = {
 UNSEEN: Final = {
     *(f"aten.{n}.default" for n in ("_unsafe_view", "alias", "clone", "reshape")),
     *(f"aten.bitwise_{n}.Tensor" for n in ("and", "or")),
-    "aten.addcmul.default",  # imported as a product and a sum
 }
 
 
@@ -100,13 +100,20 @@ def imported(fn: Callable[[Tensor], Any]) -> Graph:
     return from_torch(Fn(fn).eval(), (images(2, 4, 4, 5),))
 
 
+def imported_whole(fn: Callable[[Tensor], Any]) -> Graph:
+    """The graph of strategies of the first version, with composite calls as they are."""
+    program = torch.export.export(Fn(fn).eval(), (images(2, 4, 4, 5),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    return Importer(program, converts=False).run()
+
+
 def said(graph: Graph) -> Any:
     return make_onnx(Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges))).model
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("fn", CALLS.values(), ids=list(CALLS))
-def test_calls(fn: Callable[[Tensor], Any]) -> None:
-    graph, x = imported(fn), images(3, 4, 4, 5, seed=3)
+def test_calls(fn: Callable[[Tensor], Any], whole: bool) -> None:
+    graph, x = imported_whole(fn) if whole else imported(fn), images(3, 4, 4, 5, seed=3)
     theirs = list(onnxruntime(said(graph), threads=1)({graph.inputs[0]: x.numpy()}).values())
     ours = run_real(graph, [x])
     for mine, other in zip(ours, theirs, strict=True):
@@ -116,7 +123,8 @@ def test_calls(fn: Callable[[Tensor], Any]) -> None:
 
 def test_every_call_is_tried() -> None:
     known = set(ATEN_CALLS)
-    tried = {n.attrs["target"] for fn in CALLS.values() for n in imported(fn) if n.op == "opaque"}
+    graphs = [make(fn) for fn in CALLS.values() for make in (imported, imported_whole)]
+    tried = {n.attrs["target"] for graph in graphs for n in graph if n.op == "opaque"}
     # other overloads of calls that are tried, or calls that torch.export writes as these
     spelled = {t for t in known if t.rpartition(".")[0] in {u.rpartition(".")[0] for u in tried}}
     assert known - spelled == UNSEEN

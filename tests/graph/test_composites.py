@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from networks import images, randomized
 from products import some
 from torch import Tensor, nn
@@ -39,6 +41,12 @@ CALLS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "aten.expand.default ahead": lambda x: x[:, :, None].expand(x.shape[0], 4, 3, 6).flatten(1, 2),
     "aten.addcmul.default": lambda x: torch.addcmul(torch.ones(6), x, torch.arange(1.0, 7), value=-0.5),
     "aten.addcmul.default alone": lambda x: torch.addcmul(x, x, x.relu()),
+    "aten.einsum.default": lambda x: torch.einsum("bid,bjd->bij", x, x),
+    "aten.einsum.default of groups": lambda x: torch.einsum("bgd,bhd->bdgh", x, x),
+    "aten.einsum.default with a weight": lambda x: torch.einsum("dhk,bid->bihk", torch.arange(36.0).view(6, 3, 2), x),
+    "aten.einsum.default of three": lambda x: torch.einsum("bid,bjd,bje->bie", x, x, x),
+    "aten.einsum.default of rows": lambda x: torch.einsum("b i d, b i d -> b i", x, x),
+    "aten.einsum.default of one": lambda x: torch.einsum("bid->bd", x),
     "aten.roll.default": lambda x: torch.roll(x, 1, 1),
     "aten.roll.default back": lambda x: torch.roll(x, (-2, 9), (1, -1)),
     "aten.roll.default once": lambda x: torch.roll(x, (4, 1), (1, 2)),
@@ -51,6 +59,8 @@ CALLS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 AS_THEY_ARE: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "linear": lambda x: torch.addmm(torch.ones(6), x[:, 0], torch.ones(6, 6).tril()),
     "add": lambda x: x + x.relu(),
+    "diagonal": lambda x: torch.einsum("bii->bi", x[:, :, :4]),
+    "einsum of the rest": lambda x: torch.einsum("...d->...", x),
     "roll of nothing": lambda x: torch.roll(x, (4, -6), (1, 2)),
     "roll of the batch": lambda x: torch.roll(x, 1, 0),
     "expansion to the batch": lambda x: x * torch.ones(1, 4, 6).expand(x.shape[0], 4, 6),
@@ -92,6 +102,17 @@ def test_it_is_what_torch_computes(name: str) -> None:
         got = run_real(graph, [inputs])[0]
         with torch.no_grad():
             torch.testing.assert_close(got, model(inputs))
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=4, unique=True), min_size=1, max_size=3), st.data())
+def test_einstein_sums(operands: list[list[str]], data: st.DataObject) -> None:
+    letters = sorted({letter for axes in operands for letter in axes})
+    result = data.draw(st.permutations(data.draw(st.lists(st.sampled_from(letters), unique=True)) if letters else []))
+    equation = f"{','.join(''.join(axes) for axes in operands)}->{''.join(result)}"
+    sizes = {letter: data.draw(st.integers(1, 3)) for letter in letters}
+    tensors = [images(*(sizes[letter] for letter in axes), seed=i).double() for i, axes in enumerate(operands)]
+    got = composites._einsum(equation, tensors)
+    torch.testing.assert_close(got, torch.einsum(equation, tensors))
 
 
 @pytest.mark.parametrize(("chip", "name"), some(2, CHIPS, CALLS))
