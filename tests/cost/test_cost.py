@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 from building import Builder, residual_block, seeded
 from plans import fixed_resolver, points, resolver_of
 from specs import SHIPPED
