@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from building import Builder, residual_block, seeded
 from plans import fixed_resolver, points, resolver_of
 from specs import SHIPPED
@@ -16,7 +17,7 @@ from hago.arithmetic.types import dtype
 from hago.cost.cost import METRICS, Cost, float_cost, node_macs, plan_cost, rows_of
 from hago.cost.report import amount, cost_range, cost_text, range_text
 from hago.errors import HagoError
-from hago.graph.frontend import from_torch
+from hago.graph.frontend import composites, from_torch
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc
 from hago.plan.plan import Plan
@@ -260,19 +261,21 @@ def test_amounts_read_well() -> None:
     assert said == ["3 MiB", "2.5 ms", "1.23k cycles", "0"]
 
 
-def test_products_in_calls_without_a_rule_are_counted() -> None:
+def test_products_in_calls_without_a_rule_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composites, "_COMPOSITES", {})  # which would make a matrix product of einsum
+
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.lstm, self.gru = nn.LSTM(5, 4, bidirectional=True, batch_first=True), nn.GRU(8, 3, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.gru(self.lstm(x)[0])[0].cumsum(1)
+            return torch.einsum("bij,jk->bik", self.gru(self.lstm(x)[0])[0], torch.ones(3, 2)).cumsum(1)
 
     graph = from_torch(Tagger().eval(), (seeded(2, 7, 5),))
     plan = fixed_resolver(graph, CHIPS["vta"], {})({})
     # gates, their inputs and states; two directions
-    expected = {"lstm": 2 * 7 * 4 * 4 * (5 + 4), "gru": 7 * 3 * 3 * (8 + 3)}
+    expected = {"lstm": 2 * 7 * 4 * 4 * (5 + 4), "gru": 7 * 3 * 3 * (8 + 3), "bmm": 7 * 3 * 2}
     for batch in (1, 3):
         found = [n.macs for n in plan_cost(plan, batch).nodes if n.macs]
         assert found == [batch * macs for macs in expected.values()]
