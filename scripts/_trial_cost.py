@@ -45,9 +45,9 @@ BETWEEN = 96
 
 @dataclass
 class Timed:
-    """A bench whose evaluation time is counted, and a float forward that is timed now and then between."""
+    """A worker state whose evaluation time is counted, and a float forward that is timed now and then between."""
 
-    bench: WorkerState
+    worker_state: WorkerState
     forward: Callable[[], Any]
     clock: Callable[[], float]
     pairs: int
@@ -60,7 +60,7 @@ class Timed:
         if len(self.floats) < self.pairs or len(self.points) % BETWEEN == 0:
             self.floats.append(seconds_of(self.forward, self.clock))
         begun = self.clock()
-        score = self.bench.score(bits, rival)
+        score = self.worker_state.score(bits, rival)
         self.seconds += self.clock() - begun
         self.points.append(bits)
         return score
@@ -73,7 +73,7 @@ class Timed:
     @property
     def reused(self) -> float:
         """Of all steps of all trials, the part that did not run."""
-        return self.bench.evaluator.reuse.spent.share
+        return self.worker_state.evaluator.reuse.spent.share
 
 
 def trial_cost(options: Any) -> list[Row]:
@@ -121,8 +121,8 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
     """A whole search, on the fastest kernels that are exact."""
     race = RaceOptions() if name.endswith("raced") else None
     goal = make_goal(GoalOptions("sqnr"))
-    bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, race=race)
-    timed = Timed(bench, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
+    state = make_worker_state(prepared.resolver, prepared.batches, goal.objective, race=race)
+    timed = Timed(state, float_forward(prepared.graph, subject.batches), options.clock, options.pairs)
     timed.forward()
     start, found = widest_safe_bits(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
     begun = options.clock()

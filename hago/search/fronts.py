@@ -191,7 +191,7 @@ class FrontWriter:
         self._points: dict[int, FrontPoint] = {}
         self._asked = 0
         # forwards before the first trial are not counted
-        self._earlier = scorer.bench.evaluator.forwards if here else 0.0
+        self._earlier = scorer.evaluator.forwards if here else 0.0
         self._current = False
 
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
@@ -237,7 +237,7 @@ class FrontWriter:
         cost = None if best is None else best.score.costs.get(self._front.cost)
         if cost is not None:
             shown.append(amount(self._front.cost, cost))
-        evaluator = self._scorer.bench.evaluator
+        evaluator = self._scorer.evaluator
         if self._here and self._asked:
             # without a cache every point would take one forward at least, repeats included
             shown.append(f"{evaluator.forwards - self._earlier:.0f}/{self._asked} forwards")

@@ -228,7 +228,7 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scorer = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
     # logs of version 1 kept nothing aside
-    sizes = [b.size for b in scorer.bench.evaluator.batches]
+    sizes = [b.size for b in scorer.evaluator.batches]
     confirmation = None if said.get("refined") is True else Confirmation.of(sizes)
     start = find_starting_point(
         name,

@@ -18,6 +18,7 @@ from hago.cost.cost import plan_cost
 from hago.errors import HagoError, LogError, StrategyMismatch, warn
 from hago.hardware.file import hardware_hash
 from hago.plan.space import Bits
+from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared
@@ -119,24 +120,29 @@ class PlanScorer:
             raise HagoError("a race compares the objective sample by sample; it cannot be raced for minimize=...")
         self.goal, self.prepared, self.race, self.known = goal, prepared, race, known
         self._more = (cache_bytes, race, seed)
-        self.bench = make_worker_state(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
+        self._state = make_worker_state(prepared.resolver, prepared.batches, goal.objective, goal.measures, *self._more)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """The evaluator of this process, which measures Plans and counts what that took."""
+        return self._state.evaluator
 
     def with_prepared(self, prepared: Prepared) -> PlanScorer:
         """A scorer with other thresholds, which shares the cache of simulated values."""
         other = copy(self)
-        other.prepared, other.bench = prepared, replace(self.bench, resolver=prepared.resolver)
+        other.prepared, other._state = prepared, replace(self._state, resolver=prepared.resolver)
         return other
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""
         found = self._known(bits)
-        return self.under_goal(bits, self.bench.score(bits, rival) if found is None else found)
+        return self.under_goal(bits, self._state.score(bits, rival) if found is None else found)
 
     def first(self, bits: Bits) -> Score:
         """The score of a point before the first trial; the search then does not measure it again."""
         score = self._known(bits)
         if score is None:
-            score = self.bench.score(bits)
+            score = self._state.score(bits)
             self.known = {**self.known, score.plan_key: score}
         return self.under_goal(bits, score)
 
@@ -154,7 +160,7 @@ class PlanScorer:
         if pool is None:
             return None
         work = worker_spec_of(self.prepared, self.goal.objective, self.goal.measures, *self._more)
-        workers = Workers(pool, work, self.bench.score, notice)
+        workers = Workers(pool, work, self._state.score, notice)
 
         def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
             found = self._known(bits)

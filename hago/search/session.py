@@ -314,7 +314,7 @@ def choose_confirmation(scorer: PlanScorer, logged: Header | None) -> Confirmati
     """The samples that are kept aside to confirm refined thresholds; none for a log of version 1, which kept none."""
     if logged is not None and logged.settings.get("refined") is True:
         return None
-    return Confirmation.of([batch.size for batch in scorer.bench.evaluator.batches])
+    return Confirmation.of([batch.size for batch in scorer.evaluator.batches])
 
 
 def find_starting_point(
@@ -340,7 +340,7 @@ def find_starting_point(
         if entry is None or not entry.guided:
             return StartingPoint(prepared, None, bits)
         return StartingPoint(prepared, make_surrogate(prepared, goal, bits, seed, metric), bits, PASS)
-    evaluator = scorer.bench.evaluator
+    evaluator = scorer.evaluator
     if refines == "start":
         most = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
         return refine_thresholds(prepared, goal, metric, evaluator, most, seed=seed, confirmation=confirmation)
@@ -410,7 +410,7 @@ class Search:
         if result.score.shortfall:
             raise InfeasibleBits(nearest(self.scorer.goal, result))
         strategy = self.measure_held_out(self.strategy_of(result.best))
-        forwards = self.gradients + self.scorer.bench.evaluator.reuse.spent.passes
+        forwards = self.gradients + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(strategy, self.score_of(result), result, front, forwards, self.before)
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
@@ -449,7 +449,7 @@ class Search:
         confirmation, first = self.confirmation, result.trials[0]
         if confirmation is None or self.costs or result.best.bits == first.bits or not first.score.accepted:
             return result
-        objective, measure = self.scorer.goal.objective, self.scorer.bench.evaluator.measure
+        objective, measure = self.scorer.goal.objective, self.scorer.evaluator.measure
         measured = [measure(self.prepared.resolver(trial.bits)) for trial in (first, result.best)]
         before, after = ([losses_of(objective, m)] * len(confirmation.turns) for m in measured)
         others = sum(trial.same_as is None for trial in result.trials[1:])
