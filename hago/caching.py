@@ -1,4 +1,4 @@
-"""LRU: a memory with a bound, the one kind of cache hago keeps."""
+"""Memory: `LRU`, the one kind of cache that hago keeps, and how many bytes this process may still take."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class LRU(Generic[K, V]):
         return len(self._values)
 
 
-# ---------------------------------------------------------------- memory
-# Memory: how many bytes this process may still take without swapping.
+# ---------------------------------------------------------------- free memory
 
 #: Of the free memory, what a cache takes by default.
 SHARE: Final = 0.25

@@ -1,4 +1,12 @@
-"""Requantize: how a piece of hardware moves an integer from one scale to another. `numerics` does it."""
+"""The exact arithmetic of hago: round, wrap, saturate, quantize, requantize, dequantize.
+
+Values are *centered integers* `c = q - zero_point`, held in an integer tensor (int64) or in a float tensor (the
+simulator's carrier). Every function gives the same integers on both; that is what makes the simulator and the integer
+model agree. The numbered equations are in docs/numerics.md.
+
+Values are centered because every form rounds before it adds the zero point: the zero point only moves the clipping
+range, and padding is 0 whatever it is.
+"""
 
 from __future__ import annotations
 
@@ -80,13 +88,7 @@ class Requantize:
         return MULTIPLIERS[self.search](ratio, self.multiplier_bits)
 
 
-# ---------------------------------------------------------------- numerics
-# The only exact arithmetic of hago: round, wrap, saturate, quantize, requantize, dequantize.
-# Values are *centered integers* `c = q - zero_point`, held either in an integer tensor (int64) or in a float tensor
-# (the simulator's carrier). Every function gives the same integers on both; that is what makes the simulator and the
-# integer model agree. The numbered equations are in docs/numerics.md.
-# Why centered: rounding happens before the zero point is added in every form here, so the zero point only moves the
-# clipping range, and padding is 0 whatever it is.
+# ---------------------------------------------------------------- types and exact ranges
 
 Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs", "saturate_each"]
 #: The order in which products are added where every addition saturates: channel by channel, with all places of the

@@ -176,10 +176,9 @@ def make_qparams(
     return QParams(scale, zero.to(torch.int64), qmin, qmax, dtype)
 
 
-# ---------------------------------------------------------------- represented
-# Represented: the range that the integers of a grid stand for, and the thresholds that make a grid stand for a range.
+# ---------------------------------------------------------------- quantizable range
 # A threshold means something else in every scheme: in `hago` the largest integer stands for a value one quantum below
-# it, in `symmetric` for the threshold itself. What integers stand for is the same everywhere, so it is what tools
+# it, in `symmetric` for the threshold itself. What integers stand for is the same everywhere, so that is what tools
 # exchange. The two functions are each other's inverse.
 
 _SIGNED: Final = DTYPES["int64"]
@@ -188,7 +187,7 @@ _UNSIGNED: Final = DTYPES["uint8"]
 Range = tuple[float, float]
 
 
-def represented(lo: float, hi: float, grid: Grid) -> Range:
+def quantizable_range(lo: float, hi: float, grid: Grid) -> Range:
     """The smallest and the largest real value that the integers of a grid stand for.
 
     Args:
@@ -214,7 +213,7 @@ def _end(c: Tensor, scale: Tensor) -> float:
 
 
 def thresholds_for(lo: float, hi: float, grid: Grid, slack: float = 0.0) -> Range:
-    """Thresholds that make the integers of a grid stand for `[lo, hi]`: `represented` gives it back.
+    """Thresholds that make the integers of a grid stand for `[lo, hi]`: `quantizable_range` gives it back.
 
     Args:
         lo, hi: the range, lo <= 0 <= hi.
@@ -222,11 +221,11 @@ def thresholds_for(lo: float, hi: float, grid: Grid, slack: float = 0.0) -> Rang
             that lies that little above a power is taken for it, and not for the next.
     """
     if grid.scheme in TWO_SIDED and not grid.power_of_two:
-        seen = represented(lo, hi, grid)
+        seen = quantizable_range(lo, hi, grid)
         width = seen[1] - seen[0]
         return (lo, lo + (hi - lo) * ((hi - lo) / width)) if width > 0 else (lo, hi)
     slack = slack if grid.power_of_two else 0.0
-    below, above = represented(-1.0 if grid.signed else 0.0, 1.0, grid)
+    below, above = quantizable_range(-1.0 if grid.signed else 0.0, 1.0, grid)
     top = max(hi - slack, 0.0) / above
     if grid.signed:
         top = max(top, max(-lo - slack, 0.0) / -below)

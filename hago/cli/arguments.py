@@ -1,4 +1,4 @@
-"""What `--help` says besides the options themselves."""
+"""What the command line accepts: the parser of every command, and its help texts."""
 
 from __future__ import annotations
 
@@ -149,8 +149,7 @@ USAGE: Final = {
 }
 
 
-# ---------------------------------------------------------------- values
-# Values of options: from the words of a command line to numbers, shapes and patterns.
+# ---------------------------------------------------------------- values of options
 
 
 def fail(text: str) -> NoReturn:
@@ -209,8 +208,7 @@ def fixed(text: str) -> tuple[str, int]:
     return pattern, int(bits)
 
 
-# ---------------------------------------------------------------- tables
-# What the command line says of tables that a search is given.
+# ---------------------------------------------------------------- tables of TPU-MLIR
 
 #: Nodes that a line lists before it says "and n more".
 _LISTED: Final = 5
@@ -237,8 +235,7 @@ def table_lines(strategy: Strategy) -> list[str]:
     return [f"  no row in the calibration table, so estimated: {', '.join(missing[:_LISTED])}{more}"]
 
 
-# ---------------------------------------------------------------- search options
-# What `hago search` accepts beside what every quantization does.
+# ---------------------------------------------------------------- options of `hago search`
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -329,8 +326,7 @@ def _goal(parser: argparse.ArgumentParser) -> None:
         group.add_argument(option, action="append", metavar="LIMIT", help=text)
 
 
-# ---------------------------------------------------------------- arguments
-# What the command line accepts, and its help texts.
+# ---------------------------------------------------------------- the parser
 
 
 class _Parser(argparse.ArgumentParser):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.numerics import dequantize
-from hago.arithmetic.schemes import TWO_SIDED, Grid, Range, represented
+from hago.arithmetic.schemes import TWO_SIDED, Grid, Range, quantizable_range
 from hago.arithmetic.types import Edge, QParams
 from hago.emulation.tpu_mlir.tables import CalibrationTable, QuantizeTable, Row
 from hago.errors import HagoError
@@ -141,7 +141,7 @@ class _Ranges:
         if self.plan.graph[source].op == CONST:
             return
         bits = self.bits.get(key, self.bits.get(f"{source}:out", qparams.dtype.bits))
-        pair = represented(float(lo), float(hi), _grid(self.plan, bits, qparams))
+        pair = quantizable_range(float(lo), float(hi), _grid(self.plan, bits, qparams))
         self.all.setdefault(source, []).append(pair)
         if bits <= _INT4_BITS:
             self.int4.setdefault(source, []).append(pair)

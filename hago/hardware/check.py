@@ -1,4 +1,8 @@
-"""Findings: one mistake of a hardware document each, and what several checks say of names and figures."""
+"""Check a hardware document: report every mistake at once, of its shape first, then of its meaning.
+
+A `Finding` names the JSON path, what was got and what is expected. A part whose shape is wrong is left out of the
+checks of meaning, so that one mistake is reported once; everything else is still checked.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +69,7 @@ def figures(path: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding((*path, key), "got NaN; expected a number")
 
 
-# ---------------------------------------------------------------- hardware signature
-# What is wrong with one signature of a hardware document.
+# ---------------------------------------------------------------- one signature
 
 DEFAULT_MIN_BITS: Final = 4
 #: What only nodes that compute in integers have.
@@ -171,10 +174,7 @@ def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:
         yield Finding((*path, "zero_point"), f"got {zero}; expected an integer of {out}, {out.min} to {out.max}")
 
 
-# ---------------------------------------------------------------- hardware check
-# What is wrong with a hardware document, all of it at once: its shape first, then its meaning.
-# A finding names the JSON path, what was got and what is expected. A part whose shape is wrong is left out of the
-# meaning checks, so that one mistake is reported once; everything else is still checked.
+# ---------------------------------------------------------------- the document
 
 #: Mistakes in a document's shape that are looked for.
 MOST_FOUND: Final = 1000

@@ -1,6 +1,8 @@
-"""Hardware as a JSON document and back, and its hash.
+"""Hardware as a file: find it, read it, check it, write it; and the hash by which logs and strategies know it.
 
-Invariant: `from_document(to_document(h)) == h` for every hardware that `check_document` accepts.
+Invariants: `hardware_from_document(hardware_to_document(h)) == h` for every hardware that `check_document` accepts;
+what `load_hardware` returns was checked whole, and every mistake is reported at once; a file is replaced whole or not
+at all.
 """
 
 from __future__ import annotations
@@ -182,10 +184,7 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
     )
 
 
-# ---------------------------------------------------------------- hardware file
-# Hardware as a file: find it, read it, check it, write it.
-# Invariants: what `load_hardware` returns was checked whole, and every mistake is reported at once;
-# `load_hardware(save_hardware(h)) == h`; a file is replaced whole or not at all.
+# ---------------------------------------------------------------- files
 
 
 # ---------------------------------------------------------------- finding

@@ -1,4 +1,8 @@
-"""Placement: where fake quantization stands in a model, as a policy says."""
+"""Placement: which tensors of a model are fake-quantized, by hago's rule from the hardware or another system's.
+
+A policy is a pure function of a graph and a piece of hardware. Wherever nodes can be kept float by pattern,
+`policy:<name>` stands for those that the policy keeps float (a node's name has no colon).
+"""
 
 from __future__ import annotations
 
@@ -68,8 +72,8 @@ class Placement:
         return "\n".join([f"policy {self.policy}", *rows, f"float: {', '.join(self.keep_float) or 'none'}"])
 
 
-# ---------------------------------------------------------------- dorefa policy
-# DoReFa-Net's policy: the first and the last layers stay float, and so does what the last ones read.
+# ---------------------------------------------------------------- DoReFa-Net
+# The first and the last layers stay float, and so does what the last ones read.
 
 
 def dorefa_policy(graph: Graph, hardware: Hardware, ops: Ops = OPS) -> Placement:
@@ -154,13 +158,12 @@ def _ends_at(graph: Graph, edge: Edge, ends: set[str]) -> bool:
     return graph[edge.dst].op in MOVES and bool(edges) and all(_ends_at(graph, e, ends) for e in edges)
 
 
-# ---------------------------------------------------------------- tensorflow lowering
-# A Graph spelt as TensorFlow 1 would: which ops each node and each constant is.
-#     conv2d       Conv2D, DepthwiseConv2dNative (as many groups as channels); then BiasAdd     linear       MatMul;
-# then BiasAdd.  matmul of matrices is MatMul too, of batches BatchMatMulV2     batch_norm   FusedBatchNormV3; between
-# two Reshapes after a linear. A bias that it alone reads is                  part of its mean, and no op of its own
-# relu, clamp  Relu, Relu6 where it clamps to [0, 6]     weights      VariableV2, read by an Identity once, however
-# many layers share it
+# ---------------------------------------------------------------- a Graph as TensorFlow 1 would spell it
+#     conv2d       Conv2D, DepthwiseConv2dNative (as many groups as channels); then BiasAdd
+#     linear       MatMul; then BiasAdd. matmul of matrices is MatMul too, of batches BatchMatMulV2
+#     batch_norm   FusedBatchNormV3; between two Reshapes after a linear. A bias that it alone reads is part of its mean
+#     relu, clamp  Relu, Relu6 where it clamps to [0, 6]
+#     weights      VariableV2, read by an Identity once, however many layers share it
 # Other ops keep a name of their own, which no pattern matches; conv1d, conv3d and transposed convolutions are among
 # them, as upstream. Scopes are the parts of a node's name.
 
@@ -289,8 +292,8 @@ class _Lowering:
         return self._add(f"{scope}/Reshape", "Reshape", made, f"{scope}/Reshape/shape") if flat else made
 
 
-# ---------------------------------------------------------------- tensorflow policy
-# TensorFlow's policy: fake quantization where contrib.quantize's training graph has it.
+# ---------------------------------------------------------------- TensorFlow
+# Fake quantization stands where contrib.quantize's training graph has it.
 
 #: Ops whose values are those of their operands moved, joined, cut off or averaged, so that ranges of operands hold.
 _KEEPS_RANGE: Final = MOVES | frozenset(
@@ -378,10 +381,7 @@ def _gives_held(
     return range_node(graph, hardware, topology, ops, node.name) in held
 
 
-# ---------------------------------------------------------------- policies
-# Policies: which tensors of a model are fake-quantized, by hago's rule from the hardware or another system's.
-# A policy is a pure function of a graph and a piece of hardware. Wherever nodes can be kept float by pattern,
-# `policy:<name>` stands for those that the policy keeps float (a node's name has no colon).
+# ---------------------------------------------------------------- policies by name
 
 Policy = Callable[[Graph, Hardware, Ops], Placement]
 

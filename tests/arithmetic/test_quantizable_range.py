@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hago.arithmetic.schemes import SCHEMES, Grid, make_qparams, represented, thresholds_for
+from hago.arithmetic.schemes import SCHEMES, Grid, make_qparams, quantizable_range, thresholds_for
 from hago.arithmetic.types import DTYPES
 
 ENDS = st.floats(0.001, 1e4)
@@ -33,20 +33,20 @@ def range_of_qparams(lo: float, hi: float, grid: Grid) -> tuple[float, float]:
 @given(low=ENDS, high=ENDS, grid=GRIDS)
 def test_it_is_what_the_qparams_of_the_threshold_hold(low: float, high: float, grid: Grid) -> None:
     lo = -low if grid.signed else 0.0
-    found = represented(lo, high, grid)
+    found = quantizable_range(lo, high, grid)
     expected = range_of_qparams(lo, high, grid)
     assert all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) for a, b in zip(found, expected, strict=True))
 
 
 @given(low=ENDS, high=ENDS, grid=GRIDS)
 def test_thresholds_for_what_is_represented_represent_it(low: float, high: float, grid: Grid) -> None:
-    seen = represented(-low if grid.signed else 0.0, high, grid)
-    again = represented(*thresholds_for(*seen, grid, slack=seen[1] * 1e-9), grid)
+    seen = quantizable_range(-low if grid.signed else 0.0, high, grid)
+    again = quantizable_range(*thresholds_for(*seen, grid, slack=seen[1] * 1e-9), grid)
     assert all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(again, seen, strict=True))
 
 
 def test_the_schemes_differ_by_a_quantum() -> None:
-    assert represented(-1.0, 1.0, Grid(8, "hago")) == (-127 / 128, 127 / 128)
-    assert represented(-1.0, 1.0, Grid(8, "symmetric")) == (-1.0, 1.0)
-    assert represented(0.0, 1.0, Grid(8, "hago", signed=False)) == (0.0, 255 / 256)
-    assert represented(-0.25, 0.7, Grid(4, "hago", power_of_two=True)) == (-7 / 8, 7 / 8)
+    assert quantizable_range(-1.0, 1.0, Grid(8, "hago")) == (-127 / 128, 127 / 128)
+    assert quantizable_range(-1.0, 1.0, Grid(8, "symmetric")) == (-1.0, 1.0)
+    assert quantizable_range(0.0, 1.0, Grid(8, "hago", signed=False)) == (0.0, 255 / 256)
+    assert quantizable_range(-0.25, 0.7, Grid(4, "hago", power_of_two=True)) == (-7 / 8, 7 / 8)

@@ -1,7 +1,7 @@
-"""TensorFlow's FakeQuantWithMinMax{Args,Vars,VarsPerChannel}: nudged affine fake quantization.
+"""TensorFlow's FakeQuantWithMinMax{Args,Vars,VarsPerChannel}, and the range observers of contrib.quantize.
 
-All arithmetic is float32, as in the kernels, whatever the dtype of `x`. The order of operations
-differs by op and by release and shows at exact ties, so it is an option (`kernel`).
+All arithmetic is float32, as in the kernels, whatever the dtype of `x`. The order of operations differs by op and by
+release and shows at exact ties, so it is an option (`kernel`).
 """
 
 from __future__ import annotations
@@ -159,10 +159,9 @@ def _fake_quant(x: Tensor, low: Tensor, high: Tensor, how: FakeQuant, *, divides
     return apply(_FakeQuant, x.to(torch.float32), *ends, how, divides).to(x.dtype)
 
 
-# ---------------------------------------------------------------- tensorflow observers
-# The range observers of TensorFlow's contrib.quantize: LastValueQuantize and MovingAvgQuantize.
-# Both are modules that fake-quantize with the range they have just updated (in training) or hold (in eval). Ranges
-# always hold 0 and take no gradient. State: the range, and what the average needs.
+# ---------------------------------------------------------------- range observers
+# LastValueQuantize and MovingAvgQuantize are modules that fake-quantize with the range that they have just updated (in
+# training) or hold (in eval). Ranges always hold 0 and take no gradient. State: the range, and what the average needs.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""Op and OpGraph: a model as TensorFlow 1 spells it, which its graph rewrites are defined over.
+"""TensorFlow's contrib.quantize: where its training and eval graphs have fake quantization.
 
-Names are scopes joined by `/`; an op has one output, known by the op's name. The order of ops is the
-order in which they were made, which decides between overlapping matches.
+A model is spelt as TensorFlow 1 spells it, in an `OpGraph`: names are scopes joined by `/`, an op has one output, known
+by the op's name, and ops stand in the order in which they were made, which decides between overlapping matches.
+`quantize_ops` first folds batch norms, then places the fake quantization of layers, then that of additions and
+products of quantized tensors. No tensor is fake-quantized twice, so a second rewrite changes nothing.
 """
 
 from __future__ import annotations
@@ -86,13 +88,18 @@ def within(scope: str, name: str) -> str:
     return f"{scope}/{name}" if scope else name
 
 
-# ---------------------------------------------------------------- tensorflow match
-# Which ops of a TensorFlow graph make up a layer that contrib.quantize quantizes.
-#       weight          a variable that is read, or the Mul of a folded batch norm         |       layer
-# Conv2D, MatMul or DepthwiseConv2dNative, then BatchToSpaceND where it is dilated         |       bias
-# BiasAdd or an add; or, where a batch norm was folded, mul, add and add         |       bypass          an add that
-# another tensor joins at         |       activation      Relu, Relu6 or Identity         |       post bypass     an
-# add after the activation
+# ---------------------------------------------------------------- layers
+#     weight          a variable that is read, or the Mul of a folded batch norm
+#       |
+#     layer           Conv2D, MatMul or DepthwiseConv2dNative, then BatchToSpaceND where it is dilated
+#       |
+#     bias            BiasAdd or an add; or, where a batch norm was folded, mul, add and add
+#       |
+#     bypass          an add that another tensor joins at
+#       |
+#     activation      Relu, Relu6 or Identity
+#       |
+#     post bypass     an add after the activation
 # Each `_name` below matches the part of that name with all that stands above it. Inputs of a commutative op may come
 # in either order; the first order that fits counts.
 
@@ -264,11 +271,9 @@ def _feeds_a_layer(graph: OpGraph, op: Op) -> Match | None:
     return Match(found.layer, weight, activation=found.layer)
 
 
-# ---------------------------------------------------------------- tensorflow norms
-# Batch norms of a TensorFlow graph folded into the layers before them, as contrib.quantize does.
-# The layer that was there stays, in training to give the statistics of the batch; what read the norm reads the folded
-# layer. What scales and shifts is one op of type `BatchNormFold` each here, in the place of the few that compute it
-# upstream.
+# ---------------------------------------------------------------- folding of batch norms
+# The original layer stays, in training to give the statistics of the batch; readers of the norm read the folded layer.
+# What scales and shifts is one op of type `BatchNormFold` here, instead of the few that compute it upstream.
 
 _COMPUTED: Final = "BatchNormFold"
 
@@ -376,10 +381,7 @@ def _fold(graph: OpGraph, norm: _Norm, training: bool) -> dict[str, str]:
     return {weight: layer.inputs[1], folded: layer.name, output: norm.output}
 
 
-# ---------------------------------------------------------------- tensorflow rewrite
-# Where TensorFlow's contrib.quantize puts fake quantization into a graph: its training and eval graphs.
-# First batch norms are folded, then layers get their fake quantization, then what adds and multiplies quantized
-# tensors does. No tensor is fake-quantized twice, so a second rewrite changes nothing.
+# ---------------------------------------------------------------- fake quantization
 
 Role = Literal["weight", "activation"]
 

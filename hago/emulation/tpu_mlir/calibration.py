@@ -1,7 +1,8 @@
-"""TPU-MLIR: the histogram that its calibration gathers, batch by batch, and the kl threshold of one.
+"""TPU-MLIR: its calibration, from the histogram that it gathers batch by batch to the thresholds of its methods.
 
-Bin k counts the magnitudes nearest to k * width; zeros are not counted. Widths and positions are
-float32, as the engine's are.
+Bin k counts the magnitudes nearest to k * width; zeros are not counted. Widths and positions are float32, as the
+engine's are. Where the engine works in float32 and the order of a sum is numpy's, these sum in float64: the difference
+is some parts in 10**6.
 """
 
 from __future__ import annotations
@@ -186,11 +187,9 @@ def kl_threshold_of_counts(counts: Tensor, width: float, groups: int = 128) -> f
     return float(step * float(m + 1) * float(groups))
 
 
-# ---------------------------------------------------------------- tpu mlir calibration
-# TPU-MLIR: its threshold methods on tensors, each a function from values to one positive number.
-# A method's own answer may pass the largest magnitude; `table_threshold` is what the engine then writes into a table.
-# Where the engine works in float32 and the order of a sum is numpy's, these sum in float64: the difference is some
-# parts in 10**6.
+# ---------------------------------------------------------------- threshold methods
+# Each is a function from values to one positive number. A method's own answer may pass the largest magnitude;
+# `table_threshold` is what the engine then writes into a table.
 
 #: Thresholds at or below this, and NaN, are written as this.
 SMALLEST_THRESHOLD: Final = 1e-5

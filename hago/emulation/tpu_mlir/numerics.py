@@ -217,8 +217,8 @@ def apply_multiplier_and_rshift_float(v: Tensor, m: Tensor | int, rshift: int) -
     return to_int(scaled, "HalfUp")
 
 
-# ---------------------------------------------------------------- tpu mlir cast
-# TPU-MLIR: from a calibration row to a quantized type, and the casts between real values and integers.
+# ---------------------------------------------------------------- casts
+# From a row of a calibration table to a quantized type, and between real values and integers.
 
 #: How a row of the table is read: as it stands, or as the operator that made the tensor demands.
 Kind = Literal["general", "abs", "unit", "mul", "non_negative", "sub"]

@@ -1,7 +1,9 @@
-"""TPU-MLIR: int8 Add and Mul, with the multipliers of each family of chips.
+"""TPU-MLIR: its int8 operators, as its interpreter computes them for each family of chips.
 
-bm1684x and its kin scale every operand of an Add on its own, rounding half up each time, and sum
-after; cv18xx sums first, with one common right shift. Multipliers have 8 bits in both.
+bm1684x and its kin scale every operand of an Add on its own, rounding half up each time, and sum after; cv18xx sums
+first, with one common right shift. Multipliers have 8 bits in both. Convolutions of bm1684x fold the zero point of the
+input into the bias, so that padding takes the zero point's value. Accumulators are exact here; the interpreter sums
+them in float32, which is the same below 2**24.
 """
 
 from __future__ import annotations
@@ -232,8 +234,8 @@ def mul(
     return saturate(out + target.zero_point, target.dtype)
 
 
-# ---------------------------------------------------------------- tpu mlir activation
-# TPU-MLIR: int8 LeakyRelu, PRelu and Pad. The rectifiers are symmetric only; upstream floats the rest.
+# ---------------------------------------------------------------- LeakyRelu, PRelu, Pad
+# The rectifiers are symmetric only; upstream computes the rest in float.
 
 
 def leaky_relu_multiplier(alpha: float) -> tuple[int, int]:
@@ -341,10 +343,7 @@ def pad(q: Tensor, pads: Sequence[int], value: float, source: UniformType) -> Te
     return F.pad(q, around, value=fill)
 
 
-# ---------------------------------------------------------------- tpu mlir conv
-# TPU-MLIR: int8 convolutions per output channel, as bm1684x and its kin run them.
-# The zero point of the input is folded into the bias, so padding takes the zero point's value. Accumulators are exact
-# here; the interpreter sums them in float32, which is the same below 2**24.
+# ---------------------------------------------------------------- convolutions of bm1684x and its kin
 
 #: An input scale this small comes from a tensor that is all zero; the bias would overflow.
 SMALLEST_INPUT_SCALE: Final = 1e-5
@@ -547,10 +546,9 @@ def run_conv(
     return requantize(acc, conv.multiplier.view(broadcast), conv.rshift.view(broadcast), target, do_relu=do_relu)
 
 
-# ---------------------------------------------------------------- tpu mlir conv chips
-# TPU-MLIR: int8 convolutions of the older chips, both symmetric.
-# bm1684 has one right shift for the whole layer, no multiplier, and an int16 bias. cv18xx (QDM) has a 32-bit
-# multiplier and a right shift per output channel, and rounds twice, as TFLite does.
+# ---------------------------------------------------------------- convolutions of the older chips
+# Both are symmetric. bm1684 has one right shift for the whole layer, no multiplier, and an int16 bias. cv18xx (QDM) has
+# a 32-bit multiplier and a right shift per output channel, and rounds twice, as TFLite does.
 
 
 # ---------------------------------------------------------------- bm1684
@@ -714,8 +712,7 @@ def run_conv_cv18xx(
     return saturate(out.clamp_min(0) if do_relu else out, target.dtype)
 
 
-# ---------------------------------------------------------------- tpu mlir matmul
-# TPU-MLIR: int8 matrix products of bm1684x and its kin, per tensor and per output channel.
+# ---------------------------------------------------------------- matrix products of bm1684x and its kin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -865,8 +862,7 @@ def matmul_of_activations(
     return requantize(left @ right, multiplier, rshift, target)
 
 
-# ---------------------------------------------------------------- tpu mlir pool
-# TPU-MLIR: int8 average pooling, with the multipliers of each family of chips.
+# ---------------------------------------------------------------- average pooling
 # Symmetric pooling multiplies the exact integer sum of a window; asymmetric pooling is done in float32.
 
 

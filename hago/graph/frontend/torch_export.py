@@ -1,4 +1,11 @@
-"""From an nn.Module or ExportedProgram to a Graph: `from_torch` exports the model and imports its calls."""
+"""From an nn.Module or ExportedProgram to a Graph: `from_torch` exports the model and imports its calls.
+
+torch's own graph is not kept: it holds in-place ops, its node names change between versions, and its full decomposition
+turns `linear` into two calls. So `run_decompositions({})` makes it functional, unless it is made of calls that stay as
+they are; names come from module paths, and every call is read once, by the rule of its op. Calls that no rule reads
+become opaque nodes. Whole numbers and conditions that take part in real arithmetic are converted first, as torch
+promotes them, so that a rule computes on real values alone.
+"""
 
 from __future__ import annotations
 
@@ -172,11 +179,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise GraphError(f"{name!r} holds {bad} NaN or infinite values of {tensor.numel()}; check the weights")
 
 
-# ---------------------------------------------------------------- importer
-# Importer: reads the calls of one ExportedProgram into a Graph.
-# Names come from module paths: a module that is one call gives its path, else path and op. Every call is read once,
-# by the rule of its op; calls that no rule reads become opaque nodes. Whole numbers and conditions that take part in
-# real arithmetic are converted first, as torch promotes them, so that a rule computes on real values alone.
+# ---------------------------------------------------------------- importing calls
 
 #: Calls that give their first argument back, in eval mode.
 _IDENTITIES: Final = frozenset(
@@ -495,11 +498,7 @@ def _reachable(nodes: Sequence[Node], outputs: Sequence[str], inputs: Sequence[s
     return kept
 
 
-# ---------------------------------------------------------------- torch export
-# From an nn.Module or ExportedProgram to a Graph; with `importer` all that touches torch.export and fx.
-# Why not keep torch's own graph: it holds in-place ops, its node names change between versions, and its full
-# decomposition turns `linear` into two calls. So `run_decompositions({})` makes it functional, unless it is made of
-# calls that stay as they are; names come from module paths, and every call is read once, here, by the rule of its op.
+# ---------------------------------------------------------------- from a model
 
 Attention = Literal["opened", "whole"]
 ModelLike = nn.Module | ExportedProgram | Graph
