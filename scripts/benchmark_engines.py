@@ -27,9 +27,9 @@ from scipy import stats
 from hago.analysis.comparison import RealizationDifference, compare_plan
 from hago.data.batches import Batches
 from hago.errors import HagoError
-from hago.export.onnx.check import OnnxCheck, check_onnx
 from hago.export.onnx.engines import ENGINES, Run, onnxruntime
 from hago.export.onnx.export import make_onnx, write_onnx
+from hago.export.onnx.verification import OnnxCheck, check_onnx
 from hago.export.onnx.writer import load_onnx
 from hago.plan.plan import Plan
 from hago.search.prepare import QuantizationOptions, prepare

@@ -40,8 +40,8 @@ from torch import Tensor, nn
 
 from hago import HagoError, create_quantizer
 from hago.cost.cost import plan_cost
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.export import FORMS, make_onnx
+from hago.export.onnx.verification import check_onnx
 from hago.graph.frontend import from_torch
 from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan

@@ -18,7 +18,7 @@ from hago.hardware.hardware import Hardware
 from hago.ops import OPS, Ops
 from hago.plan.resolve import Resolver
 from hago.plan.space import Space, build_space
-from hago.plan.thresholds import EstimatedThresholds
+from hago.plan.threshold_sources import EstimatedThresholds
 from hago.plan.topology import analyze
 
 

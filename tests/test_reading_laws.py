@@ -86,7 +86,7 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("hago.runtime.native.library._sha256", ".read_bytes"): "a file beside the manifest, of a name without a folder",
     ("hago.graph.graph.Graph.__post_init__", "getattr of self"): FIELDS,
     ("hago.hardware.hardware.Hardware.__post_init__", "getattr of self"): FIELDS,
-    ("hago.hardware.check._validator", ".read_text"): SHIPPED,
+    ("hago.hardware.validation._validator", ".read_text"): SHIPPED,
     ("hago.hardware.file._multiplier", "getattr of plain"): FIELDS,
     ("hago.hardware.file._signature", "getattr of desc"): FIELDS,
     ("hago.hardware.file._signature", "getattr of plain"): FIELDS,

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hago.data.batches import Batches
 from hago.errors import HagoError, as_strings, did_you_mean
-from hago.export.onnx.check import PlaceCheck, count_differences
 from hago.export.onnx.engines import ENGINES, SATURATES, ObservedModel, openvino_that_lasts, saturates_pairs
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import PlaceCheck, count_differences
 from hago.graph.execute import run_real
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST, INPUT, Node

@@ -3,7 +3,7 @@
 `inspect_plan` makes one pass over each batch. The simulator drives it: as each of its values appears, the float model
 and the integer model compute the same node, the three are compared, and values are dropped after their last reader. So
 memory is that of the widest cut of the graph, up to four times (float, carrier, simulated and stored values). A Tally
-per node sums up the batches, and `summarize` turns it into the NodeStatistic that `hago.analysis.statistic` defines.
+per node sums up the batches, and `summarize` turns it into the NodeStatistic that `hago.analysis.error_causes` defines.
 
 Sums are float64 and over finite values: a position where any of the compared values is infinite or NaN (as in masks of
 attention) is left out.
@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.analysis.statistic import (
+from hago.analysis.error_causes import (
     CAUSES,
     OUT,
     Cause,
@@ -386,7 +386,7 @@ def _per_channel(weight: Tensor, axis: int) -> Tensor:
 def inspect_plan(plan: Plan, batches: Iterable[Batch]) -> GraphStatistic:
     """Compare float, simulated and integer values of every node, and find the causes of its error.
 
-    The causes are defined in `hago.analysis.statistic`; the rule that names the first node to go wrong, in
+    The causes are defined in `hago.analysis.error_causes`; the rule that names the first node to go wrong, in
     `GraphStatistic.first_wrong`.
 
     Args:

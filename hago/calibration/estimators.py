@@ -550,7 +550,7 @@ ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
 class DoReFaEstimator:
     """DoReFa's weights, and activations by another estimator, or in [0, 1] for schemes that have it so.
 
-    It gives the thresholds of everything but weights; `plan.thresholds.estimated_resolver` reads the scheme.
+    It gives the thresholds of everything but weights; `plan.threshold_sources.estimated_resolver` reads the scheme.
 
     Args:
         scheme: a name in DOREFAS.

@@ -12,7 +12,7 @@ from hago.cli.options import NO, OK, Outcome, Voices, load_batches, load_ops, ma
 from hago.hardware.file import hardware_hash
 from hago.plan.plan import Plan
 from hago.plan.strategy import Conditions, HardwareId, Strategy
-from hago.plan.thresholds import store_thresholds
+from hago.plan.threshold_sources import store_thresholds
 from hago.runtime.native.executor import ENGINES
 from hago.runtime.stored import Provenance, StoredSize, float_bytes, load_plan, save_plan
 from hago.search.quantizer import Quantizer

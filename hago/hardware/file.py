@@ -19,8 +19,8 @@ from typing import Any, Final
 from hago.arithmetic.numerics import Requantize
 from hago.arithmetic.types import dtype
 from hago.errors import HardwareError, LogError, did_you_mean
-from hago.hardware.check import Finding, check_document
 from hago.hardware.hardware import Accumulator, FixedOut, Hardware, OpDesc, TensorScheme
+from hago.hardware.validation import Finding, check_document
 from hago.ops import OPS, Ops
 from hago.serialization.json_text import read_file, replace_file
 

@@ -31,14 +31,14 @@ from hago.arithmetic.types import dtype as named_dtype
 from hago.errors import GraphError, HagoError, ModelFileError
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import read_tree
-from hago.hardware.check import check_document
 from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document
 from hago.hardware.hardware import Hardware, OpDesc
+from hago.hardware.validation import check_document
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
 from hago.ops.forms.tpu_mlir import RECORDS
 from hago.plan.accumulators import CUTS, Pairs, additions_of
-from hago.plan.check import check_plan
+from hago.plan.consistency import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
 

@@ -27,7 +27,7 @@ COMMON_FRACTION_BITS: Final = 15
 
 
 class ThresholdSource(Protocol):
-    """A source of thresholds, e.g. an estimator over statistics or a stored strategy; see `plan.thresholds`."""
+    """A source of thresholds, e.g. an estimator over statistics or a stored strategy; see `plan.threshold_sources`."""
 
     def signed(self, key: str, source: str) -> bool:
         """Whether values of node `source` were ever negative."""

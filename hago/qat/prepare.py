@@ -22,7 +22,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.placement import PREFIX
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
-from hago.plan.thresholds import store_thresholds
+from hago.plan.threshold_sources import store_thresholds
 from hago.qat.batch_norm import FoldedNorm, Norms, sites
 from hago.qat.dorefa import set_activation
 from hago.qat.model import QatModel

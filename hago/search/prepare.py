@@ -37,7 +37,7 @@ from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Space, build_space, with_kinds
 from hago.plan.strategy import Conditions, HardwareId, Strategy
-from hago.plan.thresholds import StoredThresholds, estimated_resolver, store_thresholds
+from hago.plan.threshold_sources import StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, escape, warn_of_unknown
 
 #: The most entries that an input remembered in a strategy may have.

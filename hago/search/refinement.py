@@ -38,7 +38,7 @@ from hago.data.batches import Batch, Batches
 from hago.errors import InfeasibleBits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal, widest_feasible
 from hago.plan.space import Bits, Space
-from hago.plan.thresholds import EstimatedThresholds, estimated_resolver
+from hago.plan.threshold_sources import EstimatedThresholds, estimated_resolver
 from hago.search.confirmation import MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
 from hago.search.evaluate import Evaluator, Measurement, widest_safe_bits
 from hago.search.goal import Goal

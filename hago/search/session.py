@@ -26,7 +26,6 @@ from hago.search.evaluate import widest_safe_bits
 from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.guidance import DEFAULT_COST, make_surrogate
-from hago.search.limits import check_reachable, nearest
 from hago.search.prepare import (
     HardwareLike,
     Prepared,
@@ -37,6 +36,7 @@ from hago.search.prepare import (
     prepare,
 )
 from hago.search.racing import RaceOptions, as_race
+from hago.search.reachability import check_reachable, nearest
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import PASS, StartingPoint, refine_every_choice, refine_thresholds
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores

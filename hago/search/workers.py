@@ -56,7 +56,7 @@ from hago.ops import OPS
 from hago.ops._rule import OpRule
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Space
-from hago.plan.thresholds import estimated_resolver
+from hago.plan.threshold_sources import estimated_resolver
 from hago.plan.topology import Topology
 from hago.search.evaluate import Evaluator
 from hago.search.objective import OBJECTIVES, Objective

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hago.analysis.statistic import (
+from hago.analysis.error_causes import (
     CAUSES,
     Cause,
     CauseStatistic,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hago.analysis.error_causes import CAUSES
 from hago.analysis.inspect import inspect_plan
-from hago.analysis.statistic import CAUSES
 from hago.graph.graph import Node
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.runtime.reference import IntegerModel

@@ -148,7 +148,7 @@ def test_who_compares_calls_it() -> None:
         "analysis/inspect",
         "analysis/stored_run",
         "analysis/strategy_report",
-        "export/onnx/check",
+        "export/onnx/verification",
         "search/replay",
     ):
         assert "from hago.arithmetic.equality import" in (root / f"{name}.py").read_text("utf-8"), name

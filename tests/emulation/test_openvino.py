@@ -10,9 +10,9 @@ from random_graphs import random_graph, random_inputs
 from test_robustness import DATA
 
 import hago
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.engines import engine
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import check_onnx
 from hago.hardware.file import load_hardware
 
 pytest.importorskip("onnx")

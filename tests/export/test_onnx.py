@@ -21,9 +21,9 @@ from torch import Tensor
 import hago
 from hago.arithmetic.types import dtype
 from hago.errors import HagoError
-from hago.export.onnx.check import OnnxCheck, check_onnx
 from hago.export.onnx.engines import PRECISE, onnxruntime
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import OnnxCheck, check_onnx
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hago.errors import UnsupportedOp
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.engines import onnxruntime
 from hago.export.onnx.export import make_onnx
 from hago.export.onnx.operators import ATEN_CALLS
+from hago.export.onnx.verification import check_onnx
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
 from hago.graph.frontend.torch_export import Importer

@@ -12,8 +12,8 @@ from networks import images
 from plans import resolver_of
 from torch import Tensor
 
-from hago.export.onnx.check import OnnxCheck, check_onnx
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import OnnxCheck, check_onnx
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.plan.plan import Plan

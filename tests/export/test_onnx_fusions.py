@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import hago
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import check_onnx
 
 pytest.importorskip("onnxruntime")
 

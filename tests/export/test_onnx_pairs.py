@@ -13,10 +13,10 @@ from torch import nn
 import hago
 from hago.analysis.comparison import compare_plan
 from hago.data.batches import Batches
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import check_onnx
 
-onnx_check = pytest.importorskip("hago.export.onnx.check")
+onnx_check = pytest.importorskip("hago.export.onnx.verification")
 pytest.importorskip("onnxruntime")
 DATA = [images(8, 3, 6, 6)]
 
@@ -36,7 +36,7 @@ def large_weights() -> nn.Module:
 def saturating(monkeypatch: pytest.MonkeyPatch) -> bool:
     """As if this CPU saturated pairs; whether it does."""
     really = bool(onnx_check.saturates_pairs())
-    for module in ("hago.export.onnx.check", "hago.analysis.comparison"):
+    for module in ("hago.export.onnx.verification", "hago.analysis.comparison"):
         monkeypatch.setattr(f"{module}.saturates_pairs", lambda: True)
     return really
 
@@ -56,7 +56,7 @@ def test_the_check_says_why_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nothing_is_said_where_nothing_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hago.export.onnx.check.saturates_pairs", lambda: False)
+    monkeypatch.setattr("hago.export.onnx.verification.saturates_pairs", lambda: False)
     plan = hago.quantize(large_weights(), "onnxruntime_cpu", DATA).plan
     found = check_onnx(make_onnx(plan), plan, [DATA])
     assert found.by_default is None and "x64quantprecision" not in str(found)

@@ -9,8 +9,8 @@ from plan.test_weight_only import INT4, MAC, REAL, chip, network
 from plans import resolver_of
 
 from hago.arithmetic.types import Edge
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import check_onnx
 from hago.hardware.hardware import OpDesc
 from hago.plan.plan import Plan
 

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 import hago
 from hago.errors import UnsupportedOp
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.engines import onnxruntime
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import check_onnx
 from hago.graph.execute import run_real
 from hago.graph.frontend import Attention, from_torch
 from hago.graph.graph import CONST, INPUT, Graph

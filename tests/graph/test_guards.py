@@ -11,8 +11,8 @@ from networks import images, randomized
 from torch import Tensor, nn
 
 import hago
-from hago.export.onnx.check import check_onnx
 from hago.export.onnx.export import make_onnx
+from hago.export.onnx.verification import check_onnx
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
 from hago.graph.frontend.torch_export import Importer

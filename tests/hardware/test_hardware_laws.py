@@ -21,9 +21,9 @@ from hago.arithmetic.schemes import SCHEMES
 from hago.arithmetic.types import DTYPES, DType
 from hago.errors import HardwareError
 from hago.hardware import hardware
-from hago.hardware.check import check_document
 from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document, load_hardware, save_hardware
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
+from hago.hardware.validation import check_document
 from hago.ops import OPS
 
 Document = dict[str, Any]

@@ -24,7 +24,7 @@ from hago.graph.graph import CONST, Graph
 from hago.hardware.file import check_hardware, hardware_from_document, hardware_hash, hardware_to_document
 from hago.hardware.hardware import Accumulator, Hardware, OpDesc, TensorScheme
 from hago.ops import OPS
-from hago.plan.check import check_plan
+from hago.plan.consistency import check_plan
 from hago.plan.plan import Plan
 from hago.plan.space import build_space
 from hago.plan.topology import analyze

@@ -117,8 +117,8 @@ def test_simulation_is_the_integer_model_after_training(scheme: str, network: st
 def test_onnx_of_a_trained_model_is_its_integer_model(scheme: str, hardware: str, form: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from hago.export.onnx.check import check_onnx
     from hago.export.onnx.export import make_onnx
+    from hago.export.onnx.verification import check_onnx
 
     trained = prepared("residual", scheme, hardware)
     step(trained, images())

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import hago
 from hago.errors import HardwareError
 from hago.export.onnx.engines import PRECISE
-from hago.hardware.check import check_document
 from hago.hardware.file import (
     check_hardware,
     hardware_from_document,
@@ -26,6 +25,7 @@ from hago.hardware.file import (
 )
 from hago.hardware.hardware import FixedOut, Hardware, OpDesc
 from hago.hardware.table import explain_hardware
+from hago.hardware.validation import check_document
 from hago.ops import OPS
 from hago.qat.prepare import from_qat, prepare_qat
 from hago.runtime.exactness import compare_plan_exactly

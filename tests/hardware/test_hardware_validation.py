@@ -12,7 +12,7 @@ import pytest
 
 from hago.arithmetic import numerics
 from hago.hardware import hardware
-from hago.hardware.check import check_document
+from hago.hardware.validation import check_document
 from hago.ops import OPS, Ops
 
 Document = dict[str, Any]

@@ -15,7 +15,7 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration.collect import Calibration
 from hago.calibration.estimators import dorefa_of
 from hago.calibration.statistics import Estimator, TensorStatistics
-from hago.calibration.thresholds import ThresholdCache
+from hago.calibration.threshold_cache import ThresholdCache
 from hago.errors import StrategyMismatch
 from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware

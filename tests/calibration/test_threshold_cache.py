@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.schemes import Grid
-from hago.calibration import thresholds
+from hago.calibration import threshold_cache
 from hago.calibration.estimators import ESTIMATORS, MaxRange, estimator
 from hago.calibration.observer import Observer, constant_statistics
 from hago.calibration.statistics import TensorStatistics
-from hago.calibration.thresholds import ThresholdCache
+from hago.calibration.threshold_cache import ThresholdCache
 from hago.errors import DataError, HagoError
 
 
@@ -82,7 +82,7 @@ def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyP
     torch.manual_seed(1)
     weight = torch.randn(17, 9, 13)
     whole = ThresholdCache({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis)
-    monkeypatch.setattr(thresholds, "_BLOCK", 4)
+    monkeypatch.setattr(threshold_cache, "_BLOCK", 4)
     for got, want in zip(ThresholdCache({}, {"w": weight}, estimator("mse"))("w", Grid(4), axis), whole, strict=True):
         assert got.shape == (weight.shape[axis],)
         assert torch.equal(got, want)

@@ -1,4 +1,4 @@
-"""A cache of estimated thresholds, by node, grid and channel axis. `plan.thresholds.EstimatedThresholds` makes one."""
+"""A cache of estimated thresholds, by node, grid and channel axis; `EstimatedThresholds` of `hago.plan` makes one."""
 
 from __future__ import annotations
 

@@ -771,7 +771,7 @@ class GraphStatistic:
 
     @property
     def blame(self) -> dict[str, float]:
-        """The part of each node in the error of the outputs; an estimate, see `hago.analysis.statistic.blame`."""
+        """The part of each node in the error of the outputs; an estimate, see `hago.analysis.error_causes.blame`."""
         return blame(self.rows, self.outputs)
 
     @property
