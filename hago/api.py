@@ -17,6 +17,7 @@ from hago.cost.cost import Cost, plan_cost
 from hago.cost.report import CostRange, cost_range
 from hago.data.batches import Batches
 from hago.graph.frontend import ModelLike
+from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on, input_names
 from hago.ops import OPS, Ops
 from hago.plan.placement import topology_of
 from hago.plan.space import build_space
@@ -30,20 +31,7 @@ from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.goal import GoalOptions
 from hago.search.objective import ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import (
-    HardwareLike,
-    QuantizationOptions,
-    StrategyLike,
-    as_hardware,
-    as_strategy,
-    import_for,
-    import_on,
-    input_names,
-    make_strategy,
-    plan_and_batches,
-    plan_of,
-    prepare,
-)
+from hago.search.prepare import QuantizationOptions, make_strategy, plan_and_batches, plan_of, prepare
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from hago.cost.cost import plan_cost
 from hago.errors import HagoError
+from hago.importing import as_graph, as_hardware
 from hago.search.evaluate import widest_safe_bits
 from hago.search.objective import decibels
-from hago.search.prepare import as_graph, as_hardware, plan_of, prepare
+from hago.search.prepare import plan_of, prepare
 from hago.search.refinement import PASS
 from hago.search.session import SearchOptions, run_search
 from hago.searchers.registry import AUTO

@@ -30,6 +30,7 @@ LAYERS: tuple[str, ...] = (
     "hardware",
     "calibration",
     "plan",
+    "importing",
     "simulation",
     "runtime",
     "cost",

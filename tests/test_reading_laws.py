@@ -46,7 +46,7 @@ READERS: Final = (
     "hago.runtime.native.library._kept",
     # from strategies and logs
     "hago.search.prepare.stored_resolver",
-    "hago.search.prepare.import_for",
+    "hago.importing.import_for",
     "hago.search.scoring.known_scores",
     "hago.search.replay.replay_log",
     "hago.search.replay.replay_strategy",

@@ -22,10 +22,11 @@ from hago.export.onnx.verification import PlaceCheck, count_differences
 from hago.graph.execute import run_real
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST, INPUT, Node
+from hago.importing import HardwareLike, StrategyLike
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import FastModel
 from hago.runtime.reference import IntegerModel
-from hago.search.prepare import HardwareLike, StrategyLike, plan_and_batches
+from hago.search.prepare import plan_and_batches
 from hago.serialization.text_table import table
 from hago.simulation.simulator import Simulator
 

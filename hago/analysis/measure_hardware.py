@@ -31,12 +31,13 @@ from hago.graph.frontend import from_torch
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph
 from hago.hardware.file import check_hardware, hardware_from_document, hardware_to_document
 from hago.hardware.hardware import Hardware, OpDesc
+from hago.importing import HardwareLike, as_hardware
 from hago.ops import OPS
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.lowering import conversion
 from hago.runtime.native.self_test import kernels
-from hago.search.prepare import HardwareLike, QuantizationOptions, as_hardware, prepare
+from hago.search.prepare import QuantizationOptions, prepare
 from hago.serialization.text_table import table
 from hago.study.log import versions
 

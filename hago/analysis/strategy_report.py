@@ -16,12 +16,13 @@ from hago.arithmetic.equality import count_differing
 from hago.data.batches import Batches
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST
+from hago.importing import HardwareLike, StrategyLike
 from hago.plan.plan import Plan
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel
 from hago.search.evaluate import Evaluator
 from hago.search.objective import MOST_DB, objective
-from hago.search.prepare import HardwareLike, StrategyLike, plan_and_batches
+from hago.search.prepare import plan_and_batches
 from hago.serialization.text_table import count, table
 from hago.simulation.simulator import Simulator
 

@@ -40,10 +40,11 @@ from hago.graph.model_source import load_model
 from hago.hardware.file import available_hardware, load_hardware, save_hardware
 from hago.hardware.hardware import Hardware
 from hago.hardware.table import explain_hardware
+from hago.importing import input_names
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.runtime.native.executor import Executor
-from hago.search.prepare import input_names, plan_and_batches
+from hago.search.prepare import plan_and_batches
 from hago.serialization.json_text import is_file
 from hago.serialization.text_table import table
 from hago.study.log import read_log

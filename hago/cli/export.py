@@ -14,9 +14,9 @@ from hago.data.batches import Batches
 from hago.errors import HagoError
 from hago.export.formats import FORMATS, check_files, find_format, request_export, write_files
 from hago.graph.model_source import load_model
+from hago.importing import as_graph
 from hago.plan.strategy import Strategy
 from hago.runtime.stored import is_stored
-from hago.search.prepare import as_graph
 from hago.search.quantizer import Quantizer
 
 #: The realizations that must equal the reference engine bit for bit.

@@ -38,10 +38,11 @@ from hago.errors import HagoError, did_you_mean
 from hago.graph.model_source import load_model
 from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
+from hago.importing import input_names
 from hago.plan.strategy import Strategy
 from hago.qat.finetune import FinetuneOptions, Tuned, finetune_after_search
 from hago.search.goal import GoalOptions
-from hago.search.prepare import QuantizationOptions, input_names
+from hago.search.prepare import QuantizationOptions
 from hago.search.session import RunOptions, SearchOptions, SearchOutcome, run_search
 from hago.serialization.json_text import canonical, check_distinct
 from hago.study.log import Trial, read_log

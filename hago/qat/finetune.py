@@ -28,6 +28,7 @@ from hago.errors import HagoError, LogError
 from hago.graph.execute import check_batches
 from hago.graph.frontend import ModelLike
 from hago.hardware.file import hardware_hash
+from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.qat.losses import Loss, named_loss
@@ -39,7 +40,6 @@ from hago.runtime.exactness import compare_plan_exactly
 from hago.search.description import confirmed
 from hago.search.evaluate import Evaluator
 from hago.search.objective import ObjectiveLike, objective
-from hago.search.prepare import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy
 from hago.search.quantizer import Quantizer
 from hago.serialization.json_text import canonical, check_distinct, json_values
 from hago.study.budget import Budget

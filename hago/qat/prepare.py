@@ -19,6 +19,7 @@ from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST, Graph
 from hago.graph.passes.fold_batch_norms import fold_batch_norms
 from hago.hardware.hardware import Hardware
+from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, import_for
 from hago.plan.placement import PREFIX
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
@@ -31,19 +32,7 @@ from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.search.description import made_by
 from hago.search.evaluate import Evaluator, first_safe_bits
 from hago.search.objective import objective
-from hago.search.prepare import (
-    HardwareLike,
-    QuantizationOptions,
-    StrategyLike,
-    as_graph,
-    as_hardware,
-    as_strategy,
-    import_for,
-    make_strategy,
-    plan_of,
-    prepare,
-    stored_resolver,
-)
+from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
 from hago.search.quantizer import Quantizer
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.

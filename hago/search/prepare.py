@@ -1,35 +1,26 @@
-"""The steps from what users pass (a model, a hardware, a data set) to a calibrated graph with its space of bits."""
+"""Prepare a model for a search: import it, analyze its topology, build its space of bits and calibrate.
+
+`prepare` is called once by every search and one-shot quantization. A stored strategy is applied to its model without
+calibration, by `plan_of`.
+"""
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
-
-from hago.arithmetic.types import torch_dtype
 from hago.calibration.collect import Calibration, collect
 from hago.calibration.estimators import estimator as named_estimator
 from hago.calibration.given_ranges import GivenRanges, ModesLike, ThresholdsLike, make_given_ranges
 from hago.calibration.statistics import Estimator
 from hago.data.batches import Batches
-from hago.errors import DataError, GraphError, HardwareError, LogError, StrategyMismatch, as_strings
-from hago.graph.execute import check_batches
-from hago.graph.frontend import Attention, ModelLike, from_torch
+from hago.errors import DataError, StrategyMismatch, as_strings
+from hago.graph.frontend import ModelLike
 from hago.graph.graph import OUTPUT, Graph
-from hago.graph.nesting import read_tree
-from hago.graph.passes.open_attention import ATTENTION, OPENED_INTO
-from hago.hardware.file import check_hardware, hardware_hash, load_hardware
+from hago.hardware.file import hardware_hash
 from hago.hardware.hardware import Hardware
-from hago.ops import OPS
+from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, input_names, inputs_of
 from hago.plan.dorefa_weights import DoReFaWeights, dorefa_made
 from hago.plan.feasibility import prune_infeasible_choices
 from hago.plan.placement import topology_of
@@ -39,103 +30,6 @@ from hago.plan.space import Space, build_space, with_kinds
 from hago.plan.strategy import Conditions, HardwareId, Strategy
 from hago.plan.threshold_sources import StoredThresholds, estimated_resolver, store_thresholds
 from hago.plan.topology import Topology, escape, warn_of_unknown
-
-#: The most entries that an input remembered in a strategy may have.
-LARGEST_INPUT: Final = 1 << 31
-
-HardwareLike = Hardware | str | PathLike[str]
-StrategyLike = Strategy | str | PathLike[str]
-
-
-def as_hardware(hardware: HardwareLike) -> Hardware:
-    """A Hardware, from itself, a name in hardware_specs, or a path; one that was built in Python is checked as a file
-    is."""
-    if isinstance(hardware, Hardware):
-        check_hardware(hardware)
-        return hardware
-    if not isinstance(hardware, (str, PathLike)):
-        raise HardwareError(f"hardware is a {type(hardware).__name__}; expected a Hardware, a name or a path")
-    return load_hardware(hardware)
-
-
-def as_strategy(strategy: StrategyLike) -> Strategy:
-    """A Strategy, from itself or a path."""
-    if isinstance(strategy, Strategy):
-        return strategy
-    if not isinstance(strategy, (str, PathLike)):
-        raise LogError(f"the strategy is a {type(strategy).__name__}; expected a Strategy or a path")
-    return Strategy.load(Path(strategy))
-
-
-def as_graph(
-    model: ModelLike,
-    dataset: Iterable[Any],
-    hardware: Hardware | None = None,
-    *,
-    fold: bool = True,
-    made_for: Collection[str] = (),
-) -> tuple[Graph, Batches]:
-    """The model imported, and the data set as batches of its inputs.
-
-    Args:
-        hardware: that the graph is for.
-        made_for: of from_torch.
-
-    Raises:
-        GraphError: the model cannot be imported.
-        DataError: the data is empty, ragged, not finite, or not the model's inputs.
-    """
-    batches = Batches(dataset, input_names(model))
-    args = pytree.tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, batches.example)
-    graph = import_on(hardware, model, args, fold=fold, made_for=made_for)
-    check_batches(graph, batches)
-    return graph, batches
-
-
-def import_on(
-    hardware: Hardware | None,
-    model: ModelLike,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    fold: bool = True,
-    made_for: Collection[str] = (),
-) -> Graph:
-    """The model imported for a chip: with its operators, and attention opened where that gives it integers to multiply.
-
-    Args:
-        made_for: of from_torch.
-
-    Raises:
-        GraphError: the model cannot be imported.
-    """
-    attention: Attention = "opened" if hardware is None or opens_attention(hardware) else "whole"
-    ops = OPS if hardware is None else hardware.known_ops
-    return from_torch(model, args, kwargs, fold=fold, ops=ops, attention=attention, made_for=made_for)
-
-
-def opens_attention(hardware: Hardware) -> bool:
-    """Whether attention is opened for a chip: it multiplies matrices of integers, and takes what stands between."""
-    if not hardware.integer_descs("matmul"):
-        return False
-    if not hardware.float_descs(ATTENTION):
-        return True  # whole, it could not run at all
-    return all(hardware.integer_descs(op) or hardware.float_descs(op) for op in OPENED_INTO)
-
-
-def input_names(model: ModelLike) -> tuple[str, ...]:
-    """The names of the model's inputs: parameters without a default of an nn.Module's forward."""
-    if isinstance(model, Graph):
-        return model.inputs
-    if isinstance(model, ExportedProgram):
-        # numbers and None that the program was exported with are no inputs
-        return tuple(name for name in model.graph_signature.user_inputs if isinstance(name, str))
-    if not isinstance(model, nn.Module):
-        raise GraphError(f"the model is a {type(model).__name__}; expected an nn.Module, ExportedProgram or Graph")
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
-    return names or ("input",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,50 +160,6 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
     how = dorefa_made(made_by)
     weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
     return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=weights)
-
-
-def import_for(
-    model: ModelLike,
-    strategy: Strategy,
-    args: Sequence[Any] = (),
-    hardware: Hardware | None = None,
-    *,
-    fold: bool = True,
-) -> Graph:
-    """The model a strategy was made for, imported anew; its inputs are remembered in the strategy.
-
-    Raises:
-        GraphError: the model cannot be imported.
-    """
-    if args or not isinstance(model, nn.Module):
-        return import_on(hardware, model, args, fold=fold, made_for=[strategy.model_hash])
-    remembered = strategy.made_by.get("inputs")
-    if not remembered:
-        raise GraphError("the strategy does not say which inputs the model takes; pass example_inputs")
-    try:
-        leaves = [_zeros((2, *t["shape"][1:]), t["dtype"]) for t in remembered["tensors"]]
-        args, kwargs = pytree.tree_unflatten(leaves, read_tree(remembered["spec"]))
-        args, kwargs = tuple(args), dict(kwargs)
-    except Exception as error:  # torch's pytree raises whatever it meets
-        raise LogError(f"the strategy's made_by.inputs cannot be read ({error}); pass example_inputs") from None
-    return import_on(hardware, model, args, kwargs, fold=fold, made_for=[strategy.model_hash])
-
-
-def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
-    if math.prod(shape) > LARGEST_INPUT:
-        raise ValueError(f"an input of shape {shape}; expected at most {LARGEST_INPUT} entries")
-    return torch.zeros(shape, dtype=torch_dtype(dtype))
-
-
-def inputs_of(graph: Graph) -> dict[str, Any]:
-    """The inputs of a graph as `import_for` needs them, as JSON values."""
-    tensors = [
-        {"shape": list(graph[n].shape or ()), "dtype": graph[n].attrs.get("dtype", "float32")} for n in graph.inputs
-    ]
-    spec = graph.in_spec
-    if spec is None:
-        spec = pytree.treespec_dumps(pytree.tree_structure((tuple(range(len(tensors))), {})))
-    return {"tensors": tensors, "spec": spec}
 
 
 def plan_and_batches(

@@ -15,20 +15,13 @@ from hago.calibration.statistics import Estimator
 from hago.errors import HagoError, LogError, StrategyMismatch, shortened
 from hago.graph.frontend import ModelLike
 from hago.hardware.file import hardware_hash
+from hago.importing import HardwareLike, StrategyLike, as_strategy
 from hago.search.confirmation import Confirmation
 from hago.search.evaluate import Evaluator
 from hago.search.goal import Goal, parse_limits
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike
 from hago.search.objective import objective as named_objective
-from hago.search.prepare import (
-    HardwareLike,
-    Prepared,
-    QuantizationOptions,
-    StrategyLike,
-    as_strategy,
-    plan_and_batches,
-    prepare,
-)
+from hago.search.prepare import Prepared, QuantizationOptions, plan_and_batches, prepare
 from hago.search.racing import RaceOptions
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.scoring import PlanScorer

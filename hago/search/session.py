@@ -18,6 +18,7 @@ from typing import Any, Final
 from hago.cost.cost import plan_cost
 from hago.errors import HagoError, InfeasibleBits, warn
 from hago.graph.frontend import ModelLike
+from hago.importing import HardwareLike
 from hago.plan.space import Bits
 from hago.plan.strategy import Strategy
 from hago.search.confirmation import Confirmation, losses_of
@@ -27,7 +28,6 @@ from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.guidance import DEFAULT_COST, make_surrogate
 from hago.search.prepare import (
-    HardwareLike,
     Prepared,
     QuantizationOptions,
     held_out_batches,

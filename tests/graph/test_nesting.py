@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from hago.errors import GraphError, LogError
 from hago.graph.nesting import read_tree
+from hago.importing import import_for
 from hago.plan.strategy import Conditions, HardwareId, Strategy
-from hago.search.prepare import import_for
 
 
 class Kind(enum.Enum):

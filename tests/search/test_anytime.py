@@ -11,8 +11,8 @@ from building import residual_block, seeded
 from toys import timeless
 
 from hago.errors import LogError
+from hago.importing import as_strategy
 from hago.search.fronts import load_front
-from hago.search.prepare import as_strategy
 from hago.search.session import SearchOptions, run_search
 from hago.study.front import Front
 from hago.study.log import best_trial, read_log
