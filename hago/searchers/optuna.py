@@ -27,8 +27,8 @@ from typing import Any, Final
 
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
+from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack
-from hago.searchers.sensitivity import EvaluationHistory
 from hago.searchers.surrogate import Surrogate
 from hago.study.searcher import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, point_key
 

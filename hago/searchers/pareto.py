@@ -14,9 +14,9 @@ from typing import Final
 
 from hago.errors import HagoError
 from hago.plan.space import Bits
+from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.knapsack import Knapsack, Picked
 from hago.searchers.repair import repair
-from hago.searchers.sensitivity import EvaluationHistory
 from hago.searchers.surrogate import MeasuredPoint, Surrogate, factors, neighbours
 from hago.study.searcher import GeneratorSearcher, Score, Searcher, Steps, point_key
 

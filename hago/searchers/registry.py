@@ -15,14 +15,15 @@ from typing import Any, Final, Literal
 from hago.errors import HagoError, did_you_mean
 from hago.plan.space import Bits, Space
 from hago.searchers.annealing import AnnealingOptions, annealing_search
+from hago.searchers.evaluation_history import EvaluationHistory
 from hago.searchers.exhaustive import ExhaustiveOptions, StartOnlyOptions, exhaustive_search, start_only_search
 from hago.searchers.greedy import GreedyOptions, RfcGreedyOptions, greedy_search, rfc_greedy_search
 from hago.searchers.optuna import OptunaOptions, gp, nsga2, tpe
 from hago.searchers.pareto import ParetoOptions, pareto_search
 from hago.searchers.random import RandomOptions, random_search
 from hago.searchers.repair import feeds_of
-from hago.searchers.sensitivity import (
-    EvaluationHistory,
+from hago.searchers.surrogate import Surrogate, plain_surrogate
+from hago.searchers.surrogate_search import (
     GradientOptions,
     LimitedOptions,
     SensitivityOptions,
@@ -30,7 +31,6 @@ from hago.searchers.sensitivity import (
     limited_search,
     sensitivity_search,
 )
-from hago.searchers.surrogate import Surrogate, plain_surrogate
 from hago.study.searcher import Feeds, Searcher
 
 Refines = Literal["", "start", "choices", "within"]
