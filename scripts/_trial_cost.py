@@ -126,9 +126,9 @@ def _searched(prepared: Prepared, subject: Subject, name: str, options: Any) -> 
     timed.forward()
     start, found = widest_safe_bits(prepared.resolver, prepared.calibration.peaks), SEARCHES[name]
     begun = options.clock()
-    guide = make_surrogate(prepared, goal, start) if SEARCHERS[found].guided else None
-    timed.before = options.clock() - begun if guide is not None else 0.0
-    searcher = make_searcher(found, prepared.space, start, guide=guide)
+    surrogate = make_surrogate(prepared, goal, start) if SEARCHERS[found].guided else None
+    timed.before = options.clock() - begun if surrogate is not None else 0.0
+    searcher = make_searcher(found, prepared.space, start, surrogate=surrogate)
     run_study(
         prepared.space,
         searcher,

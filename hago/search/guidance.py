@@ -75,7 +75,7 @@ def make_surrogate(
         terms,
         constant,
         limit=limit,
-        held=[CostConstraint(name, *_terms(prepared, name, start), value) for name, value in most.items()],
+        constraints=[CostConstraint(name, *_terms(prepared, name, start), value) for name, value in most.items()],
         minimize=bool(metric) and goal.minimize == metric,
         measured=_measured(sensitivity),
         gates=gates(prepared),

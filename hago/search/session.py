@@ -359,7 +359,7 @@ def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: i
     space = start.prepared.space
     if isinstance(searcher, str):
         name, given = parse_searcher(searcher)
-        return make_searcher(name, space, start.bits, seed, options=given, guide=start.guide)
+        return make_searcher(name, space, start.bits, seed, options=given, surrogate=start.guide)
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher
     if callable(searcher):

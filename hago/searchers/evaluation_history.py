@@ -23,7 +23,7 @@ class EvaluationHistory:
     """
 
     space: Space
-    guide: Surrogate
+    surrogate: Surrogate
     feeds: Feeds
     seen: ScoresByPoint = field(default_factory=dict)
     scored: list[tuple[Bits, Score]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class EvaluationHistory:
         """The integer program over the corrected losses, with no more bits at any accumulator than it was observed to
         hold."""
         rooms = [Room(keys, bits) for keys, bits in self.rooms.items()]
-        return Knapsack(self.space, self.guide.corrected(factors(self.guide, self.scored)), rooms)
+        return Knapsack(self.space, self.surrogate.corrected(factors(self.surrogate, self.scored)), rooms)
 
     @property
     def known_feeds(self) -> dict[str, tuple[str, ...]]:
@@ -67,8 +67,8 @@ class EvaluationHistory:
         They are those of `Surrogate.most`, or of the first point that ran, where these are not the most bits anyway;
         and fewer where a point with as many overflowed.
         """
-        runs = self.guide.most or next((bits for bits, score in self.scored if score.runs), None)
-        most = self.guide.widest or self.space.widest()
+        runs = self.surrogate.most or next((bits for bits, score in self.scored if score.runs), None)
+        most = self.surrogate.widest or self.space.widest()
         rooms: dict[tuple[str, ...], int] = {}
         if runs is not None:
             for keys in self.known_feeds.values():

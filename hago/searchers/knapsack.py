@@ -56,12 +56,12 @@ class Picked:
 class Knapsack:
     """The integer program of one space and surrogate. `solve` may be called for any number of limits.
 
-    The limits of the surrogate on other costs (`Surrogate.held`) are constraints of every solution. Where no point
-    keeps these and the surrogate's own limit, going by expected costs, they are left out, and evaluations decide.
+    The limits of the surrogate on other costs (`Surrogate.constraints`) hold for every solution. Where no point keeps
+    these and the surrogate's own limit, going by expected costs, they are left out, and evaluations decide.
     """
 
-    def __init__(self, space: Space, guide: Surrogate, rooms: Sequence[Room] = ()) -> None:
-        self.guide, self.rooms = guide, rooms
+    def __init__(self, space: Space, surrogate: Surrogate, rooms: Sequence[Room] = ()) -> None:
+        self.surrogate, self.rooms = surrogate, rooms
         self.choices = {k: g.choices for k, g in space.groups.items()}
         self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
         self.size = len(self.index)
@@ -72,12 +72,12 @@ class Knapsack:
         self._at_most: list[tuple[list[tuple[int, float]], float]] = []
         for key, listed in self.choices.items():
             self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
-        costs = [self._costs(terms) for terms in (guide.terms, *(h.terms for h in guide.held))]
-        self.gated = [self._gated(gate, key) for gate, keys in guide.gates.items() for key in keys]
+        costs = [self._costs(terms) for terms in (surrogate.terms, *(c.terms for c in surrogate.constraints))]
+        self.gated = [self._gated(gate, key) for gate, keys in surrogate.gates.items() for key in keys]
         self.cost, *other_costs = map(self._vector, costs)
-        self.held = list(zip(guide.held, other_costs, strict=True))
-        if self.held and self._within(np.zeros(self.size), guide.limit, {}) is None:
-            self.held = []
+        self.constraints = list(zip(surrogate.constraints, other_costs, strict=True))
+        if self.constraints and self._within(np.zeros(self.size), surrogate.limit, {}) is None:
+            self.constraints = []
 
     def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
         """Add the constraint that the sum of coefficient * variable over (variable, coefficient) equals `side`."""
@@ -143,28 +143,30 @@ class Knapsack:
         """The least cost of any point, and the cost of the point of least loss; None where the program has no
         solution."""
         cheapest, best = self._within(self.cost, None, {}), self.solve(None)
-        return None if cheapest is None or best is None else (self.guide.cost(cheapest), best.cost)
+        return None if cheapest is None or best is None else (self.surrogate.cost(cheapest), best.cost)
 
-    def solve(self, limit: float | None, held: Mapping[str, float] | None = None) -> Picked | None:
+    def solve(self, limit: float | None, other_limits: Mapping[str, float] | None = None) -> Picked | None:
         """The point of least expected loss whose expected cost is at most `limit`; None where there is none.
 
         Args:
             limit: None for no limit.
-            held: limits on other costs, by metric, in place of those of the surrogate.
+            other_limits: on other costs, by metric, in place of those of the surrogate.
         """
         losses = np.zeros(self.size)
         gated = dict(self.gated)
         for (key, bits), column in self.index.items():
-            if key in self.guide.losses:
-                losses[gated[key][bits] if key in gated else column] = self.guide.losses[key][bits]
+            if key in self.surrogate.losses:
+                losses[gated[key][bits] if key in gated else column] = self.surrogate.losses[key][bits]
         largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
         objective = losses / largest * _SCALE + self.cost / dearest * _TIE
-        point = self._within(objective, limit, held or {})
-        return None if point is None else Picked(point, self.guide.loss(point), self.guide.cost(point))
+        point = self._within(objective, limit, other_limits or {})
+        return None if point is None else Picked(point, self.surrogate.loss(point), self.surrogate.cost(point))
 
-    def _within(self, objective: Vector, limit: float | None, held: Mapping[str, float]) -> dict[str, int] | None:
-        own = [] if limit is None else [(self.cost, limit - self.guide.constant)]
-        others = [(costs, held.get(h.metric, h.most) - h.constant) for h, costs in self.held]
+    def _within(
+        self, objective: Vector, limit: float | None, other_limits: Mapping[str, float]
+    ) -> dict[str, int] | None:
+        own = [] if limit is None else [(self.cost, limit - self.surrogate.constant)]
+        others = [(costs, other_limits.get(c.metric, c.most) - c.constant) for c, costs in self.constraints]
         return self._solve(objective, [*own, *others])
 
     def _solve(self, objective: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:

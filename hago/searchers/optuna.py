@@ -179,12 +179,12 @@ def _gp(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) 
 
 
 def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Searcher]:
-    def searcher(explored: EvaluationHistory, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
-        owner = _Study(name, make, both, explored.space, seed, options, explored.guide)
+    def searcher(history: EvaluationHistory, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
+        owner = _Study(name, make, both, history.space, seed, options, history.surrogate)
         # the options are written to the log, which must not hold the password
         public = replace(options, storage=hidden(options.storage))
         recalled: list[Bits] = []
-        steps = _steps(owner, explored, start, recalled)
+        steps = _steps(owner, history, start, recalled)
         if not options.storage:
             return GeneratorSearcher(name, public, steps)
         return _StoredSearcher(name, public, steps, recalled)
@@ -231,7 +231,7 @@ class _Study:
     space: Space
     seed: int
     options: OptunaOptions
-    guide: Surrogate
+    surrogate: Surrogate
     storage: Any = None
     study: Any = None
     distributions: Any = None
@@ -314,7 +314,7 @@ class _Study:
         return {k: shown_as(g.choices)[0][g.choices.index(bits[k])] for k, g in self.space.groups.items()}
 
     def _values(self, bits: Bits, score: Score) -> list[float]:
-        return [score.value, self.guide.cost_of(bits, score)][: 1 + self.both]
+        return [score.value, self.surrogate.cost_of(bits, score)][: 1 + self.both]
 
 
 def _excess(score: Score) -> list[float]:
@@ -341,7 +341,7 @@ def _digest(space: Space) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, explored: EvaluationHistory, start: Bits, recalled: Sequence[Bits]) -> Steps[None]:
+def _steps(owner: _Study, history: EvaluationHistory, start: Bits, recalled: Sequence[Bits]) -> Steps[None]:
     """The search.
 
     Args:
@@ -349,47 +349,47 @@ def _steps(owner: _Study, explored: EvaluationHistory, start: Bits, recalled: Se
     """
     try:
         owner.open()
-        first = (start, *_warm(explored, owner))
+        first = (start, *_warm(history, owner))
         if recalled:
-            yield from explored.look_at_all(recalled, "read from the log")
-            owner.learn(explored.scored)
+            yield from history.look_at_all(recalled, "read from the log")
+            owner.learn(history.scored)
         for bits in first:
             owner.enqueue(bits)
-        yield from _sample(explored, start, owner)
+        yield from _sample(history, start, owner)
     finally:
         close_storage(owner.storage)
 
 
-def _sample(explored: EvaluationHistory, start: Bits, owner: _Study) -> Steps[None]:
+def _sample(history: EvaluationHistory, start: Bits, owner: _Study) -> Steps[None]:
     """Ask for the points that the study proposes, until the trials are used up or proposals repeat."""
-    left, repeats = owner.options.trials - len(explored.scored), 0
+    left, repeats = owner.options.trials - len(history.scored), 0
     while left > 0 and repeats < _REPEATS:
         # the start by itself first, so that the sampler knows its score when it proposes a batch
-        count = min(left, owner.options.batch) if explored.scored else 1
+        count = min(left, owner.options.batch) if history.scored else 1
         trials = [owner.propose() for _ in range(count)]
-        new = _unseen([bits for _, bits in trials], explored.seen)
+        new = _unseen([bits for _, bits in trials], history.seen)
         repeats = 0 if new else repeats + 1
         left -= len(new)
         why = "start" if list(new) == [point_key(start)] else owner.name
-        yield from explored.look_at_all(list(new.values()), why)
+        yield from history.look_at_all(list(new.values()), why)
         for trial, bits in trials:
-            owner.tell(trial, bits, explored.seen[point_key(bits)])
+            owner.tell(trial, bits, history.seen[point_key(bits)])
 
 
 def _unseen(points: Sequence[Bits], seen: ScoresByPoint) -> Mapping[str, Bits]:
     return {k: p for p in points if (k := point_key(p)) not in seen}
 
 
-def _warm(explored: EvaluationHistory, owner: _Study) -> list[Mapping[str, int]]:
+def _warm(history: EvaluationHistory, owner: _Study) -> list[Mapping[str, int]]:
     """Points of the expected front, evenly spaced between its ends, from the most costly that the limit allows."""
     count = min(owner.options.warm, owner.options.trials - 1)
     if not count:
         return []
-    program: Knapsack = explored.program()
+    program: Knapsack = history.program()
     ends = program.range
     if ends is None:
         return []
-    (least, most), limit = ends, owner.guide.limit
+    (least, most), limit = ends, owner.surrogate.limit
     most = most if limit is None else min(most, limit)
     limits = [most - (most - least) * i / max(1, count - 1) for i in range(count)]
     picked = (program.solve(x * (1 + 1e-9)) for x in limits)

@@ -53,7 +53,7 @@ class ParetoOptions:
             )
 
 
-def pareto_search(explored: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
+def pareto_search(history: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
     """A searcher that asks `start`, with fewer bits until it runs, then both ends of the expected front, then points
     between them: each is the solution of the integer program with a limit in the middle of the widest gap so far. It
     may be stopped at any time, with points all along the front.
@@ -61,18 +61,18 @@ def pareto_search(explored: EvaluationHistory, start: Bits, seed: int, options: 
     References:
         The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
     """
-    return GeneratorSearcher("pareto", options, _steps(explored, start, options))
+    return GeneratorSearcher("pareto", options, _steps(history, start, options))
 
 
-def _steps(explored: EvaluationHistory, start: Bits, options: ParetoOptions) -> Steps[None]:
-    explored.scored.append((yield from repair(explored.space, start, explored.feeds, explored.seen)))
-    if all(len(g.choices) == 1 for g in explored.space.groups.values()):
+def _steps(history: EvaluationHistory, start: Bits, options: ParetoOptions) -> Steps[None]:
+    history.scored.append((yield from repair(history.space, start, history.feeds, history.seen)))
+    if all(len(g.choices) == 1 for g in history.space.groups.values()):
         return
-    yield from _sweep(explored, explored.program(), options, "round 1")
+    yield from _sweep(history, history.program(), options, "round 1")
     for number in range(2, options.rounds + 1):
-        count, line = len(explored.scored), _measured_front(explored)
-        yield from _refine(explored, options, f"round {number}")
-        if len(explored.scored) == count or added(line, _measured_front(explored)) < options.gain:
+        count, line = len(history.scored), _measured_front(history)
+        yield from _refine(history, options, f"round {number}")
+        if len(history.scored) == count or added(line, _measured_front(history)) < options.gain:
             return
 
 
@@ -94,7 +94,7 @@ class _Gap:
         return (self.low.cost + self.high.cost) / 2
 
 
-def _sweep(explored: EvaluationHistory, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
+def _sweep(history: EvaluationHistory, program: Knapsack, options: ParetoOptions, why: str) -> Steps[None]:
     """Ask for points of the expected front, the widest gap first."""
     ends = program.range
     if ends is None:
@@ -103,7 +103,7 @@ def _sweep(explored: EvaluationHistory, program: Knapsack, options: ParetoOption
     low, high = program.solve(least * (1 + 1e-9)), program.solve(None)
     if low is None or high is None:
         return
-    yield from explored.look_at_all([low.bits, high.bits], f"{why}: the ends of the front")
+    yield from history.look_at_all([low.bits, high.bits], f"{why}: the ends of the front")
     gaps, left = [_Gap(low, high)], options.points - 2
     while gaps and left > 0:
         batch: list[Picked] = []
@@ -113,9 +113,9 @@ def _sweep(explored: EvaluationHistory, program: Knapsack, options: ParetoOption
             picked, parts = _split(program, gap)
             batch += picked
             gaps += parts
-        new = [p.bits for p in batch if point_key(p.bits) not in explored.seen]
+        new = [p.bits for p in batch if point_key(p.bits) not in history.seen]
         left -= len(batch)
-        yield from explored.look_at_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
+        yield from history.look_at_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
 
 
 def _split(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
@@ -131,34 +131,34 @@ def _split(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
 
 
 # ---------------------------------------------------------------- the measured front
-def _refine(explored: EvaluationHistory, options: ParetoOptions, why: str) -> Steps[None]:
+def _refine(history: EvaluationHistory, options: ParetoOptions, why: str) -> Steps[None]:
     """Ask for points that are expected to improve the measured front."""
     left, empty = -(-options.points // 2), set[tuple[str, str]]()
     while left > 0:
-        points = _proposals(explored, min(left, options.batch), empty)
+        points = _proposals(history, min(left, options.batch), empty)
         if not points:
             return
         left -= len(points)
-        yield from explored.look_at_all(points, f"{why}: in the gaps of the measured front")
+        yield from history.look_at_all(points, f"{why}: in the gaps of the measured front")
 
 
-def _proposals(explored: EvaluationHistory, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
+def _proposals(history: EvaluationHistory, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
     """New points, in turns solutions of the program in the gaps of the measured front, and neighbours of its points.
 
     Args:
         empty: see `_in_gaps`.
     """
-    line = _measured_front(explored)
-    guide = explored.guide.corrected(factors(explored.guide, explored.scored))
-    sources = [_in_gaps(explored.program(), line, empty)]
-    if guide.measured is not None:
-        sources.append(neighbours(explored.space, guide, line, explored.rooms))
+    line = _measured_front(history)
+    surrogate = history.surrogate.corrected(factors(history.surrogate, history.scored))
+    sources = [_in_gaps(history.program(), line, empty)]
+    if surrogate.measured is not None:
+        sources.append(neighbours(history.space, surrogate, line, history.rooms))
     new: dict[str, Bits] = {}
     while sources and len(new) < count:
         source = sources.pop(0)
         for bits in source:
             key = point_key(bits)
-            if key not in explored.seen and key not in new:
+            if key not in history.seen and key not in new:
                 new[key] = bits
                 sources.append(source)
                 break
@@ -210,11 +210,11 @@ def _ratio(low: float, high: float) -> float:
     return math.log(max(high, 1e-300) / max(low, 1e-300))
 
 
-def _measured_front(explored: EvaluationHistory) -> list[MeasuredPoint]:
+def _measured_front(history: EvaluationHistory) -> list[MeasuredPoint]:
     """The accepted points that no other beats in both cost and merit, by rising cost."""
-    guide = explored.guide
-    accepted = [(bits, score) for bits, score in explored.scored if score.accepted]
-    points = [MeasuredPoint(guide.cost_of(bits, score), _merit(guide, score), bits) for bits, score in accepted]
+    surrogate = history.surrogate
+    accepted = [(bits, score) for bits, score in history.scored if score.accepted]
+    points = [MeasuredPoint(surrogate.cost_of(bits, score), _merit(surrogate, score), bits) for bits, score in accepted]
     line: list[MeasuredPoint] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.merit)):
         if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):
@@ -222,6 +222,6 @@ def _measured_front(explored: EvaluationHistory) -> list[MeasuredPoint]:
     return line
 
 
-def _merit(guide: Surrogate, score: Score) -> float:
+def _merit(surrogate: Surrogate, score: Score) -> float:
     """The merit of a score, see MeasuredPoint."""
-    return score.value if guide.measured is None else -math.log(max(guide.measured(score), 1e-300))
+    return score.value if surrogate.measured is None else -math.log(max(surrogate.measured(score), 1e-300))

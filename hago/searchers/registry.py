@@ -124,7 +124,7 @@ def make_searcher(
     seed: int = 0,
     feeds: Feeds | None = None,
     options: Any = None,
-    guide: Surrogate | None = None,
+    surrogate: Surrogate | None = None,
 ) -> Searcher:
     """Make a searcher.
 
@@ -134,7 +134,7 @@ def make_searcher(
         seed: seed of its randomness, 0 or more.
         feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
         options: the searcher's options dataclass, or a mapping of its fields; others have their defaults.
-        guide: expected losses and costs, for a guided searcher; by default `plain_surrogate`.
+        surrogate: expected losses and costs, for a guided searcher; by default `plain_surrogate`.
 
     Raises:
         HagoError: an unknown name or option, or one of a wrong type or range.
@@ -149,7 +149,9 @@ def make_searcher(
     own_options = make_options(name, options)
     if not entry.guided:
         return entry.make(space, first_point, seed, own_options, feeds)
-    history = EvaluationHistory(space, plain_surrogate(space) if guide is None else guide, feeds or feeds_of(space))
+    history = EvaluationHistory(
+        space, plain_surrogate(space) if surrogate is None else surrogate, feeds or feeds_of(space)
+    )
     return entry.make(history, first_point, seed, own_options)
 
 

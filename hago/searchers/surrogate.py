@@ -114,7 +114,7 @@ class Surrogate(AdditiveCost):
         terms: the terms of the cost.
         constant: the cost of every point beside the terms.
         limit: the most that the cost may be.
-        held: limits on other costs.
+        constraints: limits on other costs.
         minimize: whether the search minimizes the cost, and not the loss.
         measured: reads the loss from a score, in the unit of `losses`; None where scores do not have it.
         gates: by the group that may turn a node float, the groups that lose nothing when it does.
@@ -127,7 +127,7 @@ class Surrogate(AdditiveCost):
     terms: Sequence[Term]
     constant: float = 0.0
     limit: float | None = None
-    held: Sequence[CostConstraint] = ()
+    constraints: Sequence[CostConstraint] = ()
     minimize: bool = False
     measured: Callable[[Score], float] | None = None
     gates: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -188,24 +188,24 @@ class NeighbourEstimates:
     equal to the difference of the surrogate's own figures to the last bit, since every sum is rounded once.
     """
 
-    def __init__(self, guide: Surrogate, bits: Bits) -> None:
-        self.guide, self.bits = guide, bits
-        self._losses = guide.parts(bits)
+    def __init__(self, surrogate: Surrogate, bits: Bits) -> None:
+        self.surrogate, self.bits = surrogate, bits
+        self._losses = surrogate.parts(bits)
         self._terms: dict[str, list[Term]] = {}
-        for term in guide.terms:
+        for term in surrogate.terms:
             for key in dict.fromkeys(term.keys):
                 self._terms.setdefault(key, []).append(term)
         self._gates: dict[str, list[str]] = {}
-        for gate, keys in guide.gates.items():
+        for gate, keys in surrogate.gates.items():
             for key in keys:
                 self._gates.setdefault(key, []).append(gate)
-        self._sum = exact_sum([x for term in guide.terms if math.isfinite(x := term(bits))])
-        self._cost = guide.constant + math.fsum(self._sum)
+        self._sum = exact_sum([x for term in surrogate.terms if math.isfinite(x := term(bits))])
+        self._cost = surrogate.constant + math.fsum(self._sum)
 
     def change(self, bits: Bits) -> Change:
         """The expected change where these groups have these bits, and all others those of the point."""
         changed = {k: b for k, b in bits.items() if b != self.bits[k]}
-        affected = dict.fromkeys(k for key in changed for k in (key, *self.guide.gates.get(key, ())))
+        affected = dict.fromkeys(k for key in changed for k in (key, *self.surrogate.gates.get(key, ())))
         losses = [self._loss(k, changed) - self._losses[k] for k in affected if k in self._losses]
         terms = {id(t): t for key in changed for t in self._terms.get(key, ())}.values()
         cost = self._cost_change(
@@ -217,12 +217,12 @@ class NeighbourEstimates:
         """The change of the whole cost where terms change from `before` to `after`."""
         if math.inf in after or math.inf in before:
             return math.inf if math.inf in after else -math.inf
-        return self.guide.constant + math.fsum([*self._sum, *after, *(-x for x in before)]) - self._cost
+        return self.surrogate.constant + math.fsum([*self._sum, *after, *(-x for x in before)]) - self._cost
 
     def _loss(self, key: str, changed: Bits) -> float:
         if any(self._bits(gate, changed) == FLOAT for gate in self._gates.get(key, ())):
             return 0.0
-        return self.guide.losses[key][self._bits(key, changed)]
+        return self.surrogate.losses[key][self._bits(key, changed)]
 
     def _bits(self, key: str, changed: Bits) -> int:
         return changed.get(key, self.bits[key])
@@ -241,7 +241,7 @@ def exact_sum(values: Sequence[float]) -> list[float]:
 
 
 # ---------------------------------------------------------------- correction of losses by evaluations
-def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
+def factors(surrogate: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
     """Fit factors f, by group and bits, such that the sum of f * loss over the groups of each scored point is close to
     its measured loss, relative to it. For `Surrogate.corrected`; empty where no score has a loss to fit.
 
@@ -253,12 +253,12 @@ def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str,
     References:
         C. E. Rasmussen and C. K. I. Williams, "Gaussian Processes for Machine Learning", 2006, section 2.1.
     """
-    groups = {key: i for i, key in enumerate(guide.losses)}
-    choices = {(key, b): i for i, (key, b) in enumerate((k, b) for k, by in guide.losses.items() for b in by)}
+    groups = {key: i for i, key in enumerate(surrogate.losses)}
+    choices = {(key, b): i for i, (key, b) in enumerate((k, b) for k, by in surrogate.losses.items() for b in by)}
     rows, choices_of_rows = [], []
     for bits, score in scored:
-        loss = math.nan if guide.measured is None or not score.runs else guide.measured(score)
-        expected = guide.parts(bits)
+        loss = math.nan if surrogate.measured is None or not score.runs else surrogate.measured(score)
+        expected = surrogate.parts(bits)
         total = math.fsum(expected.values())
         # a point with no loss to speak of, measured or expected, says nothing about ratios
         if math.isfinite(loss) and loss > 0.0 and _FITTED_RATIO < total / loss < 1 / _FITTED_RATIO:
@@ -277,7 +277,7 @@ def factors(guide: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str,
     return {
         key: {
             b: common * float(min(max(1.0 + of_group[i] + of_choice[choices[key, b]], 1 / _MOST), _MOST))
-            for b in guide.losses[key]
+            for b in surrogate.losses[key]
         }
         for key, i in groups.items()
     }
@@ -298,7 +298,7 @@ class MeasuredPoint:
 
 
 def neighbours(
-    space: Space, guide: Surrogate, line: Sequence[MeasuredPoint], rooms: Mapping[tuple[str, ...], int]
+    space: Space, surrogate: Surrogate, line: Sequence[MeasuredPoint], rooms: Mapping[tuple[str, ...], int]
 ) -> Iterator[dict[str, int]]:
     """Points that differ from a point of a front in one group, those first that are expected to add the most to the
     area under the front.
@@ -307,28 +307,28 @@ def neighbours(
     that interactions between groups at that point are in it.
 
     Args:
-        guide: the surrogate, corrected by evaluations. Its losses are in the unit of exp(-merit).
+        surrogate: corrected by evaluations. Its losses are in the unit of exp(-merit).
         line: the front, by rising cost and merit.
         rooms: the most bits that several groups may have together, as an accumulator reads them.
     """
     terms: dict[str, list[Term]] = {}
-    for term in guide.terms:
+    for term in surrogate.terms:
         for key in term.keys:
             terms.setdefault(key, []).append(term)
     costs = [p.cost for p in line]
     candidates: list[tuple[float, int, str, int]] = []
     for number, point in enumerate(line):
         # the bits of a float node have no effect
-        idle = {k for gate, keys in guide.gates.items() if point.bits[gate] == FLOAT for k in keys}
+        idle = {k for gate, keys in surrogate.gates.items() if point.bits[gate] == FLOAT for k in keys}
         for key, listed in terms.items():
-            if key not in guide.losses or key in idle:
+            if key not in surrogate.losses or key in idle:
                 continue
             for bits in space.groups[key].choices:
                 if bits == point.bits[key] or not _fits(rooms, point.bits, key, bits):
                     continue
                 cost = point.cost + math.fsum(_cost_change(term, point.bits, key, bits) for term in listed)
                 loss = math.exp(-point.merit)
-                change = guide.losses[key][bits] - guide.losses[key][point.bits[key]]
+                change = surrogate.losses[key][bits] - surrogate.losses[key][point.bits[key]]
                 gain = _area_gain(line, costs, cost, -math.log(max(loss + change, _LEAST_LOSS * loss)))
                 if gain > 0.0:
                     candidates.append((gain, number, key, bits))

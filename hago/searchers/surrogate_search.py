@@ -67,7 +67,7 @@ class SensitivityOptions:
             )
 
 
-def sensitivity_search(explored: EvaluationHistory, start: Bits, seed: int, options: SensitivityOptions) -> Searcher:
+def sensitivity_search(history: EvaluationHistory, start: Bits, seed: int, options: SensitivityOptions) -> Searcher:
     """A searcher that asks `start`, then the solutions of an integer program over expected losses under the limit on
     the cost (where a cost is minimized: along the front, to the least cost that keeps the limits), and then single
     steps and swaps around the best point.
@@ -75,52 +75,52 @@ def sensitivity_search(explored: EvaluationHistory, start: Bits, seed: int, opti
     References:
         Z. Yao et al., "HAWQ-V3", ICML 2021, for the program. The correction by evaluations is hago's own.
     """
-    return GeneratorSearcher("sensitivity", options, steps(explored, start, options))
+    return GeneratorSearcher("sensitivity", options, steps(history, start, options))
 
 
 # ---------------------------------------------------------------- the common loop
 def steps(
-    explored: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: float = math.inf
+    history: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: float = math.inf
 ) -> Steps[None]:
     """The loop of all three searches: repair, rounds of the integer program, moves.
 
     Args:
         patience: moves in a row that may fail to improve before the search ends.
     """
-    space, guide = explored.space, explored.guide
-    explored.scored.append((yield from repair(space, start, explored.feeds, explored.seen)))
+    space, surrogate = history.space, history.surrogate
+    history.scored.append((yield from repair(space, start, history.feeds, history.seen)))
     if all(len(g.choices) == 1 for g in space.groups.values()):
         return
     for number in range(1, options.rounds + 1):
-        count_before = len(explored.scored)
-        program = explored.program()
-        if guide.minimize:
-            yield from _cheapest(explored, program, options.points, f"round {number}")
+        count_before = len(history.scored)
+        program = history.program()
+        if surrogate.minimize:
+            yield from _cheapest(history, program, options.points, f"round {number}")
         else:
-            yield from _best_within(explored, program, guide.limit, f"round {number}")
-        if len(explored.scored) == count_before:
+            yield from _best_within(history, program, surrogate.limit, f"round {number}")
+        if len(history.scored) == count_before:
             break
-    yield from _moves(explored, options, patience)
+    yield from _moves(history, options, patience)
 
 
-def _best_within(explored: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
+def _best_within(history: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
     """Ask for the best expected point under the limits. Expected costs may be a little off, so the limits that the
     program gets are lowered by what its point violates them, up to twice."""
-    allowed, allowed_others = limit, {h.metric: h.most for h in explored.guide.held}
+    allowed, allowed_others = limit, {c.metric: c.most for c in history.surrogate.constraints}
     for _ in range(3):
         picked = program.solve(allowed, allowed_others)
         if picked is None:
             return
-        score = yield from explored.look(picked.bits, f"{why}: {_expectation(picked)}")
-        excess = 0.0 if limit is None else max(0.0, explored.guide.cost_of(picked.bits, score) - limit)
-        excesses = {h.metric: max(0.0, -h.slack(picked.bits, score)) for h in explored.guide.held}
+        score = yield from history.look(picked.bits, f"{why}: {_expectation(picked)}")
+        excess = 0.0 if limit is None else max(0.0, history.surrogate.cost_of(picked.bits, score) - limit)
+        excesses = {c.metric: max(0.0, -c.slack(picked.bits, score)) for c in history.surrogate.constraints}
         if not excess and not any(excesses.values()):
             return
         allowed = None if allowed is None else allowed - excess
         allowed_others = {metric: most - excesses[metric] for metric, most in allowed_others.items()}
 
 
-def _cheapest(explored: EvaluationHistory, program: Knapsack, points: int, why: str) -> Steps[None]:
+def _cheapest(history: EvaluationHistory, program: Knapsack, points: int, why: str) -> Steps[None]:
     """Ask for points of the expected front, by bisection, towards the least cost that keeps the limits."""
     ends = program.range
     if ends is None:
@@ -131,7 +131,7 @@ def _cheapest(explored: EvaluationHistory, program: Knapsack, points: int, why: 
         picked = program.solve(middle * (1 + 1e-9))
         if picked is None:
             return
-        score = yield from explored.look(picked.bits, f"{why}: {_expectation(picked)}")
+        score = yield from history.look(picked.bits, f"{why}: {_expectation(picked)}")
         if not score.accepted:
             low = middle
         elif number == 0:
@@ -146,22 +146,22 @@ def _expectation(picked: Picked) -> str:
     return f"expected loss {picked.loss:.4g} at cost {picked.cost:.6g}"
 
 
-def _moves(explored: EvaluationHistory, options: SensitivityOptions, patience: float) -> Steps[None]:
+def _moves(history: EvaluationHistory, options: SensitivityOptions, patience: float) -> Steps[None]:
     """Ask for neighbours of the best point, batch by batch, the most promising first."""
-    left, failed, previous_best = options.moves, 0, explored.best[0]
+    left, failed, previous_best = options.moves, 0, history.best[0]
     while left > 0:
-        bits, score = explored.best
+        bits, score = history.best
         failed, previous_best = failed if bits == previous_best else 0, bits
         if failed >= patience:
             return
-        guide = explored.guide.corrected(factors(explored.guide, explored.scored))
-        candidates = _neighbours(explored, guide, bits, score)
-        new = (p for p in candidates if point_key(p) not in explored.seen)
+        surrogate = history.surrogate.corrected(factors(history.surrogate, history.scored))
+        candidates = _neighbours(history, surrogate, bits, score)
+        new = (p for p in candidates if point_key(p) not in history.seen)
         points = list(itertools.islice(new, min(left, options.batch)))
         if not points:
             return
         left, failed = left - len(points), failed + len(points)
-        yield from explored.look_at_all(points, "a move around the best")
+        yield from history.look_at_all(points, "a move around the best")
 
 
 def _optimistic_loss(move: Change) -> float:
@@ -169,27 +169,27 @@ def _optimistic_loss(move: Change) -> float:
     return move.loss - _DOUBT * move.churn
 
 
-def _neighbours(explored: EvaluationHistory, guide: Surrogate, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
+def _neighbours(history: EvaluationHistory, surrogate: Surrogate, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
     """Single steps and swaps that may improve a point, the most promising first."""
-    space, estimates = explored.space, NeighbourEstimates(guide, bits)
+    space, estimates = history.space, NeighbourEstimates(surrogate, bits)
     shifts = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
     downs, ups = ([estimates.change({k: b}) for k, b in shift if b != bits[k]] for shift in shifts)
     # a change without loss or cost is of the bits of a float node, which have no effect
     downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=_optimistic_loss) for ms in (downs, ups))
     pairs = itertools.product(ups[:_PAIRED], downs[:_PAIRED])
     swaps = [_both(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
-    trades = (estimates.change(p) for p in swapped(space, explored.known_feeds, bits))
+    trades = (estimates.change(p) for p in swapped(space, history.known_feeds, bits))
     moves = [*downs, *ups, *swaps, *(m for m in trades if m.churn or m.cost)]
     # expected costs may be a little off, so only their differences are used
-    slack = math.inf if guide.limit is None else guide.limit - guide.cost_of(bits, score)
+    slack = math.inf if surrogate.limit is None else surrogate.limit - surrogate.cost_of(bits, score)
     rooms: dict[str, list[tuple[Sequence[str], int]]] = {}
-    for keys, most in explored.rooms.items():
+    for keys, most in history.rooms.items():
         for key in keys:
             rooms.setdefault(key, []).append((keys, most))
     kept = [m for m in moves if m.cost <= slack and _fits(rooms, bits, m)]
-    if guide.minimize:
+    if surrogate.minimize:
         # the saving of two neighbours that are both float is not in the expected costs, so every flip is tried, last
-        flips = [m for m in kept if m.cost >= 0 and len(m.bits) == 1 and guide.gates.keys() & m.bits.keys()]
+        flips = [m for m in kept if m.cost >= 0 and len(m.bits) == 1 and surrogate.gates.keys() & m.bits.keys()]
         kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: _optimistic_loss(m) / -m.cost), *flips]
     else:
         kept.sort(key=_optimistic_loss)
@@ -197,7 +197,7 @@ def _neighbours(explored: EvaluationHistory, guide: Surrogate, bits: Bits, score
         point = {**bits, **move.bits}
         # each of two changes may fit a signature, and both together none
         fits = estimates.change(move.bits).cost < math.inf
-        if fits and all(h.cost(point) - h.cost(bits) <= max(0.0, h.slack(bits, score)) for h in guide.held):
+        if fits and all(c.cost(point) - c.cost(bits) <= max(0.0, c.slack(bits, score)) for c in surrogate.constraints):
             yield point
 
 
@@ -233,30 +233,30 @@ class GradientOptions:
             raise HagoError(f"gradient search of {self.moves} moves; expected 0 or more, or -1 for as many as pay")
 
 
-def gradient_search(explored: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
+def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
     """A searcher that asks `start`, a solution of the integer program over expected losses, and a few moves around the
     better of them; and more of both where none of these keeps every limit.
 
     `search.refinement` has refined the thresholds of `start` by gradients before: most of the gain is made there, and
     most forward passes are spent. Where a cost is minimized, the program is solved along the front.
     """
-    each = MANY if explored.guide.minimize else 1
-    moves = max(2, each * len(explored.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
-    rounds = 4 if explored.guide.minimize else 1
+    each = MANY if history.surrogate.minimize else 1
+    moves = max(2, each * len(history.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
+    rounds = 4 if history.surrogate.minimize else 1
     own = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
     return GeneratorSearcher(
-        "gradient", options, _gradient_steps(explored, start, own, PATIENCE * each, options.moves < 0)
+        "gradient", options, _gradient_steps(history, start, own, PATIENCE * each, options.moves < 0)
     )
 
 
 def _gradient_steps(
-    explored: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: int, extend: bool
+    history: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: int, extend: bool
 ) -> Steps[None]:
     """The search; with `extend` it goes on as sensitivity search where no point keeps every limit."""
-    yield from steps(explored, start, options, patience)
-    bits, score = explored.best
+    yield from steps(history, start, options, patience)
+    bits, score = history.best
     if extend and not score.accepted:
-        yield from steps(explored, bits, SensitivityOptions(batch=BATCH))
+        yield from steps(history, bits, SensitivityOptions(batch=BATCH))
 
 
 # ---------------------------------------------------------------- search under limits
@@ -282,7 +282,7 @@ class LimitedOptions:
             )
 
 
-def limited_search(explored: EvaluationHistory, start: Bits, seed: int, options: LimitedOptions) -> Searcher:
+def limited_search(history: EvaluationHistory, start: Bits, seed: int, options: LimitedOptions) -> Searcher:
     """A searcher for the best point under limits on costs, or for the least cost: it asks `start`, the solutions of the
     integer program as evaluations correct it, and moves around the best point.
 
@@ -290,19 +290,19 @@ def limited_search(explored: EvaluationHistory, start: Bits, seed: int, options:
     thresholds that are refined at one point lose 2 to 5 dB elsewhere.
     """
     own = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
-    return GeneratorSearcher("limited", options, _limited_steps(explored, start, own))
+    return GeneratorSearcher("limited", options, _limited_steps(history, start, own))
 
 
-def _limited_steps(explored: EvaluationHistory, start: Bits, options: SensitivityOptions) -> Steps[None]:
-    yield from steps(explored, start, options, 2 * PATIENCE)
-    if explored.best[1].accepted:
+def _limited_steps(history: EvaluationHistory, start: Bits, options: SensitivityOptions) -> Steps[None]:
+    yield from steps(history, start, options, 2 * PATIENCE)
+    if history.best[1].accepted:
         return
     # no point keeps every limit yet: ask for the ends of the expected front, then for moves around the best so far
-    program = explored.program()
+    program = history.program()
     ends = program.range
     for limit in (None,) if ends is None else (ends[0] * (1 + 1e-9), None):
         picked = program.solve(limit)
         if picked is not None:
-            yield from explored.look(picked.bits, "an end of the front that is expected")
-    if not explored.best[1].accepted:
-        yield from steps(explored, explored.best[0], SensitivityOptions(batch=BATCH))
+            yield from history.look(picked.bits, "an end of the front that is expected")
+    if not history.best[1].accepted:
+        yield from steps(history, history.best[0], SensitivityOptions(batch=BATCH))

@@ -84,11 +84,11 @@ def test_strategies_read_as_any_other(prepared: Prepared, tmp_path: Path) -> Non
 @pytest.mark.parametrize("metric", ["bops", "weight_bytes", "cycles", "energy"])
 def test_one_float_node_costs_what_is_expected(prepared: Prepared, metric: str) -> None:
     start = prepared.space.widest()
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric=metric)
-    for key in guide.gates:
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric=metric)
+    for key in surrogate.gates:
         bits = {**start, key: FLOAT}
-        assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=0.02)
-        assert guide.loss(bits) < guide.loss(start)
+        assert surrogate.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=0.02)
+        assert surrogate.loss(bits) < surrogate.loss(start)
 
 
 def test_crossings_are_paid(prepared: Prepared) -> None:
@@ -105,10 +105,10 @@ def test_crossings_are_paid(prepared: Prepared) -> None:
 
 def test_the_program_chooses_kinds(prepared: Prepared) -> None:
     start = prepared.space.widest()
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric="bops")
-    program = Knapsack(prepared.space, guide)
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric="bops")
+    program = Knapsack(prepared.space, surrogate)
     whole = program.solve(None)
-    assert whole is not None and prepared.space.floats(whole.bits) == {g.rpartition(":")[0] for g in guide.gates}
+    assert whole is not None and prepared.space.floats(whole.bits) == {g.rpartition(":")[0] for g in surrogate.gates}
     assert whole.loss == pytest.approx(0.0, abs=1e-6)
     assert program.range is not None
     least = program.solve(program.range[0] * (1 + 1e-9))

@@ -40,28 +40,28 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 @pytest.mark.parametrize("metric", ["weight_bytes", "effective_bits", "bops"])
 def test_expected_bytes_and_operations_are_those_of_plans(prepared: Prepared, metric: str) -> None:
     space, rng = prepared.space, random.Random(0)
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric=metric)
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric=metric)
     for _ in range(2):
         bits = {k: rng.choice(g.choices) for k, g in space.groups.items()}
-        assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric])
+        assert surrogate.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric])
 
 
 @pytest.mark.parametrize("metric", ["cycles", "energy", "bytes_moved"])
 def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepared, metric: str) -> None:
     space = prepared.space
     start = space.widest()
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr", minimize=metric)), start, metric=metric)
-    assert guide.minimize and guide.cost(start) == pytest.approx(plan_cost(prepared.resolver(start))[metric])
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr", minimize=metric)), start, metric=metric)
+    assert surrogate.minimize and surrogate.cost(start) == pytest.approx(plan_cost(prepared.resolver(start))[metric])
     for key, group in space.groups.items():
         bits = {**start, key: group.choices[-1]}
         # an edge between two scales that happen to be equal needs no requantization
-        assert guide.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=1e-3)
+        assert surrogate.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=1e-3)
 
 
 def test_limits_reach_the_guide(prepared: Prepared) -> None:
     goal = make_goal(GoalOptions("sqnr", budget_cost=["weight_bytes <= 300", "weight_bytes <= 280"]))
-    guide = make_surrogate(prepared, goal, prepared.space.widest(), metric="weight_bytes")
-    assert (guide.limit, guide.minimize) == (280, False)
+    surrogate = make_surrogate(prepared, goal, prepared.space.widest(), metric="weight_bytes")
+    assert (surrogate.limit, surrogate.minimize) == (280, False)
 
 
 # ---------------------------------------------------------------- spaces without waste

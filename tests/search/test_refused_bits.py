@@ -51,9 +51,9 @@ def test_what_costs_without_end_is_what_is_refused(metric: str, count: int) -> N
         prepare(layers(count), signs(), DATA, QuantizationOptions(estimator="max_range")), [metric]
     )
     space = prepared.space
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric=metric)
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric=metric)
     every = every_point(space)
-    found = [(runs(prepared, bits), math.isfinite(guide.cost(bits))) for bits in every]
+    found = [(runs(prepared, bits), math.isfinite(surrogate.cost(bits))) for bits in every]
     assert set(found) == {(True, True), (False, False)}
 
 
@@ -61,8 +61,10 @@ def test_what_runs_behind_fewer_bits_alone_has_a_cost() -> None:
     prepared = prune_redundant_choices(
         prepare(layers(3), behind(), DATA, QuantizationOptions(estimator="max_range")), ["activation_bytes"]
     )
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), prepared.space.widest(), metric="activation_bytes")
-    assert all(guide.cost(bits) < math.inf for bits in every_point(prepared.space) if runs(prepared, bits))
+    surrogate = make_surrogate(
+        prepared, make_goal(GoalOptions("sqnr")), prepared.space.widest(), metric="activation_bytes"
+    )
+    assert all(surrogate.cost(bits) < math.inf for bits in every_point(prepared.space) if runs(prepared, bits))
 
 
 def test_bits_of_a_float_node_fit_what_it_reads() -> None:
@@ -70,11 +72,11 @@ def test_bits_of_a_float_node_fit_what_it_reads() -> None:
         layers(2), signs(floats=True), DATA, QuantizationOptions(estimator="max_range", search_topology=True)
     )
     space = prepared.space
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric="activation_bytes")
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), space.widest(), metric="activation_bytes")
     narrow = {**space.widest(), "conv0:out": 4}
-    assert guide.cost(narrow) == math.inf and not runs(prepared, narrow)
+    assert surrogate.cost(narrow) == math.inf and not runs(prepared, narrow)
     real = {**narrow, "conv1:kind": FLOAT}
-    assert guide.cost(real) < math.inf and runs(prepared, real)
+    assert surrogate.cost(real) < math.inf and runs(prepared, real)
 
 
 @pytest.mark.parametrize("limits", [BYTES, WEIGHTS, (BYTES, WEIGHTS), (WEIGHTS, BYTES)], ids=str)
@@ -125,9 +127,9 @@ def test_a_node_of_many_operands_has_a_guide_that_grows_as_they_do(metric: str) 
     )
     space = prepared.space
     start = space.widest()
-    guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric=metric)
-    assert sum(len(term.table) for term in guide.terms) < 200 * len(space.groups)
+    surrogate = make_surrogate(prepared, make_goal(GoalOptions("sqnr")), start, metric=metric)
+    assert sum(len(term.table) for term in surrogate.terms) < 200 * len(space.groups)
     for key, group in space.groups.items():
         bits = {**start, key: group.choices[-1]}
         expected = plan_cost(prepared.resolver(bits))[metric] if metric else math.fsum(bits.values())
-        assert guide.cost(bits) == pytest.approx(expected, rel=1e-3)
+        assert surrogate.cost(bits) == pytest.approx(expected, rel=1e-3)

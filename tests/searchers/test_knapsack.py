@@ -52,49 +52,49 @@ def random_guide(seed: int) -> tuple[Space, Surrogate]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_program_finds_the_best_of_all_points(seed: int) -> None:
-    space, guide = random_guide(seed)
+    space, surrogate = random_guide(seed)
     every = points(space)
-    program = Knapsack(space, guide)
-    costs = sorted(map(guide.cost, every))
+    program = Knapsack(space, surrogate)
+    costs = sorted(map(surrogate.cost, every))
     assert program.range is not None and program.range[0] == pytest.approx(costs[0])
     for limit in (costs[0], costs[len(costs) // 3], costs[len(costs) // 2], costs[-1]):
         picked = program.solve(limit)
-        best = min(guide.loss(p) for p in every if guide.cost(p) <= limit)
+        best = min(surrogate.loss(p) for p in every if surrogate.cost(p) <= limit)
         assert picked is not None and picked.cost <= limit * (1 + 1e-5)
         assert picked.loss == pytest.approx(best, rel=1e-4)
-        assert (picked.loss, picked.cost) == (guide.loss(picked.bits), guide.cost(picked.bits))
+        assert (picked.loss, picked.cost) == (surrogate.loss(picked.bits), surrogate.cost(picked.bits))
     assert program.solve(costs[0] * 0.9) is None
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_limits_of_two_costs(seed: int) -> None:
-    space, guide = random_guide(seed)
+    space, surrogate = random_guide(seed)
     rng, every = random.Random(seed + 100), points(space)
     other = CostConstraint("other", random_terms(rng, space), 7.0, math.inf)
     for _ in range(2):
         some, tighter = (rng.choice(every) for _ in range(2))
-        first, second = guide.cost(some), other.cost(some)
-        program = Knapsack(space, replace(guide, held=[replace(other, most=second)]))
-        least = min(guide.cost(p) for p in every if other.cost(p) <= second)
+        first, second = surrogate.cost(some), other.cost(some)
+        program = Knapsack(space, replace(surrogate, constraints=[replace(other, most=second)]))
+        least = min(surrogate.cost(p) for p in every if other.cost(p) <= second)
         assert program.range is not None and program.range[0] == pytest.approx(least)
-        for limit, most in ((first, second), (guide.cost(tighter), min(second, other.cost(tighter)))):
+        for limit, most in ((first, second), (surrogate.cost(tighter), min(second, other.cost(tighter)))):
             picked = program.solve(limit, {"other": most})
-            kept = [p for p in every if guide.cost(p) <= limit and other.cost(p) <= most]
+            kept = [p for p in every if surrogate.cost(p) <= limit and other.cost(p) <= most]
             assert (picked is None) == (not kept)
             if picked is not None:
                 assert picked.cost <= limit * (1 + 1e-5) and other.cost(picked.bits) <= most * (1 + 1e-5)
-                assert picked.loss == pytest.approx(min(map(guide.loss, kept)), rel=1e-4)
+                assert picked.loss == pytest.approx(min(map(surrogate.loss, kept)), rel=1e-4)
         assert program.solve(first) == program.solve(first, {"other": second}) is not None
         assert program.solve(None, {"other": min(map(other.cost, every)) * 0.9}) is None
 
 
 def test_limits_that_no_point_is_expected_to_keep() -> None:
     space = make_space({"a:0": (8, 4)})
-    guide = Surrogate("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
+    surrogate = Surrogate("size", {"a:0": {8: 0.0, 4: 1.0}}, [Term(("a:0",), {(8,): 8.0, (4,): 4.0})])
     against = CostConstraint("other", [Term(("a:0",), {(8,): 4.0, (4,): 8.0})], 0.0, 4.0)
 
     def picked(most: float, own: float | None, limit: float) -> Bits | None:
-        found = Knapsack(space, replace(guide, limit=own, held=[replace(against, most=most)])).solve(limit)
+        found = Knapsack(space, replace(surrogate, limit=own, constraints=[replace(against, most=most)])).solve(limit)
         return None if found is None else found.bits
 
     assert picked(3.0, None, 4.0) == {"a:0": 4} and picked(3.0, None, 3.0) is None
@@ -113,8 +113,8 @@ def test_groups_that_share_an_accumulator() -> None:
 
 def test_ties_go_to_the_lower_cost() -> None:
     space = make_space({"a:0": (8, 4)})
-    guide = Surrogate("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
-    picked = Knapsack(space, guide).solve(None)
+    surrogate = Surrogate("", {"a:0": {8: 1.0, 4: 1.0}}, [Term(("a:0",), {(8,): 2.0, (4,): 1.0})])
+    picked = Knapsack(space, surrogate).solve(None)
     assert picked is not None and picked.bits == {"a:0": 4}
 
 
@@ -125,22 +125,22 @@ def measured(score: Score) -> float:
 
 def test_factors_find_what_was_expected_wrongly() -> None:
     space = make_space({f"g{i}:0": (8, 4) for i in range(3)})
-    guide = Surrogate("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
+    surrogate = Surrogate("", {k: {8: 0.01, 4: 1.0} for k in space.groups}, (), measured=measured)
     truth = {k: {8: f, 4: f} for k, f in {"g0:0": 4.0, "g1:0": 1.0, "g2:0": 1.0}.items()}
 
     def score(bits: Bits) -> Score:
-        return Score(0.0, {"loss": guide.corrected(truth).loss(bits)})
+        return Score(0.0, {"loss": surrogate.corrected(truth).loss(bits)})
 
     one_low = [{**space.widest(), k: 4} for k in space.groups]
-    found = factors(guide, [(b, score(b)) for b in one_low])
+    found = factors(surrogate, [(b, score(b)) for b in one_low])
     assert found["g0:0"][4] > 1.15 * found["g1:0"][4] and found["g1:0"][4] == pytest.approx(found["g2:0"][4])
     # what was measured at one choice tells of the other one of its group, but less
     assert found["g0:0"][4] > found["g0:0"][8] > found["g1:0"][8]
-    assert factors(guide, []) == {} and factors(plain_surrogate(space), [(one_low[0], score(one_low[0]))]) == {}
-    same = factors(guide, [(b, Score(0.0, {"loss": 3 * guide.loss(b)})) for b in one_low])
+    assert factors(surrogate, []) == {} and factors(plain_surrogate(space), [(one_low[0], score(one_low[0]))]) == {}
+    same = factors(surrogate, [(b, Score(0.0, {"loss": 3 * surrogate.loss(b)})) for b in one_low])
     assert all(f == pytest.approx(3.0, rel=0.01) for by in same.values() for f in by.values())
     broken = [(one_low[0], Score(0.0, {"loss": math.nan})), (one_low[1], Score(0.0, {"loss": 0.0}))]
-    assert factors(guide, broken) == {}
+    assert factors(surrogate, broken) == {}
 
 
 # ---------------------------------------------------------------- guided searches
@@ -160,15 +160,15 @@ def squares(space: Space, most: float) -> CostConstraint:
     return CostConstraint("other", terms, 0.0, most)
 
 
-def evaluation(guide: Surrogate, keep: float = math.inf):
+def evaluation(surrogate: Surrogate, keep: float = math.inf):
     rng = random.Random(1)
-    drawn = {k: rng.choice([0.5, 1.0, 2.0]) for k in guide.losses}
-    truth = guide.corrected({k: dict.fromkeys(by, drawn[k]) for k, by in guide.losses.items()})
+    drawn = {k: rng.choice([0.5, 1.0, 2.0]) for k in surrogate.losses}
+    truth = surrogate.corrected({k: dict.fromkeys(by, drawn[k]) for k, by in surrogate.losses.items()})
 
     def evaluate(bits: Bits) -> Score:
-        loss, size = truth.loss(bits), guide.cost(bits)
-        over = max(0.0, size / guide.limit - 1) if guide.limit else max(0.0, loss / keep - 1)
-        value = -size if guide.minimize else -loss
+        loss, size = truth.loss(bits), surrogate.cost(bits)
+        over = max(0.0, size / surrogate.limit - 1) if surrogate.limit else max(0.0, loss / keep - 1)
+        value = -size if surrogate.minimize else -loss
         return Score(value, {"loss": loss}, costs={"size": size}, shortfall=over, total_bits=sum(bits.values()))
 
     return truth, evaluate
@@ -176,10 +176,10 @@ def evaluation(guide: Surrogate, keep: float = math.inf):
 
 @pytest.mark.parametrize(("name", "most", "off"), [("sensitivity", 60, 1.15), ("limited", 32, 1.2)])
 def test_a_guided_search_comes_close_to_the_best_under_a_limit(name: str, most: int, off: float) -> None:
-    space, guide = toy(limit=2400.0)
-    truth, evaluate = evaluation(guide)
+    space, surrogate = toy(limit=2400.0)
+    truth, evaluate = evaluation(surrogate)
     best = Knapsack(space, truth).solve(2400.0)
-    searcher = make_searcher(name, space, guide=guide)
+    searcher = make_searcher(name, space, surrogate=surrogate)
     result = run_study(space, searcher, evaluate)
     assert best is not None and result.score.accepted and result.score.costs["size"] <= 2400
     assert result.score.results["loss"] <= off * best.loss
@@ -190,24 +190,24 @@ def test_a_guided_search_comes_close_to_the_best_under_a_limit(name: str, most: 
 @pytest.mark.parametrize("minimize", [False, True])
 def test_under_limits_the_default_keeps_what_any_point_keeps(seed: int, minimize: bool) -> None:
     """Small spaces, all points known: costs and losses are not quite what is expected, and limits are tight."""
-    space, guide = random_guide(seed)
+    space, surrogate = random_guide(seed)
     rng, every = random.Random(seed), points(space)
     other = replace(squares(space, 0.0), most=0.0)
-    real = {k: {b: rng.uniform(0.7, 1.4) for b in by} for k, by in guide.losses.items()}
+    real = {k: {b: rng.uniform(0.7, 1.4) for b in by} for k, by in surrogate.losses.items()}
     off = {k: rng.uniform(0.0, 0.05) for k in space.groups}
-    truth = guide.corrected(real)
+    truth = surrogate.corrected(real)
 
     def costs(bits: Bits) -> dict[str, float]:
         more = sum(off[k] * b for k, b in bits.items())
-        return {"size": guide.cost(bits) * (1 + more / 100), "other": other.cost(bits) + more}
+        return {"size": surrogate.cost(bits) * (1 + more / 100), "other": other.cost(bits) + more}
 
     # limits that a few points keep
     here = sorted(every, key=lambda p: costs(p)["size"])[len(every) // 20]
     most = {name: value * 1.001 for name, value in costs(here).items()}
     keep = truth.loss(here) * 1.001
-    guide = replace(guide, measured=measured, minimize=minimize)
+    surrogate = replace(surrogate, measured=measured, minimize=minimize)
     if not minimize:
-        guide = replace(guide, limit=most["size"], held=[replace(other, most=most["other"])])
+        surrogate = replace(surrogate, limit=most["size"], constraints=[replace(other, most=most["other"])])
 
     def evaluate(bits: Bits) -> Score:
         found, loss = costs(bits), truth.loss(bits)
@@ -216,8 +216,8 @@ def test_under_limits_the_default_keeps_what_any_point_keeps(seed: int, minimize
         shortfall = sum(max(0.0, x) for x in over)
         return Score(value, {"loss": loss}, costs=found, shortfall=shortfall, total_bits=sum(bits.values()))
 
-    result = run_study(space, make_searcher("limited", space, guide=guide), evaluate)
-    again = run_study(space, make_searcher("limited", space, guide=guide), evaluate)
+    result = run_study(space, make_searcher("limited", space, surrogate=surrogate), evaluate)
+    again = run_study(space, make_searcher("limited", space, surrogate=surrogate), evaluate)
     best = max((evaluate(p) for p in every), key=lambda s: s.rank)
     assert best.accepted and result.score.accepted
     assert [t.bits for t in again.trials] == [t.bits for t in result.trials]
@@ -226,26 +226,26 @@ def test_under_limits_the_default_keeps_what_any_point_keeps(seed: int, minimize
 
 
 def test_a_limit_is_kept_where_points_cost_more_than_expected() -> None:
-    space, guide = toy(limit=2400.0)
+    space, surrogate = toy(limit=2400.0)
     other = squares(space, 1300.0)
-    guide = replace(guide, held=[other])
+    surrogate = replace(surrogate, constraints=[other])
 
     def evaluate(bits: Bits) -> Score:
-        costs = {"size": guide.cost(bits), "other": 1.03 * other.cost(bits)}
+        costs = {"size": surrogate.cost(bits), "other": 1.03 * other.cost(bits)}
         over = max(0.0, costs["size"] / 2400 - 1) + max(0.0, costs["other"] / 1300 - 1)
-        loss = guide.loss(bits)
+        loss = surrogate.loss(bits)
         return Score(-loss, {"loss": loss}, costs=costs, shortfall=over, total_bits=sum(bits.values()))
 
-    searcher = make_searcher("sensitivity", space, guide=guide, options={"rounds": 1, "moves": 0})
+    searcher = make_searcher("sensitivity", space, surrogate=surrogate, options={"rounds": 1, "moves": 0})
     result = run_study(space, searcher, evaluate)
-    best = Knapsack(space, replace(guide, held=[replace(other, most=1300 / 1.03)])).solve(2400.0)
+    best = Knapsack(space, replace(surrogate, constraints=[replace(other, most=1300 / 1.03)])).solve(2400.0)
     assert best is not None and result.score.accepted and result.score.results["loss"] <= 1.3 * best.loss
 
 
 def test_what_bits_cost_that_no_signature_holds_is_as_expected() -> None:
-    space, guide = toy(limit=2005.0)
+    space, surrogate = toy(limit=2005.0)
     other = squares(space, 1001.0)
-    guide = replace(guide, held=[other])
+    surrogate = replace(surrogate, constraints=[other])
     start, asked = dict.fromkeys(space.groups, 5), []
 
     def refuse(bits: Bits) -> Score:
@@ -253,17 +253,17 @@ def test_what_bits_cost_that_no_signature_holds_is_as_expected() -> None:
         raise InfeasibleBits("no signature holds these bits")
 
     with pytest.raises(InfeasibleBits, match="none of the .* points tried fits"):
-        run_study(space, make_searcher("sensitivity", space, start, guide=guide), refuse)
+        run_study(space, make_searcher("sensitivity", space, start, surrogate=surrogate), refuse)
     # around the start one bit more misses the first limit, and one more with one less the second
-    assert len(asked) > 10 and all(guide.cost(p) <= 2005 and other.cost(p) <= 1001 for p in asked)
+    assert len(asked) > 10 and all(surrogate.cost(p) <= 2005 and other.cost(p) <= 1001 for p in asked)
 
 
 @pytest.mark.parametrize(("name", "most"), [("sensitivity", 100), ("limited", 50)])
 def test_a_guided_search_finds_the_least_cost_that_keeps_a_limit(name: str, most: int) -> None:
-    space, guide = toy(minimize=True)
-    keep = guide.loss(space.widest()) * 100
-    truth, evaluate = evaluation(guide, keep)
-    result = run_study(space, make_searcher(name, space, guide=guide), evaluate)
+    space, surrogate = toy(minimize=True)
+    keep = surrogate.loss(space.widest()) * 100
+    truth, evaluate = evaluation(surrogate, keep)
+    result = run_study(space, make_searcher(name, space, surrogate=surrogate), evaluate)
     fronts = (Knapsack(space, truth).solve(cost) for cost in range(1600, 3210, 10))
     least = next(p.cost for p in fronts if p is not None and p.loss <= keep)
     assert result.score.accepted and result.score.costs["size"] <= 1.02 * least
@@ -271,10 +271,12 @@ def test_a_guided_search_finds_the_least_cost_that_keeps_a_limit(name: str, most
 
 
 def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
-    space, guide = toy()
-    truth, evaluate = evaluation(guide)
-    whole = run_study(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate)
-    stopped = run_study(space, make_searcher("pareto", space, guide=guide, options={"points": 20}), evaluate, budget=9)
+    space, surrogate = toy()
+    truth, evaluate = evaluation(surrogate)
+    whole = run_study(space, make_searcher("pareto", space, surrogate=surrogate, options={"points": 20}), evaluate)
+    stopped = run_study(
+        space, make_searcher("pareto", space, surrogate=surrogate, options={"points": 20}), evaluate, budget=9
+    )
     assert [t.bits for t in stopped.trials] == [t.bits for t in whole.trials[:9]]
     program = Knapsack(space, truth)
     for trials, off in ((stopped.trials, 4.0), (whole.trials, 2.0)):
@@ -289,15 +291,15 @@ def test_pareto_search_covers_the_front_and_can_be_stopped() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pareto_search_fills_the_gaps_that_it_measures(seed: int) -> None:
-    space, guide = toy()
-    _, evaluate = evaluation(guide)
+    space, surrogate = toy()
+    _, evaluate = evaluation(surrogate)
     # what is expected of a group is up to 16 times what is measured, or a 16th
     rng = random.Random(seed)
-    off = {k: 16.0 ** rng.uniform(-1.0, 1.0) for k in guide.losses}
-    wrong = replace(guide, losses={k: {b: x * off[k] for b, x in by.items()} for k, by in guide.losses.items()})
+    off = {k: 16.0 ** rng.uniform(-1.0, 1.0) for k in surrogate.losses}
+    wrong = replace(surrogate, losses={k: {b: x * off[k] for b, x in by.items()} for k, by in surrogate.losses.items()})
 
     def area(options: dict[str, float]) -> float:
-        result = run_study(space, make_searcher("pareto", space, guide=wrong, options=options), evaluate)
+        result = run_study(space, make_searcher("pareto", space, surrogate=wrong, options=options), evaluate)
         assert len(result.trials) == 24
         found = [(t.score.costs["size"], -math.log(t.score.results["loss"])) for t in result.trials]
         return sum(max(merit for cost, merit in found if cost <= size) for size in range(1600, 3210, 10))
@@ -306,12 +308,12 @@ def test_pareto_search_fills_the_gaps_that_it_measures(seed: int) -> None:
 
 
 def test_pareto_search_ends_with_the_round_that_adds_little() -> None:
-    space, guide = toy()
-    _, evaluate = evaluation(guide)
+    space, surrogate = toy()
+    _, evaluate = evaluation(surrogate)
 
     def trials(gain: float) -> list[Bits]:
         options = {"points": 12, "rounds": 9, "gain": gain}
-        result = run_study(space, make_searcher("pareto", space, guide=guide, options=options), evaluate)
+        result = run_study(space, make_searcher("pareto", space, surrogate=surrogate, options=options), evaluate)
         return [t.bits for t in result.trials]
 
     whole, some, least = trials(0.0), trials(0.01), trials(0.999)
@@ -337,34 +339,34 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
     space = make_space({"a:0": (8, 6, 4), "b:0": (8, 4)})
     losses = {"a:0": {8: 1.0, 6: 2.0, 4: 3.0}, "b:0": {8: 1.0, 4: 2.0}}
     terms = [Term((k,), {(b,): float(b) for b in g.choices}) for k, g in space.groups.items()]
-    guide = Surrogate("size", losses, terms, measured=measured)
+    surrogate = Surrogate("size", losses, terms, measured=measured)
     # the cheap point was measured to be worse than expected: what is next to the good one is worth more
     line = [
         MeasuredPoint(8.0, -math.log(20.0), {"a:0": 4, "b:0": 4}),
         MeasuredPoint(16.0, -math.log(2.0), space.widest()),
     ]
-    near = list(neighbours(space, guide, line, {}))
+    near = list(neighbours(space, surrogate, line, {}))
     # both cost 12, and b at 4 bits is expected to lose 3, a at 4 bits 4; a at 6 bits costs 14
     assert near[0] == {"a:0": 8, "b:0": 4} and near[1] == {"a:0": 4, "b:0": 8}
     assert {"a:0": 6, "b:0": 8} in near and space.widest() not in near
-    assert all(sum(p.values()) <= 13 for p in neighbours(space, guide, line, {("a:0", "b:0"): 13}))
-    floats = replace(guide, gates={"b:0": ("a:0",)})
-    held = [replace(p, bits={**p.bits, "b:0": FLOAT}) for p in line]
-    assert list(neighbours(space, replace(guide, terms=terms[:1]), held, {}))
-    assert not list(neighbours(space, replace(floats, terms=terms[:1]), held, {}))
+    assert all(sum(p.values()) <= 13 for p in neighbours(space, surrogate, line, {("a:0", "b:0"): 13}))
+    floats = replace(surrogate, gates={"b:0": ("a:0",)})
+    gated = [replace(p, bits={**p.bits, "b:0": FLOAT}) for p in line]
+    assert list(neighbours(space, replace(surrogate, terms=terms[:1]), gated, {}))
+    assert not list(neighbours(space, replace(floats, terms=terms[:1]), gated, {}))
 
 
 def test_overflow_makes_room_smaller() -> None:
     space = make_space({"a:0": (8, 7, 6, 5, 4), "a:1": (8, 7, 6, 5, 4)})
     losses = {"a:0": {b: 4.0**-b for b in range(4, 9)}, "a:1": {b: 64 * 4.0**-b for b in range(4, 9)}}
-    guide = Surrogate("", losses, (), measured=None)
+    surrogate = Surrogate("", losses, (), measured=None)
 
     def evaluate(bits: Bits) -> Score:
         excess = sum(bits.values()) - 12
         over = {"a": excess} if excess > 0 else {}
-        return Score(-guide.loss(bits), overflows=over, excess_bits=over, total_bits=sum(bits.values()))
+        return Score(-surrogate.loss(bits), overflows=over, excess_bits=over, total_bits=sum(bits.values()))
 
-    result = run_study(space, make_searcher("sensitivity", space, guide=guide), evaluate)
+    result = run_study(space, make_searcher("sensitivity", space, surrogate=surrogate), evaluate)
     assert result.bits == {"a:0": 4, "a:1": 8}
 
 

@@ -1,4 +1,4 @@
-"""What is expected near a point: the whole guide's figures to the last bit, without computing them whole."""
+"""What is expected near a point: the whole surrogate's figures to the last bit, without computing them whole."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def guide_of(rng: random.Random) -> Surrogate:
 @pytest.mark.parametrize("seed", range(40))
 def test_changes_are_differences_of_the_whole(seed: int) -> None:
     rng = random.Random(seed)
-    guide = guide_of(rng)
+    surrogate = guide_of(rng)
     here, there = ({k: rng.choice(listed) for k, listed in CHOICES.items()} for _ in range(2))
     some = {k: there[k] for k in rng.sample(sorted(CHOICES), rng.randint(0, 3))}
-    found, whole = NeighbourEstimates(guide, here).change(some), {**here, **some}
-    parts, moved = guide.parts(here), guide.parts(whole)
+    found, whole = NeighbourEstimates(surrogate, here).change(some), {**here, **some}
+    parts, moved = surrogate.parts(here), surrogate.parts(whole)
     assert found.bits == {k: b for k, b in some.items() if b != here[k]}
-    assert found.cost == guide.cost(whole) - guide.cost(here)
+    assert found.cost == surrogate.cost(whole) - surrogate.cost(here)
     assert found.loss == math.fsum(moved[k] - parts[k] for k in parts)
     assert found.churn == math.fsum(abs(moved[k] - parts[k]) for k in parts)
 
@@ -53,11 +53,11 @@ def test_what_terms_leave_out_costs_without_end(seed: int) -> None:
     rng = random.Random(seed)
     whole = guide_of(rng)
     tables = [{row: x for row, x in t.table.items() if rng.random() < 0.8} for t in whole.terms]
-    guide = replace(whole, terms=[replace(t, table=x) for t, x in zip(whole.terms, tables, strict=True)])
+    surrogate = replace(whole, terms=[replace(t, table=x) for t, x in zip(whole.terms, tables, strict=True)])
     here = {k: rng.choice(listed) for k, listed in CHOICES.items()}
-    near = NeighbourEstimates(guide, here)
+    near = NeighbourEstimates(surrogate, here)
     for key, bits in ((k, b) for k, listed in CHOICES.items() for b in listed if b != here[k]):
-        there, terms = {**here, key: bits}, [t for t in guide.terms if key in t.keys]
+        there, terms = {**here, key: bits}, [t for t in surrogate.terms if key in t.keys]
         found = near.change({key: bits}).cost
         if any(t(there) == math.inf for t in terms):
             assert found == math.inf

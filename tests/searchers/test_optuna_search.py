@@ -35,7 +35,7 @@ def limited(bits: Bits) -> Score:
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "gp"])
 def test_starts_from_the_expected_front(name: str) -> None:
     options = {"trials": 6, "startup": 4, "warm": 4}
-    result = run_study(SPACE, make_searcher(name, SPACE, guide=GUIDE, options=options), limited)
+    result = run_study(SPACE, make_searcher(name, SPACE, surrogate=GUIDE, options=options), limited)
     sizes = [t.score.costs["size"] for t in result.trials]
     assert sizes[:5] == [48, 36, 32, 28, 24] and len(sizes) == 6
     assert result.best.index == 1
@@ -44,7 +44,7 @@ def test_starts_from_the_expected_front(name: str) -> None:
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "gp"])
 def test_the_model_is_used_after_the_startup(name: str) -> None:
     options = {"trials": 14, "startup": 4, "warm": 0}
-    result = run_study(SPACE, make_searcher(name, SPACE, guide=GUIDE, options=options), limited)
+    result = run_study(SPACE, make_searcher(name, SPACE, surrogate=GUIDE, options=options), limited)
     assert len(result.trials) == 14
     first, later = (sum(t.score.shortfall for t in part) for part in (result.trials[1:7], result.trials[8:]))
     assert name == "nsga2" or later <= first
@@ -97,7 +97,7 @@ def test_a_search_on_a_storage_is_continued(name: str, first: int, lost: bool, t
     options = {"trials": 14, "startup": 4, "warm": 3, "batch": 2, "storage": f"sqlite:///{database}", "study": "s"}
 
     def go(budget: int) -> None:
-        searcher = make_searcher(name, SPACE, guide=GUIDE, options=options)
+        searcher = make_searcher(name, SPACE, surrogate=GUIDE, options=options)
         run_study(SPACE, searcher, limited, log=path, header=header_of(searcher, SPACE), budget=budget)
 
     go(first)
@@ -124,7 +124,7 @@ def test_points_that_were_asked_and_not_scored_are_asked_again(first: int, tmp_p
     options["storage"] = f"sqlite:///{tmp_path / 'study.db'}"
 
     def go(budget: int, evaluate: Any = limited, log: Path = path) -> None:
-        searcher = make_searcher("tpe", SPACE, guide=GUIDE, options=options)
+        searcher = make_searcher("tpe", SPACE, surrogate=GUIDE, options=options)
         run_study(SPACE, searcher, evaluate, log=log, header=header_of(searcher, SPACE), budget=budget)
 
     def failing(bits: Any) -> Any:
