@@ -42,8 +42,8 @@ class LRU(Generic[K, V]):
             _, dropped = self._values.popitem(last=False)
             self.used -= self._size(dropped)
 
-    def made(self, key: K, make: Callable[[], V]) -> V:
-        """The value, by `make()` and kept where there is none yet; values are not None."""
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """The value of a key; made by `make()` and kept where there is none yet. Values are not None."""
         found = self.get(key)
         if found is None:
             found = make()

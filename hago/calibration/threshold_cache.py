@@ -130,7 +130,7 @@ class ThresholdCache:
         def make() -> TensorStatistics:
             return constant_statistics(self._constants[node].movedim(axis, 0)[start : start + _BLOCK], 0, node)
 
-        return self._blocks.made((node, axis, start), make)
+        return self._blocks.get_or_make((node, axis, start), make)
 
     def _estimate_together(self, node: str, grid: Grid) -> None:
         """Estimate a node and others, which will be asked for on the same grid, as channels of one tensor."""

@@ -86,7 +86,7 @@ def descs_at(resolver: Resolver, name: str) -> tuple[OpDesc, ...]:
     return descs(resolver.graph, resolver.graph[name], resolver.hardware, resolver.ops)
 
 
-def classes(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
+def choices_by_dtype(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
     """A group's choices, most bits first, split where the set of dtypes wide enough for them changes."""
     widths: set[int] = set()
     for edge in group.edges:
@@ -188,7 +188,7 @@ class _FeasibleSearch:
 
     def __init__(self, resolver: Resolver, bits: Bits, fixed: Collection[str], fewer: bool) -> None:
         self.resolver, self.bits, self.fixed, self.fewer = resolver, bits, fixed, fewer
-        self._classes: dict[str, list[tuple[int, ...]]] = {}
+        self._choices_by_dtype: dict[str, list[tuple[int, ...]]] = {}
 
     def run(self, error: InfeasibleBits) -> FeasiblePoint | None:
         """Search until a point is feasible; None where none is found.
@@ -235,7 +235,7 @@ class _FeasibleSearch:
     def _other_dtypes(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
         """Points at which one group at the node, or at its producers, needs the next wider or narrower dtype."""
         for key in self._groups_upstream(node):
-            runs = self._classes_of(key)
+            runs = self._choices_by_dtype_of(key)
             index = next(i for i, c in enumerate(runs) if point[key] in c)
             for step in (1, -1):
                 if 0 <= index + step < len(runs):
@@ -253,10 +253,10 @@ class _FeasibleSearch:
         groups = self.resolver.space.groups
         return [k for k in keys if k in groups and k not in self.fixed and not groups[k].is_kind]
 
-    def _classes_of(self, key: str) -> list[tuple[int, ...]]:
-        if key not in self._classes:
-            self._classes[key] = classes(self.resolver, self.resolver.space.groups[key])
-        return self._classes[key]
+    def _choices_by_dtype_of(self, key: str) -> list[tuple[int, ...]]:
+        if key not in self._choices_by_dtype:
+            self._choices_by_dtype[key] = choices_by_dtype(self.resolver, self.resolver.space.groups[key])
+        return self._choices_by_dtype[key]
 
     def _nearest(self, key: str, run: tuple[int, ...]) -> int:
         """Of a run of choices, the one nearest to the group's bits at the start."""

@@ -201,7 +201,7 @@ class Operands:
         scheme = owner.hardware.activation.scheme
         signed = desc.out_dtype.signed or owner.thresholds.signed(key, name)
         lo, hi = self.threshold(key, name, bits, scheme, signed, None)
-        return self.made(scheme, lo, hi, bits, desc.out_dtype)
+        return self.qparams_of_range(scheme, lo, hi, bits, desc.out_dtype)
 
     def _range_node(self) -> str:
         owner = self.owner
@@ -216,7 +216,9 @@ class Operands:
             if self.form.slot(slot) != "common":  # another dtype takes the same integers
                 return self.owner.intern(replace(source, dtype=dtype))
             if desc.requantize_at == "edge":  # the sign differs, where ranges were given
-                return self.made(self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype)
+                return self.qparams_of_range(
+                    self.owner.hardware.activation.scheme, *quantizable_ends(source), dtype.bits, dtype
+                )
             return source
         return self.quantized(slot, bits, desc.in_dtype(slot))
 
@@ -237,9 +239,9 @@ class Operands:
         if axis is not None:
             shape = [-1 if d == axis else 1 for d in range(ndim)]
             lo, hi = lo.reshape(shape), hi.reshape(shape)
-        return self.made(scheme, lo, hi, bits, dtype)
+        return self.qparams_of_range(scheme, lo, hi, bits, dtype)
 
-    def made(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+    def qparams_of_range(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
         """The qparams of a range, as this hardware makes them."""
         power = self.owner.hardware.requantize.power_of_two
         return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power))
@@ -301,7 +303,7 @@ class Operands:
         lo = torch.stack([lo.min() for lo, _ in pairs]).min()
         hi = torch.stack([hi.max() for _, hi in pairs]).max()
         bits = min(b for s in slots if (b := self.bits[s]) is not None)
-        return self.made(self.owner.hardware.activation.scheme, lo, hi, bits, asked[0].dtype)
+        return self.qparams_of_range(self.owner.hardware.activation.scheme, lo, hi, bits, asked[0].dtype)
 
     def whole(self, scale: Tensor, dtype: DType) -> QParams:
         """The full range of a dtype, zero point 0."""

@@ -284,7 +284,7 @@ class Resolver:
         self._variants: LRU[frozenset[str], Resolver] = LRU(TOPOLOGIES)
         self._memory: _Memory = _Memory() if memory_of is None else memory_of._memory
 
-    def settled(self, bits: Bits) -> tuple[Resolver, dict[str, int]]:
+    def variant_at(self, bits: Bits) -> tuple[Resolver, dict[str, int]]:
         """The Resolver for the nodes that a point turns float, and the point's bits in that Resolver's space.
 
         A group that only that topology has takes its most bits.
@@ -292,7 +292,7 @@ class Resolver:
         if not any(group.is_kind for group in self.space.groups.values()):
             return self, dict(bits)
         floats = self.space.floats(bits)
-        variant = self._variants.made(floats, lambda: self._variant(floats))
+        variant = self._variants.get_or_make(floats, lambda: self._variant(floats))
         return variant, {key: _nearest_choice(g, bits.get(key)) for key, g in variant.space.groups.items()}
 
     def _variant(self, floats: frozenset[str]) -> Resolver:
@@ -311,7 +311,7 @@ class Resolver:
             InfeasibleBits: the bits are no point of the space, or no signature of a node holds those of its operands.
         """
         self.space.check(bits)
-        variant, own_bits = self.settled(bits)
+        variant, own_bits = self.variant_at(bits)
         if variant is not self:
             return variant(own_bits)
         values: dict[str, _Value] = {}
@@ -390,7 +390,7 @@ class Resolver:
             return integers
         return quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
 
-    def within(self, space: Space) -> Resolver:
+    def with_space(self, space: Space) -> Resolver:
         """A Resolver like this one for another space; it shares no memory."""
         graph, topology = self.graph, self.topology
         return Resolver(graph, self.hardware, topology, space, self.thresholds, self.ops, constants=self.constants)

@@ -117,7 +117,7 @@ class LiveOperands(Operands):
         same_range = (register.qmin, register.qmax) == (first.qmin, first.qmax)
         return first if same_range and register.zero_point is first.zero_point else register
 
-    def made(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
+    def qparams_of_range(self, scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> QParams:
         power = self.owner.hardware.requantize.power_of_two
         qparams = make_qparams(scheme, lo.detach(), hi.detach(), bits, dtype, power_of_two=power)
         if not (lo.requires_grad or hi.requires_grad):

@@ -18,7 +18,7 @@ from hago.arithmetic.types import Edge
 from hago.cost.cost import EdgeCost, NodeCost, plan_cost
 from hago.plan.feasibility import (
     ChoicePoints,
-    classes,
+    choices_by_dtype,
     feeding,
     groups_at,
     may_refuse,
@@ -234,7 +234,7 @@ def _term(prepared: Prepared, start: Bits, keys: Sequence[str], price: Callable[
     Args:
         price: the cost of a feasible point.
     """
-    kinds = [classes(prepared.resolver, prepared.space.groups[k]) for k in keys]
+    kinds = [choices_by_dtype(prepared.resolver, prepared.space.groups[k]) for k in keys]
     table: dict[tuple[int, ...], float] = {}
     for alike in itertools.product(*kinds):
         chosen = {k: (start[k] if start[k] in c else c[0]) for k, c in zip(keys, alike, strict=True)}
@@ -257,7 +257,7 @@ def _at_node(
         before: the cost of the start.
     """
     groups = prepared.space.groups
-    mixtures = math.prod(len(classes(prepared.resolver, groups[k])) for k in keys)
+    mixtures = math.prod(len(choices_by_dtype(prepared.resolver, groups[k])) for k in keys)
     if mixtures <= MIXTURES and math.prod(len(groups[k].choices) for k in keys) <= ROWS:
         return 0.0, [_term(prepared, start, keys, price)]
     alone = [_term(prepared, start, [k], lambda plan: price(plan) - before) for k in keys]
@@ -284,7 +284,7 @@ def _fits(prepared: Prepared, start: Bits) -> list[Term]:
 def _keys_at(prepared: Prepared, node: str) -> list[str]:
     """The groups that choose between dtypes of a node."""
     resolver, groups = prepared.resolver, prepared.space.groups
-    return [k for k in groups_at(resolver, node) if len(classes(resolver, groups[k])) > 1]
+    return [k for k in groups_at(resolver, node) if len(choices_by_dtype(resolver, groups[k])) > 1]
 
 
 def _cost_at(metric: str, node: str, plan: Plan) -> float:

@@ -119,7 +119,7 @@ def prepare(
     calibration = replace(collect(graph, batches, observed, ops), given=given)
     resolver = estimated_resolver(graph, chip, topology, space, calibration, estimator, ops)
     if (fits := prune_infeasible_choices(resolver)) is not space:
-        space, resolver = fits, resolver.within(fits)
+        space, resolver = fits, resolver.with_space(fits)
     return Prepared(graph, chip, batches, topology, space, calibration, estimator, resolver, kept, dict(fixed or {}))
 
 
@@ -209,7 +209,7 @@ def conditions(topology: Topology) -> Conditions:
 
 def make_strategy(prepared: Prepared, plan: Plan, bits: Mapping[str, int], made_by: Mapping[str, Any]) -> Strategy:
     """A Strategy from a Plan and its bits."""
-    resolver, own = prepared.resolver.settled(bits)
+    resolver, own = prepared.resolver.variant_at(bits)
     floats = sorted(prepared.space.floats(bits))
     if floats:
         made_by = {**made_by, "keep_float": [*made_by.get("keep_float", ()), *map(escape, floats)]}

@@ -12,7 +12,7 @@ from typing import Final
 
 from hago.arithmetic.types import Edge
 from hago.graph.graph import CONST
-from hago.plan.feasibility import classes, nearest_feasible, widest_feasible
+from hago.plan.feasibility import choices_by_dtype, nearest_feasible, widest_feasible
 from hago.plan.plan import Plan
 from hago.plan.space import Group, Space
 from hago.search.prepare import Prepared
@@ -41,7 +41,7 @@ def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepa
         return (point or most).plan
 
     space = Space({key: _merged(prepared, widest(group), group, costs) for key, group in groups.items()})
-    return replace(prepared, space=space, resolver=prepared.resolver.within(space))
+    return replace(prepared, space=space, resolver=prepared.resolver.with_space(space))
 
 
 def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
@@ -50,7 +50,7 @@ def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]
         return group
     if any(not plan.nodes[name].proved for name in _fed(plan, group)):
         return group
-    return replace(group, choices=tuple(c[0] for c in classes(prepared.resolver, group)))
+    return replace(group, choices=tuple(c[0] for c in choices_by_dtype(prepared.resolver, group)))
 
 
 def _fed(plan: Plan, group: Group) -> set[str]:

@@ -51,7 +51,7 @@ class Carriers:
 
     def __call__(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
         # the tensor is kept with its float form, so that no other can get its id
-        return self._kept.made((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
+        return self._kept.get_or_make((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
 
 
 class Simulator(nn.Module):

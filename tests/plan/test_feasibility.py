@@ -18,7 +18,7 @@ from hago.hardware.hardware import Hardware
 from hago.plan.feasibility import (
     ChoicePoints,
     choice_level,
-    classes,
+    choices_by_dtype,
     may_refuse,
     nearest_feasible,
     plan_or_refusal,
@@ -50,7 +50,7 @@ def resolver_of(chip: Hardware, fixed: Mapping[str, int], whole: bool = True) ->
     made = prepare(layers(3), chip, DATA, QuantizationOptions(estimator="max_range", fix_bits=fixed))
     if not whole:
         return made.resolver
-    return made.resolver.within(build_space(made.graph, chip, made.topology, fixed))
+    return made.resolver.with_space(build_space(made.graph, chip, made.topology, fixed))
 
 
 def refused(resolver: Resolver, bits: Bits) -> bool:
@@ -60,7 +60,7 @@ def refused(resolver: Resolver, bits: Bits) -> bool:
 def every_kind(resolver: Resolver) -> list[dict[str, int]]:
     """A point for all that differ in no dtype."""
     groups = resolver.space.groups
-    listed = itertools.product(*([c[0] for c in classes(resolver, g)] for g in groups.values()))
+    listed = itertools.product(*([c[0] for c in choices_by_dtype(resolver, g)] for g in groups.values()))
     return [dict(zip(groups, choices, strict=True)) for choices in listed]
 
 
@@ -70,7 +70,7 @@ def test_what_is_supported_is_what_some_point_has(name: str, fixed: Mapping[str,
     fits = [point for point in every_kind(resolver) if not refused(resolver, point)]
     found = prune_infeasible_choices(resolver)
     for key, group in resolver.space.groups.items():
-        kept = {b for c in classes(resolver, group) if any(point[key] == c[0] for point in fits) for b in c}
+        kept = {b for c in choices_by_dtype(resolver, group) if any(point[key] == c[0] for point in fits) for b in c}
         assert set(found.groups[key].choices) == kept, key
 
 

@@ -17,7 +17,7 @@ from hago.errors import InfeasibleBits
 from hago.graph.graph import CONST
 from hago.hardware.file import available_hardware, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.plan.feasibility import classes
+from hago.plan.feasibility import choices_by_dtype
 from hago.plan.plan import Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
@@ -105,7 +105,7 @@ def test_choices_are_cut_where_they_need_another_dtype() -> None:
     narrow, wide = OpDesc(["int4", "int4"], "int32", min_bits=2), OpDesc(["int8", "int8"], "int32", min_bits=2)
     prepared = prepare(b.graph(), Hardware({"linear": [narrow, wide]}), [seeded(8, 6)])
     group = prepared.space.groups["fc:0"]
-    assert classes(prepared.resolver, group) == [(8, 7, 6, 5), (4, 3, 2)]
+    assert choices_by_dtype(prepared.resolver, group) == [(8, 7, 6, 5), (4, 3, 2)]
     assert prune_redundant_choices(prepared, ["bytes_moved"]).space.groups["fc:0"].choices == (8, 4)
 
 

@@ -676,7 +676,7 @@ def _emit_pair_table(state: LoweringState, node: Node) -> Call | str:
     consts = _stored_const(made, 0), _stored_const(made, 1)
     # the digest of a node does not cover the qparams of its operands
     key = (node.op, made.digest, *(q and q.key for q in made.operands))
-    entries = state.packs.tables.made(key, lambda: pair_table_entries(state.plan, node))
+    entries = state.packs.tables.get_or_make(key, lambda: pair_table_entries(state.plan, node))
     inputs = tuple(state.layouts.names[e] for e in node.edges if e.slot not in made.consts)
     call = PairTableCall(state.kernels.calls, entries, consts)
     return Call((node.name,), "native pair table", inputs, (node.name,), call)

@@ -139,7 +139,7 @@ class Packs:
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
         """`make(weight)`, computed once for every weight and key."""
         # holding the key's object keeps its id unique
-        made: Made = self._kept.made((id(weight), key), lambda: (weight, make(weight)))[1]
+        made: Made = self._kept.get_or_make((id(weight), key), lambda: (weight, make(weight)))[1]
         return made
 
     def requantization(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
@@ -150,7 +150,7 @@ class Packs:
         # one scale in two places means "no change of scale", which equal ones do not
         same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
         key = (simq.key, same, how, channels, largest)
-        return self._requantizations.made(key, lambda: requantization_of(simq, how, channels, largest))
+        return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
 
     def __call__(
         self, weight: Tensor, geometry: Geometry, tiles: bool, transposed: bool = False, words: bool = False
