@@ -1,4 +1,5 @@
-"""Collect statistics in one pass of the float model over the calibration data. `search.prepare` calls `collect` once.
+"""Collect statistics in one pass of the float model over the calibration data. `search.prepare` calls `collect` for
+all samples, and `search.confirmation` for those that are not kept aside.
 
 Memory: the widest cut of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
 of a fixed size; nothing grows with the number of batches.
@@ -6,7 +7,7 @@ of a fixed size; nothing grows with the number of batches.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from hago.arithmetic.schemes import Grid
 from hago.calibration.given_ranges import GivenRanges
 from hago.calibration.observer import Observer
 from hago.calibration.statistics import TensorStatistics
-from hago.data.batches import Batches
+from hago.data.batches import Batch
 from hago.errors import DataError
 from hago.graph.execute import run_real
 from hago.graph.graph import CONST, Graph, Node
@@ -46,7 +47,7 @@ class Calibration:
         return {name: max(abs(lo), abs(hi)) for name, (lo, hi) in self.ranges.items()}
 
 
-def collect(graph: Graph, batches: Batches, observed: Collection[str], ops: Ops = OPS) -> Calibration:
+def collect(graph: Graph, batches: Iterable[Batch], observed: Collection[str], ops: Ops = OPS) -> Calibration:
     """Collect the statistics of the `observed` nodes and the ranges of all nodes, constants aside.
 
     Raises:

@@ -5,6 +5,10 @@ the samples did not reach. So a search keeps samples aside, and takes a proposal
 these. Of many samples, the last quarter is kept aside. Of few, every sample is kept aside in one of several turns: the
 method of proposing is confirmed then, and the proposal is made again from all samples.
 
+Thresholds of activations are made from statistics of all samples, so they clip hardly any value of the samples that are
+kept aside, however much they may clip of others. A proposal of such thresholds is therefore confirmed a second time,
+as it is made from statistics that were collected without these samples (`UnseenSamples`).
+
 `hago.search.refinement` makes one Confirmation per search and asks it for the Gain of every proposal.
 
 References:
@@ -17,17 +21,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from hago.calibration.collect import Calibration
-from hago.plan.space import Space
-from hago.search.evaluate import Measurement
+from hago.calibration.collect import Calibration, collect
+from hago.data.batches import Batch, Batches
+from hago.errors import InfeasibleBits
+from hago.plan.feasibility import plan_or_refusal
+from hago.plan.space import Bits, Space
+from hago.search.evaluate import Evaluator, Measurement
 from hago.search.objective import OBJECTIVES, Objective
+from hago.search.prepare import Prepared
 
 #: Number of parts that samples are split into.
 TURNS: Final = 4
@@ -59,13 +67,39 @@ class KeptAside:
         """Yield the rest of each batch, which may shape it."""
         begin = 0
         for tensors in batches:
-            size = len(tensors[0])
-            first, last = (min(max(0, end - begin), size) for end in (self.first, self.last))
-            begin += size
+            first, last = self._within(begin, len(tensors[0]))
+            begin += len(tensors[0])
             if first == last:
                 yield list(tensors)
-            elif last - first < size:
+            elif last - first < len(tensors[0]):
                 yield [torch.cat([t[:first], t[last:]]) for t in tensors]
+
+    def rows(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the samples that are kept aside, batch by batch."""
+        begin = 0
+        for batch in batches:
+            first, last = self._within(begin, batch.size)
+            begin += batch.size
+            if first < last:
+                yield batch.rows(first, last)
+
+    def shaping_rows(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the samples that may shape a proposal, batch by batch."""
+        begin = 0
+        for batch in batches:
+            first, last = self._within(begin, batch.size)
+            begin += batch.size
+            if first == last:
+                yield batch
+            elif last - first < batch.size:
+                kept = [torch.cat([t[:first], t[last:]]) for t in batch.inputs]
+                labels = None if batch.labels is None else torch.cat([batch.labels[:first], batch.labels[last:]])
+                yield Batch(tuple(kept), labels)
+
+    def _within(self, begin: int, size: int) -> tuple[int, int]:
+        """The part `first:last` that is kept aside of a batch whose first sample has the number `begin`."""
+        first, last = (min(max(0, end - begin), size) for end in (self.first, self.last))
+        return first, last
 
     def without(self, contributions: Tensor) -> Tensor:
         """The contributions of the samples that may shape it."""
@@ -130,15 +164,23 @@ class Confirmation:
     Args:
         sizes: of the batches.
         turns: see `turns_of`.
+        is_blind: whether thresholds of activations are confirmed by `UnseenSamples` too; not for older logs.
     """
 
     sizes: tuple[int, ...]
     turns: tuple[KeptAside, ...]
+    is_blind: bool = True
 
     @staticmethod
-    def of(sizes: Sequence[int]) -> Confirmation:
-        """The confirmation for batches of these sizes."""
-        return Confirmation(tuple(sizes), turns_of(sizes))
+    def of(sizes: Sequence[int], logged: Any = None) -> Confirmation | None:
+        """The confirmation for batches of these sizes; None to take proposals without one, as logs of version 1 did.
+
+        Args:
+            logged: the entry `refined` of the log that is continued or replayed; None for a new search.
+        """
+        if logged is True:
+            return None
+        return Confirmation(tuple(sizes), turns_of(sizes), logged is None or bool(logged.get("blind")))
 
     @property
     def count(self) -> int:
@@ -146,9 +188,10 @@ class Confirmation:
         return sum(t.last - t.first for t in self.turns)
 
     @property
-    def said(self) -> dict[str, int]:
+    def said(self) -> dict[str, Any]:
         """The entries of the log's header that are known before anything is measured."""
-        return {"kept_aside": self.count, "turns": len(self.turns)}
+        entries: dict[str, Any] = {"kept_aside": self.count, "turns": len(self.turns)}
+        return {**entries, "blind": True} if self.is_blind and self.turns else entries
 
     def gain(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> Gain:
         """The gain of `after` over `before` on the samples that are kept aside.
@@ -190,14 +233,82 @@ class Confirmation:
         return [i * count // blocks for i in range(blocks + 1)]
 
 
+class UnseenSamples:
+    """The samples that each turn keeps aside, and statistics of activations that were collected without them. Made once
+    per search, where a proposal of thresholds of activations seems to be better.
+
+    Args:
+        prepared: with statistics of all samples.
+
+    Attributes:
+        calibrations: by turn, the calibration with statistics of the other samples.
+        forwards: the cost so far, in passes of the float model over the data.
+    """
+
+    def __init__(self, prepared: Prepared, objective: Objective, confirmation: Confirmation) -> None:
+        self.confirmation, self._objective = confirmation, objective
+        graph, ops, batches = prepared.graph, prepared.hardware.known_ops, prepared.batches
+        calibration, judge = prepared.calibration, _loss_of(objective)
+        self.calibrations: list[Calibration] = []
+        self._evaluators: list[Evaluator] = []
+        for turn in confirmation.turns:
+            shaping = collect(graph, turn.shaping_rows(batches), calibration.statistics.keys(), ops)
+            self.calibrations.append(replace(calibration, statistics=shaping.statistics))
+            kept = Batches(_Rows(batches, turn), graph.inputs)
+            self._evaluators.append(Evaluator(graph, kept, judge, ops, cache_bytes=0, quiet=True))
+        self.forwards = float(len(confirmation.turns))
+
+    def losses(self, proposals: Sequence[Prepared], points: Sequence[Bits]) -> list[Tensor] | None:
+        """By turn, the losses of all samples, 0 for those that are not kept aside; None where one of the Plans is
+        infeasible or overflows.
+
+        Args:
+            proposals, points: by turn, the thresholds and the bits.
+        """
+        total, by_turn = sum(self.confirmation.sizes), list[Tensor]()
+        turns = zip(self.confirmation.turns, proposals, points, self._evaluators, strict=True)
+        for turn, prepared, bits, evaluator in turns:
+            plan = plan_or_refusal(prepared.resolver, bits)
+            if isinstance(plan, InfeasibleBits):
+                return None
+            measured = evaluator.measure(plan)
+            self.forwards += (turn.last - turn.first) / total
+            if any(measured.peaks.overflows.values()):
+                return None
+            losses = torch.zeros(total, dtype=torch.float64)
+            losses[turn.first : turn.last] = losses_of(self._objective, measured)
+            by_turn.append(losses)
+        return by_turn
+
+    def gain(self, before: Sequence[Tensor] | None, after: Sequence[Tensor] | None) -> Gain:
+        """The gain of `after` over `before`, both made by `losses`; none where one of them does not run."""
+        if before is None or after is None:
+            return Gain(0.0, 0.0, 0)
+        return self.confirmation.gain(before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The samples that a turn keeps aside, which can be read any number of times."""
+
+    batches: Batches
+    turn: KeptAside
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.turn.rows(self.batches)
+
+
+def _loss_of(objective: Objective) -> Objective:
+    """The objective by whose losses proposals are compared: the squared error where an objective has no losses of
+    single samples, or counts classes, of which few samples say little."""
+    return OBJECTIVES["sqnr"] if objective.loss is None or objective.counts_classes else objective
+
+
 def losses_of(objective: Objective, measured: Measurement) -> Tensor:
-    """The losses of all samples, float64: those of the objective, or squared errors where it has none of single samples
-    or counts classes, of which few samples say little."""
-    if objective.loss is None or objective.counts_classes:
-        squared = OBJECTIVES["sqnr"]
-        assert squared.loss is not None
-        return squared.loss(measured.contributions[squared.name])
-    return objective.loss(measured.contributions[objective.name])
+    """The losses of all samples by which proposals are compared, float64."""
+    judge = _loss_of(objective)
+    assert judge.loss is not None
+    return judge.loss(measured.contributions[judge.name])
 
 
 def clipped_share(calibration: Calibration, space: Space, thresholds: Mapping[str, tuple[Tensor, Tensor]]) -> float:

@@ -26,7 +26,7 @@ NOT_IN_HEADER: Final = frozenset(
     {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"}
 )
 #: Parts of the record of refined thresholds that say how samples were kept aside; the others were measured.
-_ASIDE: Final = ("kept_aside", "turns")
+_ASIDE: Final = ("kept_aside", "turns", "blind")
 
 
 def description(scorer: PlanScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def description(scorer: PlanScorer, searcher: Searcher, seed: int, search_topolo
     if prepared.refined is True:
         how["refined"] = True
     elif prepared.refined:
-        how["refined"] = {k: prepared.refined[k] for k in _ASIDE}
+        how["refined"] = {k: v for k, v in prepared.refined.items() if k in _ASIDE}
         how["confirmed"] = {k: v for k, v in prepared.refined.items() if k not in _ASIDE}
     if race is not None:
         how["race"] = asdict(race)

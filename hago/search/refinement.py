@@ -34,12 +34,21 @@ from hago.calibration.collect import Calibration
 from hago.calibration.estimators import Mse
 from hago.calibration.statistics import TensorStatistics
 from hago.cost.cost import plan_cost
-from hago.data.batches import Batch, Batches
+from hago.data.batches import Batch
 from hago.errors import InfeasibleBits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal, widest_feasible
 from hago.plan.space import Bits, Space
 from hago.plan.threshold_sources import EstimatedThresholds, estimated_resolver
-from hago.search.confirmation import MARGIN, Confirmation, KeptAside, clipped_share, figures_of, losses_of
+from hago.search.confirmation import (
+    MARGIN,
+    Confirmation,
+    Gain,
+    KeptAside,
+    UnseenSamples,
+    clipped_share,
+    figures_of,
+    losses_of,
+)
 from hago.search.evaluate import Evaluator, Measurement, widest_safe_bits
 from hago.search.goal import Goal
 from hago.search.gradients import (
@@ -140,7 +149,7 @@ def refine_thresholds(
     steps.choose_activations()
     steps.choose_weights(most)
     if len(turns) == 1:
-        return turns[0].result(said=steps.said())
+        return turns[0].result((steps.unseen_forwards, 0.0), steps.said())
     # the confirmed proposal is made again from all samples
     whole.take(steps.activations)
     if steps.rounds:
@@ -234,6 +243,7 @@ class _Refinement:
         ways: the thresholds of activations that can be taken, by name.
         kept: the thresholds and the losses after each round that was kept.
         known: measurements of thresholds that turns share, by the key of their Plan.
+        spectra: the gradients that the thresholds `weighted` are made from.
         forwards, differentiated: the cost so far, and the part of it for gradients.
         is_first_version: whether to refine as searches whose logs are of version 1 did.
     """
@@ -266,6 +276,7 @@ class _Refinement:
         self.losses = torch.zeros(0)
         self.kept: list[tuple[Prepared, Tensor]] = []
         self.known: dict[str, tuple[Measurement, list[Sequence[Tensor]]]] = {}
+        self.spectra: Mapping[Edge, Spectrum] = {}
         self._outputs: list[Sequence[Tensor]] = []
         self._full: set[str] = set()
 
@@ -307,6 +318,7 @@ class _Refinement:
 
         def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:
             take(self.scales)
+            self.spectra = gradients.spectra
             self.prepared = with_statistics(self.prepared, weighted(self.prepared, gradients.spectra))
             return self.prepared, gradients
 
@@ -338,6 +350,17 @@ class _Refinement:
     def take(self, activations: str) -> None:
         """Take one of the thresholds of activations: `estimated` (those without refinement), `mse`, or `weighted`."""
         self.prepared = self.ways.get(activations, self.given)
+
+    def unseen(self, activations: str, calibration: Calibration) -> Prepared:
+        """The thresholds that `take` takes, made from other statistics.
+
+        Args:
+            calibration: with statistics that were collected without the samples that are kept aside.
+        """
+        if activations not in self.ways:
+            return with_estimates(self.given, calibration)
+        plain = with_statistics(self.ways["mse"], calibration)
+        return plain if activations == "mse" else with_statistics(plain, weighted(plain, self.spectra))
 
     def _thinned(self) -> Batch:
         """The samples that are differentiated, evenly spread over the data."""
@@ -492,6 +515,8 @@ class _Confirmed:
 
     def __init__(self, given: Prepared, confirmation: Confirmation, turns: Sequence[_Refinement]) -> None:
         self.given, self.confirmation, self.turns = given, confirmation, turns
+        self._unseen: UnseenSamples | None = None
+        self._before_unseen: list[Tensor] | None = None
         self.activations, self.rounds = "estimated", 0.0
         self.clipped = self.clipped_before = 0.0
         self.before: list[Tensor] = []
@@ -511,12 +536,16 @@ class _Confirmed:
                 continue  # these are the given ones
             tried = [turn.measured(turn.ways[way], shared=True) for turn in self.turns]
             losses, clipped = [turn.losses for turn in self.turns], self._clipped(way)
-            gain = self.confirmation.gain(self.before, losses)
+            margin = MARGIN if clipped > self.clipped else 0.0
             better = all(
                 new is not None and (old is None or self._is_better(new, old))
                 for old, new in zip(values, tried, strict=True)
             )
-            if better and (None in values or gain.is_sure(MARGIN if clipped > self.clipped else 0.0)):
+            sure = None in values or (
+                self.confirmation.gain(self.before, losses).is_sure(margin)
+                and (not self.confirmation.is_blind or self._unseen_gain(way).is_sure(margin))
+            )
+            if better and sure:
                 chosen, self.after, self.clipped = way, losses, clipped
                 break
         self.activations = chosen or self.activations
@@ -527,6 +556,19 @@ class _Confirmed:
         taken = {plan.key for plan in plans if not isinstance(plan, InfeasibleBits)}
         for turn in self.turns:
             turn.known = {key: value for key, value in turn.known.items() if key in taken}
+
+    def _unseen_gain(self, way: str) -> Gain:
+        """The gain of thresholds of activations over the given ones, both made from statistics that were collected
+        without the samples that are kept aside."""
+        points = [turn.picked for turn in self.turns]
+        if self._unseen is None:
+            unseen = self._unseen = UnseenSamples(self.given, self.turns[0].objective, self.confirmation)
+            self._before_unseen = unseen.losses(self._proposals("estimated", unseen), points)
+        after = self._unseen.losses(self._proposals(way, self._unseen), points)
+        return self._unseen.gain(self._before_unseen, after)
+
+    def _proposals(self, way: str, unseen: UnseenSamples) -> list[Prepared]:
+        return [turn.unseen(way, each) for turn, each in zip(self.turns, unseen.calibrations, strict=True)]
 
     def choose_weights(self, most: float) -> None:
         """Choose all rounds for weights, or only the first, or none; stop after two rounds that gain nothing."""
@@ -553,7 +595,12 @@ class _Confirmed:
     def spent(self) -> tuple[float, float]:
         """The cost of all turns in forwards: for gradients, and for simulations."""
         differentiated = sum(t.differentiated for t in self.turns)
-        return differentiated, sum(t.forwards for t in self.turns) - differentiated
+        return differentiated + self.unseen_forwards, sum(t.forwards for t in self.turns) - differentiated
+
+    @property
+    def unseen_forwards(self) -> float:
+        """The cost of confirming thresholds of activations without statistics of the samples that are kept aside."""
+        return 0.0 if self._unseen is None else self._unseen.forwards
 
     def said(self) -> dict[str, Any]:
         """The entries of the log's header on refinement, as JSON values."""
@@ -581,6 +628,14 @@ class _Confirmed:
 
 def _same(one: Chosen, other: Chosen) -> bool:
     return all(torch.equal(one[edge], other[edge]) for edge in other)
+
+
+def with_estimates(prepared: Prepared, calibration: Calibration) -> Prepared:
+    """A copy with thresholds of activations that the same estimator gives on these statistics."""
+    source = prepared.resolver.thresholds
+    assert isinstance(source, EstimatedThresholds)
+    resolver = prepared.resolver.with_thresholds(source.with_statistics(calibration.statistics))
+    return replace(prepared, calibration=calibration, resolver=resolver)
 
 
 def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
@@ -669,6 +724,8 @@ def refine_every_choice(
     value, losses = _measured(prepared, point, goal, evaluator)
     before = [losses] * len(turns)
     found, spent, gain = "estimated", 1.0, confirmation.gain(before, before)
+    unseen: UnseenSamples | None = None
+    points = [point] * len(turns)
     for way in ("refined", "mse"):
         ways = [turn.ways[way] for turn in (turns if way == "refined" else turns[:1])]
         tried = [_measured(each, point, goal, evaluator) for each in ways]
@@ -676,14 +733,20 @@ def refine_every_choice(
         tried *= len(turns) // len(tried)  # the least squared error of values is the same in every turn
         gained = confirmation.gain(before, [after for _, after in tried])
         runs = all(other > -math.inf for other, _ in tried)
-        if runs and (value == -math.inf or gained.is_sure()):
+        sure = value == -math.inf or gained.is_sure()
+        if runs and sure and value > -math.inf and confirmation.is_blind:
+            if unseen is None:
+                unseen = UnseenSamples(prepared, goal.objective, confirmation)
+                before_unseen = unseen.losses(_unseen(turns, "estimated", unseen), points)
+            sure = unseen.gain(before_unseen, unseen.losses(_unseen(turns, way, unseen), points)).is_sure()
+        if runs and sure:
             found, gain = way, gained
             break
     plans = [plan_or_refusal(whole.ways[each].resolver, point) for each in (found, "estimated")]
     held = [{} if isinstance(plan, InfeasibleBits) else plan.thresholds for plan in plans]
     shares = [clipped_share(prepared.calibration, prepared.space, thresholds) for thresholds in held]
     said = {**confirmation.said, "thresholds": found, **figures_of(gain, *shares)}
-    passes = PASS * len({id(p) for p in (*turns, whole)})
+    passes = PASS * len({id(p) for p in (*turns, whole)}) + (0.0 if unseen is None else unseen.forwards)
     return StartingPoint(replace(whole.ways[found], refined=said), whole.guide, picked, passes, spent)
 
 
@@ -710,11 +773,14 @@ class _Proposed:
             (those without refinement). The refined threshold of each channel is the best for that channel alone, by a
             few random vectors; together they may be worse than others.
         start: the most bits that accumulators hold.
+        spectra, thresholds: the gradients of activations and the thresholds of weights that `refined` is made from.
     """
 
     ways: Mapping[str, Prepared]
     guide: Surrogate
     start: Bits
+    spectra: Mapping[Edge, Spectrum]
+    thresholds: ThresholdPair
 
     @staticmethod
     def of(
@@ -726,9 +792,12 @@ class _Proposed:
             plain: with thresholds of the least squared error.
         """
         probes, settled, known = WeightGradients.of_probes(plain), plain, _always_scaled(plain)
+        thresholds: ThresholdPair = {}
+        spectra: Mapping[Edge, Spectrum] = {}
 
         def settle(seen: Gradients) -> tuple[Prepared, Gradients]:
-            nonlocal settled
+            nonlocal settled, thresholds, spectra
+            spectra = seen.spectra
             thresholds, losses = _chosen(plain, probes, known)
             shown = with_statistics(plain, weighted(plain, seen.spectra))
             settled = with_refined(shown, thresholds)
@@ -736,22 +805,30 @@ class _Proposed:
 
         samples = prepared.batches.samples - (0 if aside is None else aside.last - aside.first)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
-        batches = None if aside is None else _shaping(prepared.batches, aside)
+        batches = None if aside is None else aside.shaping_rows(prepared.batches)
         sensitivity = sensitivity_of(plain, goal.objective, seed, chunk, probes.see, settle, known, batches)
         start = widest_safe_bits(settled.resolver, prepared.calibration.peaks)
         guide = make_surrogate(settled, goal, start, seed, metric, sensitivity)
         ways = {"refined": settled, "mse": plain, "estimated": prepared}
-        return _Proposed(ways, replace(guide, most=start), start)
+        return _Proposed(ways, replace(guide, most=start), start, spectra, thresholds)
+
+    def unseen(self, way: str, calibration: Calibration) -> Prepared:
+        """The thresholds of a way with those of activations made from other statistics.
+
+        Args:
+            calibration: with statistics that were collected without the samples that are kept aside.
+        """
+        if way == "estimated":
+            return with_estimates(self.ways[way], calibration)
+        plain = with_statistics(self.ways["mse"], calibration)
+        if way == "mse":
+            return plain
+        return with_refined(with_statistics(plain, weighted(plain, self.spectra)), self.thresholds)
 
 
-def _shaping(batches: Batches, aside: KeptAside) -> Iterator[Batch]:
-    """The parts of all batches that may shape thresholds."""
-    inputs = aside.shaping(b.inputs for b in batches)
-    if not batches.labelled:
-        yield from (Batch(tuple(tensors), None) for tensors in inputs)
-        return
-    labels = aside.shaping([b.labels] for b in batches if b.labels is not None)
-    yield from (Batch(tuple(tensors), own) for tensors, (own,) in zip(inputs, labels, strict=True))
+def _unseen(turns: Sequence[_Proposed], way: str, unseen: UnseenSamples) -> list[Prepared]:
+    """The thresholds of a way, turn by turn, made without statistics of the samples that the turn keeps aside."""
+    return [turn.unseen(way, each) for turn, each in zip(turns, unseen.calibrations, strict=True)]
 
 
 def _middle(prepared: Prepared, guide: Surrogate, start: Bits) -> Bits:

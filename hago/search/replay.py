@@ -220,9 +220,7 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scorer = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
-    # logs of version 1 kept nothing aside
-    sizes = [b.size for b in scorer.evaluator.batches]
-    confirmation = None if said.get("refined") is True else Confirmation.of(sizes)
+    confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], said.get("refined"))
     start = find_starting_point(
         name,
         SEARCHERS[name].refined or "start",

@@ -311,10 +311,9 @@ def _asks_for_fewer_bits(prepared: Prepared, goal: Goal) -> bool:
 
 
 def choose_confirmation(scorer: PlanScorer, logged: Header | None) -> Confirmation | None:
-    """The samples that are kept aside to confirm refined thresholds; none for a log of version 1, which kept none."""
-    if logged is not None and logged.settings.get("refined") is True:
-        return None
-    return Confirmation.of([batch.size for batch in scorer.evaluator.batches])
+    """The samples that are kept aside to confirm refined thresholds; None for a log of version 1, which kept none."""
+    sizes = [batch.size for batch in scorer.evaluator.batches]
+    return Confirmation.of(sizes, None if logged is None else logged.settings.get("refined"))
 
 
 def find_starting_point(

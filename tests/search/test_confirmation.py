@@ -21,7 +21,16 @@ import hago
 from hago.data.batches import Batches
 from hago.search import confirmation
 from hago.search import refinement as refined_choices_module
-from hago.search.confirmation import FEW, TURNS, Confirmation, KeptAside, clipped_share, losses_of, turns_of
+from hago.search.confirmation import (
+    FEW,
+    TURNS,
+    Confirmation,
+    KeptAside,
+    UnseenSamples,
+    clipped_share,
+    losses_of,
+    turns_of,
+)
 from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
@@ -65,7 +74,7 @@ def test_what_is_kept_aside_and_what_shapes_are_all(sizes: list[int], data: st.D
 
 
 def test_a_gain_is_sure_where_blocks_agree() -> None:
-    kept = Confirmation.of([16] * 8)
+    kept = Confirmation((16,) * 8, turns_of([16] * 8))
     before = torch.ones(128)
     even = before - 0.1 - 0.001 * (torch.arange(128) % 16 // 4)
     one = before.clone()
@@ -139,6 +148,56 @@ def test_samples_that_are_kept_aside_shape_no_proposal(spec: str) -> None:
         others = other_where_kept(aside)
         assert proposed(prepared, DATA, aside) == proposed(prepared, others, aside)
         assert proposed(prepared, DATA, None) != proposed(prepared, others, None)  # the law bites
+
+
+@pytest.mark.parametrize("spec", ["x86_vnni", "tflite", "vta"])
+def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
+    prepared, goal = prepare(residual_block(), spec, DATA), make_goal(GoalOptions("sqnr"))
+    confirmation = Confirmation.of([8, 8])
+    assert confirmation is not None
+    plain = with_statistics(prepared, prepared.calibration)
+    choices = _Proposed.of(prepared, plain, goal, "weight_bytes", 0, confirmation.turns[1])
+
+    def thresholds(data: list[tuple[Tensor, Tensor]], index: int) -> list[object]:
+        batches = Batches(data, prepared.graph.inputs)
+        unseen = UnseenSamples(replace(prepared, batches=batches), goal.objective, confirmation)
+        proposals = [choices.unseen(way, unseen.calibrations[index]) for way in choices.ways]
+        plans = [p.resolver(prepared.space.widest()) for p in proposals]
+        return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
+
+    others = other_where_kept(confirmation.turns[1])
+    for before, after in zip(thresholds(DATA, 1), thresholds(others, 1), strict=True):
+        assert before == after
+    for before, after in zip(thresholds(DATA, 2), thresholds(others, 2), strict=True):
+        assert before != after  # the law bites: another turn sees them
+
+
+def test_unseen_samples_are_measured_alone() -> None:
+    prepared, confirmation = prepare(residual_block(), "vta", DATA), Confirmation.of([8, 8])
+    assert confirmation is not None
+    unseen = UnseenSamples(prepared, OBJECTIVES["sqnr"], confirmation)
+    bits, turns = prepared.space.widest(), confirmation.turns
+    by_turn = unseen.losses([prepared] * len(turns), [bits] * len(turns))
+    evaluator = Evaluator(prepared.graph, prepared.batches, OBJECTIVES["sqnr"])
+    whole = losses_of(OBJECTIVES["sqnr"], evaluator.measure(prepared.resolver(bits)))
+    assert by_turn is not None
+    for turn, losses in zip(turns, by_turn, strict=True):
+        aside = slice(turn.first, turn.last)
+        assert torch.allclose(losses[aside], whole[aside]) and not turn.without(losses).any()
+    assert unseen.forwards == len(turns) + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"budget_cost": "weight_bytes <= 250"}])
+def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = SearchOptions.of(progress=False, budget=2, **options)
+    key = "thresholds" if options else "activations"
+    monkeypatch.setattr(Confirmation, "gain", lambda *_: confirmation.Gain(0.5, 50.0, 16))
+    taken = run_search(residual_block(), "x86_vnni", DATA, how).strategy.made_by["confirmed"][key]
+    monkeypatch.setattr(UnseenSamples, "gain", lambda *_: confirmation.Gain(0.0, 0.0, 0))
+    assert taken != "estimated"
+    assert run_search(residual_block(), "x86_vnni", DATA, how).strategy.made_by["confirmed"][key] == "estimated"
 
 
 @pytest.mark.parametrize("objective", ["accuracy", "agreement"])
@@ -252,7 +311,7 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
         # gradients, and so thresholds, differ in the last bit on other CPUs: the same search by the code of today
         how["searcher"] = options.get("searcher", "gradient")
         with monkeypatch.context() as patch:
-            patch.setattr(Confirmation, "of", staticmethod(lambda sizes: None))
+            patch.setattr(Confirmation, "of", staticmethod(lambda *_: None))
             run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(**how))  # type: ignore[arg-type]
         content = path.read_bytes().replace(b'"version": 2', b'"version": 1', 1)
         how.pop("searcher")
@@ -266,10 +325,31 @@ def test_logs_of_version_1_are_replayed_and_continued_as_they_were_begun(
     assert timeless(path.read_bytes()) == timeless(content)
 
 
+@pytest.mark.parametrize("options", [{}, {"budget_cost": "weight_bytes <= 250"}, {"searcher": "pareto:points=4"}])
+def test_logs_that_are_not_blind_are_replayed_and_continued_as_they_were_begun(
+    options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As searches before thresholds of activations were confirmed with statistics of others wrote them."""
+    path = tmp_path / "log.jsonl"
+    how = SearchOptions.of(progress=False, log=path, budget=4, **options)
+    with monkeypatch.context() as patch:
+        older = Confirmation((8, 8), turns_of([8, 8]), is_blind=False)
+        patch.setattr(Confirmation, "of", staticmethod(lambda *_: older))
+        run_search(residual_block(), "vta", DATA, how)
+    content = path.read_bytes()
+    assert b"blind" not in content
+    path.write_bytes(b"".join(content.splitlines(keepends=True)[:2]))
+    # whoever is asked by mistake takes nothing
+    monkeypatch.setattr(UnseenSamples, "gain", lambda *_: confirmation.Gain(0.0, 0.0, 0))
+    assert hago.replay(residual_block(), "vta", path, DATA).same
+    run_search(residual_block(), "vta", DATA, how)
+    assert timeless(path.read_bytes()) == timeless(content)
+
+
 def test_the_header_says_what_was_kept_aside(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, log=path))
     header = read_log(path).header
-    assert header is not None and header.settings["refined"] == {"kept_aside": 16, "turns": 4}
+    assert header is not None and header.settings["refined"] == {"kept_aside": 16, "turns": 4, "blind": True}
     assert {"gain", "standard_errors", "clipped", "clipped_before", "activations", "weights"} == set(header.confirmed)
     assert json.loads(path.read_text("utf-8").splitlines()[0])["version"] == 2
