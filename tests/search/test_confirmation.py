@@ -187,12 +187,12 @@ def test_unseen_samples_are_measured_alone() -> None:
     assert unseen.forwards == len(turns) + 1
 
 
-@pytest.mark.parametrize("options", [{}, {"budget_cost": "weight_bytes <= 250"}])
+@pytest.mark.parametrize("options", [{"objective": "agreement"}, {"budget_cost": "weight_bytes <= 250"}])
 def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
     options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = SearchOptions.of(progress=False, budget=2, **options)
-    key = "thresholds" if options else "activations"
+    key = "thresholds" if "budget_cost" in options else "activations"
     monkeypatch.setattr(Confirmation, "gain", lambda *_: confirmation.Gain(0.5, 50.0, 16))
     taken = run_search(residual_block(), "x86_vnni", DATA, how).strategy.made_by["confirmed"][key]
     monkeypatch.setattr(UnseenSamples, "gain", lambda *_: confirmation.Gain(0.0, 0.0, 0))
