@@ -19,9 +19,8 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -53,7 +52,6 @@ from hago.search.evaluate import Evaluator, Measurement, widest_safe_bits
 from hago.search.goal import Goal
 from hago.search.gradients import (
     Gradients,
-    SeeConstant,
     Spectrum,
     gradients,
     thinned,
@@ -61,7 +59,7 @@ from hago.search.gradients import (
 from hago.search.guidance import make_surrogate
 from hago.search.objective import Objective, Pull
 from hago.search.prepare import Prepared
-from hago.search.sensitivity import curvature_of, gradients_by_part, sensitivity_of
+from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from
 from hago.search.weight_scales import (
     KEPT_ERROR_BYTES,
     Chosen,
@@ -185,8 +183,8 @@ def _start_together(
     probes.sums.clear()
     for number, turn in enumerate([*turns, whole]):
         own = [i for i in range(len(parts)) if not turns or i != number]
-        take = partial(WeightScales.take_products, products=products, columns=probes.columns(own))
-        turn.begin(goal, metric, take, Gradients.sum([seen[i] for i in own]), guided=turn is whole, choices=choices)
+        turn.scales.take_products(products, probes.columns(own))
+        turn.begin(goal, metric, Gradients.sum([seen[i] for i in own]), guided=turn is whole, choices=choices)
         if turn is not whole or not turns:
             turn.count_gradients(PASS * parts[number].size / evaluator.batches.samples)
     return [whole, whole] if len(asides) == 1 else [*turns, whole]
@@ -292,7 +290,9 @@ class _Refinement:
         whole = _Refinement(prepared, plain, goal.objective, evaluator, seed)
         whole.is_first_version = True
         probes = WeightGradients.of_probes(plain)
-        whole.begin(goal, metric, lambda scales: scales.take_probes(probes), see=probes.see)
+        measured = gradients_of_choices(plain, goal.objective, seed, CHUNK_SAMPLES, [whole.batch], see=probes.see)
+        whole.scales.take_probes(probes)
+        whole.begin(goal, metric, measured)
         whole.count_gradients(whole.price)
         return whole
 
@@ -300,41 +300,28 @@ class _Refinement:
         self,
         goal: Goal,
         metric: str,
-        take: Callable[[WeightScales], None],
-        seen: Gradients | None = None,
-        see: SeeConstant | None = None,
+        gradients: Gradients,
+        *,
         guided: bool = True,
         choices: int | None = None,
     ) -> None:
         """Make the thresholds of activations that are weighted by gradients, the guide, and the point.
 
         Args:
-            take: passes the gradients of weights to the scales.
-            seen: the gradients of a pass; by default the pass is made here.
-            see: called with the gradients of constants in a pass that is made here.
+            gradients: of the samples that may shape thresholds; the scales of weights have theirs already.
             guided: whether a guide is wanted where there are no limits on costs, which it has to find the point for.
-            choices: see `sensitivity_of`.
+            choices: see `sensitivity_from`.
         """
-
-        def settle(gradients: Gradients) -> tuple[Prepared, Gradients]:
-            take(self.scales)
-            self.spectra = gradients.spectra
-            self.prepared = with_statistics(self.prepared, weighted(self.prepared, gradients.spectra))
-            return self.prepared, gradients
-
-        plain, calibration = self.prepared, self.given.calibration
-        how = (self.objective, self.seed, CHUNK_SAMPLES, see, settle)
-        limited = any(x.is_cost for x in goal.limits)
-        if seen is not None and not guided and not limited:
-            settle(seen)
-            self.picked = widest_safe_bits(self.prepared.resolver, calibration.peaks)
-            self.ways = {"weighted": self.prepared, "mse": plain}
+        plain, self.spectra = self.prepared, gradients.spectra
+        self.prepared = with_statistics(plain, weighted(plain, gradients.spectra))
+        self.ways = {"weighted": self.prepared, "mse": plain}
+        start = widest_safe_bits(self.prepared.resolver, self.given.calibration.peaks)
+        if not guided and not any(x.is_cost for x in goal.limits):
+            self.picked = start
             return
-        sensitivity = sensitivity_of(plain, *how, batches=[self.batch], seen=seen, choices=choices)
-        start = widest_safe_bits(self.prepared.resolver, calibration.peaks)
+        sensitivity = sensitivity_from(gradients, self.prepared, self.objective, choices)
         guide = make_surrogate(self.prepared, goal, start, self.seed, metric, sensitivity)
         self.guide, self.picked = replace(guide, most=start), solve_within_limits(self.prepared, goal, guide, start)
-        self.ways = {"weighted": self.prepared, "mse": plain}
 
     def result(self, spent: tuple[float, float] = (0.0, 0.0), said: Mapping[str, Any] | None = None) -> StartingPoint:
         """What a search goes on with.
@@ -791,26 +778,20 @@ class _Proposed:
         Args:
             plain: with thresholds of the least squared error.
         """
-        probes, settled, known = WeightGradients.of_probes(plain), plain, _always_scaled(plain)
-        thresholds: ThresholdPair = {}
-        spectra: Mapping[Edge, Spectrum] = {}
-
-        def settle(seen: Gradients) -> tuple[Prepared, Gradients]:
-            nonlocal settled, thresholds, spectra
-            spectra = seen.spectra
-            thresholds, losses = _chosen(plain, probes, known)
-            shown = with_statistics(plain, weighted(plain, seen.spectra))
-            settled = with_refined(shown, thresholds)
-            return settled, replace(seen, weights={**seen.weights, **losses})
-
+        probes, known = WeightGradients.of_probes(plain), _always_scaled(plain)
         samples = prepared.batches.samples - (0 if aside is None else aside.last - aside.first)
         chunk = max(1, min(CHUNK_SAMPLES, samples // probes.count))
         batches = None if aside is None else aside.shaping_rows(prepared.batches)
-        sensitivity = sensitivity_of(plain, goal.objective, seed, chunk, probes.see, settle, known, batches)
-        start = widest_safe_bits(settled.resolver, prepared.calibration.peaks)
-        guide = make_surrogate(settled, goal, start, seed, metric, sensitivity)
-        ways = {"refined": settled, "mse": plain, "estimated": prepared}
-        return _Proposed(ways, replace(guide, most=start), start, spectra, thresholds)
+        measured = gradients_of_choices(plain, goal.objective, seed, chunk, batches, known=known, see=probes.see)
+        thresholds, losses = _chosen(plain, probes, known)
+        refined = with_refined(with_statistics(plain, weighted(plain, measured.spectra)), thresholds)
+        sensitivity = sensitivity_from(
+            replace(measured, weights={**measured.weights, **losses}), refined, goal.objective
+        )
+        start = widest_safe_bits(refined.resolver, prepared.calibration.peaks)
+        guide = make_surrogate(refined, goal, start, seed, metric, sensitivity)
+        ways = {"refined": refined, "mse": plain, "estimated": prepared}
+        return _Proposed(ways, replace(guide, most=start), start, measured.spectra, thresholds)
 
     def unseen(self, way: str, calibration: Calibration) -> Prepared:
         """The thresholds of a way with those of activations made from other statistics.

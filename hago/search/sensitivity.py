@@ -8,7 +8,7 @@ points that they choose are measured. For the papers see `hago.search.gradients`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -51,7 +51,7 @@ def curvature_of(objective: Objective) -> Curvature:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """The expected losses of all choices, per sample; made by `sensitivity_of` and printed as a table.
+    """The expected losses of all choices, per sample; made by `sensitivity_from` and printed as a table.
 
     Args:
         objective: name of the objective.
@@ -102,49 +102,60 @@ class Sensitivity:
         return "\n".join([head, "", *table(titles, rows, right=titles[1:-1])])
 
 
-def sensitivity_of(
+def sensitivity_of(prepared: Prepared, objective: Objective, seed: int = 0) -> Sensitivity:
+    """The expected loss of every choice in the space, from one pass over the data.
+
+    Args:
+        seed: of the random signs.
+    """
+    return sensitivity_from(gradients_of_choices(prepared, objective, seed), prepared, objective)
+
+
+def gradients_of_choices(
     prepared: Prepared,
     objective: Objective,
-    seed: int = 0,
+    seed: int,
     chunk: int = GRADIENT_CHUNK,
-    see: SeeConstant | None = None,
-    settle: Callable[[Gradients], tuple[Prepared, Gradients]] | None = None,
-    known: Collection[Edge] = (),
     batches: Iterable[Batch] | None = None,
-    seen: Gradients | None = None,
-    choices: int | None = None,
-) -> Sensitivity:
-    """The expected loss of every choice in the space.
+    *,
+    known: Collection[Edge] = (),
+    see: SeeConstant | None = None,
+) -> Gradients:
+    """The gradients on all edges, and the losses of constants at every choice, from one pass.
 
     Args:
         seed: of the random signs.
         chunk: number of samples that are differentiated at once.
-        see: called with the gradients of every constant.
-        settle: called with the gradients after the pass. It returns the search with the thresholds that losses of
-            activations are computed for, and the gradients, to which it may add losses of constants.
-        known: constants whose losses `settle` adds.
         batches: the data to differentiate; all by default.
-        seen: the gradients of an earlier pass, with the losses of constants; by default the pass is made here.
+        known: constants whose losses the caller computes.
+        see: called with the gradients of every constant.
+    """
+    losses = _Losses(prepared)
+
+    def errors(edge: Edge) -> Sequence[Tensor]:
+        return () if edge in known else losses.errors(edge)
+
+    data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
+    ops, probe = prepared.hardware.known_ops, curvature_of(objective).probe
+    return gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, see)
+
+
+def sensitivity_from(
+    gradients: Gradients, prepared: Prepared, objective: Objective, choices: int | None = None
+) -> Sensitivity:
+    """The expected loss of every choice in the space, from gradients that were measured before.
+
+    Args:
+        prepared: with the thresholds that losses of activations are computed for. Those of constants are in the
+            gradients.
         choices: number of choices of each group that are computed, from the most bits down; all by default. Every
             further choice is taken to lose four times as much per bit less.
     """
-    curvature = curvature_of(objective)
-    found = _Losses(prepared, choices)
-
-    def errors(edge: Edge) -> Sequence[Tensor]:
-        return () if edge in known else found.errors(edge)
-
-    if seen is None:
-        data, ranges = prepared.batches if batches is None else batches, prepared.calibration.ranges
-        ops, probe = prepared.hardware.known_ops, curvature.probe
-        seen = gradients(prepared.graph, data, ranges, probe, errors, ops, seed, chunk, see)
-    if settle is not None:
-        moved, seen = settle(seen)
-        found.move(moved)
-    unit = seen.signal if curvature.is_relative else float(seen.samples)
+    curvature, computed = curvature_of(objective), _Losses(prepared, choices)
+    unit = gradients.signal if curvature.is_relative else float(gradients.samples)
     groups = {key: group for key, group in prepared.space.groups.items() if not group.is_kind}
-    losses = {key: found.of(group, seen, 2 * (unit or 1.0)) for key, group in groups.items()}
-    return Sensitivity(objective.name, curvature.name, seen.samples, losses, tuple(found.unreached))
+    losses = {key: computed.of(group, gradients, 2 * (unit or 1.0)) for key, group in groups.items()}
+    return Sensitivity(objective.name, curvature.name, gradients.samples, losses, tuple(computed.unreached))
 
 
 def gradients_by_part(
@@ -162,7 +173,7 @@ def gradients_by_part(
 
     Args:
         probes: of as many parts; it keeps the gradients of weights.
-        choices: see `sensitivity_of`.
+        choices: see `sensitivity_from`.
     """
     graph, ops, found = prepared.graph, prepared.hardware.known_ops, list[Gradients]()
     losses = _Losses(prepared, choices)
@@ -192,14 +203,9 @@ class _Losses:
 
     def __init__(self, prepared: Prepared, most: int | None = None) -> None:
         self.unreached: list[str] = []
-        self.most = most
-        self.move(prepared)
-        self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
-
-    def move(self, prepared: Prepared) -> None:
-        """Use other thresholds from now on."""
-        self.prepared = prepared
+        self.most, self.prepared = most, prepared
         self.levels = ChoicePoints(prepared.resolver)
+        self._errors: LRU[Edge, list[Tensor]] = LRU(ERROR_BYTES, lambda ts: sum(t.numel() * 4 for t in ts))
 
     def errors(self, edge: Edge) -> Sequence[Tensor]:
         """The errors of the constant on an edge at each choice of bits; empty if there is no choice."""
