@@ -22,12 +22,14 @@ from _fronts import Point, Row, compared, listed, plot
 
 from hago.data.batches import Batches
 from hago.plan.space import Bits, Space
+from hago.search.choice_refinement import refine_every_choice
 from hago.search.evaluate import Evaluator, widest_safe_bits
 from hago.search.goal import GoalOptions, make_goal
+from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, prepare
+from hago.search.proposed_thresholds import RefinementTask
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import PASS, refine_every_choice
 from hago.search.scoring import PlanScorer
 from hago.search.session import SearchOptions, run_search
 from hago.study.front import Front
@@ -203,7 +205,9 @@ def contest(assets: str, net: str, hardware: str, options: Any) -> Contest:
         rows = [(*inputs, y) for inputs, y in zip(asset.test, labels, strict=True)]
     batches = Batches(rows, prepared.graph.inputs)
     held_out = Evaluator(prepared.graph, batches, OBJECTIVES["sqnr"], prepared.hardware.known_ops, cache_bytes=0)
-    refined = refine_every_choice(prepared, make_goal(GoalOptions("sqnr")), "weight_bytes", options.seed).prepared
+    goal = make_goal(GoalOptions("sqnr"))
+    evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
+    refined = refine_every_choice(RefinementTask.of(prepared, goal, "weight_bytes", evaluator, options.seed)).prepared
     return Contest(asset, hardware, options.seed, prepared, held_out, refined)
 
 
@@ -222,7 +226,7 @@ def quality(options: Any) -> list[Row]:
 
 def searchers(found: Contest) -> dict[str, list[str | Make]]:
     """Of every baseline."""
-    more = math.ceil(MORE * (found.trials["pareto"] + PASS))
+    more = math.ceil(MORE * (found.trials["pareto"] + GRADIENT_FORWARDS))
     return {
         "uniform": [listed_points(uniform(found.prepared))],
         "greedy": [f"greedy:tolerance={t:g}" for t in TOLERANCES],

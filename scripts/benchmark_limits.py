@@ -30,9 +30,9 @@ from hago.cost.cost import plan_cost
 from hago.errors import HagoError
 from hago.importing import as_graph, as_hardware
 from hago.search.evaluate import widest_safe_bits
+from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import decibels
 from hago.search.prepare import plan_of, prepare
-from hago.search.refinement import PASS
 from hago.search.session import SearchOptions, run_search
 from hago.searchers.registry import AUTO
 from hago.simulation.simulator import Simulator
@@ -43,7 +43,7 @@ GOALS = ("weight_bytes*0.9", "weight_bytes*0.75", "weight_bytes*0.6", "bops*0.5"
 SEARCHERS = (AUTO, "gradient", "sensitivity", "pareto", "pareto:points=16", "greedy", "annealing")
 KEY = ("model", "hardware", "goal", "searcher")
 #: Forwards that a search is given at least: a pass for gradients, and a trial.
-LEAST = PASS + 1
+LEAST = GRADIENT_FORWARDS + 1
 
 Case = dict[str, Any]
 
@@ -130,7 +130,7 @@ def results(cases: Iterable[Case], known: Mapping[tuple[str, ...], Case], out: P
                     with out.open("a") as file:
                         file.write(json.dumps(line) + "\n")
             if case["searcher"] == AUTO:
-                forwards[key[:3]] = max(line.get("forwards", 0.0), PASS + line.get("trials", 0))
+                forwards[key[:3]] = max(line.get("forwards", 0.0), GRADIENT_FORWARDS + line.get("trials", 0))
             lines.append(line)
     return lines
 

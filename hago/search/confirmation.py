@@ -9,7 +9,8 @@ Thresholds of activations are made from statistics of all samples, so they clip 
 kept aside, however much they may clip of others. A proposal of such thresholds is therefore confirmed a second time,
 as it is made from statistics that were collected without these samples (`UnseenSamples`).
 
-`hago.search.refinement` makes one Confirmation per search and asks it for the Gain of every proposal.
+A search makes one Confirmation, and refinement (`hago.search.refinement`, `hago.search.choice_refinement`) asks it for
+the Gain of every proposal.
 
 References:
     M. Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974; Student, "The Probable Error
@@ -188,7 +189,7 @@ class Confirmation:
         return sum(t.last - t.first for t in self.turns)
 
     @property
-    def said(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The entries of the log's header that are known before anything is measured."""
         entries: dict[str, Any] = {"kept_aside": self.count, "turns": len(self.turns)}
         return {**entries, "blind": True} if self.is_blind and self.turns else entries

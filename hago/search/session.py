@@ -21,11 +21,13 @@ from hago.graph.frontend import ModelLike
 from hago.importing import HardwareLike
 from hago.plan.space import Bits
 from hago.plan.strategy import Strategy
+from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import confirmed, description, header_of
 from hago.search.evaluate import widest_safe_bits
 from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
+from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.guidance import DEFAULT_COST, make_surrogate
 from hago.search.prepare import (
     Prepared,
@@ -35,11 +37,13 @@ from hago.search.prepare import (
     plan_and_batches,
     prepare,
 )
+from hago.search.proposed_thresholds import RefinementTask
 from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_reachable, nearest
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import PASS, StartingPoint, refine_every_choice, refine_thresholds
+from hago.search.refinement import refine_thresholds
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
+from hago.search.starting_point import StartingPoint
 from hago.search.workers import open_executor
 from hago.searchers.registry import (
     AUTO,
@@ -211,8 +215,8 @@ def run_search(
         searcher=searcher,
         description=description(scorer, searcher, options.seed, bool(quantization.search_topology)),
         confirmation=confirmation,
-        gradients=start.forwards,
-        simulated=start.simulated,
+        gradient_forwards=start.gradient_forwards,
+        simulations=start.simulations,
         before=time.monotonic() - started,
     )
     return search.run()
@@ -326,7 +330,7 @@ def find_starting_point(
     seed: int,
     confirmation: Confirmation | None,
 ) -> StartingPoint:
-    """The thresholds, the guide and the bits that the trials begin with.
+    """The thresholds, the surrogate and the bits that the trials begin with.
 
     Args:
         searcher, refines: of `choose_searcher`.
@@ -338,15 +342,13 @@ def find_starting_point(
         entry, bits = _entry_of(searcher), safe_bits(prepared)
         if entry is None or not entry.guided:
             return StartingPoint(prepared, None, bits)
-        return StartingPoint(prepared, make_surrogate(prepared, goal, bits, seed, metric), bits, PASS)
-    evaluator = scorer.evaluator
+        surrogate = make_surrogate(prepared, goal, bits, seed, metric)
+        return StartingPoint(prepared, surrogate, bits, GRADIENT_FORWARDS)
+    task = RefinementTask.of(prepared, goal, metric, scorer.evaluator, seed)
     if refines == "start":
         most = max(LEAST_REFINING_FORWARDS, choices / CHOICES_A_FORWARD)
-        return refine_thresholds(prepared, goal, metric, evaluator, most, seed=seed, confirmation=confirmation)
-    within = refines == "within"
-    return refine_every_choice(
-        prepared, goal, metric, seed=seed, evaluator=evaluator, within=within, confirmation=confirmation
-    )
+        return refine_thresholds(task, most, confirmation)
+    return refine_every_choice(task, within=refines == "within", confirmation=confirmation)
 
 
 def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: int) -> Searcher:
@@ -358,7 +360,7 @@ def build_searcher(searcher: str | Searcher | Any, start: StartingPoint, seed: i
     space = start.prepared.space
     if isinstance(searcher, str):
         name, given = parse_searcher(searcher)
-        return make_searcher(name, space, start.bits, seed, options=given, surrogate=start.guide)
+        return make_searcher(name, space, start.bits, seed, options=given, surrogate=start.surrogate)
     if hasattr(searcher, "ask") and hasattr(searcher, "tell") and not isinstance(searcher, type):
         return searcher
     if callable(searcher):
@@ -378,8 +380,8 @@ class Search:
         scorer: scores points with the thresholds that were found.
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
         confirmation: the samples that confirm the best trial; None where only bits are chosen.
-        gradients, simulated: forwards that were spent already, on gradients and on simulations.
-        before: seconds that were spent already.
+        gradient_forwards, simulations: the cost of the steps before the first trial, in forwards.
+        before: seconds that these steps took.
     """
 
     options: SearchOptions
@@ -388,8 +390,8 @@ class Search:
     searcher: Searcher
     description: Mapping[str, Any]
     confirmation: Confirmation | None
-    gradients: float
-    simulated: float
+    gradient_forwards: float
+    simulations: float
     before: float
 
     @property
@@ -409,7 +411,7 @@ class Search:
         if result.score.shortfall:
             raise InfeasibleBits(nearest(self.scorer.goal, result))
         strategy = self.measure_held_out(self.strategy_of(result.best))
-        forwards = self.gradients + self.scorer.evaluator.reuse.spent.passes
+        forwards = self.gradient_forwards + self.scorer.evaluator.reuse.spent.passes
         return SearchOutcome(strategy, self.score_of(result), result, front, forwards, self.before)
 
     def run_trials(self) -> tuple[StudyResult, ParetoFront]:
@@ -434,7 +436,7 @@ class Search:
                     allow_overflow=options.goal.allow_overflow,
                     submit=self.scorer.submit(pool),
                     race=self.scorer.race is not None,
-                    before=(self.before, self.gradients + self.simulated),
+                    before=(self.before, self.gradient_forwards + self.simulations),
                 )
             except BaseException:
                 front.stop()

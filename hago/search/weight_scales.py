@@ -12,7 +12,7 @@ products <J^T v, d> are called the sketch. Sketches of several changes add up, s
 included. They are stored for the error of each threshold against the float weight: the sketch of a change is the
 difference of two, and a single one gives the loss of the channel alone, at any Plan.
 
-`hago.search.refinement` makes one WeightScales per point. It passes the gradients in with `take_probes` or
+Refinement makes one WeightScales per point. It passes the gradients in with `take_probes` or
 `take_products` and `take_slopes`, asks for better factors with `alone` and `improved`, and turns them into thresholds.
 
 References:

@@ -286,7 +286,7 @@ def limited_search(history: EvaluationHistory, start: Bits, seed: int, options: 
     """A searcher for the best point under limits on costs, or for the least cost: it asks `start`, the solutions of the
     integer program as evaluations correct it, and moves around the best point.
 
-    `search.refinement.refine_every_choice` has refined all thresholds before, which hold wherever the program goes;
+    `search.choice_refinement` has refined all thresholds before, which hold wherever the program goes;
     thresholds that are refined at one point lose 2 to 5 dB elsewhere.
     """
     own = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)

@@ -19,8 +19,8 @@ from toys import timeless
 
 import hago
 from hago.data.batches import Batches
-from hago.search import confirmation
-from hago.search import refinement as refined_choices_module
+from hago.search import choice_refinement, confirmation
+from hago.search.choice_refinement import _Proposals
 from hago.search.confirmation import (
     FEW,
     TURNS,
@@ -35,7 +35,8 @@ from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, plan_and_batches, prepare
-from hago.search.refinement import _Proposed, _start_together, with_statistics
+from hago.search.proposed_thresholds import RefinementTask
+from hago.search.refinement import _start_together
 from hago.search.session import SearchOptions, run_search
 from hago.study.log import read_log
 
@@ -130,14 +131,13 @@ def proposed(prepared: Prepared, data: list[tuple[Tensor, Tensor]], aside: KeptA
     """All thresholds that are proposed from these data."""
     goal, batches = make_goal(GoalOptions("sqnr")), Batches(data, prepared.graph.inputs)
     evaluator = Evaluator(prepared.graph, batches, goal.objective)
-    plain = with_statistics(prepared, prepared.calibration)
     turns = turns_of([8, 8])
-    begun = _start_together(prepared, plain, goal, "", evaluator, 0, Confirmation((8, 8), turns))
-    found = begun[-1] if aside is None else begun[turns.index(aside)]
-    found.improve(20.0)
-    chosen = (replace(p, batches=batches) for p in (prepared, plain))
-    choices = _Proposed.of(*chosen, goal, "weight_bytes", 0, aside)
-    plans = [p.resolver(prepared.space.widest()) for p in (found.prepared, *choices.ways.values())]
+    task = RefinementTask.of(replace(prepared, batches=batches), goal, "", evaluator)
+    started = _start_together(task, Confirmation((8, 8), turns))
+    refinement = started[-1] if aside is None else started[turns.index(aside)]
+    refinement.run_rounds(20.0)
+    proposals = _Proposals.of(replace(task, metric="weight_bytes"), aside)
+    plans = [p.resolver(prepared.space.widest()) for p in (refinement.prepared, *proposals.thresholds.values())]
     return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
 
 
@@ -155,13 +155,14 @@ def test_unseen_samples_are_in_no_statistics(spec: str) -> None:
     prepared, goal = prepare(residual_block(), spec, DATA), make_goal(GoalOptions("sqnr"))
     confirmation = Confirmation.of([8, 8])
     assert confirmation is not None
-    plain = with_statistics(prepared, prepared.calibration)
-    choices = _Proposed.of(prepared, plain, goal, "weight_bytes", 0, confirmation.turns[1])
+    evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective)
+    task = RefinementTask.of(prepared, goal, "weight_bytes", evaluator)
+    choices = _Proposals.of(task, confirmation.turns[1])
 
     def thresholds(data: list[tuple[Tensor, Tensor]], index: int) -> list[object]:
         batches = Batches(data, prepared.graph.inputs)
         unseen = UnseenSamples(replace(prepared, batches=batches), goal.objective, confirmation)
-        proposals = [choices.unseen(way, unseen.calibrations[index]) for way in choices.ways]
+        proposals = [choices.unseen(way, unseen.calibrations[index]) for way in choices.thresholds]
         plans = [p.resolver(prepared.space.widest()) for p in proposals]
         return [sorted((k, lo.tolist(), hi.tolist()) for k, (lo, hi) in plan.thresholds.items()) for plan in plans]
 
@@ -204,9 +205,8 @@ def test_thresholds_of_activations_must_be_better_with_statistics_of_others_too(
 def test_rounds_for_classes_err_less_and_lose_no_class(objective: str) -> None:
     prepared, goal = prepare(residual_block(), "x86_vnni", DATA), make_goal(GoalOptions(objective))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    plain = with_statistics(prepared, prepared.calibration)
     turns = Confirmation((8, 8), turns_of([8, 8]))
-    found = _start_together(prepared, plain, goal, "", evaluator, 0, turns)[-1]
+    found = _start_together(RefinementTask.of(prepared, goal, "", evaluator), turns)[-1]
     value = found.measured(found.prepared)
     losses = [float(found.losses.mean())]
     for _ in found.rounds(40.0):
@@ -224,12 +224,12 @@ def test_thresholds_are_confirmed_where_the_search_goes(goal: dict[str, str], mo
     """At fewer bits than the most, where a cost is limited or made least."""
     seen: list[int] = []
 
-    def noted(prepared: Prepared, bits: Mapping[str, int], *rest: Any) -> Any:
+    def noted(task: RefinementTask, prepared: Prepared, bits: Mapping[str, int]) -> Any:
         seen.append(sum(bits.values()))
-        return measured(prepared, bits, *rest)
+        return measure(task, prepared, bits)
 
-    measured = refined_choices_module._measured
-    monkeypatch.setattr(refined_choices_module, "_measured", noted)
+    measure = choice_refinement._measure
+    monkeypatch.setattr(choice_refinement, "_measure", noted)
     run_search(residual_block(), "x86_vnni", DATA, SearchOptions.of(progress=False, budget=3, **goal))
     most = prepare(residual_block(), "x86_vnni", DATA).space.widest()
     assert seen and max(seen) < sum(most.values())

@@ -24,13 +24,15 @@ from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.plan.feasibility import choice_level
 from hago.search import weight_scales
+from hago.search.choice_refinement import refine_every_choice
 from hago.search.evaluate import Evaluator, widest_safe_bits
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import gradients
 from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
 from hago.search.prepare import Prepared, QuantizationOptions, prepare
+from hago.search.proposed_thresholds import RefinementTask, weighted, with_statistics
 from hago.search.redundancy import prune_redundant_choices
-from hago.search.refinement import refine_every_choice, refine_thresholds, weighted, with_statistics
+from hago.search.refinement import refine_thresholds
 from hago.search.session import SearchOptions, run_search
 from hago.search.weight_scales import DOUBT, FACTORS, LEAST_GAIN_OF_SCALES, WeightGradients, WeightScales
 
@@ -199,14 +201,13 @@ def prepared(request: pytest.FixtureRequest) -> Prepared:
 def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
     goal = make_goal(GoalOptions("sqnr"))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    one, more = (
-        refine_thresholds(prepared, goal, "", evaluator, most) for most in (3.0, 16.0)
-    )  # as logs of version 1 did
-    assert one.forwards == 3.0 and not one.prepared.calibration.refined
+    task = RefinementTask.of(prepared, goal, "", evaluator)
+    one, more = (refine_thresholds(task, most) for most in (3.0, 16.0))  # as logs of version 1 did
+    assert one.gradient_forwards == 3.0 and one.simulations == 0.0 and not one.prepared.calibration.refined
     assert dict(one.bits) == dict(more.bits) == widest_safe_bits(one.prepared.resolver, prepared.calibration.peaks)
     scores = [evaluator.score(r.prepared.resolver(r.bits), r.bits) for r in (one, more)]
     if scores[0].runs:
-        assert 3.0 < more.forwards <= 16.0
+        assert 3.0 < more.gradient_forwards + more.simulations <= 16.0
         assert scores[1].runs and scores[1].value >= scores[0].value
         assert (scores[1].value > scores[0].value) == bool(more.prepared.calibration.refined)
 
@@ -214,12 +215,12 @@ def test_rounds_are_kept_where_they_are_better(prepared: Prepared) -> None:
 @every_other(1)
 def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
     goal = make_goal(GoalOptions("sqnr"))
-    found = refine_every_choice(prepared, goal, "weight_bytes")
-    again = refine_every_choice(prepared, goal, "weight_bytes")
+    evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
+    task = RefinementTask.of(prepared, goal, "weight_bytes", evaluator)
+    found, again = refine_every_choice(task), refine_every_choice(task)
     assert {k: [t.tolist() for t in ends] for k, ends in found.prepared.calibration.refined.items()} == {
         k: [t.tolist() for t in ends] for k, ends in again.prepared.calibration.refined.items()
     }
-    evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
     plain = with_statistics(prepared, prepared.calibration)
     gains = []
     for rung in range(3):
@@ -240,7 +241,11 @@ def test_weights_without_thresholds_at_some_bits_are_measured_by_the_pass(wide_f
     b = Builder()
     b.linear(b.linear(b.input(6, name="x"), seeded(4, 6), name="fc"), seeded(3, 4, seed=4), name="last")
     prepared = prepare(b.graph("last"), hardware, [seeded(16, 6, seed=2)])
-    losses = refine_every_choice(prepared, make_goal(GoalOptions("sqnr")), "weight_bytes").guide.losses
+    goal = make_goal(GoalOptions("sqnr"))
+    evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
+    start = refine_every_choice(RefinementTask.of(prepared, goal, "weight_bytes", evaluator))
+    assert start.surrogate is not None
+    losses = start.surrogate.losses
     for edge in ("fc:1", "last:1"):
         found = losses[edge]
         assert tuple(found) == tuple(range(32, 3, -1))
@@ -253,7 +258,8 @@ def test_the_start_keeps_limits_on_costs(prepared: Prepared) -> None:
     limits = [f"{name} <= {(ends[0][name] + ends[1][name]) / 2}" for name in ("weight_bytes", "activation_bytes")]
     goal = make_goal(GoalOptions("sqnr", budget_cost=limits))
     evaluator = Evaluator(prepared.graph, prepared.batches, goal.objective, prepared.hardware.known_ops)
-    found = refine_thresholds(prune_redundant_choices(prepared, goal.costs), goal, "weight_bytes", evaluator, 3.0)
+    pruned = prune_redundant_choices(prepared, goal.costs)
+    found = refine_thresholds(RefinementTask.of(pruned, goal, "weight_bytes", evaluator), 3.0)
     figures = plan_cost(found.prepared.resolver(found.bits)).figures
     assert not any(limit.shortfall(float(figures[limit.figure])) for limit in goal.limits)
 

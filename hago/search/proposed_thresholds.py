@@ -1,0 +1,110 @@
+"""Thresholds that refinement proposes: copies of a prepared search with other thresholds, and what they are made for.
+
+Activations: the estimator of least squared error, on statistics in which every value counts by its squared gradient,
+minimizes the error at the outputs instead of that of the tensor (`weighted`). Weights: see `hago.search.weight_scales`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hago.arithmetic.schemes import Grid
+from hago.arithmetic.types import Edge
+from hago.calibration.collect import Calibration
+from hago.calibration.estimators import Mse
+from hago.calibration.statistics import TensorStatistics
+from hago.plan.threshold_sources import EstimatedThresholds, estimated_resolver
+from hago.search.evaluate import Evaluator
+from hago.search.goal import Goal
+from hago.search.gradients import Spectrum
+from hago.search.prepare import Prepared
+
+#: Part of the weight of a value that does not depend on its gradient.
+PLAIN: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class RefinementTask:
+    """The thresholds that are to be refined, and the search that they are refined for. Made once per search.
+
+    Args:
+        estimated: with thresholds as they were estimated, which stay where no proposal is better.
+        least_squares: with thresholds of the least squared error.
+        goal: of the search.
+        metric: the cost that the surrogate is about; see `hago.search.guidance.make_surrogate`.
+        evaluator: of the search, over its data.
+        seed: of random vectors.
+    """
+
+    estimated: Prepared
+    least_squares: Prepared
+    goal: Goal
+    metric: str
+    evaluator: Evaluator
+    seed: int
+
+    @staticmethod
+    def of(prepared: Prepared, goal: Goal, metric: str, evaluator: Evaluator, seed: int = 0) -> RefinementTask:
+        """The task of refining the thresholds of a prepared search."""
+        return RefinementTask(prepared, with_statistics(prepared, prepared.calibration), goal, metric, evaluator, seed)
+
+
+def with_estimates(prepared: Prepared, calibration: Calibration) -> Prepared:
+    """A copy with thresholds of activations that the same estimator gives on these statistics."""
+    source = prepared.resolver.thresholds
+    assert isinstance(source, EstimatedThresholds)
+    resolver = prepared.resolver.with_thresholds(source.with_statistics(calibration.statistics))
+    return replace(prepared, calibration=calibration, resolver=resolver)
+
+
+def with_statistics(prepared: Prepared, calibration: Calibration) -> Prepared:
+    """A copy with thresholds of least squared error on these statistics; those of constants are kept."""
+    p, mse, source = prepared, Mse(), prepared.resolver.thresholds
+    if p.estimator == mse and isinstance(source, EstimatedThresholds):
+        resolver = p.resolver.with_thresholds(source.with_statistics(calibration.statistics))
+    else:
+        ops = p.hardware.known_ops
+        resolver = estimated_resolver(p.graph, p.hardware, p.topology, p.space, calibration, mse, ops)
+    return replace(p, calibration=calibration, estimator=mse, resolver=resolver, refined=True)
+
+
+def with_refined(prepared: Prepared, refined: Mapping[tuple[str, Grid], tuple[Tensor, Tensor]]) -> Prepared:
+    """A copy with these thresholds; the others are not estimated again."""
+    source = prepared.resolver.thresholds
+    assert isinstance(source, EstimatedThresholds)
+    resolver = prepared.resolver.with_thresholds(source.with_refined(refined))
+    return replace(prepared, calibration=replace(prepared.calibration, refined=refined), resolver=resolver)
+
+
+def weighted(prepared: Prepared, spectra: Mapping[Edge, Spectrum]) -> Calibration:
+    """The statistics of activations with every value counted by its squared gradient."""
+    masses: dict[str, dict[Edge, Spectrum]] = {}
+    for key, group in prepared.space.groups.items():
+        node, _, slot = key.rpartition(":")
+        edges = prepared.graph.out_edges[node] if slot == "out" else group.edges
+        masses.setdefault(group.source, {}).update({e: spectra[e] for e in edges if e in spectra})
+    statistics = dict(prepared.calibration.statistics)
+    for source, seen in masses.items():
+        if source in statistics and statistics[source].channels == 1:
+            statistics[source] = _weighted(statistics[source], list(seen.values()))
+    return replace(prepared.calibration, statistics=statistics)
+
+
+def _weighted(plain: TensorStatistics, spectra: Sequence[Spectrum]) -> TensorStatistics:
+    bins = plain.histogram.shape[1]
+    edges = np.linspace(-1.0, 1.0, bins + 1) * float(plain.limit)
+    mass = np.zeros(bins)
+    for spectrum in spectra:
+        below = np.concatenate([[0.0], np.cumsum(spectrum.mass.numpy())])
+        at = spectrum.low + spectrum.width * np.arange(len(below))
+        mass += np.diff(np.interp(edges, at, below))
+    if not mass.sum() > 0.0:
+        return plain
+    rest = plain.histogram / plain.histogram.sum()
+    return replace(plain, histogram=torch.from_numpy(mass / mass.sum()).unsqueeze(0) * (1.0 - PLAIN) + rest * PLAIN)
