@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Final
 
 from hago.cost.cost import Cost, plan_cost
@@ -13,7 +12,7 @@ from hago.plan.space import Bits
 from hago.search.goal import Goal
 from hago.search.objective import Objective, wilson_interval
 from hago.search.prepare import Prepared
-from hago.study.searcher import Score
+from hago.search.scoring import PlanScorer
 from hago.study.study import StudyResult
 
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
@@ -23,28 +22,28 @@ _CANCELLED: Final = 1e-3
 ROOFLINES: Final = frozenset({"cycles", "latency", "energy"})
 
 
-def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callable[[Bits], Score]) -> None:
-    """Refuse limits that no point can keep, before any search.
+def check_costs_reachable(goal: Goal, prepared: Prepared, start: Bits) -> None:
+    """Refuse limits on costs that no point can keep, before anything is simulated.
 
-    A cost is least at the fewest bits or at the start, but a roofline where nodes may be float, and unless the fewest
-    bits do not go together: then a search finds how little it can be. A measure is refused where it is missed by the
-    most bits that there are, and by more than other points gain by chance; where these overflow, or in float, a search
-    finds how much it can be.
+    A cost is least at the fewest bits or at the start. There are two exceptions, where only a search finds how little
+    it can be: a roofline where nodes may be float, and fewest bits that are infeasible together.
+
+    Args:
+        start: the most bits that accumulators hold.
 
     Raises:
         InfeasibleBits: which limit, and the nearest value that can be reached.
         HagoError: the hardware gives no figures for a cost.
     """
-    if not goal.costs and not goal.limits:
+    if not goal.costs:
         return
     least = prepared.space.narrowest()
     fewest = nearest_feasible(prepared.resolver, least)
     ends = [plan_cost(plan) for plan in (*([fewest.plan] if fewest else []), prepared.resolver(start))]
     goal.check(ends[0])
-    kinds = any(g.is_kind for g in prepared.space.groups.values())
     for limit in (x for x in goal.limits if x.is_cost):
         nearest = min(cost[limit.figure] for cost in ends)
-        if kinds and limit.figure in ROOFLINES:
+        if _may_be_float(prepared) and limit.figure in ROOFLINES:
             # float nodes may be cheaper than any bits: a search finds how much
             floor = _floor(prepared, ends[0], limit.figure)
             if limit.shortfall(floor):
@@ -57,19 +56,37 @@ def check_reachable(goal: Goal, prepared: Prepared, start: Bits, scored: Callabl
                 f"{limit.text!r} cannot be met: at the fewest bits {limit.figure} is {nearest:g}, the nearest that can "
                 f"be reached on {prepared.hardware.name}; allow more, or fewer bits (min_bits in the hardware file)"
             )
-    measures = [x for x in goal.limits if not x.is_cost]
-    if kinds or not measures or dict(start) != prepared.space.widest():
+
+
+def check_measures_reachable(goal: Goal, prepared: Prepared, start: Bits, scorer: PlanScorer) -> None:
+    """Refuse limits on measures that the most bits miss by more than other points may gain by chance.
+
+    Where the most bits overflow, or nodes may be float, only a search finds how much a measure can be.
+
+    Args:
+        start: the most bits that accumulators hold.
+        scorer: measures the start; the search then does not measure it again.
+
+    Raises:
+        InfeasibleBits: which limit, and the nearest value that is known.
+    """
+    limits = [x for x in goal.limits if not x.is_cost]
+    if not limits or _may_be_float(prepared) or dict(start) != prepared.space.widest():
         return
-    first = scored(start)
+    first = scorer.first(start)
     if not first.runs:
         return
-    for limit in measures:
+    for limit in limits:
         reached = float(first.results[limit.figure])
         if limit.shortfall(_by_chance(goal.measure_of(limit.figure), reached, int(first.results["samples"]))):
             raise InfeasibleBits(
                 f"{limit.text!r} cannot be met: at the most bits {limit.figure} is {reached:.6g}, the nearest known; "
                 "ask for less, keep sensitive nodes float (keep_float), or try another estimator"
             )
+
+
+def _may_be_float(prepared: Prepared) -> bool:
+    return any(group.is_kind for group in prepared.space.groups.values())
 
 
 def _by_chance(measure: Objective, reached: float, samples: int) -> float:

@@ -138,13 +138,13 @@ def replay_log(
         prepared = _refined(prepared, header, measure, log)
     evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
     chosen = [_best(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for trial in chosen:
         score = evaluator.score(prepared.resolver(trial.bits), trial.bits)
         logged = {**trial.results, "plan_key": trial.score.plan_key, "thresholds_sha256": trial.thresholds_sha256}
         now = {**score.results, "plan_key": score.plan_key, "thresholds_sha256": score.thresholds_sha256}
-        found += _compare(trial.index, logged, now)
-    return Replay(len(chosen), tuple(found))
+        differences += _compare(trial.index, logged, now)
+    return Replay(len(chosen), tuple(differences))
 
 
 def _objective_of(record: str, name: str, given: ObjectiveLike | None) -> Objective:
@@ -167,10 +167,10 @@ def _estimator_of(record: str, name: str, given: str | Estimator | None) -> Esti
                 f"{record}: {error}. If it is one of your own, pass it as estimator=..., or on the command line with "
                 "--estimator package.module:name"
             ) from None
-    found = named_estimator(given)
-    if found.name != name:
-        raise LogError(f"{record} is of estimator {name!r}; the one that was given is {found.name!r}")
-    return found
+    estimator = named_estimator(given)
+    if estimator.name != name:
+        raise LogError(f"{record} is of estimator {name!r}; the one that was given is {estimator.name!r}")
+    return estimator
 
 
 def quantization_of(header: Header) -> QuantizationOptions:
@@ -211,16 +211,16 @@ def _integer(value: Any) -> int:
 
 def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
     """The same with the thresholds that the search began with."""
-    said = header.settings
+    settings = header.settings
     with _reading(log):
-        race = None if said.get("race") is None else RaceOptions(**said["race"])
-        goal = Goal(measure, said.get("minimize"), parse_limits(said.get("limits"), measure))
+        race = None if settings.get("race") is None else RaceOptions(**settings["race"])
+        goal = Goal(measure, settings.get("minimize"), parse_limits(settings.get("limits"), measure))
     name, how = str(header.searcher["name"]), header.searcher["options"]
     if name not in SEARCHERS:
         raise LogError(f"log {log}: its searcher is {name!r}; expected one of {', '.join(SEARCHERS)}: it was edited")
     costs = costs_in_use(f"{name}:cost={how['cost']}" if how.get("cost") else name, goal)
     scorer = PlanScorer(goal, prune_redundant_choices(prepared, costs), None, race, header.seed)
-    confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], said.get("refined"))
+    confirmation = Confirmation.of([b.size for b in scorer.evaluator.batches], settings.get("refined"))
     start = find_starting_point(
         name,
         SEARCHERS[name].refined or "start",

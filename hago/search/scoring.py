@@ -44,11 +44,11 @@ def known_scores(logs: LogPath | Iterable[LogPath] | None, prepared: Prepared, g
         LogError: unreadable or damaged, or of an objective that is a function of the user's own.
         StrategyMismatch: of another model, hardware or data.
     """
-    found: dict[str, Score] = {}
+    scores: dict[str, Score] = {}
     for path in _paths(logs):
         for score in _scores(path, prepared, goal):
-            found.setdefault(score.plan_key, score)
-    return found
+            scores.setdefault(score.plan_key, score)
+    return scores
 
 
 def hashes_of(logs: LogPath | Iterable[LogPath] | None) -> list[str]:
@@ -135,8 +135,8 @@ class PlanScorer:
 
     def __call__(self, bits: Bits, rival: Bits | None = None) -> Score:
         """The score of a point, from this process."""
-        found = self._known(bits)
-        return self.under_goal(bits, self._state.score(bits, rival) if found is None else found)
+        known = self._known(bits)
+        return self.under_goal(bits, self._state.score(bits, rival) if known is None else known)
 
     def first(self, bits: Bits) -> Score:
         """The score of a point before the first trial; the search then does not measure it again."""
@@ -148,8 +148,8 @@ class PlanScorer:
 
     def _known(self, bits: Bits) -> Score | None:
         """The score that an earlier search measured for an equal Plan."""
-        found = self.known.get(self.prepared.resolver(bits).key) if self.known else None
-        return None if found is None else replace(found, total_bits=sum(bits.values()))
+        known = self.known.get(self.prepared.resolver(bits).key) if self.known else None
+        return None if known is None else replace(known, total_bits=sum(bits.values()))
 
     def under_goal(self, bits: Bits, score: Score) -> Score:
         """A measured score with the value and the shortfall that the goal gives it."""
@@ -163,8 +163,8 @@ class PlanScorer:
         workers = Workers(pool, work, self._state.score, notice)
 
         def start(bits: Bits, rival: Bits | None = None) -> _UnderGoal:
-            found = self._known(bits)
-            return _UnderGoal(self, bits, workers(bits, rival) if found is None else _Ready(found))
+            known = self._known(bits)
+            return _UnderGoal(self, bits, workers(bits, rival) if known is None else _Ready(known))
 
         return start
 

@@ -39,7 +39,7 @@ from hago.search.prepare import (
 )
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.racing import RaceOptions, as_race
-from hago.search.reachability import check_reachable, nearest
+from hago.search.reachability import check_costs_reachable, check_measures_reachable, nearest
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
@@ -119,11 +119,11 @@ class SearchOptions:
             TypeError: no option has this name.
         """
         groups: dict[str, Any] = {"quantization": self.quantization, "goal": self.goal, "run": self.run}
-        made: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for name, group in groups.items():
-            own = {f.name: keywords.pop(f.name) for f in fields(group) if f.name in keywords}
-            made[name] = replace(group, **own)
-        return replace(self, **made, **keywords)
+            named = {f.name: keywords.pop(f.name) for f in fields(group) if f.name in keywords}
+            changed[name] = replace(group, **named)
+        return replace(self, **changed, **keywords)
 
 
 # ---------------------------------------------------------------- results
@@ -194,8 +194,8 @@ def run_search(
         scorer = make_scorer(options, goal, prepared)
         announce("finding thresholds and what every choice may lose")
         searcher, refines = choose_searcher(options, scorer)
+        check_costs_reachable(goal, prepared, safe_bits(prepared))
         confirmation = choose_confirmation(scorer, logged) if refines else None
-        check_reachable(goal.of_costs, prepared, safe_bits(prepared), scorer.first)
         start = find_starting_point(
             searcher,
             refines,
@@ -206,7 +206,7 @@ def run_search(
             confirmation=confirmation,
         )
         scorer = scorer.with_prepared(start.prepared)
-        check_reachable(goal, start.prepared, start.most, scorer.first)
+        check_measures_reachable(goal, start.prepared, start.most, scorer)
         searcher = build_searcher(searcher, start, options.seed)
     search = Search(
         options=options,
@@ -377,7 +377,7 @@ class Search:
 
     Args:
         costs: the costs in use.
-        scorer: scores points with the thresholds that were found.
+        scorer: scores points with the thresholds of the starting point.
         description: the parts of `made_by` that all strategies of the search share; see `hago.search.description`.
         confirmation: the samples that confirm the best trial; None where only bits are chosen.
         gradient_forwards, simulations: the cost of the steps before the first trial, in forwards.
