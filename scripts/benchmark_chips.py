@@ -24,7 +24,7 @@ from torch import nn
 from hago import from_torch
 from hago.hardware.file import available_hardware
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import kernels
+from hago.runtime.native.self_test import exact_kernels
 from hago.search.evaluate import widest_safe_bits
 from hago.search.prepare import prepare
 
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {options.threads} threads, batch {options.batch}; {kernels()}")
+    print(f"torch {torch.__version__}, {options.threads} threads, batch {options.batch}; {exact_kernels()}")
     for name in options.networks:
         one_network(name, options)
 

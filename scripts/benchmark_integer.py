@@ -32,7 +32,7 @@ from hago.errors import InfeasibleBits
 from hago.plan.plan import Plan
 from hago.runtime.native.allocator import keep_freed_memory
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import Verdict, kernels
+from hago.runtime.native.self_test import Verdict, exact_kernels
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import float_bytes, save_plan
 from hago.search.prepare import QuantizationOptions, prepare
@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.keep_freed_memory:
         print("allocator:", "keeps freed memory" if keep_freed_memory() else "has no such setting")
-    print(f"torch {torch.__version__}; {kernels()}")
+    print(f"torch {torch.__version__}; {exact_kernels()}")
     for name in options.networks:
         network = Measured(name, options)
         for threads in options.threads:
@@ -106,7 +106,7 @@ class Measured:
         for name, without in {"tiles": self.options.without_tiles, "conv": self.options.without_conv}.items():
             if without:
                 left = Executor(
-                    plan, using=replace(kernels(), **{name: Verdict(False, "left out to measure the rest")})
+                    plan, using=replace(exact_kernels(), **{name: Verdict(False, "left out to measure the rest")})
                 )
                 parts[f"without {name}"] = partial(left.run, [images])
         parts[LAYERS] = macs_alone(plan, batch)

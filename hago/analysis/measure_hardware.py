@@ -36,7 +36,7 @@ from hago.ops import OPS
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.lowering import conversion
-from hago.runtime.native.self_test import kernels
+from hago.runtime.native.self_test import exact_kernels
 from hago.search.prepare import QuantizationOptions, prepare
 from hago.serialization.text_table import table
 from hago.study.log import versions
@@ -305,7 +305,7 @@ def requantize_job(hardware: Hardware) -> Job | str:
             continue
         ((name, node_plan),) = plan.nodes.items()
         simq = node_plan.out_simq or SimQ(node_plan.out, node_plan.operands[0])
-        kernel, run = conversion(plan, name, simq, kernels().calls)
+        kernel, run = conversion(plan, name, simq, exact_kernels().calls)
         if kernel == "reference":
             why = "no kernel for it on this machine"
             continue

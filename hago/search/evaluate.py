@@ -27,8 +27,8 @@ from hago.plan.plan import NodePlan, Plan
 from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import kernels
-from hago.runtime.native.weights import Packs
+from hago.runtime.native.self_test import exact_kernels
+from hago.runtime.native.weights import KernelConstantCache
 from hago.search.objective import (
     OBJECTIVES,
     Objective,
@@ -102,7 +102,7 @@ class Evaluator:
                     f"objective {measure.name!r} needs labels that are classes, got {got}; "
                     "pass (inputs, labels) batches"
                 )
-        self.carriers, self.packs, self.engine = Carriers(), Packs(), engine
+        self.carriers, self.constant_cache, self.engine = Carriers(), KernelConstantCache(), engine
         self.reuse: Reuse[SeenAccumulators] = Reuse(ValueCache(cache_bytes))
         self._best: Score | None = None
         begun = time.perf_counter()
@@ -143,9 +143,9 @@ class Evaluator:
         return Measurement(contributions, peaks)
 
     def _model(self, plan: Plan, peaks: AccumulatorExtremes) -> Simulator | Executor:
-        fast = self.engine == "integer" or (self.engine == "auto" and kernels().outrun_floats)
+        fast = self.engine == "integer" or (self.engine == "auto" and exact_kernels().outrun_floats)
         if fast and all(node.proved for node in plan.nodes.values()):
-            executor = Executor(plan, self.packs)
+            executor = Executor(plan, self.constant_cache)
             if self.engine == "integer" or _runs_on_kernels(executor):
                 return executor
         return Simulator(plan, self.carriers, watch=peaks)

@@ -24,19 +24,19 @@ from hago.graph.graph import Graph
 from hago.hardware.hardware import Hardware
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor, FastModel, named_engine
-from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, kernels
-from hago.runtime.native.weights import Packs
+from hago.runtime.native.self_test import NOTHING, ExactKernels, Verdict, exact_kernels
+from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 
 
-def check(plan: Plan, inputs: list[Tensor], packs: Packs | None = None) -> Executor:
+def check(plan: Plan, inputs: list[Tensor], constant_cache: KernelConstantCache | None = None) -> Executor:
     """Equal outputs, with the same shapes, dtypes and layout, and however a batch is cut."""
-    executor = Executor(plan, packs)
+    executor = Executor(plan, constant_cache)
     for fast, exact in zip(executor.run(inputs), IntegerModel(plan).run(inputs), strict=True):
         assert fast.shape == exact.shape and fast.dtype == exact.dtype and fast.is_contiguous()
         assert count_differing(fast, exact) == 0, executor.explain()
     if executor.segments:
-        cut = Executor(plan, packs, cached_bytes=1).run(inputs)
+        cut = Executor(plan, constant_cache, cached_bytes=1).run(inputs)
         assert all(count_differing(x, y) == 0 for x, y in zip(cut, executor.run(inputs), strict=True))
     return executor
 
@@ -48,12 +48,12 @@ def plan_of(graph: Graph, hardware: Hardware, inputs: list[Tensor]) -> Plan:
 
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_random_networks(seed: int) -> None:
-    rng, graph, packs = random.Random(seed), random_graph(seed), Packs()
+    rng, graph, constant_cache = random.Random(seed), random_graph(seed), KernelConstantCache()
     data = random_inputs(graph, seed)
     for name in rng.sample(sorted(EVERY), 2):
         resolver = resolver_of(graph, EVERY[name], data, rng.choice(["max_range", "power2_range"]))
         for bits in islice(points(resolver.space, seed), 3):
-            check(resolver(bits), random_inputs(graph, seed + 1, batch=rng.choice([1, 3]), size=4.0), packs)
+            check(resolver(bits), random_inputs(graph, seed + 1, batch=rng.choice([1, 3]), size=4.0), constant_cache)
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))
@@ -99,7 +99,7 @@ def test_convolutions(case: str, name: str) -> None:
     b.conv2d(b.call("relu", conv, name="relu"), seeded(4, out, 1, 1, seed=3), name="next", padding=[0, 0])
     plan = plan_of(b.graph(), EVERY[name], [seeded(2, channels, 9, 7)])
     executor = check(plan, [seeded(3, channels, 9, 7, seed=7, size=3.0)])
-    if kernels().conv.exact and case != "same, wider on one side":
+    if exact_kernels().conv.exact and case != "same, wider on one side":
         kernel = executor.explain().rows[0].kernel.removesuffix(" on tiles")
         assert kernel == ("native conv of words" if name in WORDS else "native conv")
     laid = seeded(3, channels, 9, 7, seed=8).contiguous(memory_format=torch.channels_last)
@@ -138,7 +138,7 @@ def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
         check(plan, [seeded(1, channels, 33, 25, seed=8)])
     finally:
         torch.set_num_threads(before)
-    if kernels().conv.exact:
+    if exact_kernels().conv.exact:
         assert "in the kernel of conv" in {row.node: row.why for row in executor.explain().rows}["pool"]
 
 
@@ -197,7 +197,7 @@ def test_sums_of_words_with_three_multipliers(op: str, other: str, swapped: bool
     executor = check(
         plan_of(graph, EVERY["tflite_int16"], [seeded(2, 3, 8, 6)]), [seeded(3, 3, 8, 6, seed=7, size=3.0)]
     )
-    if kernels().passes.exact:
+    if exact_kernels().passes.exact:
         assert executor.explain().rows[-1].kernel == "native add"
 
 
@@ -215,7 +215,7 @@ def test_movers_in_a_row_of_which_the_last_has_no_kernel(name: str) -> None:
 
 # ---------------------------------------------------------------- other kernels
 def _variants() -> dict[str, ExactKernels]:
-    found, no = kernels(), Verdict(False, "not to be used")
+    found, no = exact_kernels(), Verdict(False, "not to be used")
     return {
         "oneDNN": replace(found, conv=no),
         "oneDNN, sums only": replace(found, conv=no, fused=no),
@@ -286,15 +286,15 @@ def test_a_batch_is_cut_where_samples_do_not_meet() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
     plan, whole = plan_of(graph, EVERY["x86_vnni"], [x]), seeded(7, 3, 8, 8, seed=3)
     (expected,) = IntegerModel(plan).run([whole])
-    if not kernels().conv.exact:
-        pytest.skip(kernels().conv.why)
+    if not exact_kernels().conv.exact:
+        pytest.skip(exact_kernels().conv.why)
     for room in (1, 5_000, 10_000, 20_000, 10**6):
         assert Executor(plan, cached_bytes=room).run([whole])[0].equal(expected)
 
 
 def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
-    if not kernels().conv.exact:
-        pytest.skip(kernels().conv.why)
+    if not exact_kernels().conv.exact:
+        pytest.skip(exact_kernels().conv.why)
     b, many = Builder(), {"stride": [2, 2]}
     x = b.conv2d(b.input(3, 16, 16, name="x"), seeded(8, 3, 3, 3), name="wide")
     early = b.conv2d(x, seeded(8, 8, 3, 3, seed=1), name="half", **many)
@@ -325,8 +325,8 @@ def test_a_batch_whose_samples_meet_is_not_cut() -> None:
 
 
 def test_what_float_nodes_read_is_dequantized_once_and_what_they_make_is_quantized_by_kernels() -> None:
-    if kernels().calls is None:
-        pytest.skip(kernels().passes.why)
+    if exact_kernels().calls is None:
+        pytest.skip(exact_kernels().passes.why)
     b = Builder()
     conv = b.conv2d(b.input(5, 9, 7, name="x"), seeded(24, 5, 3, 3, seed=1), seeded(24, seed=2), name="conv")
     islands = [b.call("softmax", conv, name="soft", axis=1), b.call("softmax", conv, name="across", axis=3)]

@@ -19,7 +19,7 @@ from hago.graph.graph import Graph
 from hago.plan.plan import Plan
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.requantize import requantization_of
-from hago.runtime.native.self_test import NOTHING, kernels
+from hago.runtime.native.self_test import NOTHING, exact_kernels
 from hago.runtime.reference import IntegerModel
 
 
@@ -76,8 +76,8 @@ def test_outputs_are_those_of_the_reference(name: str, made: Callable[[], Graph]
 
 @pytest.mark.parametrize("estimator", ["max_range", "power2_range"])
 def test_bytes_are_joined_where_bytes_are_read(estimator: str) -> None:
-    if not kernels().conv.exact:
-        pytest.skip(kernels().conv.why)
+    if not exact_kernels().conv.exact:
+        pytest.skip(exact_kernels().conv.why)
     graph, x = fires(both=False), seeded(2, 3, 8, 8)
     resolver = resolver_of(graph, SHIPPED["x86_vnni"], [x], estimator)
     executor = Executor(resolver(resolver.space.widest()))

@@ -24,7 +24,7 @@ from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.kernels import KERNELS
 from hago.runtime.native.requantize import period, requantization_of
-from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, kernels
+from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, exact_kernels
 from hago.runtime.reference import IntegerModel
 
 WRONG = Verdict(False, "found wrong")
@@ -122,7 +122,7 @@ def _plan() -> Plan:
 
 
 def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
-    plan, x, found = _plan(), seeded(3, 3, 8, 8, seed=4), kernels()
+    plan, x, found = _plan(), seeded(3, 3, 8, 8, seed=4), exact_kernels()
     (expected,) = IntegerModel(plan).run([x])
     without = {
         "native conv": replace(found, conv=WRONG),
@@ -144,7 +144,7 @@ def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
 
 
 def test_values_of_16_bits_go_through_words_where_these_are_exact() -> None:
-    found = kernels()
+    found = exact_kernels()
     if not found.words.exact:
         pytest.skip(found.words.why)
     x = seeded(3, 3, 8, 8, seed=4)
@@ -158,7 +158,7 @@ def test_values_of_16_bits_go_through_words_where_these_are_exact() -> None:
 
 
 def test_wide_windows_go_through_matrix_tiles_where_these_are_exact() -> None:
-    found = kernels()
+    found = exact_kernels()
     if not found.tiles.exact:
         pytest.skip(found.tiles.why)
     model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), nn.Conv2d(64, 40, 3, padding=1), nn.ReLU(), nn.Flatten(1))
@@ -174,7 +174,7 @@ def test_wide_windows_go_through_matrix_tiles_where_these_are_exact() -> None:
 
 
 def test_onednn_requantizes_by_powers_of_two() -> None:
-    found = kernels()
+    found = exact_kernels()
     if not found.fused.exact:
         pytest.skip(found.fused.why)
     plan = _plan()

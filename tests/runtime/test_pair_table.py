@@ -12,7 +12,7 @@ from plans import resolver_of
 from hago.arithmetic.equality import count_differing
 from hago.hardware.file import load_hardware
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import kernels
+from hago.runtime.native.self_test import exact_kernels
 from hago.runtime.reference import IntegerModel
 
 
@@ -31,7 +31,7 @@ def test_two_bytes(hardware: str, op: str, other: str) -> None:
     resolver = resolver_of(graph, chip, data)
     plan = resolver(resolver.space.widest())
     executor = Executor(plan)
-    if kernels().passes.exact:
+    if exact_kernels().passes.exact:
         assert next(r.kernel for r in executor.explain().rows if r.node == "both") == "native pair table"
     for size, layout in itertools.product((4, 1), (torch.contiguous_format, torch.channels_last)):
         inputs = [(3 * v[:size]).to(memory_format=layout) for v in data]

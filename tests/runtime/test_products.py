@@ -14,7 +14,7 @@ from torch import Tensor
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.native import library as native
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import Verdict, check_products, kernels
+from hago.runtime.native.self_test import Verdict, check_products, exact_kernels
 from hago.runtime.reference import IntegerModel
 
 from .test_executor import check, plan_of
@@ -159,13 +159,13 @@ def test_every_kernel(case: str) -> None:
         assert compare_plan_exactly(plan, [laid[:2]]).same
         used |= set(executor.explain().kernels)
     ours = {"native multiply", "native add", "native sum over axes", "native matmul", "native conv", "torch on bytes"}
-    assert not kernels().products.exact or used & ours
+    assert not exact_kernels().products.exact or used & ours
 
 
 @pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul", "linear"])
 def test_no_node_is_left_to_the_reference(op: str) -> None:
-    if not (kernels().products.exact and kernels().conv.exact):
-        pytest.skip(str(kernels()))
+    if not (exact_kernels().products.exact and exact_kernels().conv.exact):
+        pytest.skip(str(exact_kernels()))
     cases = [c for c in GROW if c.startswith(op)] or {"matmul": ["matrices", "heads"]}[op]
     for case in cases:
         plan = plan_of(network(GROW[case]).graph(), EVERY["x86_vnni"], [seeded(2, 3, 8, 6)])
@@ -185,7 +185,7 @@ def test_extreme_integers_through_every_type() -> None:
 
 # ---------------------------------------------------------------- and where they are not to be had
 def test_results_stay_without_them() -> None:
-    using = replace(kernels(), products=Verdict(False, "found wrong"))
+    using = replace(exact_kernels(), products=Verdict(False, "found wrong"))
     for case in ("heads", "mul by a gate", "linear"):
         plan = plan_of(network(GROW[case]).graph(), EVERY["x86_vnni"], [seeded(2, 3, 8, 6)])
         executor, x = Executor(plan, using=using), [seeded(2, 3, 8, 6, seed=8)]

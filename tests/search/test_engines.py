@@ -16,7 +16,7 @@ from toys import timeless
 import hago
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.native.executor import Executor
-from hago.runtime.native.self_test import ExactKernels, kernels
+from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.search import evaluate
 
 CHIPS = ("x86_vnni", "tflite", "vta", "tpu_mlir_bm1684x")
@@ -113,11 +113,11 @@ def test_plans_that_mostly_run_on_no_kernel_are_simulated(layer: type[nn.Module]
     fast = evaluate._runs_on_kernels(Executor(plan))
     if layer is not nn.Conv2d:
         assert not fast
-    elif kernels().outrun_floats:
+    elif exact_kernels().outrun_floats:
         assert fast
     assert compare_plan_exactly(plan, data).same
 
 
 def test_integers_are_taken_where_convolutions_of_our_own_run() -> None:
-    here = kernels()
+    here = exact_kernels()
     assert here.outrun_floats == (here.conv.exact and here.passes.exact)

@@ -31,7 +31,7 @@ from hago.runtime.native.requantize import (
     stored_type,
     to_real,
 )
-from hago.runtime.native.weights import Packs
+from hago.runtime.native.weights import KernelConstantCache
 
 #: The most outputs that one kernel can store.
 MOST_OUTPUTS: Final = 3
@@ -194,16 +194,16 @@ class FusedEpilogues:
     """The epilogues of one Plan's kernels.
 
     A residual add, a clamp or a max pooling is fused into the kernel of a sum if it is the only reader of that sum,
-    and the value is stored in all forms that readers request, as far as one kernel can. Steps after the kernel make
-    the other forms. Made by `Lowering`; the kernels call it when they emit their calls.
+    and the value is stored in all conversions that readers request, as far as one kernel can. Steps after the kernel
+    make the others. Made by `Lowering`; the kernels call it when they emit their calls.
 
     Args:
         made: the values that earlier steps make; grows during lowering.
-        packs: caches requantizations.
+        constant_cache: caches requantizations.
     """
 
-    def __init__(self, layouts: RequestedLayouts, made: Collection[str], packs: Packs) -> None:
-        self.layouts, self.plan, self.made, self.packs = layouts, layouts.plan, made, packs
+    def __init__(self, layouts: RequestedLayouts, made: Collection[str], constant_cache: KernelConstantCache) -> None:
+        self.layouts, self.plan, self.made, self.constant_cache = layouts, layouts.plan, made, constant_cache
         self.how = self.plan.hardware.requantize
 
     def after(self, node: Node, channels: int) -> Epilogue | None:
@@ -255,7 +255,7 @@ class FusedEpilogues:
                 return False
             epilogue.stored = [StoredOutput(end.name, requantization, made.out)]
         end = self._fuse_clamp(epilogue, end)
-        if epilogue.stored:  # requantized at the output: further steps make the forms that readers request
+        if epilogue.stored:  # requantized at the output: further steps make the requested conversions
             epilogue.stored = [replace(epilogue.stored[0], name=end.name)]
         else:
             self._store(epilogue, end)
@@ -274,7 +274,9 @@ class FusedEpilogues:
             integer = simq is not None and simq.source is not None
             source = self.plan.nodes.get(self.layouts.wiring.root(node.inputs[s]))
             largest = largest_value(source) if source is not None else 0.0
-            requantization = self.packs.requantization(simq if integer else None, self.how, epilogue.channels, largest)
+            requantization = self.constant_cache.requantization(
+                simq if integer else None, self.how, epilogue.channels, largest
+            )
             if isinstance(requantization, str):
                 return None
             requantizations.append(requantization)
@@ -341,15 +343,15 @@ class FusedEpilogues:
         return end
 
     def _store(self, epilogue: Epilogue, end: Node) -> None:
-        """Store as many of the forms that readers request as the kernel can."""
+        """Store as many of the conversions that readers request as the kernel can."""
         made = self.plan.nodes[end.name]
-        forms = self.layouts.forms(end.name) or {end.name: None}
-        each = [self._stored(name, simq, made, epilogue.channels) for name, simq in forms.items()]
+        conversions = self.layouts.conversions(end.name) or {end.name: None}
+        each = [self._stored(name, simq, made, epilogue.channels) for name, simq in conversions.items()]
         outputs = [s for s in each if s is not None]
-        if (len(outputs) < len(forms) or len(outputs) > MOST_OUTPUTS) and end.name not in forms:
-            own = _unchanged(end.name, made.out)  # later steps make the other forms of the node's own value
+        if (len(outputs) < len(conversions) or len(outputs) > MOST_OUTPUTS) and end.name not in conversions:
+            own = _unchanged(end.name, made.out)  # later steps convert the node's own value
             outputs = [] if own is None else [own, *outputs]
-        if end.name in forms and all(s.name != end.name for s in outputs):
+        if end.name in conversions and all(s.name != end.name for s in outputs):
             outputs = []
         outputs.sort(key=lambda s: s.name != end.name)
         epilogue.stored = outputs[:MOST_OUTPUTS]
@@ -368,7 +370,7 @@ class FusedEpilogues:
         assert simq.source is not None and simq.target is not None
         if stored_type(simq.target) is None:
             return None
-        requantization = self.packs.requantization(simq, self.how, channels, largest)
+        requantization = self.constant_cache.requantization(simq, self.how, channels, largest)
         return None if isinstance(requantization, str) else requantization
 
 

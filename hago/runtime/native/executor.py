@@ -24,8 +24,8 @@ from hago.graph.schedule import Name, Step, last_uses, run_steps
 from hago.plan.plan import Plan
 from hago.runtime.native.layouts import wire
 from hago.runtime.native.lowering import Lowering
-from hago.runtime.native.self_test import ExactKernels, kernels
-from hago.runtime.native.weights import Packs
+from hago.runtime.native.self_test import ExactKernels, exact_kernels
+from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
 
 #: A segment ends where all later values are smaller by this factor.
@@ -156,7 +156,7 @@ class Executor:
     construction, so several threads can run it at once.
 
     Args:
-        packs: packed weights and requantizations, shared by the executors of one search.
+        constant_cache: packed weights and requantizations, shared by the executors of one search.
         using: the kernels that may be selected; by default those that are exact on this machine.
         cached_bytes: the most bytes of a value of one micro-batch, if samples are independent.
     """
@@ -164,13 +164,13 @@ class Executor:
     def __init__(
         self,
         plan: Plan,
-        packs: Packs | None = None,
+        constant_cache: KernelConstantCache | None = None,
         using: ExactKernels | None = None,
         cached_bytes: int = CACHED_BYTES,
     ) -> None:
         self.plan = plan
-        self.using = kernels() if using is None else using
-        lowering = Lowering(wire(plan), Packs() if packs is None else packs, self.using)
+        self.using = exact_kernels() if using is None else using
+        lowering = Lowering(wire(plan), KernelConstantCache() if constant_cache is None else constant_cache, self.using)
         self._steps = tuple(lowering.lower())
         self._uses, self._skipped = tuple(lowering.uses), lowering.wiring.skipped
         self.ends = tuple(lowering.outputs)

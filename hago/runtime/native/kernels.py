@@ -57,7 +57,7 @@ from hago.runtime.native.requantize import (
     tflite_sum_requantizations,
 )
 from hago.runtime.native.self_test import ExactKernels
-from hago.runtime.native.weights import Geometry, Packs, conv_geometry, tiles_pay
+from hago.runtime.native.weights import Geometry, KernelConstantCache, conv_geometry, tiles_pay
 from hago.runtime.reference import compute_float, compute_integer, move_stored, store
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -98,7 +98,7 @@ class LoweringState(Protocol):
     plan: Plan
     layouts: RequestedLayouts
     epilogues: FusedEpilogues
-    packs: Packs
+    constant_cache: KernelConstantCache
     kernels: ExactKernels
 
 
@@ -268,7 +268,7 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     assert values is not None
     words = values == native.TYPES["int16"]
     tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
-    packed = state.packs(made.consts[1], g, tiles, node.op == "matmul", words)
+    packed = state.constant_cache(made.consts[1], g, tiles, node.op == "matmul", words)
     offset = packed.offsets(made.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
     zeros = torch.full((g.channels * (1 + words) + SLACK,), zero % 256, dtype=torch.uint8)
     template = native.conv_of(g, packed, values, offset, zeros)
@@ -303,8 +303,8 @@ def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
         rows = weight.t() if node.op == "matmul" else weight
         return prepack(rows.reshape(g.out_channels, -1, *g.kernel).contiguous(), g, zero)
 
-    weight = state.packs.kept(made.consts[1], (g, node.op, zero), packed)
-    simq, name = _only_form(state.layouts, node, made)
+    weight = state.constant_cache.kept(made.consts[1], (g, node.op, zero), packed)
+    simq, name = _only_conversion(state.layouts, node, made)
     target = None if simq is None else simq.target
     if state.kernels.fused.exact and simq is not None and target is not None and requantizes_exactly(simq, how):
         scales = ratio(made.register, target).to(torch.float32).flatten().expand(g.out_channels).contiguous()
@@ -329,13 +329,13 @@ def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
     return Call((node.name,), "oneDNN", inputs, (node.name,), run)
 
 
-def _only_form(layouts: RequestedLayouts, node: Node, made: NodePlan) -> tuple[SimQ | None, str]:
-    """The requantized form of a node's value, if it is the only form that is requested, and its name."""
+def _only_conversion(layouts: RequestedLayouts, node: Node, made: NodePlan) -> tuple[SimQ | None, str]:
+    """The conversion of a node's value, if it is the only one that is requested, and its name."""
     if made.out_simq is not None:
         return made.out_simq, node.name
-    forms = layouts.forms(node.name)
-    name, simq = next(iter(forms.items()), (node.name, None))
-    return (simq if len(forms) == 1 else None), name
+    conversions = layouts.conversions(node.name)
+    name, simq = next(iter(conversions.items()), (node.name, None))
+    return (simq if len(conversions) == 1 else None), name
 
 
 def _onednn_bias(made: NodePlan, scales: Tensor) -> Tensor | None:
@@ -676,7 +676,7 @@ def _emit_pair_table(state: LoweringState, node: Node) -> Call | str:
     consts = _stored_const(made, 0), _stored_const(made, 1)
     # the digest of a node does not cover the qparams of its operands
     key = (node.op, made.digest, *(q and q.key for q in made.operands))
-    entries = state.packs.tables.get_or_make(key, lambda: pair_table_entries(state.plan, node))
+    entries = state.constant_cache.tables.get_or_make(key, lambda: pair_table_entries(state.plan, node))
     inputs = tuple(state.layouts.names[e] for e in node.edges if e.slot not in made.consts)
     call = PairTableCall(state.kernels.calls, entries, consts)
     return Call((node.name,), "native pair table", inputs, (node.name,), call)

@@ -7,7 +7,7 @@ twice in one pass (`SimQ.via`). And a clamp before a requantization is a narrowe
 result is a Plan with the same outputs. Intermediate values differ, so the reference engine runs the original Plan
 when they are observed.
 
-`RequestedLayouts` collects in which forms the kernels read each value of the rewritten Plan.
+`RequestedLayouts` collects which conversions of each value of the rewritten Plan the kernels read.
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ class ConsumerKernel(Protocol):
 
 
 class RequestedLayouts:
-    """The forms in which kernels read each value, and the name of the value that each edge reads.
+    """The conversions of each value that kernels read, and the name of the value that each edge reads.
 
-    A node that the wiring does not skip is a *root*. The forms of its value are the value itself (under the name of
-    the node), one for each target to which readers requantize it (`name>1` and so on), and its real value (`name!`).
+    A node that the wiring does not skip is a *root*. Its readers may read the value itself (under the name of the
+    node), conversions to the targets to which they requantize it (`name>1` and so on), and its real value (`name!`).
     Made by `Lowering` after kernel selection; kernels read it when they emit their calls.
 
     Args:
@@ -165,14 +165,14 @@ class RequestedLayouts:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
         self.kernels = kernels
         self.names: dict[Edge, str] = {}
-        self._forms: dict[str, dict[str, SimQ | None]] = {}
+        self._conversions: dict[str, dict[str, SimQ | None]] = {}
         for edge in self.graph.edges:
             if edge.dst not in wiring.skipped:
                 self._request(edge)
 
-    def forms(self, root: str) -> Mapping[str, SimQ | None]:
-        """The conversions that make the forms of a root's value, by name; None for the value itself."""
-        return self._forms.get(root, {})
+    def conversions(self, root: str) -> Mapping[str, SimQ | None]:
+        """The conversions of a root's value that kernels read, by name; None for the value itself."""
+        return self._conversions.get(root, {})
 
     def readers(self, root: str) -> list[Edge]:
         """The edges that read a root's value, directly or through skipped nodes."""
@@ -188,20 +188,21 @@ class RequestedLayouts:
         return self.graph[readers[0].dst] if alone else None
 
     def is_own(self, edge: Edge) -> bool:
-        """Whether an edge reads its root's value itself, not a form of it."""
+        """Whether an edge reads its root's value itself, not a conversion of it."""
         return self.names[edge] == self.wiring.root(self.graph.source(edge))
 
     def _request(self, edge: Edge) -> None:
         root, simq = self.wiring.root(self.graph.source(edge)), self.plan.edges[edge]
-        forms = self._forms.setdefault(root, {})
+        conversions = self._conversions.setdefault(root, {})
         name = root
         if edge.dst == OUTPUT or self._is_real(edge, simq):
             name = root if simq is None else f"{root}!"
         elif simq is not None and self.graph[root].op != CONST and self._converts_before(edge, simq):
-            same = [k for k, s in forms.items() if s is not None and s.target is simq.target and s.via is simq.via]
-            name = same[0] if same else f"{root}>{1 + len(forms)}"
+            known = ((k, s) for k, s in conversions.items() if s is not None)
+            same = [k for k, s in known if s.target is simq.target and s.via is simq.via]
+            name = same[0] if same else f"{root}>{1 + len(conversions)}"
         self.names[edge] = name
-        forms.setdefault(name, None if name == root else simq)
+        conversions.setdefault(name, None if name == root else simq)
 
     def _is_real(self, edge: Edge, simq: SimQ | None) -> bool:
         """Whether a float node reads the real value of integers, which is made once for all float nodes."""

@@ -1,7 +1,7 @@
 """Lowering: a Plan that `layouts.wire` rewrote becomes a list of Steps.
 
 Every node gets the kernel that `kernels.select_kernel` selects for it, together with the nodes that the kernel can
-compute in its epilogue. The forms of a value that readers request and its kernel does not store are made by
+compute in its epilogue. The conversions of a value that readers request and its kernel does not store are made by
 conversions: passes that quantize, requantize or dequantize a whole value.
 """
 
@@ -26,7 +26,7 @@ from hago.runtime.native.kernels import REFERENCE, Call, Run, SelectedKernel, na
 from hago.runtime.native.layouts import RequestedLayouts, Wiring
 from hago.runtime.native.requantize import channel_axis, period, requantization_of, stored_type, to_real
 from hago.runtime.native.self_test import ExactKernels
-from hago.runtime.native.weights import Packs
+from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import move_stored, real_value
 
 
@@ -103,13 +103,13 @@ class Lowering:
 
     Args:
         wiring: the Plan and its skipped nodes.
-        packs: packed weights and requantizations, shared by the executors of one search.
+        constant_cache: packed weights and requantizations, shared by the executors of one search.
         kernels: the kernels that may be selected.
     """
 
-    def __init__(self, wiring: Wiring, packs: Packs, kernels: ExactKernels) -> None:
+    def __init__(self, wiring: Wiring, constant_cache: KernelConstantCache, kernels: ExactKernels) -> None:
         self.wiring, self.plan, self.graph = wiring, wiring.plan, wiring.plan.graph
-        self.packs, self.kernels = packs, kernels
+        self.constant_cache, self.kernels = constant_cache, kernels
         features = native_features(kernels)
         self.selected: dict[str, SelectedKernel] = {
             n.name: select_kernel(self.plan, n, features)
@@ -118,7 +118,7 @@ class Lowering:
         }
         self.layouts = RequestedLayouts(wiring, {name: s.kernel for name, s in self.selected.items()})
         self.made: set[str] = set(self.graph.consts)
-        self.epilogues = FusedEpilogues(self.layouts, self.made, packs)
+        self.epilogues = FusedEpilogues(self.layouts, self.made, constant_cache)
         self.steps: list[Step] = []
         self.uses: list[KernelUse] = []
         self.sizes: list[int] = []  # bytes of the largest value of each step at batch 1
@@ -153,8 +153,8 @@ class Lowering:
         last = call.nodes[-1]
         digests = [(n, self.plan.nodes[n].digest if n in self.plan.nodes else None) for n in call.nodes]
         edges = [self._edge_key(e) for n in call.nodes for e in self.graph[n].edges]
-        forms = [self._form_key(last, name) for name in call.outputs]
-        digest = repr((call.kernel, digests, edges, forms)).encode()
+        conversions = [self._conversion_key(last, name) for name in call.outputs]
+        digest = repr((call.kernel, digests, edges, conversions)).encode()
         self.steps.append(Step(call.inputs, call.outputs, call.run, digest, (None,) * len(call.outputs)))
         self.uses.append(KernelUse(call.nodes, call.kernel, why))
         self.made.update(call.outputs)
@@ -166,14 +166,14 @@ class Lowering:
         simq = self.plan.edges[edge]
         return None if simq is None else simq.key
 
-    def _form_key(self, root: str, name: str) -> object:
-        """The key that distinguishes the forms of a value."""
-        simq, made = self.layouts.forms(root).get(name), self.plan.nodes.get(root)
+    def _conversion_key(self, root: str, name: str) -> object:
+        """The key that distinguishes the conversions of a value."""
+        simq, made = self.layouts.conversions(root).get(name), self.plan.nodes.get(root)
         return simq.key if simq is not None else None if made is None else made.out.key
 
     def _bytes(self, root: str, name: str) -> int:
         """The bytes of a value at batch 1."""
-        simq, made = self.layouts.forms(root).get(name), self.plan.nodes.get(root)
+        simq, made = self.layouts.conversions(root).get(name), self.plan.nodes.get(root)
         qparams = simq.target if simq is not None else None if made is None else made.out
         each = 4 if qparams is None else qparams.dtype.torch.itemsize
         return each * math.prod(self.graph[root].shape or ())
@@ -193,8 +193,8 @@ class Lowering:
         return batch_first and self.selected[node.name].kernel.by_sample(self.plan, node)
 
     def _convert(self, root: str) -> None:
-        """Add conversions for the requested forms of a value that its kernel does not store."""
-        for name, simq in self.layouts.forms(root).items():
+        """Add steps for the requested conversions of a value that its kernel does not store."""
+        for name, simq in self.layouts.conversions(root).items():
             if name not in self.made:
                 assert simq is not None
                 kernel, run = conversion(self.plan, root, simq, self.kernels.calls)

@@ -37,7 +37,7 @@ _STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
 @dataclass(frozen=True, slots=True)
 class Requantization:
     """A requantization as the native kernels read it, and the tensors that it points to. Made by `requantization_of`,
-    cached by `Packs`, and copied into the structures of calls, whose owners keep `kept` alive."""
+    cached by `KernelConstantCache`, and copied into the structures of calls, whose owners keep `kept` alive."""
 
     move: native.Move
     kept: tuple[Any, ...] = ()

@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ExactKernels:
-    """The kernels that are exact on this machine. Made once per process by `kernels`.
+    """The kernels that are exact on this machine. Made once per process by `exact_kernels`.
 
     Args:
         calls: the library of native kernels, or None.
@@ -92,7 +92,7 @@ NOTHING: Final = ExactKernels(None, *[Verdict(False, "switched off")] * 7)
 
 
 @functools.cache
-def kernels() -> ExactKernels:
+def exact_kernels() -> ExactKernels:
     """The kernels that are exact in this process. The first call tests them, in some tens of milliseconds."""
     library = native.library()
     absent = Verdict(False, library.why)
@@ -229,7 +229,7 @@ def check_passes(calls: Any) -> Verdict:
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
     wrong = total = 0
-    for how in _forms():
+    for how in _requantizations():
         for step in (2.0**-1, 2.0, 2.0**9, 733.1, 2.0**17 / 3):
             shifts = math.log2(step).is_integer()
             if (how.form == "shift" and not shifts) or (how.form == "multiplier_shift" and step < 1):
@@ -242,7 +242,7 @@ def check_passes(calls: Any) -> Verdict:
     return Verdict(not wrong, f"{wrong} of {total} requantized sums are wrong")
 
 
-def _forms() -> Iterator[Requantize]:
+def _requantizations() -> Iterator[Requantize]:
     for rounding in ROUNDINGS:
         yield Requantize("float32", rounding)
         yield Requantize("multiplier_shift", rounding)

@@ -1,7 +1,7 @@
 """Weights, packed in the order in which the native convolution reads them, and the cache of packed weights.
 
 One-dimensional convolutions, linear layers and matrix products by constants run as two-dimensional convolutions with a
-`Geometry`. `Packs` keeps what executors derive from weights, so that the executors of one search share it.
+`Geometry`. A `KernelConstantCache` keeps what executors derive from weights; the executors of one search share it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hago.arithmetic.types import SimQ
 from hago.caching import LRU
 from hago.runtime.native.requantize import SLACK, Requantization, requantization_of
 
-#: The most bytes of packed weights that a `Packs` keeps.
+#: The most bytes of packed weights that a `KernelConstantCache` keeps.
 PACKED_BYTES: Final = 1 << 29
-#: The most requantizations that a `Packs` keeps, each with one or two arrays of a value per channel.
+#: The most requantizations that a `KernelConstantCache` keeps, each with one or two arrays of a value per channel.
 REQUANTIZATIONS: Final = 1 << 13
-#: The most tables of pairs of bytes that a `Packs` keeps, 64 KiB each.
+#: The most tables of pairs of bytes that a `KernelConstantCache` keeps, 64 KiB each.
 TABLES: Final = 1 << 9
 #: Output channels worked on at once, at most; a multiple of LANES.
 WIDEST: Final = 64
@@ -89,7 +89,7 @@ def conv_geometry(attrs: Mapping[str, Any], weight: Tensor) -> Geometry | str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Packed weights. Made by `pack`, kept by `Packs`.
+    """Packed weights. Made by `pack`, kept by `KernelConstantCache`.
 
     Args:
         weight: int8, or int16 for activations of 16 bits, in the layout that cpp/conv.h describes.
@@ -124,7 +124,7 @@ class Packed:
         return torch.cat([placed.flatten().to(torch.int32), torch.zeros(SLACK, dtype=torch.int32)])
 
 
-class Packs:
+class KernelConstantCache:
     """A bounded cache of packed weights, requantizations and tables of pairs of bytes.
 
     Made by the evaluator of a search, which hands it to every `Executor`; an executor that gets none makes its own.
