@@ -247,7 +247,7 @@ def safe_bits(
     """
     form = ops[node.op].integer
     assert form is not None
-    moves = form.within_hull and all(d.register.dtype == d.in_dtype(0) for d in descs)
+    moves = form.outputs_fit_input_dtype and all(d.register.dtype == d.in_dtype(0) for d in descs)
     if form.table or moves:
         return None, True
     rescaled = form.requantizes_output or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))

@@ -24,7 +24,7 @@ from hago.arithmetic.types import DType, QParams, SimQ
 from hago.arithmetic.types import dtype as named_dtype
 from hago.errors import HagoError, did_you_mean
 
-Form = Literal["float32", "onnxruntime", "multiplier_shift", "shift"]
+RequantizeForm = Literal["float32", "onnxruntime", "multiplier_shift", "shift"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Requantize:
             once (TFLite, CMSIS-NN); None: they are as others.
     """
 
-    form: Form = "float32"
+    form: RequantizeForm = "float32"
     rounding: str = "half_even"
     multiplier_bits: int = 31
     two_stage: bool = False
@@ -53,8 +53,10 @@ class Requantize:
     wide: str | None = None
 
     def __post_init__(self) -> None:
-        if self.form not in get_args(Form):
-            raise HagoError(f"unknown requantize form {self.form!r}." + did_you_mean(self.form, get_args(Form)))
+        if self.form not in get_args(RequantizeForm):
+            raise HagoError(
+                f"unknown requantize form {self.form!r}." + did_you_mean(self.form, get_args(RequantizeForm))
+            )
         if self.rounding not in ROUNDINGS:
             raise HagoError(
                 f"unknown rounding {self.rounding!r}; known: {', '.join(ROUNDINGS)}."

@@ -174,7 +174,7 @@ def _propagate_ranges(plan: Plan, rows: dict[str, Range]) -> None:
 def _moved_tensors(plan: Plan, node: Node) -> tuple[str, ...]:
     """The inputs of an integer node whose output stays within their range, e.g. pooling, concatenation and relu."""
     form = plan.ops[node.op].integer if node.name in plan.nodes else None
-    if form is None or not form.within_hull:
+    if form is None or not form.outputs_fit_input_dtype:
         return ()
     return tuple(s for slot, s in enumerate(node.inputs) if form.slot(slot) in ("follow", "common", "own"))
 

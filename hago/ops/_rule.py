@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from hago.arithmetic.numerics import Form, Order, Requantize
+from hago.arithmetic.numerics import Order, Requantize, RequantizeForm
 from hago.arithmetic.types import QParams
 
 Attrs = Mapping[str, Any]
@@ -192,15 +192,15 @@ class IntegerForm:
     allows_early_clipping: bool = True
     product: MatrixProduct | None = None
     addends: Addends | None = None
-    required_requantize: Form | None = None
+    required_requantize: RequantizeForm | None = None
 
     def integer_attrs(self, attrs: Attrs, site: Site) -> Attrs:
         """The attributes in integer units, for a node with this quantization around it."""
         return self.attrs_at(attrs, site) if self.attrs_at else self.attrs(attrs, site.scales)
 
     @property
-    def within_hull(self) -> bool:
-        """Whether every output fits the inputs' dtype: it lies in the hull of these and 0, or the form says so."""
+    def outputs_fit_input_dtype(self) -> bool:
+        """Whether every output fits the inputs' dtype: by the default `bound`, or because the form says so."""
         return self.bound is _largest or self.fits_input_dtype
 
     @property

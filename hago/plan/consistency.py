@@ -181,11 +181,11 @@ def _output(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
 
 def _accumulator(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
     """an accumulator that is bounded, without a zero point unless values are only moved about"""
-    moved = form.within_hull and made.register.dtype == made.desc.in_dtype(0)
+    moved = form.outputs_fit_input_dtype and made.register.dtype == made.desc.in_dtype(0)
     most = 1 if form.split is None else MOST_PARTS
     bounded = all(math.isfinite(b) and b >= 0 for b in (made.bound, made.raw_bound))
     centered = moved or not bool(made.register.zero_point.any())
-    return bounded and made.within_hull == moved and centered and 1 <= made.parts <= most
+    return bounded and made.keeps_input_dtype == moved and centered and 1 <= made.parts <= most
 
 
 def _constants(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:

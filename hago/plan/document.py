@@ -50,7 +50,10 @@ _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
 #: Fields of a NodePlan that are written each in a form of its own.
 _OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
-_PLAIN: Final = tuple(f.name for f in fields(NodePlan) if f.name not in _OWN_WAY)
+#: The key of each other field; formats keep the key of a field that was renamed.
+_PLAIN: Final = {
+    f.name: {"keeps_input_dtype": "within_hull"}.get(f.name, f.name) for f in fields(NodePlan) if f.name not in _OWN_WAY
+}
 #: Types of the other fields, which the schema cannot check.
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "attrs": (dict,),
@@ -409,7 +412,7 @@ def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
 def _node_plan(plan: Plan, name: str, write: ValueWriter) -> dict[str, Any]:
     node, found = plan.graph[name], plan.nodes[name]
     data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
-    record = {key: written(write, getattr(found, key), name, f"{name}.{key}") for key in _PLAIN}
+    record = {key: written(write, getattr(found, field), name, f"{name}.{field}") for field, key in _PLAIN.items()}
     return record | {
         "desc": _desc_number(plan, name, found.desc),
         "consts": {str(s): written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
@@ -510,7 +513,7 @@ def _read_node(
     edges: Mapping[Edge, SimQ | None],
     ops: Ops,
 ) -> NodePlan:
-    descs, plain = hardware.ops.get(node.op, ()), {key: read(record[key]) for key in _PLAIN}
+    descs, plain = hardware.ops.get(node.op, ()), {field: read(record[key]) for field, key in _PLAIN.items()}
     wrong = [key for key, kinds in _KINDS.items() if not isinstance(plain[key], kinds)]
     wrong += [] if all(q is None or isinstance(q, QParams) for q in plain["operands"]) else ["operands"]
     if wrong or len(plain["operands"]) != len(node.inputs) or record["desc"] >= len(descs):

@@ -181,7 +181,7 @@ class Operands:
         if self.form.requantizes_output:
             return self.whole(site.target.scale, dtype)
         scale = self.form.scale(self.node.attrs, site.scales)
-        if self.form.within_hull and first is not None and first.dtype == dtype:
+        if self.form.outputs_fit_input_dtype and first is not None and first.dtype == dtype:
             # the op only moves values about, so they keep their zero point
             return self.owner.intern(replace(first, scale=scale))
         return self.whole(scale, dtype)

@@ -41,7 +41,7 @@ class NodePlan:
         out: the qparams of the node's value.
         bound: the largest |accumulator| that any input can cause.
         raw_bound: the same with the zero points multiplied in, as a saturating chip sees it.
-        within_hull: whether the op only moves values about in their own dtype.
+        keeps_input_dtype: whether the accumulator has the dtype of the inputs, which every output fits.
         parts: into how many sums over K a float32 carrier must be split to stay exact.
         table: value of every input integer, where the op is a table; indexed by q - dtype.min.
         thresholds: (lo, hi) used on each in-edge that has bits, by group key.
@@ -65,7 +65,7 @@ class NodePlan:
     out: QParams
     bound: float
     raw_bound: float
-    within_hull: bool
+    keeps_input_dtype: bool
     parts: int
     table: Tensor | None
     thresholds: Mapping[str, tuple[Tensor, Tensor]]
@@ -78,7 +78,7 @@ class NodePlan:
     @property
     def proved(self) -> bool:
         """Whether no input can make the accumulator leave its register."""
-        if self.within_hull or self.table is not None:
+        if self.keeps_input_dtype or self.table is not None:
             return True
         if self.pairs is not None:
             return False

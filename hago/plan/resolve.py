@@ -109,7 +109,7 @@ class NodeBuilder:
             out=out,
             bound=bound,
             raw_bound=bounds.raw(),
-            within_hull=self.form.within_hull and register.dtype == self.desc.in_dtype(0),
+            keeps_input_dtype=self.form.outputs_fit_input_dtype and register.dtype == self.desc.in_dtype(0),
             parts=bounds.parts(),
             table=table,
             thresholds=self.operands.thresholds,

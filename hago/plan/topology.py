@@ -292,7 +292,7 @@ def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, 
     while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
         name = edges[0].dst
         form = ops[graph[name].op].integer
-        if form is None or not (form.within_hull and form.allows_early_clipping):
+        if form is None or not (form.outputs_fit_input_dtype and form.allows_early_clipping):
             break
         if form.slots != ("follow",) and not joins_operands(form, hardware, graph[name].op):
             break
@@ -305,7 +305,8 @@ def joins_operands(form: IntegerForm, hardware: Hardware, op: str) -> bool:
     """Whether an op puts operands of one scale together and changes nothing, whatever signature it takes."""
     descs = hardware.integer_descs(op)
     widths = {d.in_dtype(0).bits for d in descs}
-    return form.slots == ("common",) and form.within_hull and len(widths) == 1 and descs[0].requantize_at == "edge"
+    one_dtype = form.outputs_fit_input_dtype and len(widths) == 1
+    return form.slots == ("common",) and one_dtype and descs[0].requantize_at == "edge"
 
 
 def range_node(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, name: str) -> str:

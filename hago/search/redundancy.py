@@ -66,6 +66,6 @@ def _fed(plan: Plan, group: Group) -> set[str]:
         reader = plan.nodes.get(edge.dst)
         if reader is not None and edge.dst not in found:
             found.add(edge.dst)
-            if reader.within_hull:
+            if reader.keeps_input_dtype:
                 waiting += plan.graph.out_edges[edge.dst]
     return found

@@ -66,7 +66,7 @@ from hago.study.log import Notice, versions
 from hago.study.searcher import Score
 
 #: The texts that name an executor.
-EXECUTOR_FORMS: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
+EXECUTOR_SYNTAX: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
 #: Seconds to wait for a Dask scheduler.
 SCHEDULER_PATIENCE: Final = 15
 
@@ -113,7 +113,7 @@ def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
     is left as it is.
 
     Args:
-        given: an executor, or a text of the EXECUTOR_FORMS; None for no executor.
+        given: an executor, or a text of the EXECUTOR_SYNTAX; None for no executor.
 
     Raises:
         HagoError: the text is of another form, the scheduler cannot be reached, or a package is missing.
@@ -127,7 +127,7 @@ def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
         yield WorkerPool(given, _worker_count(given))
     else:
         raise HagoError(
-            f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_FORMS}"
+            f"executor is a {type(given).__name__}; expected a concurrent.futures.Executor, or {EXECUTOR_SYNTAX}"
         )
 
 
@@ -139,7 +139,7 @@ def _named_executor(text: str) -> Iterator[WorkerPool]:
             yield pool
         return
     if not local:
-        raise HagoError(f"executor {text!r}; expected {EXECUTOR_FORMS}")
+        raise HagoError(f"executor {text!r}; expected {EXECUTOR_SYNTAX}")
     count = int(local[2])
     make = _processes if local[1] == "processes" else ThreadPoolExecutor
     executors: list[Executor] = []

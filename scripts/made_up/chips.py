@@ -69,12 +69,12 @@ class Chip:
         if form.slots == ("own", "plain"):
             return (narrow,)
         if form.slot(0) == "follow":
-            return (narrow, wide) if form.within_hull else (into_sums, wide)
+            return (narrow, wide) if form.outputs_fit_input_dtype else (into_sums, wide)
         if self.at == "output":
             listed = [self.operand] if form.slot(0) == "common" else [self.operand, "int8"]
             return (OpDesc(listed, self.operand, sums, "output", min_bits=self.min_bits),)
         if form.slot(0) == "common":
-            return (narrow, wide) if form.within_hull else (wide,)
+            return (narrow, wide) if form.outputs_fit_input_dtype else (wide,)
         return (OpDesc([self.operand, "int8"], self.register, sums, min_bits=self.min_bits),)
 
 

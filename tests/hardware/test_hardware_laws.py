@@ -77,7 +77,7 @@ def descs(draw: st.DrawFn, at: hardware.RequantizeAt) -> OpDesc:
 
 @st.composite
 def hardwares(draw: st.DrawFn) -> Hardware:
-    form = draw(st.sampled_from(get_args(numerics.Form)))
+    form = draw(st.sampled_from(get_args(numerics.RequantizeForm)))
     bits, two_stage = 31, False
     if form == "multiplier_shift":
         bits, two_stage = draw(st.sampled_from([(31, False), (31, True), (7, False)]))

@@ -240,7 +240,7 @@ def test_the_schema_lists_what_the_code_knows() -> None:
     text = Path(hardware.__file__).parents[1] / "serialization" / "schemas" / "hardware.schema.json"
     schema = json.loads(text.read_text("utf-8"))
     parts, signature = schema["properties"], schema["$defs"]["signature"]["properties"]
-    assert tuple(parts["requantize"]["properties"]["form"]["enum"]) == get_args(numerics.Form)
+    assert tuple(parts["requantize"]["properties"]["form"]["enum"]) == get_args(numerics.RequantizeForm)
     assert tuple(parts["weight"]["properties"]["granularity"]["enum"]) == get_args(hardware.Granularity)
     assert tuple(parts["other_ops"]["enum"]) == get_args(hardware.OtherOps)
     assert tuple(signature["requantize_at"]["enum"]) == get_args(hardware.RequantizeAt)

@@ -63,7 +63,9 @@ def check_any_layout(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> 
 def check_early_clipping(rule: OpRule, graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
     """Where a producer may take the op's range, clipping to it, 0 included, changes nothing of the op's output."""
     form = rule.integer
-    assert form is not None and form.slots == ("follow",) and form.within_hull and form.allows_early_clipping
+    assert (
+        form is not None and form.slots == ("follow",) and form.outputs_fit_input_dtype and form.allows_early_clipping
+    )
     (expected,) = run_real(graph, inputs, ops=ops)
     (found,) = run_real(
         graph, [x.clamp(expected.min().clamp(max=0), expected.max().clamp(min=0)) for x in inputs], ops=ops

@@ -66,7 +66,9 @@ def test_any_layout(key: Key) -> None:
 
 def hiding(key: Key) -> bool:
     form = OPS[key[0]].integer
-    return form is not None and form.slots == ("follow",) and form.within_hull and form.allows_early_clipping
+    return (
+        form is not None and form.slots == ("follow",) and form.outputs_fit_input_dtype and form.allows_early_clipping
+    )
 
 
 @pytest.mark.parametrize("key", [k for k in KEYS if hiding(k)], ids=name_of)
@@ -170,7 +172,7 @@ REGISTERS = {
 SUMMING = [
     k
     for k in INTEGER_KEYS
-    if not (OPS[k[0]].integer.within_hull or OPS[k[0]].integer.table or k[0] == "neg")  # type: ignore[union-attr]
+    if not (OPS[k[0]].integer.outputs_fit_input_dtype or OPS[k[0]].integer.table or k[0] == "neg")  # type: ignore[union-attr]
 ]
 
 

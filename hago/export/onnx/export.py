@@ -92,7 +92,7 @@ def _beyond_float32(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
         return False
     shifts = plan.hardware.requantize.form == "shift"
     in_integers = node.op in INT32_SUMS or node.op in ("mean", "sum") or "avg_pool" in node.op
-    return shifts or not (node_plan.within_hull or in_integers)
+    return shifts or not (node_plan.keeps_input_dtype or in_integers)
 
 
 def _refuse_edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:

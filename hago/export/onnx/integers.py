@@ -64,7 +64,7 @@ def select_data_movement(
     form = builder.plan.ops[node.op].integer
     moves = (
         form is not None
-        and node_plan.within_hull
+        and node_plan.keeps_input_dtype
         and node_plan.out_simq is None
         and operands[0].representation == "stored"
     )

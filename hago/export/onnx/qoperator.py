@@ -100,7 +100,7 @@ def _write_clipped(builder: ModelBuilder, node: Node, node_plan: NodePlan, write
     out, q = f"{node.name}:q", node_plan.out
     kind = numpy_dtype(q.dtype)
     whole = (q.qmin, q.qmax) == (torch.iinfo(q.dtype.torch).min, torch.iinfo(q.dtype.torch).max)
-    if whole or node_plan.within_hull:
+    if whole or node_plan.keeps_input_dtype:
         write(out)
         return Value(out, "stored", q)
     unclipped = builder.writer.fresh(f"{out}:whole")

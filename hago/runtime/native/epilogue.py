@@ -165,7 +165,7 @@ def accumulator_register(plan: NodePlan) -> native.Register | str:
         return "neighbouring products that may saturate"
     if plan.additions is not None:
         return "partial sums that may saturate"
-    if plan.proved and (plan.bound < 2**31 or plan.within_hull):
+    if plan.proved and (plan.bound < 2**31 or plan.keeps_input_dtype):
         return native.Register()
     if not register.dtype.signed or bool(plan.register.zero_point.any()):
         return "an unsigned register"
@@ -387,4 +387,4 @@ def largest_value(made: NodePlan) -> float:
 def largest_sum(made: NodePlan) -> float:
     """The largest |c| of a node's result before its output is requantized."""
     whole = largest_of(made.out if made.out_simq is None else made.register)
-    return min(whole, made.bound) if made.proved and not made.within_hull else whole
+    return min(whole, made.bound) if made.proved and not made.keeps_input_dtype else whole

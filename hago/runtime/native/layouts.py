@@ -78,7 +78,7 @@ def _common_form(plan: Plan, node: Node, made: NodePlan, edges: Mapping[Edge, Si
     bits; else None."""
     out = plan.graph.out_edges[node.name]
     zeros = not made.attrs.get("value")  # any other padding value would have to be requantized, too
-    commutes = (node.op in MOVERS and made.within_hull and zeros) or _joins(plan, node, made)
+    commutes = (node.op in MOVERS and made.keeps_input_dtype and zeros) or _joins(plan, node, made)
     if not commutes or made.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
         return None
     simqs = [edges[e] for e in out]
