@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hago
+from hago import importing
 from hago.errors import StrategyMismatch
 from hago.graph.frontend import from_torch
 from hago.graph.graph import Graph
 from hago.plan.strategy import Strategy
 from hago.qat.trained_state import trained_state
-from hago.search import prepare
 
 GOLDEN = Path(__file__).parent / "golden"
 LOG, STRATEGY, FRONT = (GOLDEN / f"attention_{name}" for name in ("log_1.jsonl", "strategy_1.json", "front_1.json"))
@@ -87,7 +87,7 @@ def test_it_would_not_apply_to_attention_that_is_opened(model: nn.Module, monkey
     def forgetful(*args: Any, made_for: Any, **options: Any) -> Graph:
         return from_torch(*args, **options)
 
-    monkeypatch.setattr(prepare, "from_torch", forgetful)
+    monkeypatch.setattr(importing, "from_torch", forgetful)
     with pytest.raises(StrategyMismatch):
         hago.create_quantizer(model, chip(), STRATEGY)
     with pytest.raises(StrategyMismatch):
