@@ -27,7 +27,7 @@ from hago.runtime.native.executor import named_engine
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import load_plan
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator, first_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions
 from hago.search.objective import ObjectiveLike
 from hago.search.objective import objective as named_objective
@@ -35,6 +35,7 @@ from hago.search.prepare import QuantizationOptions, make_strategy, plan_and_bat
 from hago.search.quantizer import Quantizer
 from hago.search.racing import RaceOptions
 from hago.search.replay import Replay, replay_log, replay_strategy
+from hago.search.safe_bits import first_safe_bits
 from hago.search.scoring import LogPath
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.search.session import RunOptions, SearchOptions, SearchScore, run_search

@@ -23,13 +23,14 @@ from _fronts import Point, Row, compared, listed, plot
 from hago.data.batches import Batches
 from hago.plan.space import Bits, Space
 from hago.search.choice_refinement import refine_every_choice
-from hago.search.evaluate import Evaluator, widest_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import GRADIENT_FORWARDS
 from hago.search.objective import OBJECTIVES
 from hago.search.prepare import Prepared, prepare
 from hago.search.proposed_thresholds import RefinementTask
 from hago.search.redundancy import prune_redundant_choices
+from hago.search.safe_bits import widest_safe_bits
 from hago.search.scoring import PlanScorer
 from hago.search.session import SearchOptions, run_search
 from hago.study.front import Front

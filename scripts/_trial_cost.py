@@ -23,12 +23,13 @@ from _search_subjects import Subject, naive_and_float, seconds_of, subjects
 
 from hago.data.batches import Batches
 from hago.plan.space import Bits
-from hago.search.evaluate import Evaluator, widest_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.search.racing import RaceOptions
+from hago.search.safe_bits import widest_safe_bits
 from hago.search.workers import WorkerState, make_worker_state
 from hago.searchers.registry import SEARCHERS, make_searcher
 from hago.study.searcher import Score

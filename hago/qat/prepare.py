@@ -30,10 +30,11 @@ from hago.qat.model import QatModel
 from hago.qat.ranges import TrainableRange
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.search.description import made_by
-from hago.search.evaluate import Evaluator, first_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
 from hago.search.prepare import QuantizationOptions, make_strategy, plan_of, prepare, stored_resolver
 from hago.search.quantizer import Quantizer
+from hago.search.safe_bits import first_safe_bits
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16

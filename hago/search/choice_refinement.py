@@ -24,11 +24,11 @@ from hago.errors import InfeasibleBits
 from hago.plan.feasibility import ChoicePoints, nearest_feasible, plan_or_refusal
 from hago.plan.space import Bits
 from hago.search.confirmation import Confirmation, KeptAside, UnseenSamples, clipped_share, figures_of, losses_of
-from hago.search.evaluate import widest_safe_bits
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.prepare import Prepared
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
+from hago.search.safe_bits import widest_safe_bits
 from hago.search.sensitivity import gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import ThresholdPair, WeightGradients, WeightScales, of_constants, own_ends

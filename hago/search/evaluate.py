@@ -1,4 +1,4 @@
-"""Evaluation: from a Plan to a Score, by simulating it over batches; and the widest bits that do not overflow.
+"""Evaluation: from a Plan to a Score, by simulating it over batches.
 
 An Evaluator caches the float model's outputs, constants as carriers and simulated values between evaluations, so that a
 point costs only the nodes that its changed edges can reach.
@@ -18,13 +18,11 @@ from torch import Tensor
 
 from hago.cost.cost import node_macs
 from hago.data.batches import Batches
-from hago.errors import DataError, InfeasibleBits
+from hago.errors import DataError
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
 from hago.ops import OPS, Ops
-from hago.plan.feasibility import nearest_feasible, widest_feasible
-from hago.plan.plan import NodePlan, Plan
-from hago.plan.resolve import Resolver
+from hago.plan.plan import Plan
 from hago.plan.space import Bits
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.self_test import exact_kernels
@@ -245,91 +243,3 @@ def thresholds_sha256(plan: Plan) -> str:
     for key, (lo, hi) in sorted(plan.thresholds.items()):
         digest.update(key.encode() + lo.numpy().tobytes() + hi.numpy().tobytes())
     return digest.hexdigest()
-
-
-# ---------------------------------------------------------------- safe bits
-def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:
-    """The widest feasible point whose accumulators hold the values of calibration, found without simulating.
-
-    The real peak of a node over its accumulator's scale is the peak in integers. While it does not fit, the widest
-    operand of the node loses a bit.
-
-    Args:
-        largest: by node, the largest |real value| seen in calibration.
-        margin: factor by which accumulators must be able to hold more.
-    """
-    space, graph = resolver.space, resolver.graph
-    bits, plan = widest_feasible(resolver)
-    while True:
-        tight = [n for n, p in plan.nodes.items() if _tight(p, largest.get(n, 0.0), margin)]
-        changed = False
-        for name in tight:
-            keys = [k for k in (resolver.group_of.get(e) for e in graph[name].edges) if k is not None]
-            lowerable = [k for k in keys if bits[k] > space.groups[k].choices[-1]]
-            if lowerable:
-                widest = max(bits[k] for k in lowerable)
-                chosen = [k for k in lowerable if bits[k] == widest]
-                for key in chosen if _is_common(resolver, name) else chosen[:1]:
-                    bits[key] -= 1
-                changed = True
-        if not changed:
-            return bits
-        bits, plan = nearest_feasible(resolver, bits, fewer=True) or (bits, resolver(bits))
-
-
-def _tight(plan: NodePlan, largest: float, margin: float) -> bool:
-    """Whether an accumulator may not hold the peak. Pairs of products, whose peak is unknown, pass only at margin 1."""
-    pairs = plan.pairs is not None and margin > 1.0
-    return pairs or (not plan.proved and margin * _peak(plan, largest) > 1.0)
-
-
-def _peak(plan: NodePlan, largest: float) -> float:
-    return largest / float(plan.register.scale.min()) / plan.desc.register.dtype.max
-
-
-def _largest_held(plan: NodePlan) -> float:
-    """The largest real value that every accumulator of a node can hold."""
-    return float(plan.register.scale.min()) * plan.desc.register.dtype.max
-
-
-def _is_common(resolver: Resolver, name: str) -> bool:
-    form = resolver.ops[resolver.graph[name].op].integer
-    return form is not None and "common" in form.slots
-
-
-def first_safe_bits(
-    evaluator: Evaluator, resolver: Resolver, largest: Mapping[str, float]
-) -> tuple[dict[str, int], Score]:
-    """The widest point that does not overflow on the data, with its Score.
-
-    The peaks of the float model are nearly enough. Quantized values can be a little larger, so the margin grows until
-    the simulation shows no overflow. Partial sums, where every addition saturates, can be much larger than their
-    results, so their peaks are those of the simulation.
-
-    Raises:
-        InfeasibleBits: every margin overflows; the message names the nodes.
-    """
-    peaks = dict(largest)
-    for margin in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0):
-        bits = widest_safe_bits(resolver, peaks, margin)
-        plan = resolver(bits)
-        measured = evaluator.measure(plan)
-        score = evaluator.concluded(plan, bits, measured)
-        if not score.overflows:
-            return bits, score
-        for name in score.overflows:
-            if plan.nodes[name].additions is not None:
-                partial = measured.peaks.peaks[name] * _largest_held(plan.nodes[name])
-                peaks[name] = max(peaks.get(name, 0.0), partial)
-    node, count = max(score.overflows.items(), key=lambda item: item[1])
-    hardware, op = resolver.hardware, resolver.graph[node].op
-    others = "" if len(score.overflows) == 1 else f", as do {len(score.overflows) - 1} others,"
-    register = resolver(bits).nodes[node].desc.register.dtype
-    helps = f"give {op} a signature with a wider accumulator in the hardware file"
-    if all(hardware.float_descs(resolver.graph[name].op) for name in score.overflows):
-        full = ", ".join(map(repr, sorted(score.overflows)))
-        helps = f"keep what overflows float (keep_float=[{full}]), or {helps}"
-    raise InfeasibleBits(
-        f"node {node!r} overflows its accumulator ({register}){others} {count} times on the calibration data with as "
-        f"few bits as its operands may have; {helps}"
-    )

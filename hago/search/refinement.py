@@ -38,12 +38,13 @@ from hago.search.confirmation import (
     figures_of,
     losses_of,
 )
-from hago.search.evaluate import Measurement, widest_safe_bits
+from hago.search.evaluate import Measurement
 from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Gradients, Spectrum, gradients, thinned
 from hago.search.guidance import make_surrogate
 from hago.search.objective import Pull
 from hago.search.prepare import Prepared
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
+from hago.search.safe_bits import widest_safe_bits
 from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import KEPT_ERROR_BYTES, Chosen, WeightGradients, WeightScales

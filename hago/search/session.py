@@ -24,7 +24,6 @@ from hago.plan.strategy import Strategy
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation, losses_of
 from hago.search.description import confirmed, description, header_of
-from hago.search.evaluate import widest_safe_bits
 from hago.search.fronts import FrontWriter, ParetoFront
 from hago.search.goal import Goal, GoalOptions, make_goal
 from hago.search.gradients import GRADIENT_FORWARDS
@@ -42,6 +41,7 @@ from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, nearest
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
+from hago.search.safe_bits import widest_safe_bits
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
 from hago.search.starting_point import StartingPoint
 from hago.search.workers import open_executor

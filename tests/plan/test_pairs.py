@@ -24,8 +24,9 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.plan.plan import NodePlan
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
-from hago.search.evaluate import Evaluator, first_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
+from hago.search.safe_bits import first_safe_bits
 
 AVX2 = load_hardware("x86_avx2")
 

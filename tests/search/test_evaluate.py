@@ -16,9 +16,10 @@ from hago.errors import DataError, HagoWarning, InfeasibleBits
 from hago.graph.execute import run_real
 from hago.hardware.file import load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.search.evaluate import Evaluator, first_safe_bits, widest_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.objective import objective
 from hago.search.prepare import Prepared, prepare
+from hago.search.safe_bits import first_safe_bits, widest_safe_bits
 from hago.simulation.overflow import AccumulatorExtremes
 from hago.simulation.simulator import Simulator
 

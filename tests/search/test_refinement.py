@@ -25,7 +25,7 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.plan.feasibility import choice_level
 from hago.search import weight_scales
 from hago.search.choice_refinement import refine_every_choice
-from hago.search.evaluate import Evaluator, widest_safe_bits
+from hago.search.evaluate import Evaluator
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.gradients import gradients
 from hago.search.objective import divergence_pull, squared_error_probe, squared_error_pull
@@ -33,6 +33,7 @@ from hago.search.prepare import Prepared, QuantizationOptions, prepare
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_statistics
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
+from hago.search.safe_bits import widest_safe_bits
 from hago.search.session import SearchOptions, run_search
 from hago.search.weight_scales import DOUBT, FACTORS, LEAST_GAIN_OF_SCALES, WeightGradients, WeightScales
 
