@@ -28,7 +28,7 @@ from hago.search.gradients import CHUNK_SAMPLES, GRADIENT_FORWARDS, Spectrum
 from hago.search.guidance import make_surrogate
 from hago.search.prepare import Prepared
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
-from hago.search.safe_bits import widest_safe_bits
+from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import ThresholdPair, WeightGradients, WeightScales, of_constants, own_ends
@@ -117,7 +117,7 @@ class _Proposals:
         refined = with_refined(with_statistics(plain, weighted(plain, measured.spectra)), of_weights)
         measured = replace(measured, weights={**measured.weights, **losses})
         sensitivity = sensitivity_from(measured, refined, objective)
-        start = widest_safe_bits(refined.resolver, task.estimated.calibration.peaks)
+        start = safe_bits(refined)
         surrogate = make_surrogate(refined, task.goal, start, task.seed, task.metric, sensitivity)
         thresholds = {"refined": refined, "mse": plain, "estimated": task.estimated}
         return _Proposals(thresholds, replace(surrogate, most=start), start, measured.spectra, of_weights)

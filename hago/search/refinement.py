@@ -44,7 +44,7 @@ from hago.search.guidance import make_surrogate
 from hago.search.objective import Pull
 from hago.search.prepare import Prepared
 from hago.search.proposed_thresholds import RefinementTask, weighted, with_estimates, with_refined, with_statistics
-from hago.search.safe_bits import widest_safe_bits
+from hago.search.safe_bits import safe_bits
 from hago.search.sensitivity import curvature_of, gradients_by_part, gradients_of_choices, sensitivity_from
 from hago.search.starting_point import StartingPoint, bits_within_limits
 from hago.search.weight_scales import KEPT_ERROR_BYTES, Chosen, WeightGradients, WeightScales
@@ -106,7 +106,7 @@ def _start_together(task: RefinementTask, confirmation: Confirmation) -> list[_R
     parts = [last.batch.rows(aside.first, aside.last) for aside in asides] if turns else [last.batch]
     chunks = max(-(-part.size // CHUNK_SAMPLES) for part in parts)
     probes = WeightGradients.of_probes(task.least_squares, chunks, len(parts))
-    start = widest_safe_bits(resolver, task.estimated.calibration.peaks)
+    start = safe_bits(task.least_squares)
     choices = NEAR if not task.metric and start == widest_feasible(resolver).bits else None
     by_part = gradients_by_part(
         task.least_squares, task.goal.objective, task.seed, parts, CHUNK_SAMPLES, probes, choices
@@ -158,7 +158,7 @@ class _Refinement:
         self.objective, self.evaluator = task.goal.objective, task.evaluator
         self.prepared = task.least_squares
         if scales is None:
-            bits = widest_safe_bits(self.prepared.resolver, task.estimated.calibration.peaks)
+            bits = safe_bits(self.prepared)
             scales = WeightScales.of(self.prepared, self.prepared.resolver(bits), bits, KEPT_ERROR_BYTES)
         self.scales = scales
         self.forwards, self.gradient_forwards = 0.0, 0.0
@@ -195,7 +195,7 @@ class _Refinement:
         task, self.spectra = self.task, gradients.spectra
         self.prepared = with_statistics(task.least_squares, weighted(task.least_squares, gradients.spectra))
         self.proposals = {"weighted": self.prepared, "mse": task.least_squares}
-        start = widest_safe_bits(self.prepared.resolver, task.estimated.calibration.peaks)
+        start = safe_bits(self.prepared)
         if not needs_surrogate and not any(limit.is_cost for limit in task.goal.limits):
             self.bits = start
             return

@@ -1,5 +1,5 @@
 """The widest bits whose accumulators do not overflow on calibration data: predicted from the peaks of the float model
-(`widest_safe_bits`, for searches), or seen in a simulation (`first_safe_bits`, for one-shot quantization).
+(`safe_bits`, for searches), or seen in a simulation (`first_safe_bits`, for one-shot quantization).
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from hago.plan.feasibility import nearest_feasible, widest_feasible
 from hago.plan.plan import NodePlan
 from hago.plan.resolve import Resolver
 from hago.search.evaluate import Evaluator
+from hago.search.prepare import Prepared
 from hago.study.searcher import Score
+
+
+def safe_bits(prepared: Prepared) -> dict[str, int]:
+    """The widest feasible point whose accumulators hold the values that calibration saw."""
+    return widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
 
 
 def widest_safe_bits(resolver: Resolver, largest: Mapping[str, float], margin: float = 1.0) -> dict[str, int]:

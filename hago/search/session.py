@@ -19,7 +19,6 @@ from hago.cost.cost import plan_cost
 from hago.errors import HagoError, InfeasibleBits, warn
 from hago.graph.frontend import ModelLike
 from hago.importing import HardwareLike
-from hago.plan.space import Bits
 from hago.plan.strategy import Strategy
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.confirmation import Confirmation, losses_of
@@ -41,7 +40,7 @@ from hago.search.racing import RaceOptions, as_race
 from hago.search.reachability import check_costs_reachable, check_measures_reachable, nearest
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.refinement import refine_thresholds
-from hago.search.safe_bits import widest_safe_bits
+from hago.search.safe_bits import safe_bits
 from hago.search.scoring import LogPath, PlanScorer, hashes_of, known_scores
 from hago.search.starting_point import StartingPoint
 from hago.search.workers import open_executor
@@ -270,11 +269,6 @@ def make_scorer(options: SearchOptions, goal: Goal, prepared: Prepared) -> PlanS
 
 
 # ---------------------------------------------------------------- the searcher and where it starts
-def safe_bits(prepared: Prepared) -> Bits:
-    """The most bits whose accumulators hold the values that calibration saw."""
-    return widest_safe_bits(prepared.resolver, prepared.calibration.peaks)
-
-
 def choose_searcher(options: SearchOptions, scorer: PlanScorer) -> tuple[Any, Refines]:
     """The searcher, `auto` being decided by the goal, and which thresholds are refined before it begins: none where
     the user chose them, or chose how they are estimated.
