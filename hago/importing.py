@@ -168,9 +168,7 @@ def _zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 def inputs_of(graph: Graph) -> dict[str, Any]:
     """The inputs of a graph as `import_for` needs them, as JSON values."""
-    tensors = [
-        {"shape": list(graph[n].shape or ()), "dtype": graph[n].attrs.get("dtype", "float32")} for n in graph.inputs
-    ]
+    tensors = [{"shape": list(graph[n].shape or ()), "dtype": graph[n].dtype} for n in graph.inputs]
     spec = graph.in_spec
     if spec is None:
         spec = pytree.treespec_dumps(pytree.tree_structure((tuple(range(len(tensors))), {})))

@@ -47,6 +47,10 @@ def _nearly_relu(attrs: Attrs, x: Tensor) -> Tensor:
     return torch.relu(x) + 1e-6
 
 
+def _in_float64(attrs: Attrs, x: Tensor) -> Tensor:
+    return torch.relu(x).double()
+
+
 def _deeper(attrs: Attrs, x: Tensor) -> Tensor:
     return torch.relu(x).unsqueeze(0)
 
@@ -93,6 +97,13 @@ def test_import_bites() -> None:
 def test_shape_bites() -> None:
     with pytest.raises(AssertionError):
         laws.check_shape(graph_of("relu", 0), broken("relu", compute=_deeper))
+
+
+def test_dtypes_bites() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    laws.check_dtypes(graph_of("relu", 0), [x])
+    with pytest.raises(AssertionError):
+        laws.check_dtypes(graph_of("relu", 0), [x], broken("relu", compute=_in_float64))
 
 
 def test_any_layout_bites() -> None:

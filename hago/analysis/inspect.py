@@ -529,7 +529,7 @@ def single_node_plan(plan: Plan, node: Node) -> Plan:
     graph = plan.graph
     sources = [graph[s] for s in dict.fromkeys(node.inputs)]
     inputs = tuple(s.name for s in sources if s.op != CONST)
-    nodes = tuple(s if s.op == CONST else Node(s.name, INPUT, (), {}, s.shape) for s in sources)
+    nodes = tuple(s if s.op == CONST else Node(s.name, INPUT, (), {}, s.shape, s.dtype) for s in sources)
     consts = {s.name: graph.consts[s.name] for s in sources if s.op == CONST}
     edges = {e: plan.edges[e] for e in node.edges} | {Edge(OUTPUT, 0): None}
     planned = {node.name: plan.nodes[node.name]} if node.name in plan.nodes else {}

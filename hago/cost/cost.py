@@ -250,7 +250,7 @@ class _Account:
         if name in self.plan.nodes:
             return self.plan.nodes[name].out.dtype
         if node.op == INPUT:
-            return DTYPES.get(str(node.attrs.get("dtype")), FLOAT32)
+            return DTYPES.get(str(node.dtype), FLOAT32)
         return self._float_desc(node).out_dtype
 
     def _float_desc(self, node: Node) -> OpDesc:

@@ -10,6 +10,7 @@ all intermediate values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.arithmetic.types import torch_dtype
 from hago.data.batches import Batches, as_tensor
 from hago.errors import DataError, GraphError, HagoError
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.graph.nesting import Nesting, read_tree
 from hago.ops import OPS, Ops, _opaque
+from hago.serialization.tensor_file import dtype_name
 
 #: Computes a node from the values of its inputs.
 NodeFunction = Callable[[Node, Sequence[Any]], Any]
@@ -123,6 +124,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
+# ---------------------------------------------------------------- shapes and dtypes
 def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -> tuple[int, ...]:
     """The shape of a node's value from those of its inputs, by running it on meta tensors.
 
@@ -131,6 +133,51 @@ def infer_shape(node: Node, shapes: Sequence[tuple[int, ...]], ops: Ops = OPS) -
     """
     values = [torch.empty(s, device="meta") for s in shapes]
     return tuple(compute_real(node, values, ops).shape)
+
+
+def run_without_values(graph: Graph, ops: Ops = OPS, on_value: Callable[[Node, Any], None] | None = None) -> None:
+    """Run a graph at batch 1 on tensors that have a shape and a dtype, and no values.
+
+    Args:
+        on_value: called with every input and every computed value.
+
+    Raises:
+        GraphError: an input is of a dtype or shape that no tensor has, or a node cannot be computed; names it.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), torch.no_grad():
+        inputs = [_without_values(graph[name]) for name in graph.inputs]
+        consts = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in graph.consts.items()}
+        run_graph(graph, inputs, lambda n, v: compute_real(n, v, ops), consts=consts, on_value=on_value)
+
+
+def _without_values(node: Node) -> Tensor:
+    try:
+        return torch.empty(node.shape or (), dtype=node.torch_dtype)
+    except Exception as error:
+        raise GraphError(f"input {node.name!r} cannot be a tensor of {node.dtype} and shape {node.shape}") from error
+
+
+def infer_dtypes(graph: Graph, ops: Ops = OPS) -> Graph:
+    """The graph with a dtype on every node whose value is a tensor; itself if they have one already.
+
+    The frontend and the passes state dtypes. Those of a graph that was built by hand, or read from a stored model,
+    which does not hold them, are found by running it without values.
+
+    Raises:
+        GraphError: a node cannot be computed; names it.
+    """
+    if all(node.dtype is not None or node.shape is None for node in graph):
+        return graph
+    dtypes: dict[str, str] = {}
+
+    def on_value(node: Node, value: Any) -> None:
+        if isinstance(value, Tensor):
+            dtypes[node.name] = dtype_name(value.dtype)
+
+    run_without_values(graph, ops, on_value)
+    return replace(graph, nodes=tuple(replace(n, dtype=dtypes.get(n.name, n.dtype)) for n in graph))
 
 
 def flatten_inputs(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -194,7 +241,7 @@ def _check_input(node: Node, tensor: Tensor) -> None:
     if node.shape is not None and tuple(tensor.shape[1:]) != tuple(node.shape[1:]):
         sizes = ", ".join(map(str, node.shape[1:]))
         raise GraphError(f"input {node.name!r} has shape {tuple(tensor.shape)}; expected (batch, {sizes})")
-    expected = torch_dtype(node.attrs.get("dtype", "float32"))
+    expected = node.torch_dtype
     if tensor.dtype != expected and (tensor.is_floating_point() or expected.is_floating_point):
         raise GraphError(
             f"input {node.name!r} is {tensor.dtype}; the model takes {expected}: convert it as the calibration data "
@@ -230,4 +277,4 @@ def example_inputs(graph: Graph, batch: int = 2) -> tuple[tuple[Any, ...], dict[
 
 def _zeros(node: Node, batch: int) -> Tensor:
     shape = node.shape or ()
-    return torch.zeros((batch, *shape[1:]), dtype=torch_dtype(node.attrs.get("dtype", "float32")))
+    return torch.zeros((batch, *shape[1:]), dtype=node.torch_dtype)

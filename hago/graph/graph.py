@@ -2,7 +2,8 @@
 
 Invariants, checked by the constructor: names are unique; a node stands after its inputs; weights
 are nodes of op `const` whose tensors stand in `consts`; every graph input is a node of op `input`.
-Shapes are those at batch 1; axis 0 is the batch, except for constants.
+Shapes are those at batch 1; axis 0 is the batch, except for constants. A dtype that a node states is that of the
+value that `execute.run_real` computes there.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.types import Edge
+from hago.arithmetic.types import Edge, torch_dtype
 from hago.errors import GraphError, as_strings, did_you_mean
+from hago.serialization.tensor_file import dtype_name
 
 INPUT: Final = "input"
 CONST: Final = "const"
@@ -30,17 +32,36 @@ Attrs = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation. `shape` is its value's shape at batch 1, or None where it is not a tensor."""
+    """One operation.
+
+    Args:
+        shape: of its value at batch 1; None where that is not a tensor.
+        dtype: of its value, as torch calls it ("float32", "int64", "bool"); None where that is not a tensor, and where
+            it is not stated: in a graph that was built by hand (see `execute.infer_dtypes`). Neither printed nor
+            hashed, since the inputs and the ops decide it.
+    """
 
     name: str
     op: str
     inputs: tuple[str, ...] = ()
     attrs: Attrs = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
+    dtype: str | None = None
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         return tuple(Edge(self.name, slot) for slot in range(len(self.inputs)))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of its value as an object of torch.
+
+        Raises:
+            HagoError: the node states no dtype, or one that torch does not have.
+        """
+        if self.dtype is None:
+            raise GraphError(f"node {self.name!r} states no dtype; complete its graph with execute.infer_dtypes")
+        return torch_dtype(self.dtype)
 
     def __str__(self) -> str:
         attrs = "".join(f", {k}={_plain(v)}" for k, v in sorted(self.attrs.items()))
@@ -53,7 +74,8 @@ class Graph:
     """A model: nodes in topological order, named inputs and outputs, and constant tensors.
 
     Args:
-        nodes: every node, each after its inputs.
+        nodes: every node, each after its inputs. The dtypes of constants and inputs need not be given: they are those
+            of the tensor and of the attribute "dtype" (float32 if it is missing).
         inputs: names of the input nodes, in calling order.
         outputs: names of the nodes whose values are returned.
         consts: the tensor of each `const` node.
@@ -72,6 +94,7 @@ class Graph:
         for listed in ("inputs", "outputs"):
             object.__setattr__(self, listed, as_strings(getattr(self, listed), listed))
         verify(self)
+        object.__setattr__(self, "nodes", tuple(_with_stated_dtype(n, self.consts) for n in self.nodes))
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -129,6 +152,16 @@ class Graph:
         consts = changes.pop("consts", self.consts)
         kept = {n.name for n in nodes if n.op == CONST}
         return replace(self, nodes=nodes, consts={k: v for k, v in consts.items() if k in kept}, **changes)
+
+
+def _with_stated_dtype(node: Node, consts: Mapping[str, Tensor]) -> Node:
+    """A constant with the dtype of its tensor, and an input with that of its attribute; other nodes unchanged."""
+    dtype = node.dtype
+    if node.op == CONST:
+        dtype = dtype_name(consts[node.name].dtype)
+    elif node.op == INPUT:
+        dtype = node.attrs.get("dtype", dtype or "float32")
+    return node if dtype == node.dtype else replace(node, dtype=dtype)
 
 
 def _plain(value: Any) -> str:

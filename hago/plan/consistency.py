@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hago.arithmetic.types import TORCH_DTYPES, Edge, QParams, torch_dtype
+from hago.arithmetic.types import TORCH_DTYPES, Edge, QParams
 from hago.errors import HagoError
-from hago.graph.execute import compute_real, infer_shape
+from hago.graph.execute import infer_shape, run_without_values
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.graph.nesting import read_tree
 from hago.ops import Ops, _opaque
@@ -64,7 +64,7 @@ def _check_node(plan: Plan, node: Node) -> None:
     graph = plan.graph
     _check_size(node.name, node.shape or ())
     if node.op in (INPUT, CONST):
-        dtype = TORCH_DTYPES.get(str(node.attrs.get("dtype", "float32")))
+        dtype = TORCH_DTYPES.get(str(node.dtype))
         shape = node.shape if node.op == INPUT else tuple(graph.consts[node.name].shape)
         if node.inputs or node.shape is None or node.shape != shape or dtype is None:
             raise HagoError(f"node {node} is an {node.op} with inputs, another shape than its values, or no dtype")
@@ -88,22 +88,15 @@ def check_opaque(graph: Graph, ops: Ops) -> None:
     """
     if not any(node.op == _opaque.NAME for node in graph):
         return
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    run_without_values(graph, ops, _check_value)
 
-    values: dict[str, Any] = {}
-    with FakeTensorMode(), torch.no_grad():
-        for node in graph:
-            if node.op in (CONST, INPUT):
-                known = graph.consts.get(node.name)
-                dtype = torch_dtype(node.attrs.get("dtype", "float32")) if known is None else known.dtype
-                values[node.name] = torch.empty(node.shape or (), dtype=dtype)
-                continue
-            made = values[node.name] = compute_real(node, [values[s] for s in node.inputs], ops)
-            for tensor in made if isinstance(made, (list, tuple)) else [made]:
-                if isinstance(tensor, Tensor):
-                    _check_size(node.name, tuple(tensor.shape))
-            if isinstance(made, Tensor) and node.shape is not None and tuple(made.shape) != node.shape:
-                raise HagoError(f"node {node.name!r} has the shape {node.shape}; its call gives {tuple(made.shape)}")
+
+def _check_value(node: Node, value: Any) -> None:
+    for tensor in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(tensor, Tensor):
+            _check_size(node.name, tuple(tensor.shape))
+    if isinstance(value, Tensor) and node.shape is not None and tuple(value.shape) != node.shape:
+        raise HagoError(f"node {node.name!r} has the shape {node.shape}; its call gives {tuple(value.shape)}")
 
 
 def _check_size(name: str, shape: tuple[int, ...]) -> None:

@@ -29,6 +29,7 @@ from hago.arithmetic.packing import Packed, pack, unpack
 from hago.arithmetic.types import DType, Edge, QParams, SimQ
 from hago.arithmetic.types import dtype as named_dtype
 from hago.errors import GraphError, HagoError, ModelFileError
+from hago.graph.execute import infer_dtypes
 from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.graph.nesting import read_tree
 from hago.hardware.file import hardware_from_document, hardware_hash, hardware_to_document
@@ -458,6 +459,8 @@ def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor
                 weights[Edge.parse(edge)] = _read_weight(graph, Edge.parse(edge), record, read, hardware, edges)
         plan = Plan(graph, hardware, rules, nodes, edges, weights)
         check_plan(plan)
+        # the format is older than the dtypes of nodes, which follow from what it holds
+        plan = replace(plan, graph=infer_dtypes(plan.graph, rules))
     except HagoError as error:
         raise ModelFileError(f"{where}: its parts contradict each other: {error}") from error
     return plan

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hago.arithmetic.numerics import is_power_of_two
-from hago.arithmetic.types import DType, Edge, QParams, torch_dtype
+from hago.arithmetic.types import DType, Edge, QParams
 from hago.errors import HagoError, UnsupportedOp, as_strings, did_you_mean, warn
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware.hardware import Hardware, OpDesc
@@ -228,7 +228,7 @@ def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
     found: Counter[str] = Counter()
     for node in graph:
         if node.op == INPUT:
-            carries = torch_dtype(node.attrs.get("dtype", "float32")).is_floating_point
+            carries = node.torch_dtype.is_floating_point
         elif node.op == _opaque.NAME:
             carries = node.shape is not None and any(source in real for source in node.inputs)
             found[str(node.attrs["target"])] += carries

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from networks import images, randomized
+from ops.laws import check_dtypes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -116,6 +117,7 @@ def test_calls(fn: Callable[[Tensor], Any], whole: bool) -> None:
     graph, x = imported_whole(fn) if whole else imported(fn), images(3, 4, 4, 5, seed=3)
     theirs = list(onnxruntime(said(graph), threads=1)({graph.inputs[0]: x.numpy()}).values())
     ours = run_real(graph, [x])
+    check_dtypes(graph, [x])
     for mine, other in zip(ours, theirs, strict=True):
         assert other.dtype == mine.numpy().dtype
         np.testing.assert_allclose(other, mine.numpy(), rtol=2e-5, atol=2e-5)
@@ -182,5 +184,6 @@ class Enlarged(nn.Module):
 def test_networks(network: nn.Module, shape: tuple[int, ...], form: str) -> None:
     made = prepare(randomized(network), CHIP, [images(2, *shape)])
     plan = made.resolver(made.space.widest())
+    check_dtypes(plan.graph, [images(3, *shape)])
     found = check_onnx(make_onnx(plan, form), plan, [[images(3, *shape, seed=1)]])
     assert found.compared > 100 and found.differing == 0

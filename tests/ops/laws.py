@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from hago.plan.plan import NodePlan, Plan
 from hago.plan.resolve import Resolver
 from hago.runtime.exactness import compare_plan_exactly
 from hago.runtime.reference import IntegerModel, center
+from hago.serialization.tensor_file import dtype_name
 from hago.simulation.simulator import Simulator
 
 from .samples import at_batch, compute_nodes, inputs_of
@@ -121,6 +123,15 @@ def check_refuse(rule: OpRule, refusal: Refusal, ops: Ops = OPS) -> None:
         with pytest.raises(GraphError) as caught:
             refuse()
         assert all(word in str(caught.value) for word in (node.name, rule.name, refusal.names))
+
+
+def check_dtypes(graph: Graph, inputs: Sequence[Tensor], ops: Ops = OPS) -> None:
+    """Every node states the dtype of the value that is computed there, and none where that is no tensor."""
+    values: dict[str, Any] = dict(graph.consts)
+    run_real(graph, inputs, lambda node, value: values.__setitem__(node.name, value), ops)
+    for node in graph:
+        value = values[node.name]
+        assert node.dtype == (dtype_name(value.dtype) if isinstance(value, Tensor) else None), node
 
 
 # ---------------------------------------------------------------- rectify
@@ -256,7 +267,7 @@ def extreme_inputs(graph: Graph, batch: int = 2) -> list[list[Tensor]]:
         tensors = []
         for name in graph.inputs:
             shape = (batch, *(graph[name].shape or ())[1:])
-            if graph[name].attrs["dtype"] != "float32":
+            if graph[name].dtype != "float32":
                 tensors.append(torch.zeros(shape, dtype=torch.int64))
             elif math.isnan(pattern):
                 tensors.append(torch.where(torch.rand(shape, generator=generator) < 0.5, -1e6, 1e6))

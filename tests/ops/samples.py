@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +115,7 @@ def imported(name: str, index: int) -> Case:
 
 
 def float_inputs(graph: Graph) -> Iterator[str]:
-    return (n for n in graph.inputs if graph[n].attrs["dtype"] == "float32")
+    return (n for n in graph.inputs if graph[n].dtype == "float32")
 
 
 # ---------------------------------------------------------------- integers before and after
@@ -142,7 +143,7 @@ def among_integers(graph: Graph, ops: Ops = OPS) -> Graph:
     consts, fed = dict(graph.consts), {}
     nodes: list[Node] = []
     for node in graph:
-        nodes.append(Node(node.name, node.op, tuple(fed.get(s, s) for s in node.inputs), node.attrs, node.shape))
+        nodes.append(replace(node, inputs=tuple(fed.get(s, s) for s in node.inputs)))
         shape = node.shape or ()
         if node.name in set(float_inputs(graph)) and 2 <= len(shape) <= 5:
             nodes += _convolution(f"{node.name}.before", node.name, shape, consts)

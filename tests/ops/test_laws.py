@@ -15,7 +15,7 @@ from specs import SHIPPED as SPECS
 from torch import Tensor
 
 from hago.arithmetic.numerics import ROUNDINGS, Requantize
-from hago.graph.execute import infer_shape
+from hago.graph.execute import infer_dtypes, infer_shape
 from hago.graph.graph import INPUT, Graph, Node
 from hago.hardware.hardware import Hardware
 from hago.ops import OPS
@@ -57,6 +57,11 @@ def test_import(key: Key) -> None:
 @EVERY
 def test_shape(key: Key) -> None:
     laws.check_shape(graph_of(*key))
+
+
+@EVERY
+def test_dtypes(key: Key) -> None:
+    laws.check_dtypes(infer_dtypes(graph_of(*key)), inputs_for(key))
 
 
 @pytest.mark.parametrize("key", [k for k in KEYS if OPS[k[0]].any_layout], ids=name_of)

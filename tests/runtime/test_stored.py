@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import hago
 from hago.errors import GraphError, HagoError, ModelFileError, UnsupportedOp
+from hago.graph.execute import infer_dtypes
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.ops import OPS
@@ -68,6 +69,7 @@ def check_round_trip(plan: Plan, inputs: list[Tensor]) -> None:
     again, _ = from_file_bytes(data, "a test", plan.ops)
     assert again.key == plan.key and to_file_bytes(again) == data
     assert again.verdicts == plan.verdicts and str(again.graph) == str(plan.graph)
+    assert again.graph.nodes == infer_dtypes(plan.graph, plan.ops).nodes
     seen: list[Any] = []
     first = IntegerModel(plan).run(inputs, lambda node, value: seen.append(value))
     seen.reverse()
@@ -119,9 +121,8 @@ def test_every_op_sample_on_what_ships(spec: str) -> None:
 
 def _example(graph: Graph, name: str) -> Tensor:
     node = graph[name]
-    dtype = getattr(torch, node.attrs["dtype"])
     shape = (2, *(node.shape or (1,))[1:])
-    return torch.rand(shape) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    return torch.rand(shape) if node.dtype == "float32" else torch.zeros(shape, dtype=node.torch_dtype)
 
 
 class Nested(nn.Module):

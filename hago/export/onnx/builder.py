@@ -111,7 +111,7 @@ class ModelBuilder:
 
     def __init__(self, plan: Plan, write_integer_node: Callable[[ModelBuilder, Node, NodePlan], Value]) -> None:
         self.plan, self.graph = plan, plan.graph
-        self.writer = GraphWriter(plan.graph)
+        self.writer = GraphWriter(plan.graph, plan.ops)
         self.quantization = QuantizationWriter(self.writer, plan.hardware.requantize)
         self.values: dict[str, Value] = {}
         self.operands: dict[Edge, Value] = {}
@@ -232,7 +232,7 @@ class ModelBuilder:
         return outputs
 
     def _element_type(self, node: Node) -> int:
-        return self.writer.element_type(self.writer.dtypes[node.name])
+        return self.writer.element_type(self.writer.dtype(node.name))
 
     def _shape(self, node: Node) -> list[int | str]:
         if node.shape is None:

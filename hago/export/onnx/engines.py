@@ -183,7 +183,7 @@ class ObservedModel:
         model.CopyFrom(made.model)
         self.outputs = [o.name for o in model.graph.output]
         known = {*self.outputs, *plan.graph.inputs}
-        writer = GraphWriter(plan.graph)
+        writer = GraphWriter(plan.graph, plan.ops)
         for node, value in made.values.items():
             if value.name not in known:
                 known.add(value.name)

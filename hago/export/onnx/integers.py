@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -212,7 +213,7 @@ def _write_sum_in_float32(builder: ModelBuilder, node: Node, node_plan: NodePlan
     elif node.op == "clamp" and isinstance(attrs["min"], torch.Tensor) | isinstance(attrs["max"], torch.Tensor):
         write_clip_per_channel(builder.writer, node_plan.attrs, x[0], out)
     else:
-        write_float_node(builder.writer, Node(node.name, node.op, node.inputs, attrs, node.shape), x, out)
+        write_float_node(builder.writer, replace(node, attrs=attrs), x, out)
 
 
 def summed_axes(graph: Graph, node: Node) -> list[int] | None:

@@ -181,7 +181,7 @@ def _real_arithmetic(kind: str) -> Converter:
 
 def _real_operands(c: Conversion) -> list[str]:
     return [
-        x if c.writer.dtypes[source].is_floating_point else c.step("Cast", [x], to=c.writer.element_type("float32"))
+        x if c.writer.dtype(source).is_floating_point else c.step("Cast", [x], to=c.writer.element_type("float32"))
         for source, x in zip(c.node.inputs, c.x, strict=True)
     ]
 
@@ -481,7 +481,7 @@ def _masked_softmax(c: Conversion, scores: str, size: tuple[int, int], masks: Se
     if not masks:
         c.output("Softmax", [scores], axis=-1)
         return
-    boolean = c.writer.dtypes[c.node.inputs[-1]] == torch.bool
+    boolean = c.writer.dtype(c.node.inputs[-1]) == torch.bool
     operands = [masks[0], scores, masked_out] if boolean else [scores, masks[0]]
     scores = c.step("Where" if boolean else "Add", operands)
     c.writer.need(18)
@@ -514,12 +514,12 @@ class AtenCall(Conversion):
     @property
     def dtypes(self) -> list[torch.dtype]:
         """The dtypes of the inputs."""
-        return [self.writer.dtypes[name] for name in self.node.inputs]
+        return [self.writer.dtype(name) for name in self.node.inputs]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the output."""
-        return self.writer.dtypes[self.node.name]
+        return self.writer.dtype(self.node.name)
 
     def argument(self, index: int, default: Any) -> Any:
         """A positional argument, or its default if it is not given."""

@@ -77,7 +77,7 @@ def element_type_of(writer: GraphWriter, node: str, value: Value) -> int:
     """The ONNX element type of a value's tensor; of a real value, that of the node, e.g. int64 of a size."""
     if value.representation == "stored":
         return _ELEMENT_TYPES[stored_dtype(value.dtype)]
-    return writer.element_type(writer.dtypes[node]) if value.representation == "real" else _ELEMENT_TYPES["FLOAT"]
+    return writer.element_type(writer.dtype(node)) if value.representation == "real" else _ELEMENT_TYPES["FLOAT"]
 
 
 def axis_of(qparams: QParams, rank: int) -> int | None:

@@ -224,7 +224,7 @@ class _Checker:
             self.plain = onnxruntime(made.model, precise=False)
         self.plain_outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
-        writer = GraphWriter(plan.graph)
+        writer = GraphWriter(plan.graph, plan.ops)
         kinds = {name: element_type_of(writer, place, value) for name, (place, value) in self.named.items()}
         kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
         self.parts = SubmodelExtractor(made.model, kinds)

@@ -1,4 +1,4 @@
-"""The ONNX graph under construction, and the torch dtypes of the values that it stands for.
+"""The ONNX graph under construction.
 
 This is the one module that imports onnx. Names never collide: the output of a hago node keeps the node's name, every
 other tensor is called `name:something`, and no node's name holds a colon.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -16,87 +15,10 @@ import torch
 from torch import Tensor
 
 from hago.errors import HagoError
-from hago.graph.graph import CONST, INPUT, Graph, Node
-from hago.ops import OPS
+from hago.graph.execute import infer_dtypes
+from hago.graph.graph import Graph
+from hago.ops import OPS, Ops
 
-_CONDITIONS: Final = frozenset(
-    {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isnan", "isinf"}
-)
-#: ATen calls that sum, and return int64 for integers.
-_SUMS: Final = frozenset({"cumsum", "sum"})
-#: ATen calls that make a tensor, with the dtype of their result if no argument decides it.
-_FILL: Final = {"zeros": torch.float32, "ones": torch.float32, "full": torch.float32, "arange": torch.int64}
-_INDICES: Final = frozenset({"argmax", "argmin", "sym_size"})
-#: Ops whose result has the dtype of their inputs.
-_MOVES: Final = frozenset(name for name, rule in OPS.items() if rule.moves_values)
-#: ATen calls that also read indices or conditions, with the number of inputs that come before these.
-_VALUE_INPUTS: Final = {"gather": 1, "index": 1, "masked_fill": 1, "index_select": 1}
-
-
-class Dtypes:
-    """The dtypes of a graph's values in float, by node name; inferred on first use."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._dtypes: dict[str, torch.dtype] = {}
-
-    def __getitem__(self, name: str) -> torch.dtype:
-        # in order: a graph may be deeper than Python recurses
-        if name not in self._dtypes:
-            for node in self.graph:
-                if node.name not in self._dtypes:
-                    self._dtypes[node.name] = self._of(node)
-                if node.name == name:
-                    break
-        return self._dtypes[name]
-
-    def _of(self, node: Node) -> torch.dtype:
-        if node.op == CONST:
-            return self.graph.consts[node.name].dtype
-        if node.op in (INPUT, "to"):
-            return _named(node.attrs.get("dtype", "float32"))
-        # sizes have no shape
-        read = [self._dtypes[s] for s in node.inputs if self.graph[s].shape is not None]
-        if node.op == "opaque":
-            return _of_call(node, read)
-        if node.op == "index":
-            return read[0]
-        return reduce(torch.promote_types, read) if node.op in _MOVES and read else torch.float32
-
-
-def _of_call(node: Node, read: list[torch.dtype]) -> torch.dtype:
-    space, _, rest = str(node.attrs["target"]).partition(".")
-    name = rest.partition(".")[0]
-    keyword: Any = node.attrs["kwargs"].get("dtype")
-    if keyword is not None:
-        return _named(keyword["torch"])
-    if name in _CONDITIONS:
-        return torch.bool
-    if space in ("operator", "torch") or name in _INDICES:
-        return torch.int64
-    if name in _FILL:
-        numbers = [a for a in node.attrs["args"] if isinstance(a, float)]
-        return torch.float32 if numbers else _FILL[name]
-    if name in ("where", "type_as"):
-        read = read[1:]
-    numbers = [a for a in node.attrs["args"] if isinstance(a, float)]
-    read = read[: _VALUE_INPUTS.get(name)]
-    promoted = reduce(torch.promote_types, read) if read else torch.float32
-    if name in _SUMS and not promoted.is_floating_point:
-        return torch.int64
-    if numbers and not promoted.is_floating_point:
-        return torch.float32
-    has_integer = any(isinstance(a, int) and not isinstance(a, bool) for a in node.attrs["args"])
-    return torch.int64 if has_integer and promoted == torch.bool and name in ("add", "sub", "mul") else promoted
-
-
-def _named(name: str) -> torch.dtype:
-    dtype = vars(torch).get(name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-# ---------------------------------------------------------------- the graph
 MICROSOFT: Final = "com.microsoft"
 #: The lowest opset of a file, which has LayerNormalization.
 BASE_OPSET: Final = 17
@@ -123,16 +45,22 @@ class GraphWriter:
 
     Args:
         graph: the graph of hago, for shapes, constants and dtypes.
+        ops: its operators.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.dtypes = graph, Dtypes(graph)
+    def __init__(self, graph: Graph, ops: Ops = OPS) -> None:
+        self.graph = infer_dtypes(graph, ops)
         self.opset = BASE_OPSET
         self._onnx = load_onnx()
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
         self._domains: set[str] = set()
         self._counts: dict[str, int] = {}
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a node's real value. A size, which is no tensor in torch, is one of int64 in ONNX."""
+        node = self.graph[name]
+        return torch.int64 if node.shape is None else node.torch_dtype
 
     def need(self, opset: int) -> None:
         """Require at least this opset."""

@@ -35,6 +35,7 @@ from hago.graph.passes.open_attention import open_attention
 from hago.ops import OPS, Ops, _opaque, parsers
 from hago.ops._rule import Call, OpRule, Parsed, Ref
 from hago.ops._shared import has_ref
+from hago.serialization.tensor_file import dtype_name
 
 #: Calls that check something and compute nothing.
 _CHECKS: Final = ("_assert", "sym_constrain", "_guards_fn")
@@ -293,7 +294,7 @@ class Importer:
         value = fx.meta["val"]
         if not isinstance(value, Tensor):
             raise GraphError(f"input {fx.name!r} is a {type(value).__name__}; hago takes tensors and constants")
-        attrs = {"dtype": str(value.dtype).removeprefix("torch.")}
+        attrs = {"dtype": dtype_name(value.dtype)}
         return self._add(self._unique(fx.name), INPUT, (), attrs, value)
 
     def _const(self, name: str, tensor: Tensor) -> Ref:
@@ -408,8 +409,8 @@ class Importer:
         made = self._unique(f"{name}.{slot}")
         self.shapes[made], self.open_axes[made] = self.shapes[operand.name], self.open_axes[operand.name]
         self.dtypes[made] = result
-        attrs = {"dtype": str(result).removeprefix("torch.")}
-        self.nodes.append(Node(made, "to", (operand.name,), attrs, self.shapes[made]))
+        dtype = dtype_name(result)
+        self.nodes.append(Node(made, "to", (operand.name,), {"dtype": dtype}, self.shapes[made], dtype))
         return Ref(made)
 
     def _opaque(self, fx: FxNode, target: str) -> Ref:
@@ -475,7 +476,8 @@ class Importer:
     def _add(self, name: str, op: str, inputs: tuple[str, ...], attrs: Any, value: Any) -> Ref:
         self.shapes[name], self.open_axes[name] = shape_of(value), open_axes_of(value)
         self.dtypes[name] = dtype_of(value)
-        self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name]))
+        dtype = dtype_name(value.dtype) if isinstance(value, Tensor) else None
+        self.nodes.append(Node(name, op, inputs, attrs, self.shapes[name], dtype))
         return Ref(name)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from hago.graph.execute import infer_shape
@@ -46,6 +47,7 @@ class _Opening:
         self.graph, self.node, self.open_axes, self.ops = graph, node, open_axes, ops
         self.made: list[Node] = []
         self.shapes = {name: graph[name].shape for name in node.inputs}
+        self.dtypes = {name: graph[name].dtype for name in node.inputs}
 
     def nodes(self) -> list[Node] | None:
         """The nodes that take its place, or None where it stays whole."""
@@ -99,11 +101,12 @@ class _Opening:
         return mask if rank < 3 else self._add("mask_of_groups", "unsqueeze", (mask,), {"axis": rank - 3})
 
     def _add(self, word: str, op: str, inputs: tuple[str, ...], attrs: Mapping[str, Any] | None = None) -> str:
-        """A node that is called as the attention, and a word."""
+        """A node that is called as the attention, and a word; its op keeps the dtype of its first operand."""
         name = f"{self.node.name}.{word}" if word else self.node.name
         while word and name in self.graph.by_name:
             name += "_"
         node = Node(name, op, inputs, attrs or {})
         self.shapes[name] = infer_shape(node, [self.shapes[s] or () for s in inputs], self.ops)
-        self.made.append(Node(name, op, inputs, node.attrs, self.shapes[name]))
+        self.dtypes[name] = self.dtypes[inputs[0]]
+        self.made.append(replace(node, shape=self.shapes[name], dtype=self.dtypes[name]))
         return name

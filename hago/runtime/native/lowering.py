@@ -52,7 +52,7 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
     """Quantization of float32 values. Float nodes can make values of other dtypes; the reference quantizes those."""
     target, node, how = simq.target, plan.graph[root], plan.hardware.requantize
     assert target is not None
-    code, dtype = stored_type(target), node.attrs.get("dtype", "float32") if node.op == INPUT else "float32"
+    code, dtype = stored_type(target), node.dtype if node.op == INPUT else "float32"
     if dtype != "float32" or code is None or target.scale.numel() > 1 or passes_float32(target):
         return None
     low, high = (float(v) for v in clip_range(target))
