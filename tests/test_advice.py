@@ -1175,7 +1175,7 @@ def test_the_advice_of_an_error_helps(case: Case, tmp_path: Path, monkeypatch: p
 # ---------------------------------------------------------------- completeness
 #: Advice that other tests take, and which.
 ELSEWHERE: Final = {
-    "Let it return tensors alone": ("graph/test_torch_export.py", "test_a_model_that_returns_a_cache"),
+    "Let it return tensors alone": ("graph/test_exported_program.py", "test_a_model_that_returns_a_cache"),
     "was changed while it was written": (
         "study/test_log_faults.py",
         "test_a_log_that_others_touch_ends",

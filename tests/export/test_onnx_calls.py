@@ -20,7 +20,7 @@ from hago.export.onnx.operators import ATEN_CALLS
 from hago.export.onnx.verification import check_onnx
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
-from hago.graph.frontend.torch_export import Importer
+from hago.graph.frontend.exported_program import Importer
 from hago.graph.graph import Graph
 from hago.hardware.file import load_hardware
 from hago.ops import OPS

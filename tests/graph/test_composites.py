@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hago
 from hago.graph.execute import run_real
 from hago.graph.frontend import composites, from_torch
-from hago.graph.frontend.torch_export import Importer
+from hago.graph.frontend.exported_program import Importer
 from hago.ops import OPS
 from hago.runtime.exactness import compare_plan_exactly
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import hago
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
-from hago.graph.frontend.torch_export import Importer
+from hago.graph.frontend.exported_program import Importer
 
 
 def standardized(w: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from hago.errors import GraphError, HagoError
 from hago.graph.execute import infer_dtypes
-from hago.graph.frontend import Attention, from_torch, torch_export
+from hago.graph.frontend import Attention, exported_program, from_torch
 from hago.graph.graph import CONST, INPUT, Graph, Node
 
 from . import test_attention, test_composites, test_constants, test_guards, test_promotion
-from .test_torch_export import Everyday
+from .test_exported_program import Everyday
 
 Network = tuple[nn.Module, list[Tensor]]
 
@@ -68,11 +68,11 @@ def _first(network: Network) -> Network:
 def graphs(network: Network) -> Iterator[Graph]:
     """A network imported by way of every choice of passes, and as the first version imported it."""
     model, inputs = network
-    program = torch_export._export(model, inputs, None)
+    program = exported_program._export(model, inputs, None)
     for fold in (False, True):
         for attention in get_args(Attention):
             yield from_torch(program, fold=fold, attention=attention)
-    yield torch_export.Importer(program, converts=False).run()
+    yield exported_program.Importer(program, converts=False).run()
 
 
 def stripped(graph: Graph) -> Graph:

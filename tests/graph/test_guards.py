@@ -15,7 +15,7 @@ from hago.export.onnx.export import make_onnx
 from hago.export.onnx.verification import check_onnx
 from hago.graph.execute import run_real
 from hago.graph.frontend import from_torch
-from hago.graph.frontend.torch_export import Importer
+from hago.graph.frontend.exported_program import Importer
 from hago.runtime.exactness import compare_plan_exactly
 
 

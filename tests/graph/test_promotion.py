@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import hago
 from hago.errors import StrategyMismatch
 from hago.graph.execute import run_real
-from hago.graph.frontend import from_torch, torch_export
-from hago.graph.frontend.torch_export import Importer
+from hago.graph.frontend import exported_program, from_torch
+from hago.graph.frontend.exported_program import Importer
 from hago.graph.graph import Graph
 from hago.ops import OPS
 from hago.plan.strategy import Strategy
@@ -161,6 +161,6 @@ def test_a_strategy_of_before_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_torch(model, (data[0],)).model_hash != strategy.model_hash
     assert hago.create_quantizer(model, golden_chip(), strategy).plan.graph.model_hash == strategy.model_hash
     assert hago.replay(model, golden_chip(), strategy, data).trials == 1
-    monkeypatch.setattr(torch_export, "Importer", lambda program, ops, converts=True: Importer(program, ops))
+    monkeypatch.setattr(exported_program, "Importer", lambda program, ops, converts=True: Importer(program, ops))
     with pytest.raises(StrategyMismatch):
         hago.create_quantizer(model, golden_chip(), strategy)

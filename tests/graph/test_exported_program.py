@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 import hago
 from hago.errors import GraphError
 from hago.graph.execute import flatten_inputs, nest_outputs, run_real
+from hago.graph.frontend import exported_program as exported
+from hago.graph.frontend import exported_program as importer
 from hago.graph.frontend import from_torch
-from hago.graph.frontend import torch_export as exported
-from hago.graph.frontend import torch_export as importer
 from hago.graph.graph import CONST, INPUT, Graph
 from hago.ops import OPS
 
