@@ -135,6 +135,8 @@ class Graph:
 
         It covers the structure (see `hashed_text`), and the name, dtype, shape and bytes of every constant, whatever
         its layout in memory. It does not cover how arguments and results are nested. Equal models have equal hashes.
+        Files name the hash of the graph after all passes, so a pass that changes a graph changes it (see
+        `hago.graph.passes`).
         """
         digest = hashlib.sha256(hashed_text(self).encode())
         for name in sorted(self.consts):

@@ -17,7 +17,7 @@ from hago.emulation.tensorflow.fake_quantize import Schedule
 from hago.errors import HagoError, as_strings
 from hago.graph.frontend import ModelLike
 from hago.graph.graph import CONST, Graph
-from hago.graph.passes.fold_batch_norms import fold_batch_norms
+from hago.graph.passes import fold_for
 from hago.hardware.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, import_for
 from hago.plan.placement import PREFIX
@@ -91,11 +91,11 @@ def prepare_qat(
     if strategy is not None:
         initial = as_strategy(strategy)
         unfolded = import_for(model, initial, example_inputs, chip, fold=False)
-        graph = fold_batch_norms(unfolded)
+        graph = fold_for(unfolded, chip.known_ops, made_for=[initial.model_hash])
     elif dataset is not None:
         keep = (*([] if policy == "hardware" else [PREFIX + policy]), *as_strings(keep_float, "keep_float"))
         unfolded, batches = as_graph(model, dataset, chip, fold=False)
-        graph = fold_batch_norms(unfolded)
+        graph = fold_for(unfolded, chip.known_ops)
         initial = _calibrated(graph, chip, batches, estimator, keep, fix_bits)
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")

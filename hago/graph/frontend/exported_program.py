@@ -29,9 +29,7 @@ from hago.data.batches import as_tensor
 from hago.errors import GraphError, as_strings
 from hago.graph.frontend.composites import Decompositions, any_short, decompositions
 from hago.graph.graph import CONST, INPUT, Graph, Node
-from hago.graph.passes.fold_batch_norms import fold_batch_norms
-from hago.graph.passes.fold_guards import fold_guards
-from hago.graph.passes.open_attention import open_attention
+from hago.graph.passes import PassOptions, apply_before_folding, apply_from_folding, import_versions
 from hago.ops import OPS, Ops, _opaque, parsers
 from hago.ops._rule import Call, OpRule, Parsed, Ref
 from hago.ops._shared import has_ref
@@ -523,10 +521,12 @@ def from_torch(
             Graph (returned as it is).
         example_inputs, example_kwargs: arguments to export with; the first axis of every tensor is
             taken as the batch and left dynamic.
-        fold: fold batch norms into what stands before them.
+        fold: fold batch norms into what stands before them, and apply the passes after that; see
+            `hago.graph.passes`.
         attention: whether `scaled_dot_product_attention` is opened into products and a softmax, or kept whole.
-        made_for: model hashes of strategies and logs. If the graph that the first version of hago would import (see
-            `Importer`; attention kept whole, guards of divisors not folded) has one of them, it is returned.
+        made_for: model hashes of strategies and logs. If the graph that an earlier version of the import would give
+            has one of them, it is returned: the first one converts no operands (see `Importer`), and each has the
+            passes of its time.
 
     Raises:
         GraphError: the model is in training mode, cannot be exported, is not float32, or holds NaN
@@ -537,14 +537,18 @@ def from_torch(
         return model
     program = model if isinstance(model, ExportedProgram) else _export(model, example_inputs, example_kwargs)
     importer = Importer(program, ops)
-    graph = importer.run()
-    if made_for:
-        first = Importer(program, ops, converts=False).run() if importer.converted else graph
-        folded = fold_batch_norms(first)
-        if folded.model_hash in made_for:
-            return folded if fold else first
-    graph = fold_guards(fold_batch_norms(graph) if fold else graph, ops)
-    return graph if attention == "whole" else open_attention(graph, importer.open_axes, ops)
+    imported = importer.run()
+    options = PassOptions(ops=ops, opens_attention=attention == "opened", open_axes=importer.open_axes)
+    *earlier, newest = import_versions(made_for)
+    for version in earlier:
+        is_other = version == 1 and importer.converted
+        unfolded = Importer(program, ops, converts=False).run() if is_other else imported
+        unfolded = apply_before_folding(unfolded, options, version)
+        graph = apply_from_folding(unfolded, options, version)
+        if graph.model_hash in made_for:
+            return graph if fold else unfolded
+    unfolded = apply_before_folding(imported, options, newest)
+    return apply_from_folding(unfolded, options, newest) if fold else unfolded
 
 
 def _export(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:

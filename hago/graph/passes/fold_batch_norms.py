@@ -1,7 +1,6 @@
 """Fold batch norms into the convolution or linear before them; where that cannot be, keep an affine.
 
-Done in float64 and rounded once. A separate pass, not part of the import: training needs the
-unfolded form.
+Done in float64 and rounded once. Training needs the unfolded form, so passes before this one leave batch norms alone.
 """
 
 from __future__ import annotations
