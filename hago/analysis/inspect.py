@@ -42,7 +42,7 @@ from hago.arithmetic.numerics import Lost, dequantize
 from hago.arithmetic.types import Edge, QParams
 from hago.data.batches import Batch
 from hago.errors import DataError
-from hago.graph.execute import compute_real, last_readers
+from hago.graph.execute import compute_real
 from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.plan.plan import NodePlan, Plan, Verdict
 from hago.runtime.reference import IntegerModel, center
@@ -431,7 +431,7 @@ class Lockstep:
         self.splitters = {n.name: NodeSplitter(plan, n) for n in computed if n.name in plan.nodes}
         self._integer_models = {n.name: IntegerModel(single_node_plan(plan, n)) for n in computed}
         self._simulator = Simulator(plan, watch=self._on_accumulator)
-        self._done = last_readers(plan.graph)
+        self._dropped = {s.step.name: s.dropped for s in plan.graph.schedule}
         self._accumulators: dict[str, Tensor] = {}
         self._lost: dict[str, Lost] = {}
         self._inputs: dict[str, Tensor] = {}
@@ -469,9 +469,9 @@ class Lockstep:
         qparams = self.plan.nodes[name].out if name in self.plan.nodes else None
         self._simulated[name] = carrier if qparams is None else dequantize(carrier, qparams)
         self._compare(node, self.tallies[name])
-        for done in self._done.get(name, ()):
+        for dropped in self._dropped.get(name, ()):
             for values in (self._float, self._carriers, self._simulated, self._integer):
-                values.pop(done, None)
+                values.pop(dropped, None)
 
     def _compute_integer(self, node: Node) -> Any:
         inputs = [self._integer[s] for s in dict.fromkeys(node.inputs) if self.graph[s].op != CONST]

@@ -1,10 +1,7 @@
 """Run a Graph node by node (`run_graph`), run it as the float model (`run_real`), and check its inputs.
 
 `run_graph` is called by calibration, gradients, training and the integer model, each with a function of its own that
-computes a node. Passes of which a part may be left out run as a `schedule` instead.
-
-Invariant: a value is dropped after its last reader, so that memory is that of the widest cut of the graph and not of
-all intermediate values.
+computes a node. It runs the schedule that the graph keeps.
 """
 
 from __future__ import annotations
@@ -20,28 +17,14 @@ from torch.utils import _pytree as pytree
 
 from hago.data.batches import Batches, as_tensor
 from hago.errors import DataError, GraphError, HagoError
-from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
+from hago.graph.graph import Graph, Node
 from hago.graph.nesting import Nesting, read_tree
+from hago.graph.schedule import run_schedule
 from hago.ops import OPS, Ops, _opaque
 from hago.serialization.tensor_file import dtype_name
 
 #: Computes a node from the values of its inputs.
 NodeFunction = Callable[[Node, Sequence[Any]], Any]
-
-
-def last_readers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """By node, the values that it is the last to read; by its own name, a value that no node reads."""
-    last: dict[str, str] = {}
-    for node in graph:
-        last[node.name] = node.name
-        for source in node.inputs:
-            last[source] = node.name
-    for name in graph.outputs:
-        last[name] = OUTPUT
-    by_reader: dict[str, list[str]] = {}
-    for name, reader in last.items():
-        by_reader.setdefault(reader, []).append(name)
-    return {reader: tuple(names) for reader, names in by_reader.items()}
 
 
 def run_graph(
@@ -51,7 +34,6 @@ def run_graph(
     *,
     consts: Mapping[str, Any] | None = None,
     on_value: Callable[[Node, Any], None] | None = None,
-    done: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[Any]:
     """Run every node once, in order.
 
@@ -59,26 +41,23 @@ def run_graph(
         inputs: one per graph input.
         step: computes a node; it is not called for inputs and constants.
         consts: values of the constant nodes; by default the graph's own.
-        on_value: called with every input and every computed value as soon as it exists.
-        done: `last_readers(graph)`, if the caller has it.
+        on_value: called with every input, and with every computed value as soon as it exists.
 
     Returns:
         The values of the graph's outputs.
     """
-    consts = graph.consts if consts is None else consts
-    done = last_readers(graph) if done is None else done
-    values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    for node in graph:
-        if node.op == CONST:
-            values[node.name] = consts[node.name]
-        else:
-            if node.op != INPUT:
-                values[node.name] = step(node, [values[s] for s in node.inputs])
-            if on_value is not None:
-                on_value(node, values[node.name])
-        for name in done.get(node.name, ()):
-            del values[name]
+    values: dict[str, Any] = {**(graph.consts if consts is None else consts)}
+    values.update(zip(graph.inputs, inputs, strict=True))
+    if on_value is not None:
+        for name in graph.inputs:
+            on_value(graph[name], values[name])
+    on_outputs = None if on_value is None else _given_outputs(on_value)
+    run_schedule(graph.schedule, values, lambda node, read: (step(node, read),), on_outputs)
     return [values[name] for name in graph.outputs]
+
+
+def _given_outputs(on_value: Callable[[Node, Any], None]) -> Callable[[Node, Sequence[Any]], None]:
+    return lambda node, outputs: on_value(node, outputs[0])
 
 
 def compute_real(node: Node, values: Sequence[Any], ops: Ops = OPS) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hago.arithmetic.types import Edge, torch_dtype
 from hago.errors import GraphError, as_strings, did_you_mean
+from hago.graph.schedule import Schedule, make_schedule
 from hago.serialization.tensor_file import dtype_name
 
 INPUT: Final = "input"
@@ -51,6 +52,11 @@ class Node:
     @property
     def edges(self) -> tuple[Edge, ...]:
         return tuple(Edge(self.name, slot) for slot in range(len(self.inputs)))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The name of its value, as a schedule reads it."""
+        return (self.name,)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -128,6 +134,11 @@ class Graph:
         for edge in self.edges:
             found[self.source(edge)].append(edge)
         return {name: tuple(edges) for name, edges in found.items()}
+
+    @functools.cached_property
+    def schedule(self) -> Schedule[Node]:
+        """The nodes that are computed, in order, with the values that each is the last to read."""
+        return make_schedule([n for n in self.nodes if n.op not in (INPUT, CONST)], self.outputs)
 
     @functools.cached_property
     def model_hash(self) -> str:

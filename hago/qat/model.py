@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hago.emulation.dorefa import DoReFa
 from hago.emulation.tensorflow.fake_quantize import Schedule
-from hago.graph.execute import channels_last, flatten_inputs, last_readers, nest_outputs, run_graph
+from hago.graph.execute import channels_last, flatten_inputs, nest_outputs, run_graph
 from hago.graph.frontend import check_finite
 from hago.graph.graph import OUTPUT, Graph
 from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS
@@ -92,7 +92,6 @@ class QatModel(nn.Module):
             starts = {name: plan.graph.consts[name] for name in self.names}
             self._squashed = dorefa_weights(plan, bits, ranges, starts, dorefa)
             squash_norms(plan, bits, ranges, self._live_norms().values(), dorefa)
-        self._done = last_readers(plan.graph)
         self._frozen: tuple[dict[str, Tensor], Plan, Simulator] | None = None
 
     # ------------------------------------------------------------ state
@@ -197,12 +196,12 @@ class QatModel(nn.Module):
         )
         step.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
         laid_out = [channels_last(x) for x in inputs]
-        outputs = run_graph(self.graph, laid_out, step, consts=self.consts(folded=frozen), done=self._done)
+        outputs = run_graph(self.graph, laid_out, step, consts=self.consts(folded=frozen))
         return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
 
     def _real(self, inputs: Sequence[Tensor], norms: Mapping[str, FoldedNorm], *, observing: bool) -> list[Any]:
         step = FloatPass(self.training_plan, norms, observing=observing)
-        return run_graph(self.graph, inputs, step, consts=self.consts(folded=not norms), done=self._done)
+        return run_graph(self.graph, inputs, step, consts=self.consts(folded=not norms))
 
     # ------------------------------------------------------------ freezing
     def frozen(self) -> tuple[Plan, Simulator]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hago.arithmetic.numerics import Requantize, apply_simq, dequantize
 from hago.arithmetic.types import Edge, QParams, SimQ
-from hago.graph.execute import check_inputs, compute_laid_out, laid_out, last_readers, nesting_of, run_graph
+from hago.graph.execute import check_inputs, compute_laid_out, laid_out, nesting_of, run_graph
 from hago.graph.graph import OUTPUT, Node
 from hago.ops import OPS
 from hago.ops._rule import OpRule
@@ -42,7 +42,6 @@ class IntegerModel(nn.Module):
     def __init__(self, plan: Plan, provenance: Provenance | None = None) -> None:
         super().__init__()
         self.plan, self.provenance = plan, provenance
-        self._done = last_readers(plan.graph)
         self._nesting, self._handle = nesting_of(plan.graph), registered(self)
         held: dict[tuple[str, object], Tensor] = {}
         for edge, values, qparams in _constants(plan):
@@ -73,7 +72,7 @@ class IntegerModel(nn.Module):
             return compute_float(self.plan, node, values, self._constant, self.plan.edges)
 
         with torch.no_grad():
-            outputs = run_graph(self.plan.graph, inputs, step, on_value=on_value, done=self._done)
+            outputs = run_graph(self.plan.graph, inputs, step, on_value=on_value)
             return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
 
     def save(self, path: str | PathLike[str]) -> StoredSize:

@@ -23,7 +23,7 @@ from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.caching import LRU
 from hago.graph.execute import channels_last, compute_laid_out, flatten_inputs, laid_out, nest_outputs
 from hago.graph.graph import CONST, INPUT, OUTPUT, Node
-from hago.graph.schedule import Step, last_uses, run_steps
+from hago.graph.schedule import Schedule, Step, make_schedule, run_steps
 from hago.plan.fusion import fuse_clamps
 from hago.plan.plan import NodePlan, Plan
 
@@ -86,7 +86,7 @@ class Simulator(nn.Module):
         """
         graph = self.plan.graph
         watched = on_value is not None or on_edge is not None
-        steps, done = (self.steps(fuse=False, on_edge=on_edge), None) if watched else self._unwatched
+        scheduled = self._scheduled(self.steps(fuse=False, on_edge=on_edge)) if watched else self._unwatched
         values = self.begin(inputs)
 
         def show(step: Step, outputs: Sequence[Any]) -> None:
@@ -97,13 +97,15 @@ class Simulator(nn.Module):
             if on_value is not None:
                 for name in graph.inputs:
                     on_value(graph[name], values[name])
-            run_steps(steps, values, graph.outputs, on_step=show if watched else None, done=done)
+            run_steps(scheduled, values, show if watched else None)
         return self.end(values)
 
     @functools.cached_property
-    def _unwatched(self) -> tuple[tuple[Step, ...], Mapping[str, tuple[str, ...]]]:
-        steps = self.steps()
-        return steps, last_uses(steps, self.plan.graph.outputs)
+    def _unwatched(self) -> Schedule[Step]:
+        return self._scheduled(self.steps())
+
+    def _scheduled(self, steps: Sequence[Step]) -> Schedule[Step]:
+        return make_schedule(steps, self.ends)
 
     @property
     def ends(self) -> tuple[str, ...]:

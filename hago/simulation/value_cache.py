@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hago.caching import LRU, SHARE, free_bytes
-from hago.graph.schedule import Name, Step, run_steps
+from hago.graph.schedule import Name, Step, make_schedule, run_steps
 
 #: The signature of a value, and the number of its batch.
 Key = tuple[bytes, int]
@@ -307,7 +307,7 @@ class Reuse(Generic[S]):
 
         values = _Values(plan.cached, start)
         with torch.no_grad():
-            run_steps(plan.steps, values, ends, on_step=keep)
+            run_steps(make_schedule(plan.steps, ends), values, keep)
         return {name: values[name] for name in ends}
 
 

@@ -17,12 +17,11 @@ from hago.graph.execute import (
     example_inputs,
     flatten_inputs,
     infer_shape,
-    last_readers,
     nest_outputs,
     run_graph,
     run_real,
 )
-from hago.graph.graph import Graph, Node
+from hago.graph.graph import CONST, INPUT, Graph, Node
 
 
 def chain(length: int) -> Graph:
@@ -63,12 +62,12 @@ def test_values_are_dropped_after_their_last_reader() -> None:
     assert max(alive[2:]) <= 3  # a node's input and output, and the caller's tensor
 
 
-def test_last_readers_name_every_value_once() -> None:
+def test_a_schedule_drops_every_value_but_the_outputs_once() -> None:
     graph = residual_block()
-    named = [name for names in last_readers(graph).values() for name in names]
-    assert sorted(named) == sorted(n.name for n in graph)
-    assert "stem.relu" in last_readers(graph)["add"]
-    assert last_readers(graph)["output"] == ("fc",)
+    dropped = {s.step.name: s.dropped for s in graph.schedule}
+    assert list(dropped) == [n.name for n in graph if n.op not in (INPUT, CONST)]
+    assert sorted(name for names in dropped.values() for name in names) == sorted({n.name for n in graph} - {"fc"})
+    assert "stem.relu" in dropped["add"]
 
 
 def test_constants_can_be_replaced() -> None:

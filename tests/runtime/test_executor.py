@@ -307,7 +307,7 @@ def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
     assert len(executor.segments) > 2
     assert [s.at_once for s in executor.segments] == sorted({s.at_once for s in executor.segments})
     assert executor.run([whole])[0].equal(IntegerModel(plan).run([whole])[0])
-    in_segments = {name for s in executor.segments for step in s.steps for name in step.outputs}
+    in_segments = {name for s in executor.segments for entry in s.scheduled for name in entry.outputs}
     assert in_segments == {name for step in executor.steps() for name in step.outputs}
 
 

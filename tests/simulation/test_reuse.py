@@ -15,7 +15,7 @@ from specs import EVERY
 from hago.data.batches import Batches
 from hago.graph.execute import run_real
 from hago.graph.graph import Graph
-from hago.graph.schedule import last_uses
+from hago.graph.schedule import make_schedule
 from hago.plan.space import Bits
 from hago.search.evaluate import EvaluationEngine, Evaluator
 from hago.search.objective import objective
@@ -176,7 +176,7 @@ def test_a_value_goes_after_its_last_use() -> None:
     graph: Graph = residual_block()
     prepared = prepare(graph, "x86_vnni", [seeded(2, 3, 8, 8)])
     steps = Simulator(prepared.resolver(prepared.space.widest())).steps()
-    uses = last_uses(steps, graph.outputs)
+    uses = {s.step.name: s.dropped for s in make_schedule(steps, graph.outputs)}
     gone = [name for names in uses.values() for name in names]
     read = {name for step in steps for name in step.inputs} | {step.name for step in steps}
     assert sorted(gone) == sorted(read - set(graph.outputs))

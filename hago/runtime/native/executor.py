@@ -20,7 +20,7 @@ from torch import Tensor
 from hago.arithmetic.types import Edge
 from hago.errors import HagoError, did_you_mean
 from hago.graph.graph import CONST, INPUT, Node
-from hago.graph.schedule import Name, Step, last_uses, run_steps
+from hago.graph.schedule import Name, Schedule, Step, make_schedule, run_steps
 from hago.plan.plan import Plan
 from hago.runtime.native.layouts import wire
 from hago.runtime.native.lowering import Lowering
@@ -38,18 +38,17 @@ class MicroBatchSegment:
     the segments in order.
 
     Args:
+        scheduled: its steps.
         takes: the values with a batch axis that earlier segments make or that are inputs.
         gives: the values that it makes for later segments or as outputs.
         drops: the values that no later segment reads.
-        done: by step, the values that no later step of the segment reads.
         at_once: the most samples of a micro-batch.
     """
 
-    steps: tuple[Step, ...]
+    scheduled: Schedule[Step]
     takes: tuple[Name, ...]
     gives: tuple[Name, ...]
     drops: tuple[Name, ...]
-    done: Mapping[Name, tuple[Name, ...]]
     at_once: int
 
     def run(self, values: MutableMapping[Name, Any], size: int) -> None:
@@ -65,7 +64,7 @@ class MicroBatchSegment:
         outputs = []
         for part in range(parts):
             batch = {**shared, **{name: pieces[part] for name, pieces in cut.items()}}
-            run_steps(self.steps, batch, self.gives, done=self.done)
+            run_steps(self.scheduled, batch)
             outputs.append([batch[name] for name in self.gives])
         whole = outputs[0] if parts == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
         values.update(zip(self.gives, whole, strict=True))
@@ -94,7 +93,7 @@ def micro_batch_segments(
         read = {name for step in some for name in step.inputs}
         takes, gives, drops = (tuple(sorted(names)) for names in (present & read, made & later, present - later))
         at_once = max(1, room // max(1, left[first]))
-        segments.append(MicroBatchSegment(some, takes, gives, drops, last_uses(some, gives), at_once))
+        segments.append(MicroBatchSegment(make_schedule(some, gives), takes, gives, drops, at_once))
         present, first = (present | made) & later, after
     return tuple(segments)
 
@@ -175,7 +174,7 @@ class Executor:
         self._uses, self._skipped = tuple(lowering.uses), lowering.wiring.skipped
         self.ends = tuple(lowering.outputs)
         self._reads = {name for step in self._steps for name in step.inputs} | set(self.ends)
-        self._done = last_uses(self._steps, self.ends)
+        self._scheduled = make_schedule(self._steps, self.ends)
         inputs = plan.graph.inputs if lowering.by_sample else ()
         self.segments = (
             micro_batch_segments(self._steps, lowering.sizes, inputs, self.ends, cached_bytes) if inputs else ()
@@ -195,7 +194,7 @@ class Executor:
     def _run(self, inputs: Sequence[Tensor]) -> list[Any]:
         values = self.begin(inputs)
         with torch.no_grad():
-            run_steps(self._steps, values, self.ends, done=self._done)
+            run_steps(self._scheduled, values)
         return self.end(values)
 
     def steps(self) -> tuple[Step, ...]:
