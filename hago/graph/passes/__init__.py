@@ -27,8 +27,8 @@ class PassOptions:
     Args:
         ops: the operators of the hardware.
         opens_attention: whether attention is opened into products and a softmax.
-        open_axes: by node, the axes whose size depends on the batch. Not given to passes from `fold_batch_norms` on,
-            which training applies long after the import.
+        open_axes: by node, the axes whose size depends on the batch. Only for passes before `fold_batch_norms`:
+            training applies the others to a graph alone.
     """
 
     ops: Ops
@@ -51,7 +51,7 @@ class Pass:
     since: int
 
 
-#: The pass before which the graph has its batch norms. Training starts from there where it keeps their statistics.
+#: The pass up to which a graph has its batch norms; `from_torch(fold=False)` gives the graph before it, for training.
 FOLDING: Final = "fold_batch_norms"
 #: All passes, in the order in which they are applied.
 PASSES: Final[tuple[Pass, ...]] = (
