@@ -4,15 +4,15 @@
 `macs_per_cycle` and `elements_per_cycle` of a signature, and `requantize_per_cycle`, are those of one core;
 `bytes_per_cycle` is that of the whole chip. docs/cost.md lists what is counted and what is not.
 
-Invariants: totals are sums over the rows. A figure that the hardware file does not give is named in `missing` and its
-term is left out, so that a latency or energy with missing figures is a lower bound.
+Invariants: every total of `METRICS` is read from the rows. A figure that the hardware file does not give is named in
+`missing` and its term is left out, so that a latency or energy with missing figures is a lower bound.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -22,20 +22,6 @@ from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import Ops, _opaque
 from hago.plan.plan import Plan
-
-#: The metrics that can be minimized or limited, with their units.
-METRICS: Final[Mapping[str, str]] = {
-    "weight_bytes": "B",
-    "activation_bytes": "B",
-    "bytes_moved": "B",
-    "macs": "",
-    "bops": "",
-    "effective_bits": "bits",
-    "requantized": "",
-    "cycles": "cycles",
-    "latency": "s",
-    "energy": "J",
-}
 
 EdgeKind = Literal["as stored", "quantize", "requantize", "dequantize", "weight", "bias", "constant"]
 
@@ -63,6 +49,11 @@ class EdgeCost:
     requantized: int = 0
     cycles: float | None = None
     picojoules: float | None = None
+
+    @property
+    def is_packed_weight(self) -> bool:
+        """Whether the edge reads a weight that no edge before it counts."""
+        return self.kind == "weight" and self.weight_bytes > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +88,10 @@ class NodeCost:
     picojoules: float | None
 
 
+#: One row of a Cost.
+Row = NodeCost | EdgeCost
+
+
 @dataclass(frozen=True)
 class Cost:
     """The cost of a Plan for one run over `batch` samples.
@@ -116,27 +111,20 @@ class Cost:
     clock_hz: float | None
     missing: tuple[str, ...]
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows: the nodes, then the edges."""
+        return (*self.nodes, *self.edges)
+
+    @functools.cached_property
+    def weights(self) -> int:
+        """The number of weights, each counted once; biases aside."""
+        return sum(e.elements for e in self.edges if e.is_packed_weight)
+
     @functools.cached_property
     def figures(self) -> Mapping[str, float]:
         """The totals by metric, see METRICS; without those that the hardware file gives no figures for."""
-        rows: tuple[NodeCost | EdgeCost, ...] = (*self.nodes, *self.edges)
-        found: dict[str, float] = {
-            "weight_bytes": sum(e.weight_bytes for e in self.edges),
-            "activation_bytes": sum(n.write_bytes for n in self.nodes),
-            "bytes_moved": sum(n.read_bytes + n.write_bytes for n in self.nodes),
-            "macs": sum(n.macs for n in self.nodes),
-            "bops": sum(n.bops for n in self.nodes),
-            "effective_bits": self.effective_bits,
-            "requantized": sum(r.requantized for r in rows),
-        }
-        cycles = [r.cycles for r in rows if r.cycles is not None]
-        energy = [r.picojoules for r in rows if r.picojoules is not None]
-        if cycles:
-            found["cycles"] = math.fsum(cycles)
-            if self.clock_hz is not None:
-                found["latency"] = found["cycles"] / self.clock_hz
-        if energy:
-            found["energy"] = math.fsum(energy) * 1e-12
+        found = {name: total for name, metric in METRICS.items() if (total := metric.total_of(self)) is not None}
         return found
 
     def __getitem__(self, metric: str) -> float:
@@ -147,8 +135,7 @@ class Cost:
         """
         if metric in self.figures:
             return self.figures[metric]
-        if metric not in METRICS:
-            raise HagoError(f"unknown cost {metric!r}; known: {', '.join(METRICS)}.{did_you_mean(metric, METRICS)}")
+        metric_named(metric)
         in_cycles = metric == "latency" and "cycles" in self.figures
         instead = ", so it is known in cycles only: use 'cycles'" if in_cycles else ""
         raise HagoError(
@@ -166,6 +153,144 @@ class Cost:
             "nodes": [asdict(n) for n in self.nodes],
             "edges": [asdict(e) for e in self.edges],
         }
+
+
+# ---------------------------------------------------------------- metrics
+#: Units of metrics.
+Unit = Literal["", "B", "bits", "cycles", "s", "J"]
+#: The part of one row of a Cost in a total; None where the hardware file gives no figure for it.
+Part = Callable[[Row, Cost], float | None]
+#: The bits that a metric counts, beyond the dtypes of the signatures that the bits select.
+CountedBits = Literal["none", "constants", "operands"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A cost that a search can minimize or limit. `METRICS` lists them; everything that a report or a search has to
+    know of one is a field of it.
+
+    Args:
+        name: its name in limits, logs and reports.
+        unit: of its totals.
+        part: the part of every row, if the total is the sum over the rows. A guided search reads it to predict the cost
+            of a choice of bits. None for other totals, such as a maximum over nodes: a guided search then measures
+            every choice at its starting point, with a warning.
+        total: the total; None for the sum of the parts.
+        counted_bits: "none" if choices of bits that select equal signatures cost the same; "constants" if only edges
+            have parts, which count the bits of constants; "operands" if only nodes have parts, which are functions of
+            `NodeCost.bops`, or if the metric has no parts and its total depends on the bits of activations.
+        depends_on_float: whether it prices computing in float, so that a search chooses by default which nodes run in
+            float.
+        least: the least total that any choice of bits and of float nodes can reach, from the cost of one Plan and its
+            hardware. None where nodes in float never cost less than the fewest bits.
+    """
+
+    name: str
+    unit: Unit
+    part: Part | None = None
+    total: Callable[[Cost], float | None] | None = None
+    counted_bits: CountedBits = "none"
+    depends_on_float: bool = False
+    least: Callable[[Cost, Hardware], float] | None = None
+
+    def total_of(self, cost: Cost) -> float | None:
+        """The total of a Cost; None where the hardware file gives no figure that it needs."""
+        if self.total is not None:
+            return self.total(cost)
+        assert self.part is not None, f"metric {self.name!r} has neither parts nor a total"
+        parts = [part for row in cost.rows if (part := self.part(row, cost)) is not None]
+        if not parts:
+            return None
+        return sum(parts) if all(isinstance(part, int) for part in parts) else math.fsum(parts)
+
+
+def _of_nodes(part: Callable[[NodeCost], float]) -> Part:
+    return lambda row, cost: part(row) if isinstance(row, NodeCost) else 0
+
+
+def _of_edges(part: Callable[[EdgeCost, Cost], float]) -> Part:
+    return lambda row, cost: part(row, cost) if isinstance(row, EdgeCost) else 0
+
+
+def _mean_bits(edge: EdgeCost, cost: Cost) -> float:
+    return edge.elements * edge.bits / cost.weights if edge.is_packed_weight else 0.0
+
+
+def _seconds(row: Row, cost: Cost) -> float | None:
+    return None if row.cycles is None or cost.clock_hz is None else row.cycles / cost.clock_hz
+
+
+def _latency(cost: Cost) -> float | None:
+    cycles = METRICS["cycles"].total_of(cost)
+    return None if cycles is None or cost.clock_hz is None else cycles / cost.clock_hz
+
+
+def _joules(row: Row, cost: Cost) -> float | None:
+    return None if row.picojoules is None else row.picojoules * 1e-12
+
+
+def _energy(cost: Cost) -> float | None:
+    known = [row.picojoules for row in cost.rows if row.picojoules is not None]
+    return math.fsum(known) * 1e-12 if known else None
+
+
+def _least_of_macs(cost: Cost, hardware: Hardware, figure: str, power: int) -> float:
+    """The sum over the nodes of their multiply-accumulates times a figure of the best signature of each, float ones
+    included."""
+    total = 0.0
+    for node in (n for n in cost.nodes if n.macs):
+        each = [desc.cost.get(figure) for desc in hardware.ops.get(node.op, ())]
+        known = [value for value in each if value is not None]
+        if len(known) == len(each) and known:
+            total += node.macs * min(value**power for value in known)
+    return total
+
+
+def _least_cycles(cost: Cost, hardware: Hardware) -> float:
+    return _least_of_macs(cost, hardware, "macs_per_cycle", -1) / hardware.cost.get("cores", 1.0)
+
+
+def _least_latency(cost: Cost, hardware: Hardware) -> float:
+    return _least_cycles(cost, hardware) / hardware.cost["clock_hz"]
+
+
+def _least_energy(cost: Cost, hardware: Hardware) -> float:
+    return _least_of_macs(cost, hardware, "picojoules_per_mac", 1) * 1e-12
+
+
+#: The metrics that can be minimized or limited, by name. To add one, add its entry here and its row in docs/cost.md.
+METRICS: Final[Mapping[str, Metric]] = {
+    m.name: m
+    for m in (
+        Metric("weight_bytes", "B", _of_edges(lambda edge, _: edge.weight_bytes), counted_bits="constants"),
+        Metric("activation_bytes", "B", _of_nodes(lambda node: node.write_bytes)),
+        Metric("bytes_moved", "B", _of_nodes(lambda node: node.read_bytes + node.write_bytes)),
+        Metric("macs", "", _of_nodes(lambda node: node.macs)),
+        Metric("bops", "", _of_nodes(lambda node: node.bops), counted_bits="operands", depends_on_float=True),
+        Metric(
+            "effective_bits",
+            "bits",
+            _of_edges(_mean_bits),
+            total=lambda cost: cost.effective_bits,
+            counted_bits="constants",
+        ),
+        Metric("requantized", "", lambda row, _: row.requantized),
+        Metric("cycles", "cycles", lambda row, _: row.cycles, depends_on_float=True, least=_least_cycles),
+        Metric("latency", "s", _seconds, total=_latency, depends_on_float=True, least=_least_latency),
+        Metric("energy", "J", _joules, total=_energy, depends_on_float=True, least=_least_energy),
+    )
+}
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of a name.
+
+    Raises:
+        HagoError: there is none of that name.
+    """
+    if name not in METRICS:
+        raise HagoError(f"unknown cost {name!r}; known: {', '.join(METRICS)}.{did_you_mean(name, METRICS)}")
+    return METRICS[name]
 
 
 def rows_of(cost: Cost) -> Iterator[tuple[NodeCost, tuple[EdgeCost, ...]]]:

@@ -94,7 +94,7 @@ _JOULES: Final = ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"), (1e-9, "nJ"))
 
 def amount(metric: str, value: float) -> str:
     """A total with its unit, in three or four digits."""
-    unit = METRICS[metric]
+    unit = METRICS[metric].unit
     if unit == "B":
         return _scaled(value, (*_SIZES, (1, "B")))
     if unit in ("s", "J"):

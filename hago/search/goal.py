@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hago.cost.cost import METRICS, Cost
+from hago.cost.cost import Unit as CostUnit
 from hago.errors import HagoError, as_strings, did_you_mean
 from hago.search.objective import OBJECTIVES, Objective, ObjectiveLike, Unit
 from hago.search.objective import objective as named_objective
@@ -26,7 +27,7 @@ _BYTES: Final = {
 }
 _PREFIXES: Final = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 #: What may follow a number, by the unit of a cost.
-_UNITS_OF_COSTS: Final[Mapping[str, Mapping[str, float]]] = {
+_UNITS_OF_COSTS: Final[Mapping[CostUnit, Mapping[str, float]]] = {
     "B": _BYTES,
     "": _COUNTS,
     "bits": {"": 1.0, "bit": 1.0, "bits": 1.0},
@@ -100,7 +101,7 @@ def _limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
             f"limit {text!r}: unknown figure {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}"
         )
     measure = None if name in METRICS else objectives[name]
-    units = _UNITS_OF_COSTS[METRICS[name]] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
+    units = _UNITS_OF_COSTS[METRICS[name].unit] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
     value = _number(text, number) * _scale(text, units, unit)
     from_above = "<" in sign
     if from_above != (measure is None or measure.is_loss):

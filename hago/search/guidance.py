@@ -1,8 +1,10 @@
 """Guidance: the Surrogate of a search, made of sensitivities and the cost model.
 
-Bytes and operations are computed for every choice. Other costs of a node depend on the dtypes of its operands, and are
-taken from Plans that differ from the start at that node only. The surrogate does not know whether two scales happen to
-be equal, so it can differ from the true cost; searchers go by the true cost of the points that they evaluate.
+The entry of a cost in `METRICS` of `hago.cost.cost` says how it is predicted. Costs that count bits (bytes, operations)
+are computed for every choice. Other sums over the rows depend on the dtypes of a node's operands, and are taken from
+Plans that differ from the start at that node only. Totals that are no sums, such as a maximum over nodes, are taken
+from Plans that differ from the start in one choice only, with a warning. The surrogate does not know whether two scales
+happen to be equal, so it can differ from the true cost; searchers go by the true cost of the points that they evaluate.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from functools import partial
 from typing import Final
 
 from hago.arithmetic.types import Edge
-from hago.cost.cost import EdgeCost, NodeCost, plan_cost
+from hago.cost.cost import EdgeCost, Metric, NodeCost, Part, metric_named, plan_cost
+from hago.errors import warn
 from hago.plan.feasibility import (
     ChoicePoints,
     choices_by_dtype,
@@ -28,7 +31,7 @@ from hago.plan.feasibility import (
 from hago.plan.plan import Plan
 from hago.plan.space import FLOAT, INTEGER, Bits, kind_key
 from hago.search.goal import Goal
-from hago.search.objective import SQUARED_ERROR
+from hago.search.objective import SQUARED_ERROR, Objective
 from hago.search.prepare import Prepared
 from hago.search.sensitivity import Sensitivity, sensitivity_of
 from hago.searchers.surrogate import CostConstraint, Surrogate, Term
@@ -36,8 +39,6 @@ from hago.study.searcher import Score
 
 #: The default cost of a front.
 DEFAULT_COST: Final = "weight_bytes"
-#: Costs that do not depend on the signatures that run the nodes; empty stands for the total of bits.
-OF_ALL_DTYPES: Final = frozenset({"", "weight_bytes", "effective_bits", "bops"})
 #: Most combinations of dtypes at one node that are each resolved to a Plan. A concat may have dozens of operands; their
 #: cost is then the sum of what each adds, and pairs of neighbours tell which combinations are infeasible.
 MIXTURES: Final = 512
@@ -62,7 +63,7 @@ def make_surrogate(
     """
     sensitivity = sensitivity_of(prepared, goal.objective, seed) if sensitivity is None else sensitivity
     terms, constant = _terms(prepared, metric, start)
-    if metric in OF_ALL_DTYPES:
+    if not metric or not _is_of_signatures(metric_named(metric)):
         terms += _fits(prepared, start)
     most: dict[str, float] = {}
     for x in goal.of_costs.limits:
@@ -77,7 +78,7 @@ def make_surrogate(
         limit=limit,
         constraints=[CostConstraint(name, *_terms(prepared, name, start), value) for name, value in most.items()],
         minimize=bool(metric) and goal.minimize == metric,
-        measured=_measured(sensitivity),
+        measured=_measured(goal.objective, sensitivity),
         gates=gates(prepared),
         widest=widest_feasible(prepared.resolver).bits,
     )
@@ -94,52 +95,60 @@ def gates(prepared: Prepared) -> dict[str, tuple[str, ...]]:
     return by_kind
 
 
-def _measured(sensitivity: Sensitivity) -> Callable[[Score], float] | None:
-    """How a score tells of the loss that was expected."""
+def _measured(objective: Objective, sensitivity: Sensitivity) -> Callable[[Score], float] | None:
+    """The function that reads from a score the loss that sensitivities predict; None where scores do not have it."""
     if sensitivity.measure == SQUARED_ERROR.name:
         return _relative_error
-    return _divergence if sensitivity.objective == "kl" else None
+    # the value of a loss is the negated mean of what its own curvature describes
+    described = objective.is_loss and objective.curvature is not None and not objective.curvature.is_relative
+    return partial(_loss, objective.figure) if described else None
 
 
 def _relative_error(score: Score) -> float:
     return float(10.0 ** (-float(score.results.get("sqnr", math.nan)) / 10))
 
 
-def _divergence(score: Score) -> float:
-    return -float(score.results.get("kl", math.nan))
+def _loss(figure: str, score: Score) -> float:
+    return -float(score.results.get(figure, math.nan))
 
 
-def _terms(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
-    """The terms of a cost that depend on choices, and the constant rest."""
-    if metric in ("weight_bytes", "effective_bits"):
-        return _constants(prepared, metric)
-    if metric == "bops":
-        return _operations(prepared)
-    if metric == "":
+def _terms(prepared: Prepared, name: str, start: Bits) -> tuple[list[Term], float]:
+    """The terms of a cost that depend on choices, and the constant rest. An empty name is the total of bits."""
+    if name == "":
         groups = prepared.space.groups
         counted = {key: g for key, g in groups.items() if not g.is_kind}
         return [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in counted.items()], 0.0
-    return _rows(prepared, metric, start)
+    metric = metric_named(name)
+    if metric.part is None:
+        return _measured_choices(prepared, metric, start)
+    if metric.counted_bits == "constants":
+        return _constants(prepared, metric.part)
+    if metric.counted_bits == "operands":
+        return _operations(prepared, metric.part)
+    return _rows(prepared, metric.part, start)
+
+
+def _is_of_signatures(metric: Metric) -> bool:
+    """Whether the terms of a cost are tables by the signatures of nodes, which leave infeasible bits out."""
+    return metric.part is not None and metric.counted_bits == "none"
 
 
 # ---------------------------------------------------------------- bytes of constants
-def _constants(prepared: Prepared, metric: str) -> tuple[list[Term], float]:
+def _constants(prepared: Prepared, part: Part) -> tuple[list[Term], float]:
     groups = prepared.space.groups
     levels = ChoicePoints(prepared.resolver)
     rows = [_edges_at(levels, rung) for rung in range(max(1, levels.count))]
-    weights = sum(e.elements for e in rows[0].values() if e.kind == "weight" and e.weight_bytes) or 1
+    whole_cost = replace(plan_cost(widest_feasible(prepared.resolver).plan), edges=tuple(rows[0].values()))
 
     def size(edge: EdgeCost) -> float:
-        if metric == "weight_bytes":
-            return float(edge.weight_bytes)
-        return edge.elements * edge.bits / weights if edge.kind == "weight" and edge.weight_bytes else 0.0
+        return float(part(edge, whole_cost) or 0.0)
 
     terms = []
     for key, group in groups.items():
         if key in rows[0] and rows[0][key].kind == "weight":
             table: dict[tuple[int, ...], float] = {(b,): size(rows[r][key]) for r, b in enumerate(group.choices)}
-            whole = size(replace(rows[0][key], bits=32, weight_bytes=4 * rows[0][key].elements))
-            terms.append(_with_kind(prepared, key.rpartition(":")[0], Term((key,), table), whole))
+            in_float = size(replace(rows[0][key], bits=32, weight_bytes=4 * rows[0][key].elements))
+            terms.append(_with_kind(prepared, key.rpartition(":")[0], Term((key,), table), in_float))
     chosen = {t.keys[0] for t in terms}
     rest = math.fsum(size(e) for key, e in rows[0].items() if key not in chosen)
     return terms, rest
@@ -172,38 +181,40 @@ def _with_kind(prepared: Prepared, node: str, term: Term, in_float: float | None
 
 
 # ---------------------------------------------------------------- operations
-def _operations(prepared: Prepared) -> tuple[list[Term], float]:
+def _operations(prepared: Prepared, part: Part) -> tuple[list[Term], float]:
     widest = plan_cost(widest_feasible(prepared.resolver).plan)
     bits = {e.edge: e.bits for e in widest.edges}
     terms, rest = [], 0.0
+
+    def price(node: NodeCost, bops: int) -> float:
+        return float(part(replace(node, bops=bops), widest) or 0.0)
+
     for node in widest.nodes:
         if not node.macs:
             continue
         edges = [Edge(node.node, 0), Edge(node.node, 1)]
         if not node.integer and not any(prepared.topology.edges[e] for e in edges):
-            rest += node.bops
+            rest += price(node, node.bops)
             continue
         keys = [feeding(prepared.resolver, e) if prepared.topology.edges[e] else None for e in edges]
         own = list(dict.fromkeys(k for k in keys if k is not None))
         table = {}
         for row in itertools.product(*(prepared.space.groups[k].choices for k in own)):
             chosen = dict(zip(own, row, strict=True))
-            table[row] = node.macs * math.prod(
-                bits[str(e)] if k is None else chosen[k] for e, k in zip(edges, keys, strict=True)
-            )
+            operands = (bits[str(e)] if k is None else chosen[k] for e, k in zip(edges, keys, strict=True))
+            table[row] = price(node, node.macs * math.prod(operands))
         if own:
-            term = Term(tuple(own), {r: float(v) for r, v in table.items()})
-            terms.append(_with_kind(prepared, node.node, term, 1024.0 * node.macs))
+            terms.append(_with_kind(prepared, node.node, Term(tuple(own), table), price(node, 1024 * node.macs)))
         else:
             rest += table[()]
     return terms, rest
 
 
 # ---------------------------------------------------------------- other costs
-def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], float]:
+def _rows(prepared: Prepared, part: Part, start: Bits) -> tuple[list[Term], float]:
     """The cost of every node with its in-edges as terms, by the dtypes that its groups need."""
     groups = prepared.space.groups
-    before = _local(metric, prepared.resolver(start))
+    before = _local(part, prepared.resolver(start))
     terms, rest = [], math.fsum(before.values())
     whole = rest
     for node in before:
@@ -211,14 +222,14 @@ def _rows(prepared: Prepared, metric: str, start: Bits) -> tuple[list[Term], flo
         kind = kind_key(node)
         if not keys and kind not in groups:
             continue
-        base, of_node = _at_node(prepared, start, keys, partial(_cost_at, metric, node), before[node])
+        base, of_node = _at_node(prepared, start, keys, partial(_cost_at, part, node), before[node])
         rest -= before[node]
         in_float: float | None = 0.0
         if kind in groups:
             # including the conversions that its neighbours then need
             float_point = nearest_feasible(prepared.resolver, {**start, kind: FLOAT}, [kind])
             others = whole - before[node]
-            in_float = None if float_point is None else math.fsum(_local(metric, float_point.plan).values()) - others
+            in_float = None if float_point is None else math.fsum(_local(part, float_point.plan).values()) - others
             if len(of_node) != 1:
                 of_node, base = [Term((), {(): base}), *of_node], 0.0
         rest += base
@@ -287,32 +298,36 @@ def _keys_at(prepared: Prepared, node: str) -> list[str]:
     return [k for k in groups_at(resolver, node) if len(choices_by_dtype(resolver, groups[k])) > 1]
 
 
-def _cost_at(metric: str, node: str, plan: Plan) -> float:
-    return _local(metric, plan)[node]
+def _cost_at(part: Part, node: str, plan: Plan) -> float:
+    return _local(part, plan)[node]
 
 
-def _local(metric: str, plan: Plan) -> dict[str, float]:
+def _local(part: Part, plan: Plan) -> dict[str, float]:
     """The cost of every node with its in-edges; the outputs of the graph under a name of their own."""
     cost = plan_cost(plan)
-    rows: tuple[NodeCost | EdgeCost, ...] = (*cost.nodes, *cost.edges)
     costs: dict[str, float] = {}
-    for row in rows:
+    for row in cost.rows:
         node = row.node if isinstance(row, NodeCost) else row.edge.rpartition(":")[0]
-        costs[node] = costs.get(node, 0.0) + _part(metric, row, cost.clock_hz)
+        costs[node] = costs.get(node, 0.0) + (part(row, cost) or 0.0)
     return costs
 
 
-def _part(metric: str, row: NodeCost | EdgeCost, clock_hz: float | None) -> float:
-    """The part of one row in a cost."""
-    if metric == "cycles":
-        return row.cycles or 0.0
-    if metric == "latency":
-        return (row.cycles or 0.0) / (clock_hz or 1.0)
-    if metric == "energy":
-        return (row.picojoules or 0.0) * 1e-12
-    if metric == "requantized":
-        return float(row.requantized)
-    if isinstance(row, EdgeCost):
-        return 0.0
-    moved = {"activation_bytes": row.write_bytes, "bytes_moved": row.read_bytes + row.write_bytes, "macs": row.macs}
-    return float(moved[metric])
+# ---------------------------------------------------------------- totals that are no sums
+def _measured_choices(prepared: Prepared, metric: Metric, start: Bits) -> tuple[list[Term], float]:
+    """A term for every group: what each of its choices adds to the total of the start, and the total as the constant.
+    That is exact one choice away from the start, and a guess where several choices change."""
+    warn(
+        f"cost {metric.name!r} is no sum over nodes and edges, so the search is guided by what every single choice of "
+        "bits changes of it at the starting point; its true values choose among what is evaluated. Searchers without a "
+        "guide (greedy, annealing, random) go by these alone"
+    )
+    total = plan_cost(prepared.resolver(start))[metric.name]
+    terms = []
+    for key, group in prepared.space.groups.items():
+        table: dict[tuple[int, ...], float] = {}
+        for choice in group.choices:
+            point = nearest_feasible(prepared.resolver, {**start, key: choice}, [key])
+            if point is not None:
+                table[choice,] = plan_cost(point.plan)[metric.name] - total
+        terms.append(Term((key,), table))
+    return terms, total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from hago.cost.cost import Cost, plan_cost
+from hago.cost.cost import METRICS, plan_cost
 from hago.errors import InfeasibleBits
 from hago.plan.feasibility import nearest_feasible
 from hago.plan.space import Bits
@@ -18,8 +18,6 @@ from hago.study.study import StudyResult
 #: The part of the squared error, or of another loss, that a point of fewer bits keeps. Seen: down to 1/35 of KL
 #: divergence over 16 samples.
 _CANCELLED: Final = 1e-3
-#: Costs that may be less in float than at the fewest bits.
-ROOFLINES: Final = frozenset({"cycles", "latency", "energy"})
 
 
 def check_costs_reachable(goal: Goal, prepared: Prepared, start: Bits) -> None:
@@ -43,9 +41,10 @@ def check_costs_reachable(goal: Goal, prepared: Prepared, start: Bits) -> None:
     goal.check(ends[0])
     for limit in (x for x in goal.limits if x.is_cost):
         nearest = min(cost[limit.figure] for cost in ends)
-        if _may_be_float(prepared) and limit.figure in ROOFLINES:
+        least_total = METRICS[limit.figure].least
+        if _may_be_float(prepared) and least_total is not None:
             # float nodes may be cheaper than any bits: a search finds how much
-            floor = _floor(prepared, ends[0], limit.figure)
+            floor = least_total(ends[0], prepared.hardware)
             if limit.shortfall(floor):
                 raise InfeasibleBits(
                     f"{limit.text!r} cannot be met: the multiply-accumulates alone take {floor:g} on the best "
@@ -100,20 +99,6 @@ def _by_chance(measure: Objective, reached: float, samples: int) -> float:
     if measure.unit == "dB":
         return reached + 10.0 * math.log10(1.0 / _CANCELLED)
     return 1.0 - (1.0 - reached) * _CANCELLED if measure.unit == "share" else math.inf
-
-
-def _floor(prepared: Prepared, cost: Cost, metric: str) -> float:
-    """Of a roofline: what the multiply-accumulates take on the best signature of each node, float ones included."""
-    key, power = ("picojoules_per_mac", 1) if metric == "energy" else ("macs_per_cycle", -1)
-    chip, total = prepared.hardware.cost, 0.0
-    for node in (n for n in cost.nodes if n.macs):
-        each = [desc.cost.get(key) for desc in prepared.hardware.ops.get(node.op, ())]
-        known = [figure for figure in each if figure is not None]
-        if len(known) == len(each) and known:
-            total += node.macs * min(figure**power for figure in known)
-    if metric == "energy":
-        return total * 1e-12
-    return total / chip.get("cores", 1.0) / (chip["clock_hz"] if metric == "latency" else 1.0)
 
 
 def nearest(goal: Goal, result: StudyResult) -> str:

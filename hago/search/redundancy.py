@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Final
 
 from hago.arithmetic.types import Edge
+from hago.cost.cost import metric_named
 from hago.graph.graph import CONST
 from hago.plan.feasibility import choices_by_dtype, nearest_feasible, widest_feasible
 from hago.plan.plan import Plan
 from hago.plan.space import Group, Space
 from hago.search.prepare import Prepared
-
-#: Costs that count the bits of constants alone.
-OF_CONSTANTS: Final = frozenset({"weight_bytes", "effective_bits"})
-#: Costs that count the bits of all operands.
-OF_ALL: Final = frozenset({"bops"})
 
 
 def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepared:
@@ -46,7 +41,8 @@ def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepa
 
 def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
     is_const = all(prepared.graph[prepared.graph.source(e)].op == CONST for e in group.edges) and bool(group.edges)
-    if group.is_kind or OF_ALL & set(costs) or (is_const and OF_CONSTANTS & set(costs)):
+    counted = {metric_named(name).counted_bits for name in costs}
+    if group.is_kind or "operands" in counted or (is_const and "constants" in counted):
         return group
     if any(not plan.nodes[name].proved for name in _fed(plan, group)):
         return group

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +74,16 @@ def test_totals_are_sums_of_the_rows(resolver: Resolver) -> None:
         assert cost["energy"] == pytest.approx(1e-12 * math.fsum(r.picojoules or 0.0 for r in every))
         assert cost["requantized"] == sum(r.requantized for r in every)
         assert cost["latency"] == cost["cycles"] / 1e6
+        for name, metric in METRICS.items():
+            if metric.part is not None:
+                parts = [metric.part(row, cost) or 0.0 for row in cost.rows]
+                assert cost[name] == pytest.approx(math.fsum(parts)), name
+
+
+def test_the_page_on_costs_has_a_row_for_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w*) ?\|", page[: page.index("## Memory")], re.M)
+    assert dict(rows) == {name: metric.unit for name, metric in METRICS.items()}
 
 
 def test_additive_over_nodes() -> None:

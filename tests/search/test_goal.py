@@ -100,7 +100,9 @@ def test_any_text_is_a_limit_or_an_error(text: str) -> None:
 @given(st.sampled_from([*METRICS, *(set(OBJECTIVES) - {"accuracy", "agreement", "cosine"})]), st.floats(0.001, 1e9))
 def test_a_limit_kept_has_no_shortfall(name: str, number: float) -> None:
     below = name in METRICS or OBJECTIVES[name].is_loss
-    (limit,) = parse_limits(f"{name} {'<=' if below else '>='} {number!r} {METRICS.get(name, '').strip('B')}")
+    (limit,) = parse_limits(
+        f"{name} {'<=' if below else '>='} {number!r} {METRICS[name].unit.strip('B') if name in METRICS else ''}"
+    )
     at = limit.most if limit.most is not None else limit.least
     assert at is not None and limit.shortfall(at) == 0.0
     worse, better = (at * (1.1 if limit.most is not None else 0.9), at * (0.9 if limit.most is not None else 1.1))

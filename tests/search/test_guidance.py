@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from building import Builder, residual_block, seeded
 from cost.test_cost import priced
 
 from hago import search_quantize_strategy
-from hago.cost.cost import plan_cost
-from hago.errors import InfeasibleBits
+from hago.cost.cost import METRICS, Cost, Metric, plan_cost
+from hago.errors import HagoWarning, InfeasibleBits
 from hago.graph.graph import CONST
 from hago.hardware.file import available_hardware, load_hardware
 from hago.hardware.hardware import Hardware, OpDesc
@@ -56,6 +58,46 @@ def test_other_expected_costs_are_right_one_step_from_the_start(prepared: Prepar
         bits = {**start, key: group.choices[-1]}
         # an edge between two scales that happen to be equal needs no requantization
         assert surrogate.cost(bits) == pytest.approx(plan_cost(prepared.resolver(bits))[metric], rel=1e-3)
+
+
+def peak_bytes(cost: Cost) -> float:
+    return max(n.read_bytes + n.write_bytes for n in cost.nodes)
+
+
+#: Costs that hago does not have: a sum over nodes and edges, and a maximum over nodes.
+MADE_UP = {
+    "written_twice": Metric("written_twice", "B", lambda row, _: 2 * getattr(row, "write_bytes", 0)),
+    "peak_bytes": Metric("peak_bytes", "B", total=peak_bytes),
+}
+
+
+@pytest.fixture
+def made_up_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, metric in MADE_UP.items():
+        monkeypatch.setitem(cast("dict[str, Metric]", METRICS), name, metric)
+
+
+@pytest.mark.parametrize("metric", MADE_UP)
+def test_a_metric_needs_nothing_but_its_entry(metric: str, made_up_metrics: None) -> None:
+    """A search is guided by a new cost, minimizes it, limits it and logs it, and warns where the cost is no sum."""
+    prepared = prepare(residual_block(), priced(load_hardware("vta")), DATA)
+    start = prepared.space.widest()
+    total = plan_cost(prepared.resolver(start))[metric]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        guide = make_surrogate(prepared, make_goal(GoalOptions("sqnr", minimize=metric)), start, metric=metric)
+    assert [w.category for w in caught] == ([HagoWarning] if MADE_UP[metric].part is None else [])
+    assert guide.cost(start) == total
+    for key, group in prepared.space.groups.items():
+        bits = {**start, key: group.choices[-1]}
+        assert guide.cost(bits) == plan_cost(prepared.resolver(bits))[metric]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HagoWarning)
+        options = SearchOptions.of(
+            "sensitivity", minimize=metric, keep=("sqnr >= 5 dB", f"{metric} <= {total:g} B"), progress=False
+        )
+        result = run_search(residual_block(), "vta", DATA, options).result
+    assert result.score.costs[metric] <= total and not result.score.shortfall
 
 
 def test_limits_reach_the_guide(prepared: Prepared) -> None:
