@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ from torch import Tensor, nn
 
 import hago
 from hago import from_torch
-from hago.arithmetic.numerics import Requantize
-from hago.arithmetic.types import INT32, QParams, SimQ
+from hago.arithmetic.numerics import Form, Requantize
+from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
+from hago.arithmetic.types import INT32, UINT8, QParams, SimQ
 from hago.hardware.file import load_hardware
 from hago.ops import OPS
 from hago.plan.plan import Plan
@@ -23,6 +27,7 @@ from hago.runtime.native.calls import RowsCall
 from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.kernels import KERNELS
+from hago.runtime.native.onednn import requantizes_exactly
 from hago.runtime.native.requantize import period, requantization_of
 from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, exact_kernels
 from hago.runtime.reference import IntegerModel
@@ -79,7 +84,40 @@ def test_another_rounding_is_found(rounds: object) -> None:
 
 def test_every_op_of_the_kernel_table_exists() -> None:
     assert set(KERNELS) <= set(OPS)
-    assert all(kernels for kernels in KERNELS.values())
+
+
+def test_the_library_rounds_in_no_way_of_its_own() -> None:
+    assert set(native.ROUNDINGS) <= set(ROUNDINGS)
+
+
+@pytest.mark.parametrize("form", ["float32", "multiplier_shift", "shift"])
+def test_a_rounding_that_the_library_lacks_runs_on_the_reference(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that requantize refuse it by name; the self-test does not ask for it."""
+    monkeypatch.setitem(cast("dict[str, Callable[[Tensor], Tensor]]", ROUNDINGS), "up", torch.ceil)
+
+    def with_up(p: Tensor, n: Tensor, rounding: str) -> Tensor:
+        return -rounding_shift(-p, n, "floor") if rounding == "up" else rounding_shift(p, n, rounding)
+
+    monkeypatch.setattr("hago.arithmetic.numerics.rounding_shift", with_up)
+    if native.library().calls is not None:
+        assert check_passes(native.library().calls).exact
+    estimator = "power2_range" if form == "shift" else "max_range"
+    chip = replace(load_hardware("x86_vnni"), requantize=Requantize(form, "up"))
+    resolver = resolver_of(residual_block(), chip, [seeded(2, 3, 8, 8)], estimator)
+    plan, x = resolver(resolver.space.widest()), seeded(3, 3, 8, 8, seed=4)
+    assert Executor(plan).run([x])[0].equal(IntegerModel(plan).run([x])[0])
+    simqs = [s for s in plan.edges.values() if s is not None and s.source is not None and s.target is not None]
+    reasons = {requantization_of(s, chip.requantize, s.source.scale.numel(), 1e6) for s in simqs if s.source}
+    assert reasons == {"rounding 'up', which the kernels do not have"}
+
+
+def test_a_requantize_form_that_the_library_lacks_is_refused_by_name() -> None:
+    how, one = copy(Requantize()), torch.ones((), dtype=torch.float64)
+    object.__setattr__(how, "form", "made_up")
+    sums = QParams(one, torch.tensor(0), INT32.min, INT32.max, INT32)
+    simq = SimQ(sums, QParams(2 * one, torch.tensor(0), 0, 255, UINT8))
+    assert requantization_of(simq, how, 1, 2**31 - 1) == "requantize form 'made_up', which the kernels do not have"
+    assert not requantizes_exactly(simq, how) and requantizes_exactly(simq, Requantize())
 
 
 def test_a_library_that_rounds_otherwise_is_found() -> None:

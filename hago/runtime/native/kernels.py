@@ -706,8 +706,6 @@ def _why_not_moved(node: Node, made: NodePlan) -> str:
         return "requantizes at the output"
     if node.op == "upsample_nearest2d" and made.out.dtype.torch != torch.uint8:
         return "torch enlarges bytes only"
-    if node.op == "adaptive_max_pool2d":
-        return "no kernel of its own"
     return ""
 
 
@@ -807,9 +805,15 @@ REFERENCE: Final = Kernel(
 
 # ---------------------------------------------------------------- the table and its reader
 _SUM_OF_TWO: Final = (ADD, BROADCAST_ADD, PAIR_TABLE, TFLITE_SUM)
-#: By op, its kernels in the order in which they are tried.
+#: Integer ops without a kernel. Their products run on float carriers (`FLOATS`), the rest on the reference arithmetic.
+_NO_KERNELS: Final = (
+    *("adaptive_max_pool2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+    *("div", "embedding", "index", "neg", "softmax"),
+)
+#: By op, its kernels in the order in which they are tried. Every integer op that is not a table has an entry.
 KERNELS: Final[Mapping[str, tuple[Kernel, ...]]] = {
     **dict.fromkeys(MOVERS | JOINERS, (MOVE,)),
+    **dict.fromkeys(_NO_KERNELS, ()),
     "conv1d": (CONV,),
     "conv2d": (CONV,),
     "linear": (CONV, MATMUL),

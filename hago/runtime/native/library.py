@@ -38,6 +38,8 @@ OPTIONS: Final = (
 #: The timeout of the compiler in seconds.
 PATIENCE: Final = 300
 TYPES: Final = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "float32": 4}
+#: The roundings of cpp/rounding.h, in the order of their codes there. Kernels are refused for any other rounding of
+#: `hago.arithmetic.rounding`, which the reference arithmetic then computes.
 ROUNDINGS: Final = ("half_even", "half_up", "half_away", "half_down", "toward_zero", "floor")
 AS_IS, RATIO, MULTIPLIER, TO_REAL, TWO_STAGE = range(5)
 PLUS, MINUS, FROM = 1, 2, 3

@@ -53,7 +53,8 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
     target, node, how = simq.target, plan.graph[root], plan.hardware.requantize
     assert target is not None
     code, dtype = stored_type(target), node.dtype if node.op == INPUT else "float32"
-    if dtype != "float32" or code is None or target.scale.numel() > 1 or passes_float32(target):
+    has_rounding = how.rounding in native.ROUNDINGS
+    if dtype != "float32" or code is None or target.scale.numel() > 1 or passes_float32(target) or not has_rounding:
         return None
     low, high = (float(v) for v in clip_range(target))
     rounding, stored = native.ROUNDINGS.index(how.rounding), (code, int(target.zero_point))

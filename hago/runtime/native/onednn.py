@@ -76,7 +76,7 @@ def requantizes_exactly(simq: SimQ, how: Requantize) -> bool:
         source is None
         or target is None
         or simq.via is not None
-        or how.form == "multiplier_shift"
+        or how.form not in ("float32", "onnxruntime", "shift")
         or how.rounding != "half_even"
     ):
         return False

@@ -29,6 +29,8 @@ from hago.runtime.native import library as native
 
 #: The type code and the zero point of a stored value.
 StorageFormat = tuple[int, int]
+#: The forms of `Requantize` that the kernels apply. The reference arithmetic applies the others.
+FORMS: Final = frozenset({"float32", "onnxruntime", "multiplier_shift", "shift"})
 #: Entries past the last channel that vectors may read.
 SLACK: Final = 64
 _STORED: Final = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
@@ -111,6 +113,8 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
     source, target = simq.source, simq.target
     if source is None or target is None:
         return "reads or makes real values"
+    if how.form not in FORMS:
+        return f"requantize form {how.form!r}, which the kernels do not have"
     low, high = clip_range(target)
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return "zero points per channel"
@@ -139,12 +143,18 @@ def _ratio(simq: SimQ, how: Requantize) -> Tensor:
     return (ratio_of_float32 if how.form == "onnxruntime" else ratio)(simq.source, simq.target)
 
 
+def _no_rounding(rounding: str) -> str:
+    return f"rounding {rounding!r}, which the kernels do not have"
+
+
 def _by_ratio(
     r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float
 ) -> Requantization | str:
     made = r.to(torch.float32)
     if not bool(torch.isfinite(made).all()):
         return "a ratio of scales that float32 does not hold"
+    if how.rounding not in native.ROUNDINGS:
+        return _no_rounding(how.rounding)
     wide = passes_float32(target)
     entries = repeat_to_row(made, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
@@ -156,6 +166,8 @@ def _by_ratio(
 def _by_multiplier(m: Tensor, n: Tensor, how: Requantize, channels: int, clip: tuple[int, int]) -> Requantization | str:
     stages = how.form == "multiplier_shift" and how.two_stage
     rounding = how.shift_rounding or how.rounding if how.form == "multiplier_shift" else how.rounding
+    if rounding not in native.ROUNDINGS:
+        return _no_rounding(rounding)
     if int(n.min()) < (0 if stages else 1) or int(n.max()) > 62:
         return "a shift to the left, or past the word"
     if int(m.max()) >= 2**31 or int(m.min()) < 0:

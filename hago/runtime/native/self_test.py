@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hago.arithmetic.numerics import Requantize, apply_simq
-from hago.arithmetic.rounding import ROUNDINGS
 from hago.arithmetic.types import INT32, UINT8, ZERO, QParams, SimQ
 from hago.runtime.native import library as native
 from hago.runtime.native.calls import ConvCall, MatmulCall, MultiplyCall, RowsCall
@@ -224,7 +223,7 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
 
 
 def check_passes(calls: Any) -> Verdict:
-    """Compare every requantize form and rounding with `numerics`, on ties, extremes and random sums."""
+    """Compare every form and rounding that the library has with `numerics`, on ties, extremes and random sums."""
     generator = torch.Generator().manual_seed(0)
     ends = torch.tensor([0, 1, -1, 3, -3, 5, -5, 6, -6, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31)])
     sums = torch.cat([ends, torch.randint(-(2**31), 2**31, (300,), generator=generator), torch.arange(-700, 700)])
@@ -243,7 +242,7 @@ def check_passes(calls: Any) -> Verdict:
 
 
 def _requantizations() -> Iterator[Requantize]:
-    for rounding in ROUNDINGS:
+    for rounding in native.ROUNDINGS:
         yield Requantize("float32", rounding)
         yield Requantize("multiplier_shift", rounding)
         yield Requantize("shift", rounding)
