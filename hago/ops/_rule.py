@@ -348,3 +348,20 @@ class OpRule:
         """The op on centered integers in any carrier."""
         assert self.integer is not None
         return (self.integer.compute or self.compute)(attrs, *values)
+
+    def compute_int_in_parts(self, attrs: Attrs, values: Sequence[Any], parts: int) -> Tensor:
+        """The exact result of the op on float carriers: in one pass, or in float32 along parts of K, whose sums are
+        added in float64. Called by the simulator, and by the integer model for products that have no native kernel.
+
+        Args:
+            values: centered integers, in float32 if there is more than one part.
+            parts: into how many sums over K the op is split; `NodePlan.parts` says how many keep every sum exact.
+        """
+        if parts == 1:
+            return self.compute_int(attrs, *values)
+        assert self.integer is not None and self.integer.split is not None
+        chunks = self.integer.split(attrs, values, parts)
+        total = self.compute_int(attrs, *chunks[0]).to(torch.float64)
+        for chunk in chunks[1:]:
+            total += self.compute_int(attrs, *chunk)
+        return total

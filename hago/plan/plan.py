@@ -20,7 +20,6 @@ from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.graph.graph import OUTPUT, Graph
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import Ops
-from hago.ops._rule import OpRule
 from hago.plan.accumulators import Additions, Pairs
 
 Verdict = Literal["proved", "possible", "overflows", "float"]
@@ -94,25 +93,8 @@ class NodePlan:
 
     @property
     def operand_carrier(self) -> torch.dtype:
-        """The float type in which `accumulate` takes the operands."""
+        """The float type of the operands of `OpRule.compute_int_in_parts`."""
         return torch.float32 if self.parts > 1 else self.carrier
-
-    def accumulate(self, rule: OpRule, operands: Sequence[Any]) -> Tensor:
-        """The exact result of the op on float carriers: in one pass, or in float32 along parts of K, whose sums are
-        added in float64. Called by the simulator, and by the integer model for products that have no native kernel.
-
-        Args:
-            rule: the rule of the node's op.
-            operands: centered integers in `operand_carrier`.
-        """
-        if self.parts == 1:
-            return rule.compute_int(self.attrs, *operands)
-        assert rule.integer is not None and rule.integer.split is not None
-        chunks = rule.integer.split(self.attrs, operands, self.parts)
-        total = rule.compute_int(self.attrs, *chunks[0]).to(torch.float64)
-        for chunk in chunks[1:]:
-            total += rule.compute_int(self.attrs, *chunk)
-        return total
 
     def lost(self, operands: Sequence[Any]) -> Lost | None:
         """What pairs of products, or clamped partial sums, change in every accumulator; None where they cannot."""

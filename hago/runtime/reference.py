@@ -160,7 +160,8 @@ def compute_integer(
         return store(made.look_up(operands[0]), made.out)
     rule = plan.ops[node.op]
     if floats:
-        c = made.accumulate(rule, [operand.to(made.operand_carrier) for operand in operands]).to(torch.int64)
+        carried = [operand.to(made.operand_carrier) for operand in operands]
+        c = rule.compute_int_in_parts(made.attrs, carried, made.parts).to(torch.int64)
     else:
         c = rule.compute_int(made.attrs, *operands)
     return store(apply_simq(made.held(c, made.lost(operands)), made.out_simq, how), made.out)

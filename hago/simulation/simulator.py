@@ -211,7 +211,7 @@ class _Stepping:
                     self.on_edge(edge, operand)
             if plan.table is not None:
                 return (plan.look_up(operands[0]),)
-            c = plan.accumulate(self.plan.ops[node.op], operands)
+            c = self.plan.ops[node.op].compute_int_in_parts(plan.attrs, operands, plan.parts)
             lost = plan.lost(operands)
             if self.watch is not None:
                 self.watch(node, c, *([] if lost is None else [lost]))
