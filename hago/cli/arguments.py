@@ -15,7 +15,7 @@ from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import add_options as finetune_options
 from hago.cli.stored import run_options
 from hago.cost.cost import METRICS
-from hago.data.sources import BATCH_SIZE
+from hago.data.sources import BATCH_SIZE, EXPECTED_DATA
 from hago.demo import HARDWARE
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError
@@ -24,6 +24,8 @@ from hago.plan.strategy import Strategy
 from hago.search.objective import OBJECTIVES
 from hago.searchers.registry import AUTO, SEARCHERS
 
+_DEPENDING_ON_FLOAT: Final = [metric.name for metric in METRICS.values() if metric.depends_on_float]
+_FLOAT_COSTS: Final = f"{', '.join(_DEPENDING_ON_FLOAT[:-1])} or {_DEPENDING_ON_FLOAT[-1]}"
 NAMED: Final = """
 A model is named package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
 in the current folder can be imported. Data is an .npz file (arrays called as the model's inputs, or one
@@ -270,7 +272,7 @@ def _course(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--search-topology",
         action=argparse.BooleanOptionalAction,
-        help="let nodes be float where the hardware takes both; default: if bops, cycles, latency or energy is in use",
+        help=f"let nodes be float where the hardware takes both; default: if {_FLOAT_COSTS} is in use",
     )
     group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
     group.add_argument(
@@ -399,9 +401,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
 
 def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument(
-        "--data", metavar="DATA", required=required, help="an .npz file, a folder of images, or package.module:callable"
-    )
+    group.add_argument("--data", metavar="DATA", required=required, help=EXPECTED_DATA)
     group.add_argument("--samples", type=int, metavar="N", help="at most so many, evenly spread over the data")
     group.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="default: %(default)s")
     group.add_argument("--size", type=size, metavar="N|HxW", help="of images: scale to cover, cut the centre")

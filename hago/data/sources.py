@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -80,14 +80,14 @@ def load_data(
     there = os.path.exists(path)
     if os.path.isdir(path):
         return _image_folder(path, images or ImageShape(), batch_size, samples)
-    if path.suffix == ".npz" and os.path.isfile(path):
-        return _arrays(path, batch_size, samples)
+    if path.suffix in FILE_FORMATS and os.path.isfile(path):
+        return FILE_FORMATS[path.suffix](path, batch_size, samples)
     if ":" in spec and not there:
         return CalledBatches(spec, samples)
     raise DataError(
         f"data {spec!r}: "
-        + ("neither an .npz file nor a folder" if there else "no such file or folder")
-        + "; expected an .npz file, a folder of images, or 'package.module:callable'"
+        + (f"neither {_FILES} nor a folder" if there else "no such file or folder")
+        + f"; expected {_FILES}, a folder of images, or 'package.module:callable'"
     )
 
 
@@ -277,3 +277,12 @@ def _first(value: Any, count: int) -> Any:
 def _size(batch: Any) -> int:
     sizes = [len(t) for t in pytree.tree_leaves(batch) if isinstance(t, (Tensor, np.ndarray)) and t.ndim]
     return sizes[0] if sizes else 1
+
+
+# ---------------------------------------------------------------- formats of files
+#: The readers of data files by suffix, called with the path, the size of a batch and the most samples. To add a format,
+#: add its reader here; messages and the help of `--data` list the suffixes.
+FILE_FORMATS: Final[Mapping[str, Callable[[Path, int, int | None], Iterable[Any]]]] = {".npz": _arrays}
+_FILES: Final = f"an {' or '.join(FILE_FORMATS)} file"
+#: The kinds of data that `load_data` takes, in words.
+EXPECTED_DATA: Final = f"{_FILES}, a folder of images, or package.module:callable"

@@ -76,7 +76,7 @@ def test_a_format_by_name_on_the_command_line(folder: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--format", "onx"], "unknown export format 'onx'; expected one of onnx, tpu-mlir"),
+        (["--format", "onx"], f"unknown export format 'onx'; expected one of {', '.join(FORMATS)}"),
         (["--format", "format_zoo:gone"], "format_zoo has no 'gone'"),
         (["--format", "format_zoo:other"], "export format is of type int"),
         (["--format", "format_zoo:failing"], "write of export format 'failing' raised ValueError: no space left"),

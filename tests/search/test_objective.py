@@ -40,7 +40,8 @@ def test_known_values() -> None:
 def test_nothing_is_better_than_the_reference(name: str) -> None:
     reference = seeded(20, 5)
     best = value(name, reference, reference)
-    assert best == {"sqnr": MOST_DB, "kl": 0.0, "mse": 0.0, "cosine": pytest.approx(1.0), "agreement": 1.0}[name]
+    measure = OBJECTIVES[name]
+    assert best == (0.0 if measure.is_loss else {"dB": MOST_DB, "share": pytest.approx(1.0), "": best}[measure.unit])
     for seed in range(5):
         assert value(name, reference, reference + seeded(20, 5, seed=seed) * 0.3) <= best
 

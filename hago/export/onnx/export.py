@@ -19,7 +19,7 @@ from hago.export.onnx.integers import INT32_SUMS
 from hago.export.onnx.operators import unsupported_reason
 from hago.export.onnx.qdq import write_qdq_node
 from hago.export.onnx.qoperator import write_qoperator_node
-from hago.export.onnx.values import ROUNDING_NODES, Value, quantizes_to
+from hago.export.onnx.values import REQUANTIZE_FORMS, ROUNDING_NODES, Value, quantizes_to
 from hago.export.onnx.writer import load_onnx
 from hago.graph.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan.plan import NodePlan, Plan
@@ -102,8 +102,9 @@ def _refuse_edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "")
             yield f"{where}: scales vary along several axes; ONNX has one per tensor or per entry of one axis"
     if simq.target is None:
         return
-    if simq.source is not None and how.form == "multiplier_shift":
-        yield f"{where}: {how.form} requantizes by an integer and a shift; ONNX multiplies by a float32"
+    if simq.source is not None and how.form not in REQUANTIZE_FORMS:
+        means = "by an integer and a shift" if how.form == "multiplier_shift" else "in another arithmetic"
+        yield f"{where}: {how.form} requantizes {means}; ONNX multiplies by a float32"
     if how.rounding not in ROUNDING_NODES:
         yield f"{where}: rounds {how.rounding}; ONNX has {', '.join(ROUNDING_NODES)}"
     if form == "qdq" and how.rounding != "half_even":

@@ -29,6 +29,9 @@ ROUNDING_NODES: Final = {
     "floor": ("Floor",),
 }
 
+#: The forms of `Requantize` that ONNX nodes compute: by a factor, in float64 if it is a power of two.
+REQUANTIZE_FORMS: Final = frozenset({"float32", "onnxruntime", "shift"})
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
