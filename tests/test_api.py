@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from hago.arithmetic.equality import count_differing
 from hago.plan.space import Bits, Space
 from hago.plan.strategy import Strategy
 from hago.runtime.reference import IntegerModel
+from hago.search.goal import GoalOptions
+from hago.search.prepare import QuantizationOptions
+from hago.search.session import RunOptions, SearchOptions
 from hago.simulation.simulator import Simulator
 from hago.study.log import best_trial, read_log
 from hago.study.searcher import Score
@@ -178,6 +183,13 @@ def test_no_two_files_of_a_search_are_one(model: nn.Module, tmp_path: Path, one:
     with pytest.raises(hago.HagoError, match=r"are one file, .*give each a path of its own"):
         hago.search_quantize_strategy(model, CHIP, DATA, **given, **QUIET)
     assert path.read_text() == ""
+
+
+def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:
+    groups = {"quantization": QuantizationOptions, "goal": GoalOptions, "run": RunOptions}
+    options = {f.name for kind in (SearchOptions, *groups.values()) for f in fields(kind)} - set(groups)
+    parameters = signature(hago.search_quantize_strategy).parameters.values()
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == {*options, "finetune"}
 
 
 def test_a_searcher_and_an_objective_of_ones_own(model: nn.Module) -> None:

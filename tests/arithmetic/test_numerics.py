@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hago.arithmetic.multipliers import multiplier_and_shift
 from hago.arithmetic.numerics import (
     EXACT_FLOAT32,
+    RequantizeForm,
     Requantize,
     _in_two_products,
     apply_overflow,
@@ -206,7 +208,7 @@ def test_two_stages_differ_from_one(c: int, r: float, once: int, twice: int) -> 
         assert number(multiply_by_quantized_multiplier(torch.tensor(c), m, n, how)) == expected
 
 
-HOWS = [Requantize(f, r) for f, r in product(("float32", "multiplier_shift", "shift"), ROUNDINGS)]
+HOWS = [Requantize(f, r) for f, r in product(get_args(RequantizeForm), ROUNDINGS)]
 HOWS += [Requantize("multiplier_shift", "half_up", 7), Requantize("multiplier_shift", two_stage=True)]
 
 

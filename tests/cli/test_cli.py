@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from commands import Run, runner
 from digits import few_digits
 
-from hago import cli
+from hago import api, cli
 from hago.analysis import strategy_report
 from hago.cli import main
 from hago.cli.arguments import EXAMPLES, TOP, build_parser
@@ -121,6 +122,19 @@ def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---------------------------------------------------------------- laws of every command
+#: Options of a search that the command line calls otherwise, or has in another form; `progress` is for terminals.
+OTHERWISE_CALLED = {
+    **{"resume": "no_resume", "cache_bytes": "cache", "progress": "json"},
+    **{"thresholds": "calibration_table", "modes": "quantize_table"},
+}
+
+
+def test_every_option_of_a_search_is_an_option_of_the_command() -> None:
+    names = {name for name, p in signature(api.search_quantize_strategy).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    args = build_parser().parse_args(SEARCH)
+    assert {OTHERWISE_CALLED.get(name, name) for name in names} <= set(vars(args))
+
+
 def test_every_command_is_here() -> None:
     assert {name.split()[0] for name in EVERY} == set(COMMANDS)
 

@@ -18,6 +18,12 @@ from hago.ops import OPS, Ops
 Document = dict[str, Any]
 
 
+def test_the_schema_has_every_requantize_form() -> None:
+    schema = json.loads((Path(hardware.__file__).parents[1] / "serialization/schemas/hardware.schema.json").read_text())
+    listed = schema["properties"]["requantize"]["properties"]["form"]["enum"]
+    assert listed == list(get_args(numerics.RequantizeForm))
+
+
 def small() -> Document:
     """A document without mistakes."""
     return {

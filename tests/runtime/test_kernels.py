@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hago
 from hago import from_torch
-from hago.arithmetic.numerics import Form, Requantize
+from hago.arithmetic.numerics import RequantizeForm, Requantize
 from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
 from hago.arithmetic.types import INT32, UINT8, QParams, SimQ
 from hago.hardware.file import load_hardware
@@ -28,7 +28,7 @@ from hago.runtime.native.epilogue import Epilogue, StoredOutput
 from hago.runtime.native.executor import Executor
 from hago.runtime.native.kernels import KERNELS
 from hago.runtime.native.onednn import requantizes_exactly
-from hago.runtime.native.requantize import period, requantization_of
+from hago.runtime.native.requantize import FORMS, period, requantization_of
 from hago.runtime.native.self_test import NOTHING, Verdict, check_fused, check_passes, check_sums, exact_kernels
 from hago.runtime.reference import IntegerModel
 
@@ -86,12 +86,12 @@ def test_every_op_of_the_kernel_table_exists() -> None:
     assert set(KERNELS) <= set(OPS)
 
 
-def test_the_library_rounds_in_no_way_of_its_own() -> None:
-    assert set(native.ROUNDINGS) <= set(ROUNDINGS)
+def test_the_library_has_no_form_and_no_rounding_of_its_own() -> None:
+    assert set(native.ROUNDINGS) <= set(ROUNDINGS) and set(FORMS) <= set(get_args(RequantizeForm))
 
 
 @pytest.mark.parametrize("form", ["float32", "multiplier_shift", "shift"])
-def test_a_rounding_that_the_library_lacks_runs_on_the_reference(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rounding_that_the_library_lacks_runs_on_the_reference(form: RequantizeForm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that requantize refuse it by name; the self-test does not ask for it."""
     monkeypatch.setitem(cast("dict[str, Callable[[Tensor], Tensor]]", ROUNDINGS), "up", torch.ceil)
 
