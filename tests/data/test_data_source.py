@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hago.data.batches import Batches
-from hago.data.sources import ImageShape, load_data, read_image, spread_indices
+from hago.data.sources import FILE_FORMATS, ImageShape, load_data, read_image, spread_indices
 from hago.errors import DataError, HagoError
 
 
@@ -105,7 +105,9 @@ def test_counts_below_one(tmp_path: Path, options: dict[str, int]) -> None:
 def test_what_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("", "utf-8")
-    with pytest.raises(DataError, match=r"expected an \.npz file, a folder of images, or 'package"):
+    with pytest.raises(
+        DataError, match=rf"expected an {' or '.join(FILE_FORMATS)} file, a folder of images, or 'package"
+    ):
         load_data(spec)
 
 

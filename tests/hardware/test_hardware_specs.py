@@ -24,12 +24,8 @@ from hago.hardware.hardware import Accumulator, FixedOut, Hardware, create_sampl
 from hago.hardware.table import explain_hardware
 from hago.ops import OPS
 
-NAMES = (
-    "arm_dot", "arm_neon", "cambricon_mlu", "cmsis_nn", "cmsis_nn_int16", "ethos_u", "int16_accumulator",
-    "onnxruntime_cpu", "openvino_cpu", "sample", "tensorrt_gpu", "tflite", "tflite_int16", "tpu_mlir_bm1684x",
-    "tpu_mlir_bm1684x_asym", "vta", "x86_avx2", "x86_vnni",
-)  # fmt: skip
 FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
+NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
 def test_what_ships() -> None:

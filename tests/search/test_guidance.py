@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from building import Builder, residual_block, seeded
 from cost.test_cost import priced
+from torch import Tensor
 
 from hago import search_quantize_strategy
 from hago.cost.cost import METRICS, Cost, Metric, plan_cost
@@ -25,9 +27,12 @@ from hago.plan.resolve import Resolver
 from hago.plan.space import Bits
 from hago.search.goal import GoalOptions, make_goal
 from hago.search.guidance import make_surrogate
+from hago.search.objective import OBJECTIVES, Curvature, Objective, squared_error_probe, squared_error_pull
 from hago.search.prepare import Prepared, prepare
 from hago.search.redundancy import prune_redundant_choices
 from hago.search.session import SearchOptions, run_search
+from hago.study.log import read_log
+from hago.study.searcher import Score
 from hago.study.study import StudyResult
 
 DATA = [(seeded(8, 3, 8, 8, seed=s), torch.arange(8) % 5) for s in range(2)]
@@ -98,6 +103,33 @@ def test_a_metric_needs_nothing_but_its_entry(metric: str, made_up_metrics: None
         )
         result = run_search(residual_block(), "vta", DATA, options).result
     assert result.score.costs[metric] <= total and not result.score.shortfall
+
+
+def mean_error(reference: Sequence[Tensor], outputs: Sequence[Tensor], labels: Tensor | None) -> Tensor:
+    errors = [(r - o).abs().flatten(1).double().mean(1) for r, o in zip(reference, outputs, strict=True)]
+    return torch.stack(errors, 1).sum(1, keepdim=True)
+
+
+def test_an_objective_needs_nothing_but_its_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A search is guided by a new loss and its curvature, keeps a limit on it and logs it, without a warning."""
+    curvature = Curvature("made up", squared_error_probe, squared_error_pull)
+    measure = Objective(
+        "mae", mean_error, lambda t: -float(t[0]), loss=lambda c: c[:, -1], is_loss=True, curvature=curvature
+    )
+    monkeypatch.setitem(cast("dict[str, Objective]", OBJECTIVES), "mae", measure)
+    prepared = prepare(residual_block(), "vta", DATA)
+    guide = make_surrogate(prepared, make_goal(GoalOptions("mae")), prepared.space.widest())
+    score = Score(value=-0.25, results={"mae": -0.25, "sqnr": 20.0}, total_bits=1, plan_key="")
+    assert guide.measured is not None and guide.measured(score) == 0.25
+    log = tmp_path / "search.jsonl"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HagoWarning)
+        options = SearchOptions.of(
+            "sensitivity", maximize="mae", keep="mae <= 0.5", budget_cost="weight_bytes <= 330", log=log, progress=False
+        )
+        result = run_search(residual_block(), "vta", DATA, options).result
+    assert not result.score.shortfall and result.score.value == result.score.results["mae"] >= -0.5
+    assert all("mae" in trial.score.results for trial in read_log(log).trials if trial.score.runs)
 
 
 def test_limits_reach_the_guide(prepared: Prepared) -> None:
