@@ -1,6 +1,6 @@
 """The bytes, cycles, latency and energy that a Plan takes on its hardware."""
 
-from hago.cost.cost import METRICS, Cost, EdgeCost, NodeCost, float_cost, plan_cost
+from hago.cost.cost import METRICS, Cost, EdgeCost, Metric, NodeCost, float_cost, plan_cost
 from hago.cost.report import CostRange, cost_range, cost_text
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Cost",
     "CostRange",
     "EdgeCost",
+    "Metric",
     "NodeCost",
     "cost_range",
     "cost_text",

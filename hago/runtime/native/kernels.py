@@ -750,16 +750,14 @@ PAD: Final = Kernel("torch's padding of stored values", _match_pad, _emit_pad, N
 
 
 # ---------------------------------------------------------------- kernels that compute every Plan
-#: Ops whose sums of products torch has kernels for in floats but not in int64.
-_PRODUCTS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear", "matmul"})
-
-
 def _match_any(plan: Plan, node: Node, made: NodePlan) -> Match | str:
     return Match("computes every node")
 
 
 def _match_floats(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    exact = node.op in _PRODUCTS and made.bound <= 2.0**53
+    # torch has kernels for sums of products, which a rule can split, in floats but not in int64
+    form = plan.ops[node.op].integer
+    exact = form is not None and form.split is not None and made.bound <= 2.0**53
     return Match("sums of products, exact on float carriers") if exact else ""
 
 
