@@ -27,7 +27,8 @@ def test_every_equation_that_the_code_names_is_there() -> None:
 
 
 def test_the_table_of_roundings() -> None:
-    rows = re.findall(r"^\| (-?\d+\.\d+) \|((?: -?\d+ \|){6})$", GUIDE, re.M)
+    cells_of_row = f"(?: -?\\d+ \\|){{{len(ROUNDINGS)}}}"
+    rows = re.findall(rf"^\| (-?\d+\.\d+) \|({cells_of_row})$", GUIDE, re.M)
     assert len(rows) == 8
     for x, cells in rows:
         found = [int(ROUNDINGS[mode](torch.tensor([float(x)]))) for mode in ROUNDINGS]

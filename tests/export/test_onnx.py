@@ -229,6 +229,13 @@ def test_what_onnx_cannot_say(chip: str, says: list[str], tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_a_requantize_form_that_the_export_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_on("x86_vnni", residual(), [images(2, 3, 6, 6)])
+    monkeypatch.setattr("hago.export.onnx.export.REQUANTIZE_FORMS", frozenset({"shift"}))
+    with pytest.raises(HagoError, match="float32 requantizes in another arithmetic"):
+        make_onnx(plan, "qoperator")
+
+
 def test_an_unknown_form() -> None:
     with pytest.raises(HagoError, match="unknown ONNX form 'qop'"):
         make_onnx(float_plan(residual()), "qop")
