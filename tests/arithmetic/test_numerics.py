@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hago.arithmetic.multipliers import multiplier_and_shift
 from hago.arithmetic.numerics import (
     EXACT_FLOAT32,
-    RequantizeForm,
     Requantize,
+    RequantizeForm,
     _in_two_products,
     apply_overflow,
     apply_simq,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hago
 from hago import from_torch
-from hago.arithmetic.numerics import RequantizeForm, Requantize
+from hago.arithmetic.numerics import Requantize, RequantizeForm
 from hago.arithmetic.rounding import ROUNDINGS, rounding_shift
 from hago.arithmetic.types import INT32, UINT8, QParams, SimQ
 from hago.hardware.file import load_hardware
@@ -91,7 +91,9 @@ def test_the_library_has_no_form_and_no_rounding_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("form", ["float32", "multiplier_shift", "shift"])
-def test_a_rounding_that_the_library_lacks_runs_on_the_reference(form: RequantizeForm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rounding_that_the_library_lacks_runs_on_the_reference(
+    form: RequantizeForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kernels that requantize refuse it by name; the self-test does not ask for it."""
     monkeypatch.setitem(cast("dict[str, Callable[[Tensor], Tensor]]", ROUNDINGS), "up", torch.ceil)
 
