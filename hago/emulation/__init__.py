@@ -1,7 +1,7 @@
-"""The arithmetic and the quantizers of other systems, bit for bit, on tensors; one module or package a system.
+"""The arithmetic and the quantizers of other systems, bit for bit, on tensors: one module or package per system.
 
-The names here are the systems. Users compare engines with these functions, hardware files name some of them as
-forms of an operator, and training offers some as schemes. hago's own arithmetic imports nothing from here.
+Users call these functions to compare engines. `hago.ops.forms` offers some of them as forms of an operator, which a
+hardware file names; `hago.qat` offers some as training schemes. hago's own arithmetic imports nothing from here.
 """
 
 from hago.emulation import (

@@ -1,4 +1,4 @@
-"""Checks of values and options that the emulations share, with one wording for the same error."""
+"""Checks of arguments and two helpers for axes, which the modules of this package share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 from hago.errors import HagoError, did_you_mean
 
 
-def require_range(what: str, value: Tensor, low: int, high: int) -> None:
-    """Refuse integers outside [low, high], and tensors that hold no integers.
+# ---------------------------------------------------------------- values
+def check_range(what: str, value: Tensor, low: int, high: int) -> None:
+    """Refuse a tensor that is not of an integer dtype, or that has values outside `[low, high]`.
 
     Raises:
-        HagoError: a value lies outside, or the dtype is not an integer one.
+        HagoError: as said; the message begins with `what`.
     """
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise HagoError(f"{what} got {value.dtype}; expected integers in an int64 tensor")
@@ -22,7 +23,7 @@ def require_range(what: str, value: Tensor, low: int, high: int) -> None:
         raise HagoError(f"{what} got values in [{int(value.min())}, {int(value.max())}]; expected [{low}, {high}]")
 
 
-def require_finite(what: str, value: Tensor) -> None:
+def check_finite(what: str, value: Tensor) -> None:
     """Refuse NaN and infinities.
 
     Raises:
@@ -33,14 +34,14 @@ def require_finite(what: str, value: Tensor) -> None:
 
 
 # ---------------------------------------------------------------- options of quantizers
-def check_choice(name: str, got: str, known: Sequence[str]) -> None:
-    """Refuse an option that is not one of the known values.
+def check_choice(name: str, got: str, choices: Sequence[str]) -> None:
+    """Refuse an option that is not one of `choices`.
 
     Raises:
-        HagoError: `got` is not in `known`; the closest is suggested.
+        HagoError: `got` is not among them; the closest is suggested.
     """
-    if got not in known:
-        raise HagoError(f"{name} is {got!r}; expected one of {', '.join(known)}." + did_you_mean(str(got), known))
+    if got not in choices:
+        raise HagoError(f"{name} is {got!r}; expected one of {', '.join(choices)}." + did_you_mean(str(got), choices))
 
 
 def check_bits(bits: int, low: int, high: int, what: str) -> None:
@@ -64,7 +65,7 @@ def check_float(x: Tensor, what: str) -> None:
 
 
 def check_axis(x: Tensor, axis: int, size: int, what: str) -> None:
-    """Refuse parameters per channel that do not fit the tensor.
+    """Refuse a vector of `size` per-channel parameters that does not fit axis `axis` of `x`.
 
     Raises:
         HagoError: there is no such axis, or its size differs.
@@ -76,13 +77,14 @@ def check_axis(x: Tensor, axis: int, size: int, what: str) -> None:
         )
 
 
-def along(t: Tensor, axis: int, ndim: int) -> Tensor:
-    """A vector of per-channel values, shaped to broadcast along one axis of an `ndim`-dimensional tensor."""
+# ---------------------------------------------------------------- axes
+def broadcast_along(t: Tensor, axis: int, ndim: int) -> Tensor:
+    """Reshape a vector of per-channel values so that it broadcasts along one axis of an `ndim`-dimensional tensor."""
     shape = [1] * ndim
     shape[axis] = -1
     return t.reshape(shape)
 
 
-def but(axis: int, ndim: int) -> tuple[int, ...]:
+def other_axes(axis: int, ndim: int) -> tuple[int, ...]:
     """All axes of an `ndim`-dimensional tensor but one."""
     return tuple(d for d in range(ndim) if d != axis % ndim)

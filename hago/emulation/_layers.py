@@ -1,4 +1,7 @@
-"""Layers that hold a weight (convolutions and linear layers), run with another weight and bias."""
+"""Convolutions and linear layers, run with a weight and bias that are not their own.
+
+The training layers of TensorFlow and OneFlow call these functions to run a layer on its fake-quantized weight.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hago.arithmetic.convolution import without_stride
-from hago.emulation._checks import along
+from hago.emulation._checks import broadcast_along
 from hago.errors import HagoError
 
 #: Layers that can be run with a fake-quantized weight; their output channels are axis 0 of the weight.
@@ -30,17 +33,17 @@ def run_layer(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     """Run the layer with `weight` and `bias` in place of its own."""
     if isinstance(layer, nn.Linear):
         return functional.linear(x, weight, bias)
-    read, stride = without_stride(x, weight, layer.stride, layer.padding)
-    if read is not x:
+    subsampled, stride = without_stride(x, weight, layer.stride, layer.padding)
+    if subsampled is not x:
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.ndim - 3]
-        return convolve(read, weight, bias, stride, groups=layer.groups)
+        return convolve(subsampled, weight, bias, stride, groups=layer.groups)
     y: Tensor = layer._conv_forward(x, weight, bias)
     return y
 
 
 def per_channel(values: Tensor, layer: Layer) -> Tensor:
-    """A vector over output channels, shaped to scale the layer's weight."""
-    return along(values, 0, layer.weight.ndim)
+    """Reshape a vector over output channels so that it broadcasts against the layer's weight."""
+    return broadcast_along(values, 0, layer.weight.ndim)
 
 
 def output_axis(layer: Layer, y: Tensor) -> int:

@@ -1,8 +1,8 @@
 """DoReFa-Net: weights, activations and gradients of k bits (arXiv:1606.06160).
 
-Two implementations are in use and differ: the authors' (`tensorpack`, the default) and the PyTorch port `zzzxxxttt`.
-Where the paper says nothing (a tensor of zeros) both give NaN; here that is an option. All randomness comes from a
-generator, or is passed in.
+Two implementations are in use and differ: that of the authors (`tensorpack`, the default) and the PyTorch port
+`zzzxxxttt`. The paper does not define the result for a tensor of zeros, for which both give NaN; the option `zeros`
+selects it. All randomness comes from a generator or is passed in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZEROS = ("raise", "zero", "nan")
 
 
 def quantize_k(r: Tensor, bits: int) -> Tensor:
-    """`round((2**bits - 1) * r) / (2**bits - 1)`, ties to even; the gradient passes (equation 5).
+    """`round((2**bits - 1) * r) / (2**bits - 1)`, ties to even; the gradient is passed unchanged (equation 5).
 
     Args:
         r: float tensor, in [0, 1].
@@ -59,7 +59,7 @@ def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros
             implementations. One bit gives zeros.
 
     Raises:
-        HagoError: a bad option; or all weights are 0 and `zeros` is "raise".
+        HagoError: an option is not valid, or all weights are 0 and `zeros` is "raise".
 
     References:
         Zhou et al., arXiv:1606.06160, equations 7 to 9; tensorpack examples/DoReFa-Net/dorefa.py;
@@ -88,6 +88,7 @@ def quantize_weight(w: Tensor, bits: int, variant: Variant = "tensorpack", zeros
 
 
 def _one_bit(w: Tensor, variant: Variant) -> Tensor:
+    """`sign(w) * mean(|w|)`."""
     values = w.detach()
     sign = torch.sign(values)
     if variant == "tensorpack":
@@ -139,7 +140,7 @@ class _GradientQuantizer(torch.autograd.Function):
 
 
 def stochastic_gradient(dr: Tensor, bits: int, noise: Tensor, zeros: Zeros = "zero") -> Tensor:
-    """Round a gradient at random to k bits, example by example (equation 12).
+    """Round a gradient stochastically to k bits, example by example (equation 12).
 
         2 * m * (quantize_k(clip(dr / (2 * m) + 1/2 + noise / (2**k - 1), 0, 1), k) - 1/2)
 
@@ -177,11 +178,12 @@ def quantize_gradient(
     Args:
         x: float tensor; axis 0 is the batch.
         bits: 1 to 24, or 32 for no quantization.
-        noise: in [-1/2, 1/2], of `x`'s shape; or
-        generator: draws the noise in the backward pass, on the gradient's device.
+        noise: in [-1/2, 1/2], of `x`'s shape.
+        generator: given instead of `noise`, which is then drawn in the backward pass, on the gradient's device.
+        zeros: as in `stochastic_gradient`.
 
     Raises:
-        HagoError: neither noise nor generator is given, or both are.
+        HagoError: neither or both of noise and generator are given.
     """
     check_float(x, "quantize_gradient")
     if bits == 32:
@@ -195,8 +197,8 @@ def quantize_gradient(
 def ternarize(w: Tensor, positive: Tensor, negative: Tensor, threshold: float = 0.05) -> Tensor:
     """Quantize weights to three values, two of them learned (trained ternary quantization, as in tensorpack).
 
-    With t = threshold * max|w|: `positive` above t, `-negative` below -t, 0 between; exactly at +-t
-    the sign itself. `dw = dy`, times positive or negative outside; d positive = sum(dy above t),
+    With t = threshold * max|w| the result is `positive` above t, `-negative` below -t, and 0 between; exactly at t
+    and -t it is 1 and -1. `dw = dy`, multiplied by positive or negative outside [-t, t]; d positive = sum(dy above t),
     d negative = -sum(dy below -t).
 
     Args:
@@ -208,25 +210,26 @@ def ternarize(w: Tensor, positive: Tensor, negative: Tensor, threshold: float = 
     """
     check_float(w, "ternarize")
     values = w.detach()
-    edge = values.abs().amax() * threshold
-    inner = (values < edge) & (values > -edge)
+    t = values.abs().amax() * threshold
+    inner = (values < t) & (values > -t)
     sign = straight_through(w, torch.sign(values) * torch.where(inner, 0.0, 1.0).to(w.dtype))
     one = torch.ones_like(values)
-    return sign * torch.where(values > edge, one * positive, torch.where(values < -edge, one * negative, one))
+    return sign * torch.where(values > t, one * positive, torch.where(values < -t, one * negative, one))
 
 
 @dataclass(frozen=True, slots=True)
 class DoReFa:
-    """Options of DoReFa-Net's quantizers, as a part of a TrainingScheme.
+    """Options of DoReFa-Net's quantizers, the field `dorefa` of a `hago.qat.scheme.TrainingScheme`.
 
     Args:
         variant, zeros: as in `quantize_weight`.
-        relative: keep the sizes of the float model, so that a network that was trained in float still works. Weights
-            are `u * quantize_weight(w / u)` with u four times the largest weight at the start, activations
-            `t * quantize_activation(x / t)` with t the strategy's threshold: DoReFa's functions of the network with
-            its layers rescaled. Otherwise weights are in [-1, 1] and activations in [0, 1], as in the paper.
+        relative: keep the magnitudes of the float model, so that a network that was trained in float keeps its
+            accuracy. Weights are `u * quantize_weight(w / u)` with u four times the largest weight at the start,
+            activations `t * quantize_activation(x / t)` with t the strategy's threshold: DoReFa's functions,
+            applied to the network with its layers rescaled. Otherwise weights are in [-1, 1] and activations in
+            [0, 1], as in the paper.
         gradient_bits: bits of the gradients of convolutions and linear layers; 32 for no quantization.
-        seed: of the noise that rounds gradients.
+        seed: of the noise with which gradients are rounded.
 
     References:
         Zhou et al., arXiv:1606.06160.
@@ -246,7 +249,7 @@ class DoReFa:
         return lambda x: quantize_gradient(x, self.gradient_bits, generator=generator)
 
 
-#: Options by name: those of the paper, and those for networks that were trained in float.
+#: Options by the name of the training scheme: those of the paper, and those for networks that were trained in float.
 DOREFAS: Final[Mapping[str, DoReFa]] = {
     "dorefa": DoReFa(),
     "dorefa_relative": DoReFa(variant="zzzxxxttt", relative=True),

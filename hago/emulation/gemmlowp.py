@@ -1,7 +1,7 @@
-"""gemmlowp: the fixed-point primitives, and its quantized matrix multiplication end to end.
+"""gemmlowp: its fixed-point primitives, and the quantized matrix multiplication of its example from end to end.
 
-Integers are int64 tensors that hold values of the width that a function names. The primitives are those of
-`hago.arithmetic.numerics` and `hago.arithmetic.rounding` under gemmlowp's names.
+Integers are int64 tensors that hold values of the width that a function names. The primitives call those of
+`hago.arithmetic.numerics` and `hago.arithmetic.rounding`, and check the ranges that gemmlowp's types imply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hago.arithmetic.multipliers import multiplier_and_shift
 from hago.arithmetic.numerics import doubling_high_multiply
 from hago.arithmetic.rounding import round_half_away, rounding_shift
 from hago.arithmetic.types import INT16, INT32
-from hago.emulation._checks import require_finite, require_range
+from hago.emulation._checks import check_finite, check_range
 from hago.errors import HagoError
 
 
@@ -29,7 +29,7 @@ def saturating_rounding_doubling_high_mul(a: Tensor, b: Tensor, bits: int = 32) 
         int64 of the broadcast shape, in the range of the width.
 
     Raises:
-        HagoError: another width, or a value outside it.
+        HagoError: `bits` is neither 16 nor 32, or a value does not fit them.
 
     References:
         gemmlowp `SaturatingRoundingDoublingHighMul` (fixedpoint/fixedpoint.h): the product plus
@@ -38,8 +38,8 @@ def saturating_rounding_doubling_high_mul(a: Tensor, b: Tensor, bits: int = 32) 
     if bits not in (16, 32):
         raise HagoError(f"a doubling high multiply of {bits} bits; expected 16 or 32")
     dtype = INT16 if bits == 16 else INT32
-    require_range("a doubling high multiply", a, dtype.min, dtype.max)
-    require_range("a doubling high multiply", b, dtype.min, dtype.max)
+    check_range("a doubling high multiply", a, dtype.min, dtype.max)
+    check_range("a doubling high multiply", b, dtype.min, dtype.max)
     if bits == 32:
         return doubling_high_multiply(a, b)
     return rounding_shift(a * b, torch.full_like(b, 15), "half_up").clamp_max(dtype.max)
@@ -59,8 +59,8 @@ def rounding_divide_by_pot(x: Tensor, exponent: Tensor | int) -> Tensor:
         gemmlowp `RoundingDivideByPOT` (fixedpoint/fixedpoint.h).
     """
     n = torch.as_tensor(exponent, dtype=torch.int64)
-    require_range("the exponent of a rounding division", n, 0, 31)
-    require_range("a rounding division", x, INT32.min, INT32.max)
+    check_range("the exponent of a rounding division", n, 0, 31)
+    check_range("a rounding division", x, INT32.min, INT32.max)
     return rounding_shift(x, n, "half_away")
 
 
@@ -71,7 +71,7 @@ def quantize_multiplier_smaller_than_one(real: float) -> tuple[int, int]:
         real: a ratio of scales, above 0 and below 1.
 
     Returns:
-        The multiplier in [2**30, 2**31) and the right shift, 0 or more.
+        The multiplier, in [2**30, 2**31), and the right shift, 0 or more.
 
     Raises:
         HagoError: `real` is not between 0 and 1.
@@ -97,7 +97,7 @@ def choose_quantization_params(lo: float, hi: float) -> tuple[float, int]:
         gemmlowp doc/quantization_example.cc `ChooseQuantizationParams`.
     """
     ends = torch.tensor([lo, hi], dtype=torch.float32)
-    require_finite("a range", ends)
+    check_finite("a range", ends)
     if lo > hi:
         raise HagoError(f"a range is [{lo}, {hi}]; expected the lower end first")
     low, high = ends[0].clamp_max(0.0), ends[1].clamp_min(0.0)
@@ -109,18 +109,22 @@ def choose_quantization_params(lo: float, hi: float) -> tuple[float, int]:
 
 
 def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    """`clamp(round(zero_point + x / scale), 0, 255)` in float32, ties away from zero, the zero point inside.
+    """`clamp(round(zero_point + x / scale), 0, 255)` in float32, ties away from zero.
+
+    The zero point is added before rounding.
 
     References:
         gemmlowp doc/quantization_example.cc `Quantize`.
     """
-    require_finite("values to quantize", x)
-    moved = zero_point + x.to(torch.float32) / torch.tensor(scale, dtype=torch.float32)
-    return round_half_away(moved.clamp(0, 255)).to(torch.int64)
+    check_finite("values to quantize", x)
+    real = zero_point + x.to(torch.float32) / torch.tensor(scale, dtype=torch.float32)
+    return round_half_away(real.clamp(0, 255)).to(torch.int64)
 
 
 def quantize_down(acc: Tensor, multiplier: int, right_shift: int, offset: int, low: int = 0, high: int = 255) -> Tensor:
-    """`clamp(RDBPOT(SRDHM(acc, multiplier), right_shift) + offset, low, high)`.
+    """Requantize accumulators: `clamp(RDBPOT(SRDHM(acc, multiplier), right_shift) + offset, low, high)`.
+
+    RDBPOT is `rounding_divide_by_pot`, SRDHM is `saturating_rounding_doubling_high_mul`.
 
     Args:
         acc: int64 that holds int32 accumulators.
@@ -152,9 +156,9 @@ class QuantizedGemm:
 
 
 def quantized_gemm(lhs: Tensor, rhs: Tensor) -> QuantizedGemm:
-    """Quantize two real matrices to uint8, multiply them in integers, and quantize the product down.
+    """Quantize two real matrices to uint8, multiply them in integers, and requantize the product to uint8.
 
-    The result's range is that of the real product. Accumulators are exact.
+    The range of the result is that of the float product. Accumulators are exact.
 
     Args:
         lhs: float32, (rows, depth).

@@ -1,13 +1,13 @@
 """OneFlow's quantizers and the layers that train with them.
 
-Quantizers: MinMaxObserver, MovingAverageMinMaxObserver, FakeQuantization, Quantization. Layers: QatConv, and those of
-OneFlow's demo, QLayer (QConv2d, QLinear) and QConvBN. The forward of a layer is fake-quantized float; `freeze` of the
-demo's layers gives their integers. The demo's freeze has defects that show in its results; here it has them only with
-`upstream=True`.
+Quantizer has OneFlow's MinMaxObserver, Quantization and FakeQuantization as methods; MovingAverageMinMaxObserver is a
+module. QatConv1d to QatConv3d are the layers of OneFlow itself. QLayer and QConvBN are those of the demo in
+Oneflow-Inc/models (QConv2d, QLinear, QConvBN): their forward pass is fake-quantized float, and `freeze` converts them
+to integers. The `freeze` of the demo has defects that change its results, which `upstream=True` reproduces.
 
-OneFlow 0.9.0 differs from most other systems in these points, which are kept: the affine range is not widened to hold
-0; the two observers round the affine zero point differently at ties; the gradient of fake quantization is never masked;
-the lowest symmetric integer is -2**(bits-1).
+OneFlow 0.9.0 differs from most other systems in these points, which are kept: the affine range is not widened to
+contain 0; the two observers round the affine zero point differently at ties; the gradient of fake quantization is
+never masked; the lowest symmetric integer is -2**(bits-1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hago.arithmetic.rounding import round_half_away
 from hago.arithmetic.straight_through import straight_through
-from hago.emulation._checks import along, but, check_axis, check_bits, check_choice, check_float
+from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_choice, check_float, other_axes
 from hago.emulation._layers import Layer, check_layer, output_axis, per_channel, run_layer
 from hago.errors import HagoError
 
@@ -30,16 +30,16 @@ Scheme = Literal["symmetric", "affine"]
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """The formula of scale, zero point and integers that OneFlow's observers and quantizers share.
+    """OneFlow's observer and quantizers of one tensor, which share a formula of scale, zero point and integers.
 
     Args:
         formula: `google`, or `cambricon`, whose "scale" is the exponent of a power of two and which
-            is symmetric and per layer whatever the other options say.
-        bits: 1 to 32 (OneFlow's static graphs allow 2 to 8, its eager mode does not check).
+            is always symmetric and per layer.
+        bits: 1 to 32 (OneFlow allows 2 to 8 in static graphs, and does not check in eager mode).
         scheme: `symmetric` (signed) or `affine` (unsigned).
-        per_layer: one scale for the tensor, or one per index of axis 0.
+        per_layer: one scale for the tensor; if False, one per index of axis 0.
         wraps: read an affine zero point as uint8, as OneFlow's kernel on the CPU does: modulo 256, so that -10 is 246
-            and 300 is 44. It makes a difference where a range does not hold 0.
+            and 300 is 44. This matters only for ranges that do not contain 0.
 
     Raises:
         HagoError: an option is out of range.
@@ -69,8 +69,8 @@ class Quantizer:
     def observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """MinMaxObserver: (scale, zero point) of the values of `x`.
 
-        A NaN counts only as the first element (of the tensor, or of a channel); later ones are
-        passed over. All zeros give scale 0, and with `affine` a zero point of NaN.
+        A NaN counts only as the first element of the tensor or of a channel; later ones are ignored. A tensor of
+        zeros gives scale 0, and with `affine` a zero point of NaN.
 
         Args:
             x: float tensor, not empty.
@@ -97,7 +97,7 @@ class Quantizer:
         if self.symmetric:
             top = torch.maximum(low.abs(), high.abs())
             if self.formula == "cambricon":
-                # the float's own log2: float32's rounds to a whole number just below large powers of two
+                # in float64, because log2 in float32 is rounded up to an integer just below large powers of two
                 scale = torch.log2(top.to(torch.float64)).to(top.dtype).floor() - (self.bits - 2)
             else:
                 scale = top / _count(self.bits - 1, top)
@@ -112,12 +112,11 @@ class Quantizer:
             symmetric: clamp(round(x / scale), -2**(bits-1), 2**(bits-1) - 1)
             affine:    clamp(round(x / scale + zero_point), 0, 2**bits - 1)
 
-        Ties go to even, with the zero point inside the rounding. Where scale is 0, x / 0 saturates,
-        and 0 / 0 is NaN.
+        Ties are rounded to even, after the zero point is added. If the scale is 0, x / 0 saturates and 0 / 0 is NaN.
 
         Args:
             x: float tensor.
-            scale, zero_point: of `observe`: one entry, or one per index of axis 0.
+            scale, zero_point: from `observe`: one entry, or one per index of axis 0.
         """
         return self._integers(x.detach(), scale.detach(), zero_point.detach())[0]
 
@@ -126,13 +125,13 @@ class Quantizer:
 
         Args:
             x: float tensor.
-            scale, zero_point: of `observe`; they take no gradient.
+            scale, zero_point: from `observe`; they receive no gradient.
         """
         q, step, zero = self._integers(x.detach(), scale.detach(), zero_point.detach())
         return straight_through(x, (q - zero) * step)
 
     def zero_point_used(self, zero_point: Tensor) -> Tensor:
-        """The zero point that the integers have: 0, or the given one, wrapped where asked."""
+        """The zero point of the integers: 0 if symmetric, else the given one, wrapped if `wraps`."""
         if self.symmetric:
             return torch.zeros_like(zero_point)
         return _as_uint8(zero_point) if self.wraps else zero_point
@@ -146,7 +145,9 @@ class Quantizer:
             check_axis(x, 0, scale.numel(), "scale")
         step = _power_of_two(scale) if self.formula == "cambricon" else scale
         zero = self.zero_point_used(zero_point)
-        step, zero = (t.to(x.dtype) if t.numel() == 1 else along(t.to(x.dtype), 0, x.ndim) for t in (step, zero))
+        step, zero = (
+            t.to(x.dtype) if t.numel() == 1 else broadcast_along(t.to(x.dtype), 0, x.ndim) for t in (step, zero)
+        )
         top = _count(self.bits - 1 if self.symmetric else self.bits, x)
         bottom = -top - 1 if self.symmetric else torch.zeros_like(top)
         ratio = x / step if self.symmetric else x / step + zero
@@ -154,17 +155,17 @@ class Quantizer:
 
 
 class MovingAverageMinMaxObserver(nn.Module):
-    """The range of the batches seen in training, averaged; per layer.
+    """A moving average of the ranges of the training batches, per layer.
 
     In training, while `current_train_step <= stop_update_after_iters`,
     `m = v if m == 0 else m * momentum + v * (1 - momentum)` with momentum in float32; v is the
-    batch's extremum (`affine`) or its largest magnitude, for both buffers (symmetric). So a buffer
-    that is exactly 0, such as the minimum of a relu's output, starts anew at every step. In eval the
-    buffers stay; before any update they are 0, and so is the scale.
+    batch's minimum and maximum (`affine`), or its largest magnitude for both buffers (symmetric). A buffer that is
+    exactly 0, such as the minimum of a relu's output, is therefore set to v at every step. In eval the buffers are not
+    updated; before any update they are 0, and so is the scale.
 
     Args:
-        quantizer: makes scale and zero point of the averaged range; must be per layer.
-        stop_update_after_iters: the last step that still updates.
+        quantizer: computes scale and zero point of the averaged range; must be per layer.
+        stop_update_after_iters: the last step at which the average is updated.
         momentum: weight of the past.
 
     References:
@@ -186,11 +187,11 @@ class MovingAverageMinMaxObserver(nn.Module):
         self.register_buffer("moving_min", torch.zeros(1))
 
     def forward(self, x: Tensor, current_train_step: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-        """(scale, zero point) of shape (1,) in `x`'s dtype, after this batch was taken in.
+        """Observe `x` in training, and return (scale, zero point) of the average: shape (1,), in `x`'s dtype.
 
         Args:
             x: float tensor, not empty.
-            current_train_step: compared with `stop_update_after_iters`; nothing here counts it.
+            current_train_step: compared with `stop_update_after_iters`; the caller counts it.
         """
         if self.training and int(current_train_step) <= self.stop_update_after_iters:
             low, high = (t.to(self.moving_max.dtype) for t in _extrema(x.detach(), per_layer=True))
@@ -229,7 +230,7 @@ def _fits_int32(t: Tensor) -> Tensor:
 
 
 def _as_uint8(zero_point: Tensor) -> Tensor:
-    """`uint8(round(zero_point))` as x86 computes it: half away, modulo 256; 0 where int32 overflows."""
+    """`uint8(round(zero_point))` as x86 computes it: half away from zero, modulo 256; 0 if outside int32."""
     nearest = round_half_away(zero_point)
     fits = _fits_int32(nearest)
     wrapped = torch.where(fits, nearest, torch.zeros_like(nearest)).to(torch.int64) & 255
@@ -237,9 +238,9 @@ def _as_uint8(zero_point: Tensor) -> Tensor:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """`2**int(exponent)`, cut toward zero; 0 where the exponent is no int32 (of an all-zero tensor)."""
-    whole = torch.where(_fits_int32(exponent), exponent.trunc(), torch.full_like(exponent, -(2.0**31)))
-    return torch.pow(2.0, whole.to(torch.float64)).to(exponent.dtype)
+    """`2**int(exponent)`, truncated toward zero; 0 if the exponent is outside int32, as that of a tensor of zeros."""
+    integer = torch.where(_fits_int32(exponent), exponent.trunc(), torch.full_like(exponent, -(2.0**31)))
+    return torch.pow(2.0, integer.to(torch.float64)).to(exponent.dtype)
 
 
 # ---------------------------------------------------------------- layers
@@ -247,8 +248,8 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 _UPSTREAM_BIAS = Quantizer(bits=32, scheme="affine")
 
 
-class _Qat(nn.Module):
-    """The part of QatConv1d, 2d and 3d that does not depend on the dimension."""
+class _QatConv(nn.Module):
+    """The part of QatConv1d, QatConv2d and QatConv3d that does not depend on the number of axes."""
 
     current_train_step: Tensor
 
@@ -262,25 +263,25 @@ class _Qat(nn.Module):
         self.register_buffer("current_train_step", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = self.quantizer.fake_quantize(x, *self.input_observer(x, self.current_train_step))
+        quantized = self.quantizer.fake_quantize(x, *self.input_observer(x, self.current_train_step))
         assert isinstance(self, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         weight = self.quantizer.fake_quantize(self.weight, *self.quantizer.observe(self.weight))
-        return run_layer(self, seen, weight, self.bias)
+        return run_layer(self, quantized, weight, self.bias)
 
 
-class QatConv1d(_Qat, nn.Conv1d):
+class QatConv1d(_QatConv, nn.Conv1d):
     """`nn.Conv1d` on a fake-quantized input and weight; see QatConv2d."""
 
 
-class QatConv2d(_Qat, nn.Conv2d):
+class QatConv2d(_QatConv, nn.Conv2d):
     """`nn.Conv2d` on a fake-quantized input and weight; the bias stays float.
 
-    The input's range is a moving average that updates while the buffer `current_train_step` is at
-    most 1. Nothing here counts that buffer, as in OneFlow: set it past 1 to freeze the range.
+    The range of the input is a moving average that is updated while the buffer `current_train_step` is at most 1. As
+    in OneFlow, the layer itself never changes that buffer; set it to 2 or more to freeze the range.
 
     Args:
-        *args, **kwargs: of `nn.Conv2d`.
-        quantizer: of the weight; the input takes the same, per layer.
+        *args, **kwargs: those of `nn.Conv2d`.
+        quantizer: of the weight; the input is quantized by the same options per layer.
         momentum: of the input's range.
 
     References:
@@ -288,12 +289,12 @@ class QatConv2d(_Qat, nn.Conv2d):
     """
 
 
-class QatConv3d(_Qat, nn.Conv3d):
+class QatConv3d(_QatConv, nn.Conv3d):
     """`nn.Conv3d` on a fake-quantized input and weight; see QatConv2d."""
 
 
 class Range(nn.Module):
-    """The last (scale, zero point) that was observed; the demo's QParam. It does not average."""
+    """The scale and zero point of the last observed tensor, without averaging; the demo's QParam."""
 
     scale: Tensor
     zero_point: Tensor
@@ -306,30 +307,32 @@ class Range(nn.Module):
         self.register_buffer("zero_point", torch.zeros(size))
 
     def update(self, x: Tensor) -> None:
-        """Observe `x`, whatever was there before."""
+        """Replace scale and zero point by those of `x`."""
         scale, zero_point = self.quantizer.observe(x)
         self.scale.copy_(scale)
         self.zero_point.copy_(zero_point)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` observed and fake-quantized."""
+        """Observe `x` and fake-quantize it."""
         self.update(x)
         return self.quantizer.fake_quantize(x, self.scale, self.zero_point)
 
     @property
     def step(self) -> Tensor:
-        """The real size of one quantum, also where "scale" is an exponent."""
+        """The real scale; for `cambricon`, 2 to the power of the exponent that `scale` holds."""
         return torch.exp2(self.scale) if self.quantizer.formula == "cambricon" else self.scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """A layer in integers: `q_out = clip(round(multiplier * (layer(q_in - zero_in) + bias)) + zero_out)`.
+    """A layer in integers, made by `QLayer.freeze`.
+
+        q_out = clip(round(multiplier * (layer(q_in - zero_in) + bias)) + zero_out)
 
     Args:
         multiplier: `s_weight * s_in / s_out`, of shape (1,), or (channels,).
-        weight: integers with their zero point taken off, as floats.
-        bias: integers at scale `s_in * s_weight`, as floats; None where the layer has none.
+        weight: integers with their zero point subtracted, as floats.
+        bias: integers at scale `s_in * s_weight`, as floats; None if the layer has none.
     """
 
     multiplier: Tensor
@@ -342,10 +345,10 @@ class QLayer(nn.Module):
 
     Args:
         layer: Conv1d, Conv2d, Conv3d or Linear; its parameters are trained.
-        quantizer: of the weight; input and output take the same, per layer. (The demo's QLinear is
-            always google, symmetric, per layer.)
-        quantize_input, quantize_output: whether this layer observes them. Where not, the neighbour's
-            Range is given to `freeze`.
+        quantizer: of the weight; input and output are quantized by the same options per layer. (The demo's QLinear is
+            always google, symmetric and per layer.)
+        quantize_input, quantize_output: whether this layer observes its input and its output. If not, pass the Range
+            of the neighbouring layer to `freeze`.
 
     References:
         Oneflow-Inc/models, Quantization/quantization_ops/{conv,linear,q_module}.py.
@@ -379,7 +382,7 @@ class QLayer(nn.Module):
         """The weight and bias that are quantized and run on the (fake-quantized) input `x`."""
         return self.layer.weight, self.layer.bias
 
-    def _final(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
+    def _weight_and_bias_to_freeze(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
         """The weight and bias that `freeze` converts to integers."""
         return self.layer.weight, self.layer.bias
 
@@ -389,32 +392,33 @@ class QLayer(nn.Module):
 
         Args:
             qi, qo: the ranges of input and output, if this layer does not observe them.
-            upstream: with the demo's defects: biases are unsigned (negative ones become 0); with
+            upstream: reproduce the demo's defects: biases are unsigned (negative ones become 0); with
                 `cambricon`, exponents are multiplied as if they were scales; QConvBN folds with the
-                variance in the place of its root; the weight's range is the last one seen.
+                variance in place of its square root; the range of the weight is that of the last forward pass.
 
         Raises:
-            HagoError: a range is missing, or given twice; or `upstream` and the demo's code raises:
-                per channel, or a linear layer.
+            HagoError: a range is missing or given twice; or, with `upstream`, the demo itself would raise an error:
+                per channel, for a linear layer, or without a bias.
         """
-        seen, out = _one_of("qi", self.qi, qi), _one_of("qo", self.qo, qo)
-        weight, bias = self._final(upstream=upstream)
+        input_range, output_range = _one_of("qi", self.qi, qi), _one_of("qo", self.qo, qo)
+        weight, bias = self._weight_and_bias_to_freeze(upstream=upstream)
         if upstream:
-            return self._freeze_upstream(weight, bias, seen, out)
+            return self._freeze_upstream(weight, bias, input_range, output_range)
         self.qw.update(weight)
-        product = seen.step * self.qw.step
-        whole = None if bias is None else torch.round(bias / product).clamp(-(2.0**31), 2.0**31 - 1)
+        product = input_range.step * self.qw.step
+        bias_integers = None if bias is None else torch.round(bias / product).clamp(-(2.0**31), 2.0**31 - 1)
         zero = self.quantizer.zero_point_used(self.qw.zero_point)
-        return Frozen(product / out.step, self._integers(weight, zero), whole)
+        return Frozen(product / output_range.step, self._integers(weight, zero), bias_integers)
 
-    def _freeze_upstream(self, weight: Tensor, bias: Tensor | None, seen: Range, out: Range) -> Frozen:
+    def _freeze_upstream(self, weight: Tensor, bias: Tensor | None, input_range: Range, output_range: Range) -> Frozen:
         if not self.quantizer.per_layer or isinstance(self.layer, nn.Linear) or bias is None:
             raise HagoError("freeze(upstream=True): the demo cannot freeze per channel, a linear layer, or no bias")
-        product = seen.scale * self.qw.scale
-        whole = _UPSTREAM_BIAS.quantize(bias, product, torch.zeros_like(product))
-        return Frozen(product / out.scale, self._integers(weight, self.qw.zero_point), whole)
+        product = input_range.scale * self.qw.scale
+        bias_integers = _UPSTREAM_BIAS.quantize(bias, product, torch.zeros_like(product))
+        return Frozen(product / output_range.scale, self._integers(weight, self.qw.zero_point), bias_integers)
 
     def _integers(self, weight: Tensor, zero: Tensor) -> Tensor:
+        """The integers of the weight with the zero point `zero` subtracted."""
         q = self.quantizer.quantize(weight, self.qw.scale, self.qw.zero_point)
         return q - (zero if zero.numel() == 1 else per_channel(zero, self.layer))
 
@@ -422,15 +426,15 @@ class QLayer(nn.Module):
 class QConvBN(QLayer):
     """A convolution and its batch norm as one layer: the norm is folded into the weight, which is quantized.
 
-    In training the fold uses the batch's mean and unbiased variance of the unquantized convolution,
-    both without gradient, and updates the running statistics with the same; in eval it uses the
+    In training the norm is folded with the mean and unbiased variance of the batch, computed by the unquantized
+    convolution and without gradient, and the running statistics are updated with them; in eval it is folded with the
     running statistics.
 
     Args:
         layer, quantizer, quantize_input, quantize_output: as in QLayer.
         bn: its statistics, gamma and beta (if affine) are used and updated.
-        inverted_momentum: read `bn.momentum` as the weight of the past, as the demo does; else as
-            torch does, the weight of the new batch.
+        inverted_momentum: take `bn.momentum` for the weight of the past, as the demo does; by default it is that of
+            the new batch, as in torch.
 
     References:
         Oneflow-Inc/models, Quantization/quantization_ops/conv_bn.py.
@@ -456,16 +460,16 @@ class QConvBN(QLayer):
         if self.training:
             with torch.no_grad():
                 y = run_layer(self.layer, x, self.layer.weight, self.layer.bias)
-                rest = but(output_axis(self.layer, y), y.ndim)
+                reduced = other_axes(output_axis(self.layer, y), y.ndim)
                 if y.numel() == y.shape[output_axis(self.layer, y)]:
                     raise HagoError("a batch norm in training got one value per channel; expected more")
-                batch = y.mean(rest), y.var(rest)
+                batch = y.mean(reduced), y.var(reduced)
                 for kept, new in zip((mean, variance), batch, strict=True):
                     kept.copy_(self._average(kept, new))
             mean, variance = batch
         return self._fold(mean, torch.sqrt(variance + self.bn.eps))
 
-    def _final(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
+    def _weight_and_bias_to_freeze(self, *, upstream: bool) -> tuple[Tensor, Tensor | None]:
         mean, variance = self._statistics()
         return self._fold(mean, variance if upstream else torch.sqrt(variance + self.bn.eps))
 
@@ -477,20 +481,22 @@ class QConvBN(QLayer):
     def _average(self, past: Tensor, new: Tensor) -> Tensor:
         momentum = self.bn.momentum
         assert momentum is not None
-        keep = momentum if self.inverted_momentum else 1 - momentum
-        return keep * past + (1 - keep) * new
+        weight_of_past = momentum if self.inverted_momentum else 1 - momentum
+        return weight_of_past * past + (1 - weight_of_past) * new
 
     def _fold(self, mean: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """`W * gamma / sigma`, `(b - mean) * gamma / sigma + beta`."""
+        """The folded weight `W * gamma / sigma` and bias `(b - mean) * gamma / sigma + beta`."""
         gamma = 1 / sigma if not self.bn.affine else self.bn.weight / sigma
         bias = -gamma * mean if self.layer.bias is None else gamma * self.layer.bias - gamma * mean
         return self.layer.weight * per_channel(gamma, self.layer), bias + self.bn.bias if self.bn.affine else bias
 
 
-def _one_of(name: str, own: Range | None, given: Range | None) -> Range:
-    if (own is None) == (given is None):
-        what = "is missing; pass the neighbour's Range" if own is None else "is given, but this layer observes its own"
-        raise HagoError(f"freeze: {name} {what}")
-    chosen = given if own is None else own
+def _one_of(name: str, observed: Range | None, given: Range | None) -> Range:
+    """The range that the layer observes or the one that the caller gives, whichever is not None."""
+    if (observed is None) == (given is None):
+        missing = observed is None
+        problem = "is missing; pass the neighbour's Range" if missing else "is given, but this layer observes its own"
+        raise HagoError(f"freeze: {name} {problem}")
+    chosen = given if observed is None else observed
     assert chosen is not None
     return chosen

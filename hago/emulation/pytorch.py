@@ -1,11 +1,11 @@
 """PyTorch's quantizers (fake_quantize, quantize, the learnable fake quantize), its observers, and FakeQuantize.
 
-The zero point is added after rounding in fake_quantize and before it in quantize, so that the two differ at ties where
-it is odd. Both multiply by the float32 reciprocal of the scale.
+fake_quantize adds the zero point after rounding, quantize before it, so that the two differ at ties if the zero point
+is odd. Both multiply by the float32 reciprocal of the scale.
 
-Observers widen a range to hold 0 when they convert it to scale and zero point. Their state is the range (`min_val`,
-`max_val`), and of a FakeQuantize its last scale and zero point and two switches. The histogram observer searches the
-range within which quantizing the observed values has the least squared error.
+Observers widen a range to contain 0 when they convert it to scale and zero point. Their state is the range (`min_val`,
+`max_val`); that of a FakeQuantize is its last scale and zero point and two switches. The histogram observer searches
+for the range in which quantizing the observed values has the least squared error.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from hago.arithmetic.straight_through import apply, straight_through
-from hago.emulation._checks import along, but, check_axis, check_choice, check_float
+from hago.emulation._checks import broadcast_along, check_axis, check_choice, check_float, other_axes
 from hago.errors import HagoError
 
-#: Integers of each quantized dtype, and the torch dtype that holds them.
+#: The lowest and highest integer of each quantized dtype, and the torch dtype that stores them.
 DTYPES: Final[Mapping[str, tuple[int, int, torch.dtype]]] = {
     "qint8": (-128, 127, torch.int8),
     "quint8": (0, 255, torch.uint8),
@@ -42,15 +42,15 @@ def fake_quantize(
 ) -> Tensor:
     """`(clamp(round(x * (1 / scale)) + zero_point, qmin, qmax) - zero_point) * scale`.
 
-    Scales are float32, and so is the arithmetic on narrower values. Of float64 the product with the reciprocal is
-    float64, and the one with the scale float32 for one scale, float64 for one per channel, as torch's kernels have it.
-    Ties go to even. `dx = dy` where the integer before the clamp is in [qmin, qmax]. NaN becomes
-    qmin, infinities saturate.
+    Ties are rounded to even, NaN becomes qmin, and infinities saturate. `dx = dy` where the integer before the clamp is
+    in [qmin, qmax], else 0. Scales are float32, and so is the arithmetic on float32 and narrower values. For float64
+    values the product with the reciprocal is float64; the product with the scale is float32 if there is one scale,
+    and float64 if there is one per channel, as in torch's kernels.
 
     Args:
         x: float tensor.
         scale, zero_point: one, or one per index of `axis`.
-        qmin, qmax: ends of the integers.
+        qmin, qmax: the lowest and the highest integer.
 
     References:
         torch.fake_quantize_per_tensor_affine and torch.fake_quantize_per_channel_affine.
@@ -66,9 +66,10 @@ def fake_quantize(
 def quantize(
     x: Tensor, scale: Tensor | float, zero_point: Tensor | float, dtype: str, axis: int | None = None
 ) -> Tensor:
-    """`clamp(round(x * (1 / scale) + zero_point))` as integers; ties to even, the zero point inside.
+    """`clamp(round(x * (1 / scale) + zero_point))` as integers, ties to even.
 
-    Product and sum are rounded once (a fused multiply-add, as on x86) for one scale and 8-bit dtypes, else each.
+    With one scale and an 8-bit dtype, product and sum are rounded once (a fused multiply-add, as on x86); otherwise
+    each is rounded.
 
     Args:
         x: float32 tensor.
@@ -102,14 +103,14 @@ def fake_quantize_learnable(
         d scale = factor * sum(dy * (qmin - z below, qmax - z above, (y - x) / scale inside))
         d zero_point = factor * sum(dy * (-scale outside, 0 inside))
 
-    The zero point is rounded half to even and clamped to [qmin, qmax]; but in the gradient of a
-    fake quantization per tensor it is `int(zero_point + 1/2)`, cut toward zero, as torch has it. The
-    gradient finds outside and inside by `round(x * (1 / scale) + zero_point)`, rounded once before.
+    The zero point is rounded half to even and clamped to [qmin, qmax]; in the gradient of a fake quantization per
+    tensor it is `int(zero_point + 1/2)`, truncated toward zero, as in torch. For the gradient, a value is below, inside
+    or above according to `round(x * (1 / scale) + zero_point)`, whose product and sum are rounded once.
 
     Args:
         x: float tensor.
-        scale, zero_point: float, of shape (1,), or one per index of `axis`; computed with as float32.
-        grad_factor: LSQ's is 1 / sqrt(x.numel() * qmax).
+        scale, zero_point: float, of shape (1,), or one per index of `axis`; converted to float32.
+        grad_factor: 1 / sqrt(x.numel() * qmax) in LSQ.
 
     References:
         torch._fake_quantize_learnable_per_tensor_affine and ..._per_channel_affine; Esser et al.,
@@ -126,6 +127,8 @@ def fake_quantize_learnable(
 
 
 class _Learnable(torch.autograd.Function):
+    """`fake_quantize_learnable` with scale and zero point shaped to broadcast against `x`."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, ends: tuple[int, int], factor: float, channels: bool
@@ -140,7 +143,7 @@ class _Learnable(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         x, scale, zero_point = ctx.saved_tensors
         (qmin, qmax), factor, channels = ctx.options
-        kinds = grad.dtype, scale.dtype, zero_point.dtype
+        dtypes = grad.dtype, scale.dtype, zero_point.dtype
         x, grad = _widened(x), _widened(grad)
         scale, zero_point = scale.to(torch.float32), zero_point.to(torch.float32)
         zero = torch.round(zero_point) if channels else (zero_point + 0.5).trunc()
@@ -148,24 +151,24 @@ class _Learnable(torch.autograd.Function):
         inverse = 1 / scale
         q = torch.round(_fused(x, inverse, zero))
         below, above = q < qmin, q > qmax
-        nothing = torch.zeros_like(grad)
+        zeros = torch.zeros_like(grad)
         wide = (_clamp(q, qmin, qmax) - zero).to(torch.float64) * scale.to(torch.float64)
         error = (wide - x.to(torch.float64)).to(x.dtype)  # rounded once
         d_scale = torch.where(below, grad * (qmin - zero), torch.where(above, grad * (qmax - zero), 0.0))
         d_scale = torch.where(below | above, d_scale, grad * error * inverse) * factor
-        d_zero = torch.where(below | above, -grad * scale, nothing) * factor
-        dx = torch.where(below | above, nothing, grad)
-        made = (dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape))
-        return *(d.to(kind) for d, kind in zip(made, kinds, strict=True)), None, None, None
+        d_zero = torch.where(below | above, -grad * scale, zeros) * factor
+        dx = torch.where(below | above, zeros, grad)
+        gradients = (dx, d_scale.sum_to_size(scale.shape), d_zero.sum_to_size(scale.shape))
+        return *(d.to(dtype) for d, dtype in zip(gradients, dtypes, strict=True)), None, None, None
 
 
 def _widened(x: Tensor) -> Tensor:
-    """`x` in what torch's kernels compute in: float32 for narrower dtypes."""
+    """`x` in the dtype in which torch's kernels compute: float32 for narrower ones."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _real(integers: Tensor, scale: Tensor, channels: bool, dtype: torch.dtype) -> Tensor:
-    """`integers * scale` as torch's kernels round it: in float32 for one scale, else in the values' own width."""
+    """`integers * scale` as torch's kernels round it: in float32 for one scale, else in the dtype of `integers`."""
     return ((integers if channels else integers.to(torch.float32)) * scale).to(dtype)
 
 
@@ -176,7 +179,7 @@ def _fused(x: Tensor, factor: Tensor, addend: Tensor) -> Tensor:
 
 
 def _clamp(q: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`q` in [qmin, qmax]; NaN is qmin, as on a CPU."""
+    """Clamp `q` to [qmin, qmax]; NaN becomes qmin, as on a CPU."""
     return torch.where(torch.isnan(q), torch.full_like(q, qmin), q).clamp(qmin, qmax)
 
 
@@ -197,7 +200,7 @@ def _broadcast(x: Tensor, scale: Tensor | float, zero_point: Tensor | float, axi
             t = t.reshape(())
         else:
             check_axis(x, axis, t.numel(), name)
-            t = along(t, axis, x.ndim)
+            t = broadcast_along(t, axis, x.ndim)
         shaped.append(t)
     return shaped[0], shaped[1]
 
@@ -216,17 +219,17 @@ _EPS: Final = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True, slots=True)
 class QRange:
-    """The options by which an observer converts a range of values to scale and zero point.
+    """The options with which an observer converts a range of values to scale and zero point, and the conversion.
 
     Args:
         dtype: a name in `hago.emulation.pytorch.DTYPES`.
-        qscheme: torch's name of the scheme.
+        qscheme: the scheme, by torch's name.
         reduce_range: use half of the integers, e.g. [-64, 63].
-        quant_min, quant_max: limits other than the dtype's; both or none.
+        quant_min, quant_max: limits in place of those of the dtype; give both or none.
         eps: the smallest scale.
 
     Raises:
-        HagoError: an option is out of range. What torch's observers refuse of the combinations, ours refuse.
+        HagoError: an option is out of range.
 
     References:
         torch.ao.quantization.observer.UniformQuantizationObserverBase.
@@ -260,12 +263,12 @@ class QRange:
         if self.quant_min is not None and self.quant_max is not None:
             low, high = self.quant_min, self.quant_max
         elif self.dtype not in ("qint8", "int8", "quint8", "uint8"):
-            return low, high  # torch reduces 8-bit dtypes and given ranges only
+            return low, high  # torch reduces only 8-bit dtypes and given limits
         return (low // 2, high // 2) if self.reduce_range else (low, high)
 
     @property
     def symmetric(self) -> bool:
-        """Whether the zero point is in the middle, whatever the range."""
+        """Whether the zero point is always in the middle of the integers."""
         return self.qscheme.endswith("symmetric")
 
     def qparams(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,16 +278,16 @@ class QRange:
             symmetric: scale = max(-low, high) / ((qmax - qmin) / 2), zero point = 0, or the middle
                        of an unsigned dtype
 
-        with low = min(low, 0), high = max(high, 0), scale at least eps, ties to even.
-        `per_channel_affine_float_qparams` takes low and high as they are, sets scales up to eps to 1,
-        and its zero point is -low / scale.
+        with low = min(low, 0), high = max(high, 0), a scale of at least eps, and ties rounded to even. The scheme
+        `per_channel_affine_float_qparams` uses low and high as given, replaces scales up to eps by 1, and has the zero
+        point -low / scale.
 
         Args:
             low, high: float32, of one shape.
 
         Returns:
-            float32 scales and int64 zero points (float32 where the scheme says so), of shape (1,)
-            or (channels,).
+            float32 scales and int64 zero points (float32 for `per_channel_affine_float_qparams`), of shape (1,) or
+            (channels,).
 
         Raises:
             HagoError: the range is not finite, or upside down.
@@ -305,7 +308,7 @@ class QRange:
         return scale, (qmin - torch.round(low / scale).to(torch.int64)).clamp(qmin, qmax)
 
     def _middle(self) -> int:
-        """The zero point of a symmetric scheme: for 8 unsigned bits 128 even where the range is reduced."""
+        """The zero point of a symmetric scheme: 128 for 8 unsigned bits, even if the range is reduced."""
         if self.dtype in ("quint8", "uint8"):
             qmin, qmax = self.ends
             return 128 if self.quant_min is None else (qmin + qmax) // 2
@@ -313,15 +316,15 @@ class QRange:
 
 
 class MinMaxObserver(nn.Module):
-    """The smallest and largest value seen so far; per tensor, or per index of an axis.
+    """An observer of the smallest and largest value so far, per tensor or per index of an axis.
 
-    Before any data the scale is 1 and the zero point 0. Empty tensors are passed over.
+    Before any data the scale is 1 and the zero point 0. Empty tensors are ignored.
 
     Args:
-        qrange: makes scale and zero point; its scheme decides whether the observer is per channel.
-        ch_axis: of the channels, where per channel.
-        averaging_constant: None for the extremes; c for a moving average
-            `m += c * (v - m)` whose first value is the batch's.
+        qrange: computes scale and zero point; its scheme decides whether the observer is per channel.
+        ch_axis: of the channels, if per channel.
+        averaging_constant: None for the extremes; c for a moving average `m += c * (v - m)` that starts at the first
+            batch.
 
     References:
         torch.ao.quantization.{MinMax, MovingAverageMinMax, PerChannelMinMax,
@@ -347,12 +350,12 @@ class MinMaxObserver(nn.Module):
         self.register_buffer("max_val", torch.empty(0) if self.per_channel else torch.tensor(-torch.inf))
 
     @property
-    def seen(self) -> bool:
-        """Whether any data was observed."""
+    def has_range(self) -> bool:
+        """Whether a range was observed."""
         return self.min_val.numel() > 0 and not bool((self.min_val > self.max_val).any())
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` itself, after it was taken in.
+        """Observe `x` and return it.
 
         Raises:
             HagoError: the number of channels changed.
@@ -360,37 +363,38 @@ class MinMaxObserver(nn.Module):
         check_float(x, "an observer")
         if x.numel() == 0:
             return x
-        low, high = self._batch(x.detach().to(self.min_val.dtype))
-        if self.seen:
+        low, high = self._range_of_batch(x.detach().to(self.min_val.dtype))
+        if self.has_range:
             if self.per_channel:
                 check_axis(x, self.ch_axis, self.min_val.numel(), "an observer")
-            low, high = self._joined(low, high)
+            low, high = self._merge(low, high)
         self.min_val, self.max_val = low.clone(), high.clone()
         return x
 
     def qparams(self) -> tuple[Tensor, Tensor]:
-        """(scale, zero point) of what was seen; see QRange.qparams."""
-        if not self.seen:
+        """(scale, zero point) of the observed range; see QRange.qparams."""
+        if not self.has_range:
             device = self.min_val.device
             return torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         return self.qrange.qparams(self.min_val, self.max_val)
 
-    def _batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _range_of_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if not self.per_channel:
             return x.amin(), x.amax()
         if not -x.ndim <= self.ch_axis < x.ndim:
             raise HagoError(f"no axis {self.ch_axis} in a tensor of shape {tuple(x.shape)}; set ch_axis")
-        rest = but(self.ch_axis, x.ndim)
-        return (x.amin(rest), x.amax(rest)) if rest else (x, x)
+        reduced = other_axes(self.ch_axis, x.ndim)
+        return (x.amin(reduced), x.amax(reduced)) if reduced else (x, x)
 
-    def _joined(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _merge(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The range so far, updated with that of a batch."""
         if self.averaging_constant is None:
             return torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
         c = self.averaging_constant
         return self.min_val + c * (low - self.min_val), self.max_val + c * (high - self.max_val)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        _take_shapes(self, ("min_val", "max_val"), state_dict, prefix)
+        _resize_buffers(self, ("min_val", "max_val"), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -402,8 +406,8 @@ class Observer(Protocol):
     ch_axis: int
 
     @property
-    def seen(self) -> bool:
-        """Whether any data was observed."""
+    def has_range(self) -> bool:
+        """Whether a range was observed."""
 
     def qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point) for the observed range."""
@@ -413,13 +417,14 @@ class Observer(Protocol):
 
 
 class FakeQuantize(nn.Module):
-    """An observer and the fake quantization by what it has seen.
+    """An observer, and the fake quantization with its scale and zero point.
 
     Args:
-        observer: updated by every call while `observer_enabled` is 1; scale and zero point follow.
+        observer: while `observer_enabled` is 1, every call updates it, and scale and zero point from it.
 
-    State:
-        scale, zero_point; observer_enabled, fake_quant_enabled: uint8 switches, set with `fill_`.
+    Buffers:
+        scale, zero_point: of the fake quantization.
+        observer_enabled, fake_quant_enabled: uint8 switches, set with `fill_`.
 
     References:
         torch.ao.quantization.FakeQuantize.
@@ -444,44 +449,44 @@ class FakeQuantize(nn.Module):
             self.scale, self.zero_point = self.observer.qparams()
         if not bool(self.fake_quant_enabled):
             return x
-        axis = self.observer.ch_axis if self.observer.per_channel and self.observer.seen else None
+        axis = self.observer.ch_axis if self.observer.per_channel and self.observer.has_range else None
         return fake_quantize(x, self.scale, self.zero_point, *self.observer.qrange.ends, axis)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        _take_shapes(self, ("scale", "zero_point"), state_dict, prefix)
+        _resize_buffers(self, ("scale", "zero_point"), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _take_shapes(module: nn.Module, names: tuple[str, ...], state_dict: Mapping[str, Any], prefix: str) -> None:
-    """Give buffers that grow with the channels the shapes they are about to be loaded with."""
+def _resize_buffers(module: nn.Module, names: tuple[str, ...], state_dict: Mapping[str, Any], prefix: str) -> None:
+    """Resize buffers to the shapes in a state dict, because those per channel are empty before any data."""
     for name in names:
         saved = state_dict.get(prefix + name)
         if isinstance(saved, Tensor):
-            kept = module.get_buffer(name)
-            setattr(module, name, torch.empty(saved.shape, dtype=kept.dtype, device=kept.device))
+            buffer = module.get_buffer(name)
+            setattr(module, name, torch.empty(saved.shape, dtype=buffer.dtype, device=buffer.device))
 
 
 # ---------------------------------------------------------------- the histogram observer
-#: Fraction of the values by which an end of the range moves at a time.
+#: Fraction of the values that one step of the search cuts off at one end of the range.
 _STEP: Final = 1e-5
-#: Number of parts that a bin is split into before its count moves to bins of another width.
+#: Number of equal parts into which the count of a bin is split when it is moved to bins of another width.
 _PARTS: Final = 16
 
 
 def squared_error(histogram: Tensor, width: float, first: int, last: int, levels: int) -> float:
-    """The squared error of quantizing to the range of bins `first` to `last`, with values spread evenly in each bin.
+    """The squared error of quantizing to the range of bins `first` to `last`, if values are spread evenly in each bin.
 
-    Every level represents an interval of `d = width * (last - first + 1) / levels`, at its middle. The error of a bin
-    from b to e whose ends fall into levels i and j, with density p = count / width, is
+    A level is the middle of an interval of length `d = width * (last - first + 1) / levels`. The error of a bin from b
+    to e whose ends are in the intervals of levels i and j, with density p = count / width, is
 
         error = p * (F(b - m_i, d/2) + (j - i - 1) * F(-d/2, d/2) + F(-d/2, e - m_j)),
         F(u, v) = (v**3 - u**3) / 3,   m_k = (k + 1/2) * d
 
     Args:
         histogram: float32 (bins,).
-        width: of a bin.
-        first, last: of the range that is kept; values outside go to the outermost levels.
-        levels: of the integers.
+        width: of a bin, in real units.
+        first, last: the bins at the ends of the range; values outside are clamped to the outermost levels.
+        levels: the number of integers.
     """
     step = width * (last - first + 1) / levels
     if step == 0.0:
@@ -502,10 +507,10 @@ def squared_error(histogram: Tensor, width: float, first: int, last: int, levels
 
 
 def least_error_bins(histogram: Tensor, width: float, levels: int) -> tuple[int, int]:
-    """The first and the last bin of the range that the search ends at.
+    """Search for the range of least squared error; the result is its first and last bin.
 
-    From the whole range, the end whose next quantile skips more bins moves there, until the squared
-    error would grow.
+    The search starts with all bins. Each step moves one end inwards by the quantile _STEP, namely the end at which this
+    skips more bins, and the search stops when the squared error would increase.
     """
     total = float(histogram.sum())
     below = np.asarray(torch.cumsum(histogram, 0))
@@ -532,17 +537,17 @@ def least_error_bins(histogram: Tensor, width: float, levels: int) -> tuple[int,
 
 
 class HistogramObserver(nn.Module):
-    """A histogram of the values seen, and the range within which quantizing them loses least.
+    """An observer with a histogram of the values, whose range is that of least quantization error.
 
-    Per tensor. Infinite values are passed over, and so are empty tensors. Before any data the scale
-    is 1 and the zero point 0.
+    It is per tensor. Infinite values and empty tensors are ignored. Before any data the scale is 1 and the zero point
+    is 0.
 
     Args:
-        qrange: makes scale and zero point of the range.
-        bins: of the histogram.
+        qrange: computes scale and zero point of the range.
+        bins: the number of bins of the histogram.
 
     Raises:
-        HagoError: a scheme per channel, or no bins.
+        HagoError: the scheme is per channel, or `bins` is not a positive integer.
 
     References:
         torch.ao.quantization.HistogramObserver; the search is that of caffe2's norm minimization.
@@ -565,15 +570,15 @@ class HistogramObserver(nn.Module):
         self.register_buffer("max_val", torch.tensor(-torch.inf))
 
     @property
-    def seen(self) -> bool:
-        """Whether any data was observed."""
+    def has_range(self) -> bool:
+        """Whether a range was observed."""
         return bool(self.min_val <= self.max_val)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` itself, after it was taken in.
+        """Observe `x` and return it.
 
         Raises:
-            HagoError: NaN among the values.
+            HagoError: there is a NaN among the values.
         """
         check_float(x, "an observer")
         values = x.detach().to(torch.float32)
@@ -583,17 +588,17 @@ class HistogramObserver(nn.Module):
         low, high = torch.aminmax(values)
         if bool(low.isnan()):
             raise HagoError("an observer saw NaN; expected numbers")
-        if not self.seen:
+        if not self.has_range:
             self.histogram.copy_(self._count(values, low, high))
         else:
             low, high = torch.minimum(low, self.min_val), torch.maximum(high, self.max_val)
-            self.histogram.copy_(self._moved(low, high) + self._count(values, low, high))
+            self.histogram.copy_(self._rebinned(low, high) + self._count(values, low, high))
         self.min_val.copy_(low)
         self.max_val.copy_(high)
         return x
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """The range within which quantizing what was seen loses least: (low, high), float32."""
+        """The range in which quantizing the observed values has the least squared error: (low, high), float32."""
         width = (float(self.max_val) - float(self.min_val)) / self.bins
         low, high, _ = DTYPES[self.qrange.dtype]
         first, last = least_error_bins(self.histogram.cpu(), width, high - low + 1)
@@ -602,7 +607,7 @@ class HistogramObserver(nn.Module):
 
     def qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of `range()`; see QRange.qparams."""
-        if not self.seen:
+        if not self.has_range:
             device = self.min_val.device
             return torch.ones(1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         return self.qrange.qparams(*self.range())
@@ -610,8 +615,8 @@ class HistogramObserver(nn.Module):
     def _count(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
         return torch.histc(values, self.bins, float(low), float(high))
 
-    def _moved(self, low: Tensor, high: Tensor) -> Tensor:
-        """The histogram so far, in the bins of a range that holds its own."""
+    def _rebinned(self, low: Tensor, high: Tensor) -> Tensor:
+        """The histogram so far, in the bins of the wider range from `low` to `high`."""
         if low == self.min_val and high == self.max_val:
             return self.histogram
         if self.min_val == self.max_val:

@@ -1,8 +1,8 @@
-"""TensorFlow Lite: quantized multipliers, and the multiplication by one in both roundings.
+"""TensorFlow Lite: quantized multipliers, requantization in both roundings, and quantization parameters.
 
 A real multiplier is `multiplier / 2**31 * 2**shift` with the multiplier in [2**30, 2**31); a positive shift is to the
-left. The reference kernels round twice by default, and once in a build with `TFLITE_SINGLE_ROUNDING`; on ties and near
-them the results differ by one.
+left. The reference kernels round twice by default, and once in a build with `TFLITE_SINGLE_ROUNDING`; at ties and near
+them the two results differ by one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hago.arithmetic.multipliers import multiplier_and_shift
 from hago.arithmetic.numerics import saturate, wrap
 from hago.arithmetic.rounding import round_half_away, rounding_shift
 from hago.arithmetic.types import INT8, INT32, DType
-from hago.emulation._checks import require_finite, require_range
+from hago.emulation._checks import check_finite, check_range
 from hago.emulation.gemmlowp import rounding_divide_by_pot, saturating_rounding_doubling_high_mul
 from hago.errors import HagoError
 
 Rounding = Literal["double", "single"]
 
-#: Smaller shifts are flushed to a multiplier of 0.
+#: Multipliers with a smaller shift are replaced by 0.
 SMALLEST_SHIFT: Final = -31
 #: Single rounding saturates the multiplier at larger shifts.
 LARGEST_SHIFT: Final = 30
@@ -32,8 +32,8 @@ LARGEST_SHIFT: Final = 30
 def quantize_multiplier(real: Tensor | float, rounding: Rounding = "double") -> tuple[Tensor, Tensor]:
     """Integers `(multiplier, shift)` with `real ~ multiplier * 2**(shift - 31)`.
 
-    `frexp` splits the value, its fraction times 2**31 rounds half away from zero, a carry moves into
-    the shift. 0, and magnitudes below about 2**-32, give (0, 0). With single rounding a shift past
+    `frexp` splits the value, its fraction times 2**31 is rounded half away from zero, and a carry goes into the
+    shift. 0, and magnitudes below about 2**-32, give (0, 0). With single rounding a shift above
     30 saturates to (2**31 - 1, 30).
 
     Args:
@@ -50,14 +50,14 @@ def quantize_multiplier(real: Tensor | float, rounding: Rounding = "double") -> 
         (lite/kernels/internal/quantization_util.cc).
     """
     value = torch.as_tensor(real, dtype=torch.float64)
-    require_finite("multipliers", value)
+    check_finite("multipliers", value)
     m, n = multiplier_and_shift(value)
     shift = 31 - n
     flushed = shift < SMALLEST_SHIFT
     m, shift = torch.where(flushed, 0, m), torch.where(flushed, 0, shift)
     if rounding == "single":
-        past = shift > LARGEST_SHIFT
-        m, shift = torch.where(past, INT32.max, m), torch.where(past, LARGEST_SHIFT, shift)
+        saturated = shift > LARGEST_SHIFT
+        m, shift = torch.where(saturated, INT32.max, m), torch.where(saturated, LARGEST_SHIFT, shift)
     return m, shift
 
 
@@ -98,9 +98,11 @@ def multiply_by_quantized_multiplier(
 ) -> Tensor:
     """`x * multiplier * 2**(shift - 31)` as an int32.
 
-    double: `RDBPOT(SRDHM(x << max(shift, 0), multiplier), max(-shift, 0))`: ties up, then away from
-    zero. single: `(x * multiplier + 2**(30 - shift)) >> (31 - shift)`: ties up, rounded once.
-    Where the left shift or the result leaves int32, which upstream leaves undefined, it wraps.
+        double: RDBPOT(SRDHM(x << max(shift, 0), multiplier), max(-shift, 0)), ties up, then away from zero
+        single: (x * multiplier + 2**(30 - shift)) >> (31 - shift), ties up, rounded once
+
+    SRDHM and RDBPOT are gemmlowp's `saturating_rounding_doubling_high_mul` and `rounding_divide_by_pot`. Where the left
+    shift or the result does not fit int32, which upstream leaves undefined, it wraps.
 
     Args:
         x: int64 that holds int32 values.
@@ -114,19 +116,19 @@ def multiply_by_quantized_multiplier(
         TFLite `MultiplyByQuantizedMultiplier` (lite/kernels/internal/common.h).
     """
     m, s = torch.as_tensor(multiplier, dtype=torch.int64), torch.as_tensor(shift, dtype=torch.int64)
-    require_range("x of a requantization", x, INT32.min, INT32.max)
-    require_range("the multiplier of a requantization", m, INT32.min, INT32.max)
-    require_range("the shift of a requantization", s, SMALLEST_SHIFT, LARGEST_SHIFT)
+    check_range("x of a requantization", x, INT32.min, INT32.max)
+    check_range("the multiplier of a requantization", m, INT32.min, INT32.max)
+    check_range("the shift of a requantization", s, SMALLEST_SHIFT, LARGEST_SHIFT)
     if rounding == "single":
         return wrap(rounding_shift(x * m, 31 - s, "half_up"), INT32)
     if rounding != "double":
         raise HagoError(f"unknown rounding {rounding!r}; expected 'double' or 'single'")
-    moved = wrap(x << s.clamp_min(0), INT32)
-    return rounding_divide_by_pot(saturating_rounding_doubling_high_mul(moved, m), (-s).clamp_min(0))
+    shifted = wrap(x << s.clamp_min(0), INT32)
+    return rounding_divide_by_pot(saturating_rounding_doubling_high_mul(shifted, m), (-s).clamp_min(0))
 
 
 def multiply_by_quantized_multiplier_int64(x: Tensor, multiplier: Tensor | int, shift: Tensor | int) -> Tensor:
-    """`x * multiplier * 2**(shift - 31)` of a 48-bit accumulator, with the multiplier cut to 15 bits.
+    """`x * multiplier * 2**(shift - 31)` of a 48-bit accumulator, with the multiplier reduced to 15 bits.
 
     `reduced = (multiplier + 2**15) >> 16`, or 0x7FFF from 0x7FFF0000 on; the result is
     `(x * reduced + 2**(14 - shift)) >> (15 - shift)`, wrapped to int32 where it does not fit.
@@ -143,9 +145,9 @@ def multiply_by_quantized_multiplier_int64(x: Tensor, multiplier: Tensor | int, 
         TFLite `MultiplyByQuantizedMultiplier(int64_t, ...)`: the 16x8 kernels.
     """
     m, s = torch.as_tensor(multiplier, dtype=torch.int64), torch.as_tensor(shift, dtype=torch.int64)
-    require_range("x of a 48-bit requantization", x, -(1 << 47), (1 << 47) - 1)
-    require_range("the multiplier of a 48-bit requantization", m, 0, INT32.max)
-    require_range("the shift of a 48-bit requantization", s, SMALLEST_SHIFT, 7)
+    check_range("x of a 48-bit requantization", x, -(1 << 47), (1 << 47) - 1)
+    check_range("the multiplier of a 48-bit requantization", m, 0, INT32.max)
+    check_range("the shift of a 48-bit requantization", s, SMALLEST_SHIFT, 7)
     reduced = torch.where(m >= 0x7FFF0000, 0x7FFF, (m + (1 << 15)) >> 16)
     return wrap(rounding_shift(x * reduced, 15 - s, "half_up"), INT32)
 
@@ -158,11 +160,11 @@ def requantize(
     dtype: DType = INT8,
     rounding: Rounding = "double",
 ) -> Tensor:
-    """The output stage of a kernel: `clamp(zero_point + MBQM(acc, multiplier, shift))` into `dtype`.
+    """The output stage of a kernel: `multiply_by_quantized_multiplier`, plus the zero point, clamped into `dtype`.
 
     Args:
-        acc: int64 that holds int32 accumulators, bias added; multiplier and shift per tensor or, with
-            a shape that broadcasts, per channel.
+        acc: int64 that holds int32 accumulators, bias added.
+        multiplier, shift: per tensor or, in a shape that broadcasts against `acc`, per channel.
 
     References:
         TFLite's int8 convolution and fully connected reference kernels.
@@ -173,9 +175,9 @@ def requantize(
 def choose_quantization_params(rmin: float, rmax: float, qmin: int = 0, qmax: int = 255) -> tuple[float, int]:
     """The affine `(scale, zero_point)` of a range that contains 0, in float64.
 
-    `scale = (rmax - rmin) / (qmax - qmin)`. The zero point comes from the end with the smaller
-    rounding error bound, `|q| + |r / scale|`, the upper one on a tie; it rounds half away from zero
-    and is clamped. An empty range gives (0.0, 0).
+    `scale = (rmax - rmin) / (qmax - qmin)`. The zero point is computed from the end with the
+    smaller bound of the rounding error, `|q| + |r / scale|`, or from the upper one at a tie; it is rounded half away
+    from zero and clamped. An empty range gives (0.0, 0).
 
     Raises:
         HagoError: 0 is not in [rmin, rmax], the range is not finite or too narrow, or qmin is not below qmax.

@@ -1,4 +1,4 @@
-"""What the tests of operators share: types, drawn tensors, and one exact requantization."""
+"""Types, random tensors and an exact requantization, shared by the tests of TPU-MLIR's operators."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every published value of gemmlowp, TFLite and TPU-MLIR, at the tolerance that stands beside it.
+"""Conformance vectors of gemmlowp, TFLite and TPU-MLIR: hago computes their published values, within their tolerance.
 
-HAGO_CONFORMANCE may name another file of the same form: its vectors of these systems run as well.
+The environment variable HAGO_CONFORMANCE may name one more file of vectors, which are then tested too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VECTORS = load(SYSTEMS)
 
 
 def answer(vector: Vector) -> Answer:
-    """What hago says to a vector."""
+    """Compute a vector's results with hago."""
     if vector["system"] == "tpu-mlir":
         for pattern, function in TPU_MLIR:
             match = re.fullmatch(pattern, vector["op"])
@@ -37,8 +37,8 @@ def answer(vector: Vector) -> Answer:
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["id"])
 def test_agrees(vector: Vector) -> None:
-    found = differences(answer(vector), vector["expected"], vector["tolerance"], vector["id"])
-    assert not found, "\n".join(found)
+    mismatches = differences(answer(vector), vector["expected"], vector["tolerance"], vector["id"])
+    assert not mismatches, "\n".join(mismatches)
 
 
 def test_every_system_has_its_vectors() -> None:
@@ -51,7 +51,7 @@ def test_a_types_scale_and_zero_point_follow_from_its_calibration_row(vector: Ve
     p = vector["params"]
     for name, row in p["calibration"].items():
         kind = "mul" if name == "y_Mul" else "general"
-        made = uniform_type_of_row(*row, asymmetric="asymmetric" in vector["op"], kind=kind)
+        derived = uniform_type_of_row(*row, asymmetric="asymmetric" in vector["op"], kind=kind)
         if "in_scale" in p:
             stated = (p["in_scale"], p["in_zp"]) if name == "x" else (p["out_scale"], p["out_zp"])
         else:
@@ -59,10 +59,10 @@ def test_a_types_scale_and_zero_point_follow_from_its_calibration_row(vector: Ve
         # LeakyRelu, PRelu and Pad keep their input's type.
         if name.startswith(("y_Leaky", "y_PRelu", "y_Pad")):
             continue
-        assert (made.scale, made.zero_point) == pytest.approx(stated, rel=1e-12)
+        assert (derived.scale, derived.zero_point) == pytest.approx(stated, rel=1e-12)
 
 
-# ---------------------------------------------------------------- the comparison itself bites
+# ---------------------------------------------------------------- the comparison itself
 @pytest.mark.parametrize(
     ("got", "expected", "tolerance"),
     [

@@ -1,4 +1,4 @@
-"""A small run of scripts/fuzz_requantize.py, and that it would notice."""
+"""A small run of scripts/fuzz_requantize.py, and a check that it finds a wrong rounding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The arithmetic of hardware_specs/tflite.json and tflite_int16.json, against integers recorded from TensorFlow
-Lite's reference kernels, one operator at a time (tests/golden/litert.json says of which version)."""
+"""The arithmetic of hardware_specs/tflite.json and tflite_int16.json, one operator at a time.
+
+The expected integers in tests/golden/litert.json were recorded from TensorFlow Lite's reference kernels; the file names
+the version.
+"""
 
 from __future__ import annotations
 
@@ -24,41 +27,41 @@ CASES = json.loads((Path(__file__).parents[1] / "golden" / "litert.json").read_t
 CHANNEL_AXIS = {("conv_transpose2d", 1): 1}
 
 
-def qparams(said: Mapping[str, Any], axis: int = 0) -> QParams:
-    """Of a recorded tensor; a list of scales runs along an axis."""
-    held, scale = dtype(said["dtype"]), torch.tensor(said["scale"], dtype=torch.float64)
+def qparams(recorded: Mapping[str, Any], axis: int = 0) -> QParams:
+    """The qparams of a recorded tensor; a list of scales has one entry per index of `axis`."""
+    storage, scale = dtype(recorded["dtype"]), torch.tensor(recorded["scale"], dtype=torch.float64)
     if scale.ndim:
-        scale = scale.reshape([-1 if i == axis else 1 for i in range(len(said["shape"]))])
-    return QParams(scale, torch.tensor(said["zero_point"]), held.min, held.max, held)
+        scale = scale.reshape([-1 if i == axis else 1 for i in range(len(recorded["shape"]))])
+    return QParams(scale, torch.tensor(recorded["zero_point"]), storage.min, storage.max, storage)
 
 
-def integers(said: Mapping[str, Any]) -> Tensor:
-    return torch.tensor(said["q"], dtype=torch.int64).reshape(said["shape"])
+def integers(recorded: Mapping[str, Any]) -> Tensor:
+    return torch.tensor(recorded["q"], dtype=torch.int64).reshape(recorded["shape"])
 
 
 def ours(
     chip: Hardware, op: str, attrs: Mapping[str, Any], centered: Sequence[Tensor], operands: list[QParams], out: QParams
 ) -> Tensor:
-    """What the op's first signature makes of centered integers, at the output's scale."""
+    """The output of the op's first signature for centered integers."""
     desc = chip.integer_descs(op)[0]
     rule, site = chip.computes(OPS)[op], Site(tuple(operands), out, chip.requantize)
     form = rule.integer
     assert form is not None
     if form.table:
         return quantize(rule.compute(attrs, dequantize(centered[0].double(), operands[0])), out, "half_away").long()
-    made = rule.compute_int(form.integer_attrs(attrs, site), *centered)
-    held = desc.register.dtype
+    integers_out = rule.compute_int(form.integer_attrs(attrs, site), *centered)
+    storage = desc.register.dtype
     scale = out.scale if form.requantizes_output else form.scale(attrs, [q.scale for q in operands])
-    source = out if form.requantizes_output else QParams(scale, ZERO, held.min, held.max, held)
-    return requantize(made, source, out, chip.requantize)
+    source = out if form.requantizes_output else QParams(scale, ZERO, storage.min, storage.max, storage)
+    return requantize(integers_out, source, out, chip.requantize)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['chip']}-{c['op']}-{c['attrs'].get('groups', '')}")
 def test_a_reference_kernel(case: Mapping[str, Any]) -> None:
     chip, op = load_hardware(case["chip"]), case["op"]
-    operands = [qparams(said, CHANNEL_AXIS.get((op, i), 0)) for i, said in enumerate(case["in"])]
-    centered = [integers(said) - q.zero_point for said, q in zip(case["in"], operands, strict=True)]
+    operands = [qparams(recorded, CHANNEL_AXIS.get((op, i), 0)) for i, recorded in enumerate(case["in"])]
+    centered = [integers(recorded) - q.zero_point for recorded, q in zip(case["in"], operands, strict=True)]
     out = qparams(case["out"])
-    made = ours(chip, op, case["attrs"], centered, operands, out) + out.zero_point
-    assert made.equal(integers(case["out"]))
-    assert len(made.unique()) > 4
+    integers_out = ours(chip, op, case["attrs"], centered, operands, out) + out.zero_point
+    assert integers_out.equal(integers(case["out"]))
+    assert len(integers_out.unique()) > 4

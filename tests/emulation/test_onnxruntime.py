@@ -40,7 +40,7 @@ def stored(seed: int, *shape: int) -> Tensor:
 
 
 def run_node(op: str, inputs: Mapping[str, Any], domain: str = "com.microsoft", fed: str = "", **attrs: Any) -> Tensor:
-    """One node of ONNX Runtime on numpy arrays, all of them constants but `fed`, by default the first."""
+    """Run one node in ONNX Runtime; all inputs are constants except `fed`, by default the first."""
     arrays = {k: np.asarray(v) for k, v in inputs.items()}
     names = list(arrays)
     data = fed or names[0]
@@ -60,13 +60,13 @@ def run_node(op: str, inputs: Mapping[str, Any], domain: str = "com.microsoft", 
 
 
 def form(op: str, name: str, ins: list[tuple[Tensor, Params]], out: Params, attrs: Mapping[str, Any]) -> Tensor:
-    """hago's form of an op on stored integers."""
+    """Run a form of an op in hago on stored integers."""
     operands = [qparams(p) for _, p in ins]
     centered = [q.to(torch.int64) - p.zero_point for (q, _), p in zip(ins, operands, strict=True)]
     rule, site = OPS[op].with_form(name), Site(tuple(operands), qparams(out), HOW)
     assert rule.integer is not None
-    made = rule.compute_int(rule.integer.integer_attrs(attrs, site), *centered)
-    return (made.clamp(-out[1], 255 - out[1]) + out[1]).to(torch.uint8)
+    result = rule.compute_int(rule.integer.integer_attrs(attrs, site), *centered)
+    return (result.clamp(-out[1], 255 - out[1]) + out[1]).to(torch.uint8)
 
 
 def quantized(prefix: str, q: Tensor, params: Params) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hago.arithmetic.types import DTYPES, INT8, UINT8
-from hago.emulation.tpu_mlir import numerics as tpu_mlir
+from hago.emulation.tpu_mlir import numerics
 from hago.emulation.tpu_mlir.numerics import (
     UniformType,
     calibrated_range,
@@ -41,12 +41,12 @@ MODES = {
 
 
 def test_round_modes() -> None:
-    assert set(MODES) == set(tpu_mlir.ROUND_MODES)
+    assert set(MODES) == set(numerics.ROUND_MODES)
     for mode, expected in MODES.items():
         for dtype in (torch.float32, torch.float64):
             x = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 1.4, -1.4, 1.6, -1.6, 3.0], dtype=dtype)
             before = x.clone()
-            assert tuple(tpu_mlir.to_int(x, mode).tolist()) == expected
+            assert tuple(numerics.to_int(x, mode).tolist()) == expected
             assert torch.equal(x, before)
 
 
@@ -74,20 +74,20 @@ scales = st.floats(2.0**-40, 2.0**30)
 @example(1 / 3)
 def test_searches_find_the_least_error(scale: float) -> None:
     for bits, limit in ((32, (1 << 31) - 1), (8, 127)):
-        got = tuple(int(t) for t in tpu_mlir.scale_and_shift(scale, bits))
+        got = tuple(int(t) for t in numerics.scale_and_shift(scale, bits))
         assert got == least_error(scale, limit, -32)
-        got = tuple(int(t) for t in tpu_mlir.scale_and_shift_positive(scale, bits))
+        got = tuple(int(t) for t in numerics.scale_and_shift_positive(scale, bits))
         assert got == least_error(scale, limit, 0)
 
 
 def test_a_scale_that_no_positive_shift_holds_keeps_shift_0() -> None:
-    assert [int(t) for t in tpu_mlir.scale_and_shift_positive(200.0, 8)] == [200, 0]
-    assert [int(t) for t in tpu_mlir.scale_and_shift(200.0, 8)] == [25, -3]
+    assert [int(t) for t in numerics.scale_and_shift_positive(200.0, 8)] == [200, 0]
+    assert [int(t) for t in numerics.scale_and_shift(200.0, 8)] == [25, -3]
 
 
 def test_searches_take_many_scales_at_once() -> None:
     many = torch.tensor([[0.1, 0.7], [3.0, 1e-6]], dtype=torch.float64)
-    m, r = tpu_mlir.scale_and_shift(many, 8)
+    m, r = numerics.scale_and_shift(many, 8)
     for i in range(2):
         for j in range(2):
             assert (int(m[i, j]), int(r[i, j])) == least_error(float(many[i, j]), 127, -32)
@@ -98,7 +98,7 @@ def test_searches_take_many_scales_at_once() -> None:
 @example(0.496, 127)
 @example(2.0**-70, 127)
 def test_truncated_multipliers(qscale: float, limit: int) -> None:
-    m, r = tpu_mlir.multiplier_and_rshift_truncated(qscale, limit)
+    m, r = numerics.multiplier_and_rshift_truncated(qscale, limit)
     if qscale > limit:
         assert (m, r) == (limit, 0)
         return
@@ -108,16 +108,16 @@ def test_truncated_multipliers(qscale: float, limit: int) -> None:
 
 @given(st.floats(2.0**-31, 1, exclude_max=True))
 def test_qdm_multipliers_have_31_bits(qscale: float) -> None:
-    m, r = tpu_mlir.qdm_multiplier_and_rshift(qscale)
+    m, r = numerics.qdm_multiplier_and_rshift(qscale)
     if qscale < 0.999999:
         assert 1 << 30 <= m < 1 << 31
         assert abs(Fraction(qscale) * 2 ** (31 + r) - m) <= Fraction(1, 2)
 
 
 def test_a_qdm_ratio_of_one_or_more_is_cut() -> None:
-    assert tpu_mlir.qdm_multiplier_and_rshift(1.0) == tpu_mlir.qdm_multiplier_and_rshift(0.999999)
-    assert tpu_mlir.qdm_multiplier_and_rshift(7.0) == tpu_mlir.qdm_multiplier_and_rshift(0.999999)
-    assert tpu_mlir.qdm_multiplier_and_rshift(0.0) == (0, 0)
+    assert numerics.qdm_multiplier_and_rshift(1.0) == numerics.qdm_multiplier_and_rshift(0.999999)
+    assert numerics.qdm_multiplier_and_rshift(7.0) == numerics.qdm_multiplier_and_rshift(0.999999)
+    assert numerics.qdm_multiplier_and_rshift(0.0) == (0, 0)
 
 
 # ---------------------------------------------------------------- requantization
@@ -128,18 +128,18 @@ def test_a_qdm_ratio_of_one_or_more_is_cut() -> None:
     st.sampled_from(["half_up", "half_away", "half_even", "half_down", "floor", "toward_zero"]),
 )
 def test_a_multiplier_and_a_shift_round_as_asked(v: int, m: int, r: int, rounding: str) -> None:
-    got = tpu_mlir.apply_multiplier_and_rshift(torch.tensor(v), m, r, rounding)
+    got = numerics.apply_multiplier_and_rshift(torch.tensor(v), m, r, rounding)
     assert int(got) == round_exactly(Fraction(v * m, 1 << r), rounding)
 
 
 def test_a_negative_shift_is_to_the_left() -> None:
-    assert tpu_mlir.apply_multiplier_and_rshift(torch.tensor([3, -3]), 25, -3).tolist() == [600, -600]
+    assert numerics.apply_multiplier_and_rshift(torch.tensor([3, -3]), 25, -3).tolist() == [600, -600]
 
 
 @given(st.integers(-(1 << 20), 1 << 20), st.integers(-127, 127), st.integers(0, 20))
 def test_the_float_form_rounds_the_float32_quotient_half_up(v: int, m: int, r: int) -> None:
     product = float(np.float32(np.float32(v) * np.float32(m)) / np.float32(1 << r))
-    got = int(tpu_mlir.apply_multiplier_and_rshift_float(torch.tensor(v), m, r))
+    got = int(numerics.apply_multiplier_and_rshift_float(torch.tensor(v), m, r))
     assert got == round_exactly(Fraction(product), "half_up")
 
 
@@ -228,17 +228,17 @@ def test_real_zero_is_an_integer_of_an_asymmetric_type(low: float, high: float) 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: tpu_mlir.to_int(torch.zeros(1), "HalfUpp"),
-        lambda: tpu_mlir.scale_and_shift(0.5, 16),
-        lambda: tpu_mlir.scale_and_shift(float("nan")),
-        lambda: tpu_mlir.scale_and_shift(2.0**31),
-        lambda: tpu_mlir.multiplier_and_rshift_truncated(-0.1),
-        lambda: tpu_mlir.multiplier_and_rshift_truncated(0.1, 0),
-        lambda: tpu_mlir.qdm_multiplier_and_rshift(float("inf")),
-        lambda: tpu_mlir.apply_multiplier_and_rshift(torch.tensor(1), 1, 63),
-        lambda: tpu_mlir.apply_multiplier_and_rshift(torch.tensor(1 << 30), 1 << 30, -5),
-        lambda: tpu_mlir.apply_multiplier_and_rshift(torch.tensor(1.5), 1, 1),
-        lambda: tpu_mlir.apply_multiplier_and_rshift(torch.tensor(1), 1, 1, "half_upp"),
+        lambda: numerics.to_int(torch.zeros(1), "HalfUpp"),
+        lambda: numerics.scale_and_shift(0.5, 16),
+        lambda: numerics.scale_and_shift(float("nan")),
+        lambda: numerics.scale_and_shift(2.0**31),
+        lambda: numerics.multiplier_and_rshift_truncated(-0.1),
+        lambda: numerics.multiplier_and_rshift_truncated(0.1, 0),
+        lambda: numerics.qdm_multiplier_and_rshift(float("inf")),
+        lambda: numerics.apply_multiplier_and_rshift(torch.tensor(1), 1, 63),
+        lambda: numerics.apply_multiplier_and_rshift(torch.tensor(1 << 30), 1 << 30, -5),
+        lambda: numerics.apply_multiplier_and_rshift(torch.tensor(1.5), 1, 1),
+        lambda: numerics.apply_multiplier_and_rshift(torch.tensor(1), 1, 1, "half_upp"),
         lambda: UniformType(0.0),
         lambda: UniformType(float("nan")),
         lambda: UniformType(1.0, 128),

@@ -1,4 +1,4 @@
-"""From an operation's name in the vectors of gemmlowp and TFLite to the function that answers it."""
+"""The functions that compute the conformance vectors of gemmlowp and TFLite, by the name of the operation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _choose(vector: Vector) -> Answer:
     return {"scale": scale, "zero_point": zero}
 
 
-#: The start of an operation's name, and its function; the longest that fits is taken.
+#: Functions by the start of an operation's name; the first that matches is called.
 GEMMLOWP: dict[str, Callable[[Vector], Answer]] = {
     "SaturatingRoundingDoublingHighMul": _high_mul,
     "RoundingDivideByPOT": _divide_by_pot,

@@ -1,4 +1,4 @@
-"""From an operation's name in the vectors of TPU-MLIR to the functions that answer it."""
+"""The functions that compute the conformance vectors of TPU-MLIR, by the name of the operation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from torch import Tensor
 
 from emulation.vectors import Vector, generate
 from hago.arithmetic.types import DTYPES, INT8, UINT8, DType
-from hago.emulation.tpu_mlir import calibration as tpu_mlir_calibration
-from hago.emulation.tpu_mlir import calibration as tpu_mlir_histogram
-from hago.emulation.tpu_mlir import numerics as tpu_mlir
-from hago.emulation.tpu_mlir import operators as tpu_mlir_activation
-from hago.emulation.tpu_mlir import operators as tpu_mlir_conv
-from hago.emulation.tpu_mlir import operators as tpu_mlir_conv_chips
-from hago.emulation.tpu_mlir import operators as tpu_mlir_elementwise
-from hago.emulation.tpu_mlir import operators as tpu_mlir_matmul
-from hago.emulation.tpu_mlir import operators as tpu_mlir_pool
+from hago.emulation.tpu_mlir import calibration, numerics, operators
 from hago.emulation.tpu_mlir.numerics import UniformType, quantize, requantize, uniform_type_of_row
 
 Answer = dict[str, Any]
@@ -31,7 +23,7 @@ def _reals(value: Any) -> Tensor:
 
 
 def _dtype(vector: Vector, name: str) -> DType:
-    """Unsigned where the calibration row of the tensor has no negative minimum."""
+    """The dtype of a tensor: uint8 if its calibration row has no negative minimum, else int8."""
     rows = vector["params"].get("calibration", {})
     row = rows.get(name) or next((r for key, r in rows.items() if name == "out" and key.startswith("y_")), None)
     return INT8 if row is None or row[1] < 0 else UINT8
@@ -52,19 +44,19 @@ def _types(vector: Vector) -> tuple[UniformType, UniformType]:
 # ---------------------------------------------------------------- multipliers
 def _search(vector: Vector, match: Match) -> Answer:
     scale = torch.tensor(vector["inputs"]["scale"], dtype=torch.float64)
-    search = tpu_mlir.scale_and_shift_positive if match[1] else tpu_mlir.scale_and_shift
+    search = numerics.scale_and_shift_positive if match[1] else numerics.scale_and_shift
     m, r = search(scale, vector["params"]["bitwidth"])
     return {"multiplier": m.tolist(), "rshift": r.tolist()}
 
 
 def _doc_example(vector: Vector, match: Match) -> Answer:
-    m, rshift = tpu_mlir.qdm_multiplier_and_rshift(vector["inputs"]["scale"])
+    m, rshift = numerics.qdm_multiplier_and_rshift(vector["inputs"]["scale"])
     return {"multiplier": m, "rshift": rshift + 31}
 
 
 def _ties(vector: Vector, match: Match) -> Answer:
     bits = 32 if match[1] in ("Conv", "MatMul") else 8
-    m, r = tpu_mlir.scale_and_shift(vector["params"]["effective_scale"], bits)
+    m, r = numerics.scale_and_shift(vector["params"]["effective_scale"], bits)
     acc = torch.tensor(vector["inputs"]["accumulator"])
     return {"y_int8": requantize(acc, m, r, UniformType(1.0)).tolist()}
 
@@ -73,35 +65,39 @@ def _add_multipliers(vector: Vector, match: Match) -> Answer:
     inputs, coefficients = vector["inputs"], vector["inputs"].get("coeff")
     scales, out = inputs["in_scales"], inputs["out_scale"]
     if match[1].startswith("cv18"):
-        how = tpu_mlir_elementwise.add_multipliers_cv18xx(scales, out, coefficients)
-        return {"multipliers": list(how.multipliers), "rshift": how.rshifts[0], "rshifts": list(how.rshifts)}
+        scaling = operators.add_multipliers_cv18xx(scales, out, coefficients)
+        return {
+            "multipliers": list(scaling.multipliers),
+            "rshift": scaling.rshifts[0],
+            "rshifts": list(scaling.rshifts),
+        }
     if "trunc" in vector["params"].get("rule", ""):
-        # The vector states its rule, and is answered by it; what the chip's lowering does is tested on its own.
-        pairs = [tpu_mlir.multiplier_and_rshift_truncated(s / out) for s in scales]
+        # computed by the rule that the vector states; the lowering of the chip is tested on its own
+        pairs = [numerics.multiplier_and_rshift_truncated(s / out) for s in scales]
         return {"multipliers": [m for m, _ in pairs], "rshifts": [r for _, r in pairs]}
-    how = tpu_mlir_elementwise.add_multipliers_bm1684(scales, out, coefficients)
-    return {"multipliers": list(how.multipliers), "rshifts": list(how.rshifts)}
+    scaling = operators.add_multipliers_bm1684(scales, out, coefficients)
+    return {"multipliers": list(scaling.multipliers), "rshifts": list(scaling.rshifts)}
 
 
 def _pool_multiplier(vector: Vector, match: Match) -> Answer:
     inputs = vector["inputs"]
-    m, r = tpu_mlir_pool.avg_pool_multiplier_cv18xx(inputs["in_scale"], inputs["out_scale"], inputs["k"])
+    m, r = operators.avg_pool_multiplier_cv18xx(inputs["in_scale"], inputs["out_scale"], inputs["k"])
     return {"multiplier": m, "rshift": r}
 
 
 def _qdm(vector: Vector, match: Match) -> Answer:
     inputs = vector["inputs"]
     tx, ty = 127 * inputs["in_scale"], 127 * inputs["out_scale"]
-    scales = [tpu_mlir_conv_chips.cv18xx_qscale(127 * s, tx, ty) for s in inputs["filter_scales"]]
-    pairs = [tpu_mlir.qdm_multiplier_and_rshift(s) for s in scales]
+    scales = [operators.cv18xx_qscale(127 * s, tx, ty) for s in inputs["filter_scales"]]
+    pairs = [numerics.qdm_multiplier_and_rshift(s) for s in scales]
     for got, expected in zip([m for m, _ in pairs], vector["expected"]["multiplier"], strict=True):
-        assert abs(got - expected) <= 256  # the vector's tolerance, read as its note has it
+        assert abs(got - expected) <= 256  # the tolerance that the note of the vector states
     return {"multiplier": [m for m, _ in pairs], "rshift": [r for _, r in pairs]}
 
 
 # ---------------------------------------------------------------- operators
 def _pads(vector: Vector, size: int, extent: int, axis: int) -> tuple[int, int]:
-    """Padding before and after on one axis; where only the first is given, the output's size tells the other."""
+    """Padding before and after on one axis; if only the first is given, the output size determines the other."""
     p = vector["params"]
     if "pads" in p:
         return p["pads"][axis], p["pads"][axis + 2]
@@ -116,11 +112,11 @@ def _conv(vector: Vector, match: Match) -> Answer:
     source, target = _types(vector)
     x, weight = _reals(inputs["x"]), _reals(inputs["weight"])
     bias = None if inputs.get("bias") is None else _reals(inputs["bias"])
-    q, conv = quantize(x, source), tpu_mlir_conv.lower_conv(weight, bias, source, target)
+    q, conv = quantize(x, source), operators.lower_conv(weight, bias, source, target)
     dilations = p.get("dilations", [1, 1])
     extents = [(weight.shape[a + 2] - 1) * dilations[a] + 1 for a in (0, 1)]
     ends = [_pads(vector, x.shape[a + 2], extents[a], a) for a in (0, 1)]
-    y = tpu_mlir_conv.run_conv(
+    y = operators.run_conv(
         q,
         conv,
         source,
@@ -147,14 +143,14 @@ def _matmul(vector: Vector, match: Match) -> Answer:
     weight = _reals(inputs["weight_KxN"] if "weight_KxN" in inputs else inputs["weight"])
     bias = None if inputs.get("bias") is None else _reals(inputs["bias"])
     q = quantize(_reals(inputs["x"]), source)
-    done = tpu_mlir_matmul.lower_matmul(weight, bias, source, target, per_channel=p.get("per_channel", False))
-    y = tpu_mlir_matmul.run_matmul(q, done, source, target, do_relu=p.get("do_relu", False))
+    lowered = operators.lower_matmul(weight, bias, source, target, per_channel=p.get("per_channel", False))
+    y = operators.run_matmul(q, lowered, source, target, do_relu=p.get("do_relu", False))
     return {
         "x_int8": q.tolist(),
-        "multiplier": done.multiplier.reshape(-1).tolist(),
-        "rshift": done.rshift.reshape(-1).tolist(),
-        "filter_int8": done.weight.flatten().tolist(),
-        "bias_int32": None if done.bias is None else done.bias.tolist(),
+        "multiplier": lowered.multiplier.reshape(-1).tolist(),
+        "rshift": lowered.rshift.reshape(-1).tolist(),
+        "filter_int8": lowered.weight.flatten().tolist(),
+        "bias_int32": None if lowered.bias is None else lowered.bias.tolist(),
         "y_int8": y.tolist(),
     }
 
@@ -167,11 +163,16 @@ def _elementwise(vector: Vector, match: Match) -> Answer:
     answer: Answer = {"a_int8": operands[0].tolist(), "b_int8": operands[1].tolist()}
     scales = [s.scale for s in sources]
     if match[1] == "Add":
-        how = tpu_mlir_elementwise.add_multipliers(scales, target.scale, p.get("coeff"))
-        y = tpu_mlir_elementwise.add(operands, sources, target, how, do_relu=relu)
-        return {**answer, "multiplier": list(how.multipliers), "rshift": list(how.rshifts), "y_int8": y.tolist()}
-    m, r = tpu_mlir_elementwise.mul_multiplier(scales, target.scale)
-    y = tpu_mlir_elementwise.mul(operands, sources, target, do_relu=relu)
+        scaling = operators.add_multipliers(scales, target.scale, p.get("coeff"))
+        y = operators.add(operands, sources, target, scaling, do_relu=relu)
+        return {
+            **answer,
+            "multiplier": list(scaling.multipliers),
+            "rshift": list(scaling.rshifts),
+            "y_int8": y.tolist(),
+        }
+    m, r = operators.mul_multiplier(scales, target.scale)
+    y = operators.mul(operands, sources, target, do_relu=relu)
     return {**answer, "multiplier": [m], "rshift": [r], "y_int8": y.tolist()}
 
 
@@ -183,11 +184,11 @@ def _avg_pool(vector: Vector, match: Match) -> Answer:
     window = kernel[0] * kernel[1]
     shape = {"strides": p.get("strides", kernel), "pads": p.get("pads", [0, 0, 0, 0])}
     if match[3] == "symmetric":
-        m, r = tpu_mlir_pool.avg_pool_multiplier(source.scale, target.scale, window)
-        y = tpu_mlir_pool.avg_pool(q, kernel, source, target, **shape)
+        m, r = operators.avg_pool_multiplier(source.scale, target.scale, window)
+        y = operators.avg_pool(q, kernel, source, target, **shape)
         return {"multiplier": [m], "rshift": [r], "x_int8": q.tolist(), "y_int8": y.tolist()}
-    scale, offset = tpu_mlir_pool.avg_pool_scale_and_offset(source, target, window)
-    y = tpu_mlir_pool.avg_pool_asymmetric(q, kernel, source, target, **shape)
+    scale, offset = operators.avg_pool_scale_and_offset(source, target, window)
+    y = operators.avg_pool_asymmetric(q, kernel, source, target, **shape)
     return {"scale": scale, "offset": offset, "x_int8": q.tolist(), "y_int8": y.tolist()}
 
 
@@ -196,35 +197,35 @@ def _pad(vector: Vector, match: Match) -> Answer:
     q, side = quantize(_reals(vector["inputs"]["x"]), source), int(match[2])
     value = float(vector["inputs"].get("value", match[1]))
     ends = [0] * (q.dim() - 2) + [side, side]
-    y = tpu_mlir_activation.pad(q, ends * 2, value, source)
-    return {"val": float(tpu_mlir_activation.pad_value(value, source)), "y_int8": y.tolist()}
+    y = operators.pad(q, ends * 2, value, source)
+    return {"val": float(operators.pad_value(value, source)), "y_int8": y.tolist()}
 
 
 def _leaky(vector: Vector, match: Match) -> Answer:
     alpha = float(match[1])
-    m, r = tpu_mlir_activation.leaky_relu_multiplier(alpha)
+    m, r = operators.leaky_relu_multiplier(alpha)
     if "q" in vector["inputs"]:
         q, dtype = torch.tensor(vector["inputs"]["q"]), INT8
     else:
         source, target = _types(vector)
         q, dtype = quantize(_reals(vector["inputs"]["x"]), source), target.dtype
-    return {"multiplier": [m], "rshift": [r], "y_int8": tpu_mlir_activation.leaky_relu(q, alpha, dtype).tolist()}
+    return {"multiplier": [m], "rshift": [r], "y_int8": operators.leaky_relu(q, alpha, dtype).tolist()}
 
 
 def _prelu(vector: Vector, match: Match) -> Answer:
     source, target = _types(vector)
     slopes = _reals(vector["inputs"]["slope"])
-    integers, rshift = tpu_mlir_activation.prelu_slopes(slopes)
+    integers, rshift = operators.prelu_slopes(slopes)
     q = quantize(_reals(vector["inputs"]["x"]), source)
-    y = tpu_mlir_activation.prelu(q, slopes, target.dtype)
+    y = operators.prelu(q, slopes, target.dtype)
     return {"rshift": [rshift], "slope_int8": integers.tolist(), "y_int8": y.tolist()}
 
 
 def _prelu_ties(vector: Vector, match: Match) -> Answer:
     q = torch.tensor(vector["inputs"]["q"])
-    # Two channels, so that the slopes stay a PRelu's: one slope alone is a LeakyRelu.
+    # two channels, because a single slope is computed as a LeakyRelu
     both = torch.stack([q, q]).unsqueeze(0)
-    y = tpu_mlir_activation.prelu(both, _reals([float(match[1])] * 2))
+    y = operators.prelu(both, _reals([float(match[1])] * 2))
     assert bool((y[0, 0] == y[0, 1]).all())
     return {"y_int8": y[0, 0].tolist()}
 
@@ -238,26 +239,26 @@ def _cast(vector: Vector, match: Match) -> Answer:
 
 def _row(vector: Vector, match: Match) -> Answer:
     i, p = vector["inputs"], vector["params"]
-    made = uniform_type_of_row(
+    derived = uniform_type_of_row(
         i["threshold"], i["min"], i["max"], asymmetric=p["asymmetric"], bits=p.get("bits", p.get("bitwidth", 8))
     )
-    return {"dtype": made.dtype.name, "scale": made.scale, "zp": made.zero_point}
+    return {"dtype": derived.dtype.name, "scale": derived.scale, "zp": derived.zero_point}
 
 
 def _threshold(vector: Vector, match: Match) -> Answer:
     x = _reals(vector["inputs"]["x"])
-    return {"threshold": tpu_mlir_calibration.threshold(x, match[1], vector["params"].get("bits", 8))}
+    return {"threshold": calibration.threshold(x, match[1], vector["params"].get("bits", 8))}
 
 
 def _kl_of_counts(vector: Vector, match: Match) -> Answer:
     counts, p = torch.tensor(vector["inputs"]["hist"]), vector["params"]
-    return {"threshold": tpu_mlir_histogram.kl_threshold_of_counts(counts, p["bin_width"], p["dst_bins"])}
+    return {"threshold": calibration.kl_threshold_of_counts(counts, p["bin_width"], p["dst_bins"])}
 
 
 def _kl_of_data(vector: Vector, match: Match) -> Answer:
     p = vector["params"]
     bits = 8 if p.get("dst_bins", 128) == 128 else 4
-    return {"threshold": tpu_mlir_calibration.kl_threshold(_reals(vector["inputs"]["x"]), bits, p.get("bins", 2048))}
+    return {"threshold": calibration.kl_threshold(_reals(vector["inputs"]["x"]), bits, p.get("bins", 2048))}
 
 
 def _methods(vector: Vector, match: Match) -> Answer:
@@ -267,11 +268,11 @@ def _methods(vector: Vector, match: Match) -> Answer:
         name = re.fullmatch(r"(\D+?)(4|8)?", key)
         method, bits = ("percentile9999", None) if name is None else (name[1], name[2])
         method = {"absmax": "max", "percentile": "percentile9999"}.get(method, method)
-        answer[key] = tpu_mlir_calibration.threshold(x, method, int(bits or 8))
+        answer[key] = calibration.threshold(x, method, int(bits or 8))
     return answer
 
 
-#: Patterns of names, all of the name, and their functions.
+#: Patterns that match the whole name of an operation, and their functions; the first match counts.
 TPU_MLIR: tuple[tuple[str, Callable[[Vector, Match], Answer]], ...] = (
     (r"get_scale_and_shift(_positive)?", _search),
     (r"QuantizeMultiplier.*", _doc_example),

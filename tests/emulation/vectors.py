@@ -1,4 +1,4 @@
-"""Published values of other engines: reading them, making their inputs, and comparing within a tolerance."""
+"""Conformance vectors, the published values of other engines: read them, generate their inputs, compare results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ def load(systems: tuple[str, ...]) -> list[Vector]:
     files = [GOLDEN / f"conformance_{system.replace('-', '_')}.json" for system in systems]
     if os.environ.get(MORE):
         files.append(Path(os.environ[MORE]))
-    found = [vector for file in files for vector in json.loads(file.read_text(encoding="utf-8"))]
-    unique = {(v["id"], json.dumps(v, sort_keys=True)): v for v in found if v["system"] in systems}
+    vectors = [vector for file in files for vector in json.loads(file.read_text(encoding="utf-8"))]
+    unique = {(v["id"], json.dumps(v, sort_keys=True)): v for v in vectors if v["system"] in systems}
     return list(unique.values())
 
 
 def differences(got: Any, expected: Any, tolerance: float, where: str = "") -> list[str]:
-    """Where `got` is further from `expected` than `tolerance * max(1, |expected|)`; expected keys only."""
+    """The entries of `got` that differ from `expected` by more than `tolerance * max(1, |expected|)`.
+
+    Keys of `got` that `expected` does not have are ignored.
+    """
     if isinstance(expected, dict):
         if not isinstance(got, dict) or not set(expected) <= set(got):
             return [f"{where}: got {got!r}, expected the keys {sorted(expected)}"]
@@ -82,9 +85,9 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def generate(text: str) -> np.ndarray:
-    """The values that a generator describes: arithmetic on numpy, nothing else of Python.
+    """Evaluate the text from which a vector's input is generated: arithmetic on numpy, and nothing else of Python.
 
-    `name=expression; expression as float32`, and `with x[i]=value` after it.
+    Its form is `name=expression; expression as float32`, optionally followed by `with x[i]=value`.
     """
     body, _, change = text.partition(" with ")
     names: dict[str, Any] = {}
@@ -118,7 +121,7 @@ def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
         arguments = [_evaluate(a, names) for a in node.args]
         keywords = {str(k.arg): _evaluate(k.value, names) for k in node.keywords}
         return _evaluate(node.func, names)(*arguments, **keywords)
-    raise ValueError(f"a generator may not hold {ast.dump(node)}")
+    raise ValueError(f"a generator may not contain {ast.dump(node)}")
 
 
 def _attribute(of: Any, name: str) -> Any:

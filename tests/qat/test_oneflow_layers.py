@@ -84,7 +84,7 @@ def test_upstream_folds_with_the_variance_itself() -> None:
     bn.running_var.fill_(4.0)
     layer = QConvBN(seeded(nn.Conv2d(3, 4, 3)), bn)
     layer.eval()(torch.randn(1, 3, 5, 5, generator=generator()))
-    root, variance = (layer._final(upstream=u)[0] for u in (False, True))
+    root, variance = (layer._weight_and_bias_to_freeze(upstream=u)[0] for u in (False, True))
     assert torch.allclose(variance * 2, root)
 
 

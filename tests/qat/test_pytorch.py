@@ -256,7 +256,7 @@ def test_per_channel_observers_are_torchs(dtype, scheme, axis, averaging) -> Non
 def test_before_any_data() -> None:
     for scheme in ("per_tensor_affine", "per_channel_affine"):
         observer = MinMaxObserver(QRange(qscheme=scheme))
-        assert torch.equal(observer(torch.zeros(0)), torch.zeros(0)) and not observer.seen
+        assert torch.equal(observer(torch.zeros(0)), torch.zeros(0)) and not observer.has_range
         assert [t.tolist() for t in observer.qparams()] == [[1.0], [0]]
 
 

@@ -86,7 +86,7 @@ def test_infinities_and_nothing_are_passed_over_and_nan_is_refused() -> None:
     assert [t.tolist() for t in observer.qparams()] == [[1.0], [0]]
     observer(torch.zeros(0))
     observer(torch.tensor([torch.inf, -torch.inf]))
-    assert not observer.seen
+    assert not observer.has_range
     observer(torch.tensor([1.0, torch.inf, 3.0]))
     assert (observer.min_val.item(), observer.max_val.item()) == (1.0, 3.0)
     with pytest.raises(HagoError, match="NaN"):

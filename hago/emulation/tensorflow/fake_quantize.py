@@ -1,7 +1,7 @@
 """TensorFlow's FakeQuantWithMinMax{Args,Vars,VarsPerChannel}, and the range observers of contrib.quantize.
 
-All arithmetic is float32, as in the kernels, whatever the dtype of `x`. The order of operations differs by op and by
-release and shows at exact ties, so it is an option (`kernel`).
+All arithmetic is float32, as in the kernels, whatever the dtype of `x`. The kernels of different ops and releases
+compute in different orders, which changes results at exact ties; the option `kernel` selects the release.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hago.arithmetic.rounding import round_half_away
 from hago.arithmetic.straight_through import apply
-from hago.emulation._checks import along, but, check_axis, check_bits, check_choice, check_float
+from hago.emulation._checks import broadcast_along, check_axis, check_bits, check_choice, check_float, other_axes
 from hago.errors import HagoError
 
 Kernel = Literal["2.15", "1.15"]
@@ -22,13 +22,13 @@ Kernel = Literal["2.15", "1.15"]
 
 @dataclass(frozen=True, slots=True)
 class FakeQuant:
-    """The options of a fake quantization to the integers of `bits` bits.
+    """A fake quantization to the integers of `bits` bits: its options, and a method for each of TensorFlow's three ops.
 
     Args:
         bits: 2 to 16.
-        narrow_range: leave out the lowest integer, so that it is [1, 2**bits - 1].
-        kernel: the release whose order of operations is kept: `2.15`, or `1.15`, which
-            contrib.quantize ran on.
+        narrow_range: leave out the lowest integer, so that the integers are [1, 2**bits - 1].
+        kernel: the TensorFlow release whose order of operations is followed: `2.15`, or `1.15`, on which
+            contrib.quantize ran.
 
     Raises:
         HagoError: an option is out of range.
@@ -56,7 +56,7 @@ class FakeQuant:
         return (1 << self.bits) - 1
 
     def nudge(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The range moved so that 0 is one of its integers.
+        """The range shifted so that 0 is exactly one of its quantized values.
 
             scale = (high - low) / (qmax - qmin)
             z = clamp(round_half_away(qmin - low / scale), qmin, qmax)
@@ -69,7 +69,7 @@ class FakeQuant:
             (nudged low, nudged high, scale, (qmax - qmin) / (high - low)), float32. A range that
             does not hold 0 slides to it: (1, 2) becomes (0, 1).
         """
-        # as a tensor: torch divides a number by a tensor in two roundings
+        # a tensor, because torch rounds twice where it divides a Python number by a tensor
         steps = torch.full_like(low, self.qmax - self.qmin)
         scale, inverse = (high - low) / steps, steps / (high - low)
         zero = round_half_away((self.qmin - low / scale).clamp(self.qmin, self.qmax))
@@ -107,24 +107,29 @@ class FakeQuant:
         Args:
             x: float tensor.
             low, high: float, of shape (channels,).
-            axis: of the channels; TensorFlow knows the last only.
+            axis: of the channels; TensorFlow itself supports only the last.
         """
         for end in (low, high):
             if end.ndim != 1:
                 raise HagoError(f"low and high have shapes {tuple(low.shape)}, {tuple(high.shape)}; expected vectors")
             check_axis(x, axis, end.numel(), "fake quantization")
-        low, high = along(low, axis, x.ndim), along(high, axis, x.ndim)
+        low, high = broadcast_along(low, axis, x.ndim), broadcast_along(high, axis, x.ndim)
         return _fake_quant(x, low, high, self, divides=self.kernel == "1.15")
 
 
 def _round(c: Tensor, nudged: tuple[Tensor, Tensor, Tensor, Tensor], divides: bool, kernel: Kernel) -> Tensor:
-    """Clamped values to the nearest of the grid; what differs between kernels.
+    """Round clamped values to the grid, in the order of operations of the op and the release.
 
                  divides                                          multiplies
         2.15     floor((c - lo) / s - q + .5) * s                 floor((c - lo) * inv - q + .5) * s
         1.15     floor((c - lo) / s + .5) * s + lo                floor((c - lo) * (1 / s) + .5) * s + lo
 
-    with `q = floor(-lo * inv + .5)`, the zero point less qmin.
+    with `q = floor(-lo * inv + .5)`, the zero point minus qmin.
+
+    Args:
+        c: `x`, clamped to the nudged range.
+        nudged: the result of `FakeQuant.nudge`.
+        divides: whether the op divides by the scale, or multiplies by its inverse.
     """
     low, _, scale, inverse = nudged
     if kernel == "1.15":
@@ -135,16 +140,18 @@ def _round(c: Tensor, nudged: tuple[Tensor, Tensor, Tensor, Tensor], divides: bo
 
 
 class _FakeQuant(torch.autograd.Function):
+    """The three ops with their gradients; `low` and `high` broadcast against `x`."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, how: FakeQuant, divides: bool) -> Tensor:
-        nudged = how.nudge(low, high)
-        off = (low == 0) & (high == 0)
-        below, above = (x < nudged[0]) & ~off, (x > nudged[1]) & ~off
-        inside = ((x >= nudged[0]) & (x <= nudged[1])) | off
+    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, options: FakeQuant, divides: bool) -> Tensor:
+        nudged = options.nudge(low, high)
+        empty = (low == 0) & (high == 0)
+        below, above = (x < nudged[0]) & ~empty, (x > nudged[1]) & ~empty
+        inside = ((x >= nudged[0]) & (x <= nudged[1])) | empty
         ctx.save_for_backward(below, inside, above)
         ctx.shape = low.shape
         c = torch.minimum(torch.maximum(x, nudged[0]), nudged[1])
-        return torch.where(off, torch.zeros_like(x), _round(c, nudged, divides, how.kernel))
+        return torch.where(empty, torch.zeros_like(x), _round(c, nudged, divides, options.kernel))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
@@ -152,39 +159,40 @@ class _FakeQuant(torch.autograd.Function):
         return inside, below.sum_to_size(ctx.shape), above.sum_to_size(ctx.shape), None, None
 
 
-def _fake_quant(x: Tensor, low: Tensor, high: Tensor, how: FakeQuant, *, divides: bool) -> Tensor:
+def _fake_quant(x: Tensor, low: Tensor, high: Tensor, options: FakeQuant, *, divides: bool) -> Tensor:
     check_float(x, "fake quantization")
     shape = [1] * (x.ndim - low.ndim) + list(low.shape) if low.ndim <= x.ndim else [1] * x.ndim
     ends = (t.to(torch.float32).reshape(shape) for t in (low, high))
-    return apply(_FakeQuant, x.to(torch.float32), *ends, how, divides).to(x.dtype)
+    return apply(_FakeQuant, x.to(torch.float32), *ends, options, divides).to(x.dtype)
 
 
 # ---------------------------------------------------------------- range observers
-# LastValueQuantize and MovingAvgQuantize are modules that fake-quantize with the range that they have just updated (in
-# training) or hold (in eval). Ranges always hold 0 and take no gradient. State: the range, and what the average needs.
+# Modules that a training graph calls once per step on a weight or an activation. In training they update their range
+# from the batch and fake-quantize with it; in eval they fake-quantize with the stored range. Ranges always contain 0
+# and take no gradient. Their buffers are the range and the state of its average.
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """How the range of one batch is taken.
+    """The range of one batch, called by `RangeObserver` in training.
 
         plain:     [min(x, 0), max(x, 0)]
         symmetric: [min(lo, hi / r), max(hi, lo * r)], with r = -1 where the range is narrow, else
                    r = -(2**bits - 2) / 2**bits
 
     Args:
-        how: bits and narrow range of the fake quantization.
-        symmetric: widen the smaller side.
+        options: bits and narrow range of the fake quantization.
+        symmetric: widen the shorter side of 0.
         axis: None for one range, or the axis of the channels.
 
     Raises:
-        HagoError: no values, or NaN or infinity among them, which would stay in an average for ever.
+        HagoError: there are no values, or NaN or infinity among them, which a moving average would never forget.
 
     References:
         tensorflow/contrib/quantize/python/quant_ops.py (r1.15).
     """
 
-    how: FakeQuant
+    options: FakeQuant
     symmetric: bool = False
     axis: int | None = None
 
@@ -197,26 +205,26 @@ class BatchRange:
         if self.axis is None:
             low, high = low.amin(), high.amax()
         elif x.ndim > 1:  # an empty tuple of axes would reduce them all
-            rest = but(self.axis, x.ndim)
-            low, high = low.amin(rest), high.amax(rest)
+            reduced = other_axes(self.axis, x.ndim)
+            low, high = low.amin(reduced), high.amax(reduced)
         if not bool((low.isfinite() & high.isfinite()).all()):
             raise HagoError(f"an observer saw values from {low.tolist()} to {high.tolist()}; expected finite numbers")
         if not self.symmetric:
             return low.clamp_max(0.0), high.clamp_min(0.0)
-        levels = 1 << self.how.bits
-        ratio = -1.0 if self.how.narrow_range else -(levels - 2) / levels
+        levels = 1 << self.options.bits
+        ratio = -1.0 if self.options.narrow_range else -(levels - 2) / levels
         return torch.minimum(low, high / ratio), torch.maximum(high, low * ratio)
 
 
 class RangeObserver(nn.Module):
-    """What both observers share: the stored range and the fake quantization.
+    """The base of both observers: the stored range and the fake quantization with it.
 
     Args:
-        how: of the fake quantization; contrib.quantize ran on the kernels of 1.15.
-        symmetric: whether ranges are symmetric.
+        options: of the fake quantization; by default with the kernels of 1.15, on which contrib.quantize ran.
+        symmetric: make ranges symmetric.
         channels: one range for the tensor if None, else one per index of `axis`.
-        axis: of the channels; TensorFlow knows the last only.
-        init_min, init_max: the range before any training; only eval sees it.
+        axis: of the channels; TensorFlow itself supports only the last.
+        init_min, init_max: the range before the first training step; used only in eval.
     """
 
     minimum: Tensor
@@ -224,7 +232,7 @@ class RangeObserver(nn.Module):
 
     def __init__(
         self,
-        how: FakeQuant | None = None,
+        options: FakeQuant | None = None,
         *,
         symmetric: bool = False,
         channels: int | None = None,
@@ -233,9 +241,9 @@ class RangeObserver(nn.Module):
         init_max: float = 6.0,
     ) -> None:
         super().__init__()
-        self.how = how or FakeQuant(kernel="1.15")
+        self.options = options or FakeQuant(kernel="1.15")
         self.axis = None if channels is None else axis
-        self.batch_range = BatchRange(self.how, symmetric, self.axis)
+        self.batch_range = BatchRange(self.options, symmetric, self.axis)
         size = () if channels is None else (channels,)
         self.register_buffer("minimum", torch.full(size, init_min, dtype=torch.float32))
         self.register_buffer("maximum", torch.full(size, init_max, dtype=torch.float32))
@@ -245,8 +253,8 @@ class RangeObserver(nn.Module):
 
         Args:
             x: float tensor.
-            quantize: return `x` as it is where False (during a quantization delay the range is
-                updated all the same).
+            quantize: if False, return `x` itself; the range is updated in training all the same, which
+                is what a quantization delay does.
         """
         if self.training:
             if self.axis is not None:
@@ -255,30 +263,30 @@ class RangeObserver(nn.Module):
         if not quantize:
             return x
         if self.axis is None:
-            return self.how.vars(x, self.minimum, self.maximum)
-        return self.how.vars_per_channel(x, self.minimum, self.maximum, self.axis)
+            return self.options.vars(x, self.minimum, self.maximum)
+        return self.options.vars_per_channel(x, self.minimum, self.maximum, self.axis)
 
     def update(self, low: Tensor, high: Tensor) -> None:
-        """Take in the range of a batch: float32, of the stored range's shape."""
+        """Update the stored range with that of a batch: float32, of the stored range's shape."""
         self.minimum.copy_(low)
         self.maximum.copy_(high)
 
 
 class LastValueQuantize(RangeObserver):
-    """The range of the last batch; what contrib.quantize gives weights (with a narrow range)."""
+    """Quantizes with the range of the last batch; contrib.quantize uses it for weights, with a narrow range."""
 
 
 class MovingAvgQuantize(RangeObserver):
-    """A zero-debiased moving average of the batches' ranges; what contrib.quantize gives activations.
+    """Quantizes with a zero-debiased moving average of the batches' ranges; contrib.quantize uses it for activations.
 
         biased += (v - biased) * (1 - d),  value = biased / (1 - (1 - (1 - d))**t)
 
-    in float32, `1 - d` rounded to float32 first. So the first value is not the batch's to the last
-    bit: at d = .999 it is 1.0000129 times as large. The initial range plays no part in training.
+    in float32, with `1 - d` rounded to float32 first. The first value therefore differs from that of the
+    batch in its last bits: at d = .999 it is 1.0000129 times as large. The initial range has no effect in training.
 
     Args:
         ema_decay: d, the weight of the past.
-        others: of RangeObserver.
+        Other arguments are those of RangeObserver.
     """
 
     biased_minimum: Tensor
@@ -287,7 +295,7 @@ class MovingAvgQuantize(RangeObserver):
 
     def __init__(
         self,
-        how: FakeQuant | None = None,
+        options: FakeQuant | None = None,
         *,
         ema_decay: float = 0.999,
         symmetric: bool = False,
@@ -296,7 +304,9 @@ class MovingAvgQuantize(RangeObserver):
         init_min: float = -6.0,
         init_max: float = 6.0,
     ) -> None:
-        super().__init__(how, symmetric=symmetric, channels=channels, axis=axis, init_min=init_min, init_max=init_max)
+        super().__init__(
+            options, symmetric=symmetric, channels=channels, axis=axis, init_min=init_min, init_max=init_max
+        )
         if not 0 <= ema_decay < 1:
             raise HagoError(f"ema_decay is {ema_decay}; expected 0 to below 1")
         self.ema_decay = ema_decay
@@ -315,11 +325,11 @@ class MovingAvgQuantize(RangeObserver):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When quantization and frozen batch norms begin, by a step that counts from 1.
+    """The training steps, counted from 1, at which quantization begins and batch norms are frozen.
 
     Args:
         quant_delay: values are float while `step < quant_delay`.
-        freeze_bn_delay: statistics are frozen from `step >= freeze_bn_delay`; never if None.
+        freeze_bn_delay: statistics are frozen once `step >= freeze_bn_delay`; never if None.
 
     References:
         tensorflow/contrib/quantize/python/quant_ops.py: the step is incremented before it is compared.
@@ -333,5 +343,5 @@ class Schedule:
         return step >= self.quant_delay
 
     def freezes(self, step: int) -> bool:
-        """Whether batch norms use, and no longer update, their moving statistics at this step."""
+        """Whether batch norms at this step use their moving statistics and no longer update them."""
         return self.freeze_bn_delay is not None and step >= self.freeze_bn_delay

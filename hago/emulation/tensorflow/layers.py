@@ -1,7 +1,8 @@
-"""TensorFlow's batch-norm folding in training: fold with the moving sigma, correct to the batch's.
+"""A layer with its batch norm folded during training, as contrib.quantize's training graph computes it.
 
-The weight that is quantized is the one that will be deployed (folded with moving statistics), yet
-the output is that of a batch norm in training. After `freeze_bn_delay` both are the deployed ones.
+The quantized weight is the one that will be deployed: it is folded with the moving statistics. The output is
+corrected to that of a batch norm in training, which normalizes with the statistics of the batch. From the step
+`freeze_bn_delay` on, the moving statistics are used for both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hago.emulation._checks import along, but
+from hago.emulation._checks import broadcast_along, other_axes
 from hago.emulation._layers import Layer, check_layer, output_axis, per_channel, run_layer
 from hago.emulation.tensorflow.fake_quantize import RangeObserver, Schedule
 from hago.errors import HagoError
@@ -22,14 +23,14 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldedPass:
-    """What one pass computed, under the names that contrib.quantize gives its nodes.
+    """The values that one pass of a FoldedLayer computed, under the names that contrib.quantize gives its nodes.
 
     Args:
         mul_fold: the folded weight.
         weights_quant: the same, fake-quantized.
         conv_fold: the layer's output with it (Conv2D_Fold, MatMul_Fold, depthwise_Fold).
-        post_conv_mul: that, corrected to the batch's sigma; equal to `conv_fold` in eval.
-        add_fold: the result, before the activation.
+        post_conv_mul: `conv_fold`, corrected to the sigma of the batch; equal to it in eval.
+        add_fold: `post_conv_mul` with the folded bias added; the input of the activation.
     """
 
     mul_fold: Tensor
@@ -48,20 +49,20 @@ class FoldedLayer(nn.Module):
         training: y = layer(x, fq(W * gamma / sigma_m)) * sigma_m / sigma_b + beta - gamma * mu_b / sigma_b
         frozen, eval: y = layer(x, fq(W * gamma / sigma_m)) + beta - gamma * mu_m / sigma_m
 
-    A bias of the layer is part of what the statistics are taken of. The moving variance takes the
-    unbiased batch variance (`fused`), or the population's.
+    The statistics are those of the layer's output with its bias, if it has one. The moving variance is updated with
+    the unbiased batch variance if `fused`, else with the population variance.
 
     Args:
         layer: Conv1d, Conv2d, Conv3d or Linear, depthwise included; its weight is trained.
-        bn: with running statistics; its momentum is torch's, 1 - decay. It is updated.
+        bn: with running statistics, which training updates; its momentum is torch's, 1 - decay.
         activation: applied before the activation's fake quantization; None for none.
-        weight_quantizer: of the folded weight (LastValueQuantize with a narrow range, upstream), or
-            None for float.
-        activation_quantizer: of the activation (MovingAvgQuantize, upstream), or None.
+        weight_quantizer: of the folded weight (upstream: LastValueQuantize with a narrow range); None to keep it
+            in float.
+        activation_quantizer: of the activation (upstream: MovingAvgQuantize), or None.
         schedule: of quantization and of freezing; the buffer `step` counts training passes.
-        fused: whether the moving variance takes the unbiased variance, as TensorFlow's fused batch norm.
-        eval_quant_delay: in eval, stay float until this many training steps were made; None to
-            quantize always.
+        fused: update the moving variance as TensorFlow's fused batch norm does.
+        eval_quant_delay: the number of training steps before which eval computes in float; None to always
+            quantize.
 
     Raises:
         HagoError: the layer or the batch norm cannot be folded.
@@ -106,34 +107,34 @@ class FoldedLayer(nn.Module):
         return quantized
 
     def trace(self, x: Tensor) -> FoldedPass:
-        """One pass up to the activation, counted as a step in training."""
+        """Run the layer up to the activation; in training, count a step and update the statistics."""
         if self.training:
             self.step.add_(1)
         mean, variance = self.bn.running_mean, self.bn.running_var
         assert mean is not None and variance is not None
         sigma_m = torch.sqrt(variance + self.bn.eps)
         if not self.training or self.schedule.freezes(int(self.step)):
-            return self._run(x, mean, sigma_m, None)
-        mu, var, count = self._batch(x)
-        self._average(mean, variance, mu.detach(), var.detach(), count)
-        return self._run(x, mu, sigma_m, torch.sqrt(var + self.bn.eps))
+            return self._run_folded(x, mean, sigma_m, None)
+        mu, var, count = self._batch_statistics(x)
+        self._update_statistics(mean, variance, mu.detach(), var.detach(), count)
+        return self._run_folded(x, mu, sigma_m, torch.sqrt(var + self.bn.eps))
 
     def _quantizes(self) -> bool:
         if self.training:
             return self.schedule.quantizes(int(self.step))
         return self.eval_quant_delay is None or int(self.step) >= self.eval_quant_delay
 
-    def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Mean and population variance of the unquantized layer, and of how many values each."""
+    def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Mean and population variance per channel of the unquantized layer's output, and the values per channel."""
         y = run_layer(self.layer, x, self.layer.weight, self.layer.bias)
         axis = output_axis(self.layer, y)
         count = y.numel() // y.shape[axis]
         if self.fused and count < 2:
             raise HagoError(f"a batch norm in training got {count} values per channel; expected at least 2")
-        rest = but(axis, y.ndim)
-        return y.mean(rest), y.var(rest, correction=0), count
+        reduced = other_axes(axis, y.ndim)
+        return y.mean(reduced), y.var(reduced, correction=0), count
 
-    def _average(self, mean: Tensor, variance: Tensor, mu: Tensor, var: Tensor, count: int) -> None:
+    def _update_statistics(self, mean: Tensor, variance: Tensor, mu: Tensor, var: Tensor, count: int) -> None:
         assert self.bn.momentum is not None
         if self.fused:
             var = var * (count / (count - 1))
@@ -143,13 +144,13 @@ class FoldedLayer(nn.Module):
             if self.bn.num_batches_tracked is not None:
                 self.bn.num_batches_tracked.add_(1)
 
-    def _run(self, x: Tensor, mu: Tensor, sigma_m: Tensor, sigma_b: Tensor | None) -> FoldedPass:
-        """The folded layer on `x`, normalized by `mu` and `sigma_b`, or `sigma_m` where that is None."""
+    def _run_folded(self, x: Tensor, mu: Tensor, sigma_m: Tensor, sigma_b: Tensor | None) -> FoldedPass:
+        """Run the folded layer on `x`, normalized by `mu` and by `sigma_b`, or by `sigma_m` where that is None."""
         layer = self.layer
         sigma = sigma_m if sigma_b is None else sigma_b
         gamma = torch.ones_like(sigma) if self.bn.weight is None else self.bn.weight
         weight = layer.weight
-        if sigma_b is not None:  # in TensorFlow's order, so that ties of the fake quantization fall alike
+        if sigma_b is not None:  # TensorFlow's order of operations, so that the fake quantization rounds ties alike
             weight = weight * per_channel(sigma_b / sigma_m, layer)
         folded = weight * per_channel(gamma * (1 / sigma), layer)
         quantized = folded
@@ -157,9 +158,9 @@ class FoldedLayer(nn.Module):
             quantized = self.weight_quantizer(folded, quantize=self._quantizes())
         conv = run_layer(layer, x, quantized, None)
         axis = output_axis(layer, conv)
-        corrected = conv if sigma_b is None else conv * along(sigma_m / sigma_b, axis, conv.ndim)
+        corrected = conv if sigma_b is None else conv * broadcast_along(sigma_m / sigma_b, axis, conv.ndim)
         centre = mu if layer.bias is None else mu - layer.bias
         shift = -centre * gamma * (1 / sigma)
         if self.bn.bias is not None:
             shift = shift + self.bn.bias
-        return FoldedPass(folded, quantized, conv, corrected, corrected + along(shift, axis, conv.ndim))
+        return FoldedPass(folded, quantized, conv, corrected, corrected + broadcast_along(shift, axis, conv.ndim))

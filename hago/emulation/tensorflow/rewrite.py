@@ -1,9 +1,11 @@
-"""TensorFlow's contrib.quantize: where its training and eval graphs have fake quantization.
+"""TensorFlow's contrib.quantize: the graph rewrite that inserts fake quantization.
 
-A model is spelt as TensorFlow 1 spells it, in an `OpGraph`: names are scopes joined by `/`, an op has one output, known
-by the op's name, and ops stand in the order in which they were made, which decides between overlapping matches.
-`quantize_ops` first folds batch norms, then places the fake quantization of layers, then that of additions and
-products of quantized tensors. No tensor is fake-quantized twice, so a second rewrite changes nothing.
+`quantize_ops` is the entry point. `hago.plan.placement` calls it to find where TensorFlow would quantize a model; users
+call it to compare graphs. It first folds batch norms, then inserts the fake quantization of layers, then that of sums
+and products of quantized tensors. No tensor is fake-quantized twice, so a second rewrite changes nothing.
+
+The graph is that of TensorFlow 1, held in an `OpGraph`. The name of an op is its scopes joined by `/`. An op has one
+output, which has the op's name. Ops are kept in the order of their creation, which decides between overlapping matches.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ class Op:
 
 
 class OpGraph:
-    """Ops by name, which rewrites add to and rewire; an op may read ops that stand after it.
+    """The ops of a graph by name, in order of creation; rewrites add ops and reroute inputs.
+
+    An op may read ops that were created after it.
 
     Raises:
-        GraphError: two ops have one name, or an op reads one that is not there.
+        GraphError: two ops have one name, or an op reads one that is not in the graph.
     """
 
     def __init__(self, ops: Iterable[Op]) -> None:
@@ -43,7 +47,7 @@ class OpGraph:
                     raise GraphError(f"op {op.name!r} reads {source!r}, which is not in the graph")
 
     def __iter__(self) -> Iterator[Op]:
-        """The ops that are there now, in order."""
+        """Iterate over the present ops in order; ops that are added meanwhile are not visited."""
         return iter(tuple(self._ops.values()))
 
     def __getitem__(self, name: str) -> Op:
@@ -58,50 +62,54 @@ class OpGraph:
         return tuple(op for op in self if name in op.inputs)
 
     def unique(self, name: str) -> str:
-        """`name`, with `_1`, `_2` and so on where ops stand in that scope already."""
-        found, number = name, 0
-        while any(op.name == found or op.name.startswith(f"{found}/") for op in self):
+        """`name`, or the first of `name_1`, `name_2` and so on that is neither an op nor a scope of one."""
+        candidate, number = name, 0
+        while any(op.name == candidate or op.name.startswith(f"{candidate}/") for op in self):
             number += 1
-            found = f"{name}_{number}"
-        return found
+            candidate = f"{name}_{number}"
+        return candidate
 
     def add(self, name: str, kind: str, *inputs: str) -> str:
-        """A further op under a unique name, which is returned."""
-        made = Op(self.unique(name), kind, inputs)
-        self._ops[made.name] = made
-        return made.name
+        """Append an op under a unique name, and return that name."""
+        op = Op(self.unique(name), kind, inputs)
+        self._ops[op.name] = op
+        return op.name
 
     def reroute(self, old: str, new: str, readers: Iterable[str]) -> None:
-        """Let `readers` read `new` where they read `old`."""
+        """Replace the input `old` of the ops `readers` by `new`."""
         for name in readers:
             op = self._ops[name]
             self._ops[name] = replace(op, inputs=tuple(new if s == old else s for s in op.inputs))
 
 
 def scope_of(name: str) -> str:
-    """The scope that an op stands in: all but the last part of its name."""
+    """The scope of an op: all but the last part of its name."""
     return name.rpartition("/")[0]
 
 
 def within(scope: str, name: str) -> str:
-    """A name in a scope; the root scope is empty."""
+    """Join a scope and a name; the root scope is the empty string."""
     return f"{scope}/{name}" if scope else name
 
 
 # ---------------------------------------------------------------- layers
+# The parts that contrib.quantize recognizes, each of which reads the one above it:
+#
 #     weight          a variable that is read, or the Mul of a folded batch norm
 #       |
-#     layer           Conv2D, MatMul or DepthwiseConv2dNative, then BatchToSpaceND where it is dilated
+#     layer           Conv2D, MatMul or DepthwiseConv2dNative; if dilated, followed by BatchToSpaceND
 #       |
-#     bias            BiasAdd or an add; or, where a batch norm was folded, mul, add and add
+#     bias            BiasAdd or an add; after the folding of a batch norm also a mul and two adds
 #       |
-#     bypass          an add that another tensor joins at
+#     bypass          an add of the layer's output and another tensor, such as a residual connection
 #       |
 #     activation      Relu, Relu6 or Identity
 #       |
 #     post bypass     an add after the activation
-# Each `_name` below matches the part of that name with all that stands above it. Inputs of a commutative op may come
-# in either order; the first order that fits counts.
+#
+# Each `_match_part(graph, op)` below returns a Match if `op` is that part of a layer, with the names of all parts from
+# the weight down to `op`, and None otherwise. Inputs of a commutative op may come in either order; the first order that
+# matches counts.
 
 LAYERS: Final = frozenset({"Conv2D", "MatMul", "DepthwiseConv2dNative"})
 ADDS: Final = frozenset({"Add", "AddV2"})
@@ -116,7 +124,7 @@ _VARIABLES: Final = frozenset({"Variable", "VariableV2"})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The names of a layer's ops; None for a part that it has not."""
+    """The names of the ops that a layer consists of; None for a part that it does not have."""
 
     layer: str
     weight: str | None
@@ -130,28 +138,28 @@ _Pattern = Callable[[OpGraph, Op], Match | None]
 
 
 def find_layers(graph: OpGraph) -> list[Match]:
-    """Every layer to quantize, once each: the largest match wins, then the first.
+    """Find every layer to quantize. Of several matches of a layer the longest is kept, and of these the first.
 
-    Order of search: layers with a bypass after the activation, those that end at an activation,
+    The search goes from long to short: layers with a bypass after the activation, those that end at an activation,
     those that end at their bias, and those that another layer reads directly.
     """
-    found: dict[str, Match] = {}
-    for pattern in (_post_bypass, _ends_at_activation, _ends_at_bias, _feeds_a_layer):
+    matches: dict[str, Match] = {}
+    for pattern in (_match_post_bypass, _match_end_at_activation, _match_end_at_bias, _match_layer_read_by_layer):
         for op in graph:
             match = pattern(graph, op)
-            if match is not None and match.layer not in found:
-                found[match.layer] = match
-    return list(found.values())
+            if match is not None:
+                matches.setdefault(match.layer, match)
+    return list(matches.values())
 
 
 # ---------------------------------------------------------------- from the weight down
 def is_weight(graph: OpGraph, op: Op) -> bool:
     """Whether an op gives a layer its weight, so that it can be fake-quantized."""
-    return op.type in ("Mul", "ReadVariableOp") or _is_read(graph, op)
+    return op.type in ("Mul", "ReadVariableOp") or _is_variable_read(graph, op)
 
 
-def _is_read(graph: OpGraph, op: Op) -> bool:
-    """An Identity of a variable: of it, of the read of one, or of the concatenation of its partitions."""
+def _is_variable_read(graph: OpGraph, op: Op) -> bool:
+    """Whether an op is an Identity of a variable, of the read of one, or of the concatenation of its partitions."""
     if op.type != "Identity" or len(op.inputs) != 1:
         return False
     (source,) = graph.inputs(op)
@@ -163,7 +171,7 @@ def _is_read(graph: OpGraph, op: Op) -> bool:
     return source.type in _VARIABLES
 
 
-def _layer(graph: OpGraph, op: Op) -> Match | None:
+def _match_layer(graph: OpGraph, op: Op) -> Match | None:
     if op.type not in LAYERS or len(op.inputs) != 2 or _has_quantized_weight(graph, op):
         return None
     for source in reversed(graph.inputs(op)):
@@ -173,120 +181,127 @@ def _layer(graph: OpGraph, op: Op) -> Match | None:
 
 
 def _has_quantized_weight(graph: OpGraph, op: Op) -> bool:
-    """Whether a layer was quantized before; upstream takes a product that it reads for its weight then."""
+    """Whether a layer is quantized already; upstream would take a Mul among its inputs for its weight instead."""
     weight = graph.inputs(op)[1]
     return weight.type in FAKE_QUANTS and is_weight(graph, graph.inputs(weight)[0])
 
 
-def _layer_output(graph: OpGraph, op: Op) -> Match | None:
+def _match_layer_output(graph: OpGraph, op: Op) -> Match | None:
     if op.type == "BatchToSpaceND" and len(op.inputs) == 3:
-        return _layer(graph, graph.inputs(op)[0])
-    return _layer(graph, op)
+        return _match_layer(graph, graph.inputs(op)[0])
+    return _match_layer(graph, op)
 
 
-def _either(graph: OpGraph, op: Op, pattern: _Pattern) -> Match | None:
-    """The match of the first input of a binary op that has one."""
+def _match_either_input(graph: OpGraph, op: Op, pattern: _Pattern) -> Match | None:
+    """Apply `pattern` to both inputs of a binary op; the first match counts."""
     if len(op.inputs) != 2:
         return None
     first, second = graph.inputs(op)
     return pattern(graph, first) or pattern(graph, second)
 
 
-def _plain_bias(graph: OpGraph, op: Op) -> Match | None:
-    found = _either(graph, op, _layer_output) if op.type in ADDS | {"BiasAdd"} else None
-    return found and replace(found, bias=op.name)
+def _match_plain_bias(graph: OpGraph, op: Op) -> Match | None:
+    match = _match_either_input(graph, op, _match_layer_output) if op.type in ADDS | {"BiasAdd"} else None
+    return match and replace(match, bias=op.name)
 
 
-def _corrected(graph: OpGraph, op: Op) -> Match | None:
-    """The folded layer times what corrects it to the batch's sigma, plus the offset of a frozen norm."""
+def _match_corrected_layer(graph: OpGraph, op: Op) -> Match | None:
+    """A layer with the training corrections of a folded norm: a Mul (post_conv_mul) and an add (correction_add)."""
 
     def scaled(graph: OpGraph, op: Op) -> Match | None:
-        return _either(graph, op, _layer_output) if op.type == "Mul" else None
+        return _match_either_input(graph, op, _match_layer_output) if op.type == "Mul" else None
 
-    return _either(graph, op, scaled) if op.type in ADDS else None
-
-
-def _folded_bias(graph: OpGraph, op: Op) -> Match | None:
-    found = _either(graph, op, _corrected) if op.type in ADDS else None
-    return found and replace(found, bias=op.name)
+    return _match_either_input(graph, op, scaled) if op.type in ADDS else None
 
 
-def _bias(graph: OpGraph, op: Op) -> Match | None:
-    return _plain_bias(graph, op) or _folded_bias(graph, op)
+def _match_folded_bias(graph: OpGraph, op: Op) -> Match | None:
+    match = _match_either_input(graph, op, _match_corrected_layer) if op.type in ADDS else None
+    return match and replace(match, bias=op.name)
 
 
-def _forced_norm(graph: OpGraph, op: Op) -> Match | None:
-    """A folded batch norm whose updates are forced ends in an Identity."""
-    return _folded_bias(graph, graph.inputs(op)[0]) if op.type == "Identity" and len(op.inputs) == 1 else None
+def _match_bias(graph: OpGraph, op: Op) -> Match | None:
+    return _match_plain_bias(graph, op) or _match_folded_bias(graph, op)
 
 
-def _bypass(graph: OpGraph, op: Op) -> Match | None:
-    def joined(graph: OpGraph, op: Op) -> Match | None:
-        return _bias(graph, op) or _forced_norm(graph, op)
-
-    found = _either(graph, op, joined) if op.type in ADDS else None
-    return found and replace(found, bypass=op.name)
+def _match_forced_norm(graph: OpGraph, op: Op) -> Match | None:
+    """The Identity at the end of a folded batch norm whose moving averages are updated with the forward pass."""
+    return _match_folded_bias(graph, graph.inputs(op)[0]) if op.type == "Identity" and len(op.inputs) == 1 else None
 
 
-def _activation(graph: OpGraph, op: Op) -> Match | None:
+def _match_bypass(graph: OpGraph, op: Op) -> Match | None:
+    def biased(graph: OpGraph, op: Op) -> Match | None:
+        return _match_bias(graph, op) or _match_forced_norm(graph, op)
+
+    match = _match_either_input(graph, op, biased) if op.type in ADDS else None
+    return match and replace(match, bypass=op.name)
+
+
+def _match_activation(graph: OpGraph, op: Op) -> Match | None:
     if op.type not in ACTIVATIONS or len(op.inputs) != 1:
         return None
     (source,) = graph.inputs(op)
-    for pattern in (_bias, _forced_norm, _bypass, _layer):
-        found = pattern(graph, source)
-        if found is not None:
-            return replace(found, activation=op.name)
+    for pattern in (_match_bias, _match_forced_norm, _match_bypass, _match_layer):
+        match = pattern(graph, source)
+        if match is not None:
+            return replace(match, activation=op.name)
     return None
 
 
-# ---------------------------------------------------------------- what a layer ends at
-def _post_bypass(graph: OpGraph, op: Op) -> Match | None:
+# ---------------------------------------------------------------- the op at which a layer ends
+def _match_post_bypass(graph: OpGraph, op: Op) -> Match | None:
     if op.type not in ADDS or len(op.inputs) != 2:
         return None
     first, second = graph.inputs(op)
-    found = _activation(graph, second) or _activation(graph, first)
-    return found and replace(found, post_bypass=op.name)
+    match = _match_activation(graph, second) or _match_activation(graph, first)
+    return match and replace(match, post_bypass=op.name)
 
 
-def _ends_at_activation(graph: OpGraph, op: Op) -> Match | None:
-    """An Identity that a batch norm alone reads belongs to the statistics of a norm that was folded."""
-    found = _activation(graph, op)
+def _match_end_at_activation(graph: OpGraph, op: Op) -> Match | None:
+    """A layer that ends at its activation.
+
+    An Identity whose only reader is a batch norm is none: it belongs to the statistics of a norm that was folded.
+    """
+    match = _match_activation(graph, op)
     readers = graph.consumers(op.name)
     if op.type == "Identity" and len(readers) == 1 and readers[0].type in BATCH_NORMS:
         return None
-    return found
+    return match
 
 
-def _ends_at_bias(graph: OpGraph, op: Op) -> Match | None:
-    found = _bias(graph, op)
-    return found and Match(found.layer, found.weight, activation=op.name)
+def _match_end_at_bias(graph: OpGraph, op: Op) -> Match | None:
+    match = _match_bias(graph, op)
+    return match and Match(match.layer, match.weight, activation=op.name)
 
 
-def _feeds_a_layer(graph: OpGraph, op: Op) -> Match | None:
-    """The first half of a separable convolution; contrib.quantize leaves its weight, if folded, float."""
-    found = _either(graph, op, _layer_output) if op.type in LAYERS else None
-    if found is None or found.weight is None:
+def _match_layer_read_by_layer(graph: OpGraph, op: Op) -> Match | None:
+    """A layer that the layer `op` reads directly, such as the first half of a separable convolution.
+
+    contrib.quantize does not quantize its weight if a batch norm was folded into it.
+    """
+    match = _match_either_input(graph, op, _match_layer_output) if op.type in LAYERS else None
+    if match is None or match.weight is None:
         return None
-    weight = None if graph[found.weight].type == "Mul" else found.weight
-    return Match(found.layer, weight, activation=found.layer)
+    weight = None if graph[match.weight].type == "Mul" else match.weight
+    return Match(match.layer, weight, activation=match.layer)
 
 
 # ---------------------------------------------------------------- folding of batch norms
-# The original layer stays, in training to give the statistics of the batch; readers of the norm read the folded layer.
-# What scales and shifts is one op of type `BatchNormFold` here, instead of the few that compute it upstream.
+# A copy of the layer reads the folded weight, and the readers of the norm are rerouted to that copy. The original layer
+# stays in the graph: in training it gives the statistics of the batch. Each scale and shift that upstream computes with
+# several ops is one op of type `BatchNormFold` here.
 
-_COMPUTED: Final = "BatchNormFold"
+_NORM_FOLD: Final = "BatchNormFold"
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
-    """A layer and its batch norm.
+class _FoldableNorm:
+    """A layer and the batch norm that can be folded into it.
 
     Args:
-        layer: that is folded into.
+        layer: whose weight the norm is folded into.
         to_space: the BatchToSpaceND of a dilated layer.
-        output: the op whose readers are to read the folded layer.
-        parameters: the ops that the statistics and the affine part come from.
+        output: the op whose readers are rerouted to the folded layer.
+        parameters: the ops that give the norm's statistics and its affine parameters.
     """
 
     layer: Op
@@ -296,17 +311,17 @@ class _Norm:
 
 
 def fold_batch_norms(graph: OpGraph, *, training: bool) -> dict[str, str]:
-    """Fold every batch norm that follows a layer: fused ones first, then those made of several ops.
+    """Fold every batch norm that follows a layer: fused ones first, then those written out in several ops.
 
     Returns:
-        Which op each folded weight, layer and output stands for.
+        For each new weight, layer and output the name of the op that it replaces.
     """
     stands_for: dict[str, str] = {}
-    for find in (_fused, _unfused):
-        done: set[str] = set()
-        for norm in [n for op in graph if (n := find(graph, op)) is not None]:
-            if norm.layer.name not in done and graph.consumers(norm.output):
-                done.add(norm.layer.name)
+    for match_norm in (_match_fused_norm, _match_unfused_norm):
+        folded: set[str] = set()
+        for norm in [n for op in graph if (n := match_norm(graph, op)) is not None]:
+            if norm.layer.name not in folded and graph.consumers(norm.output):
+                folded.add(norm.layer.name)
                 stands_for |= _fold(graph, norm, training)
     return stands_for
 
@@ -316,7 +331,7 @@ def _source(graph: OpGraph, op: Op, index: int = 0) -> Op:
 
 
 def _layer_before(graph: OpGraph, op: Op) -> tuple[Op, Op | None] | None:
-    """The layer whose output `op` is, and its BatchToSpaceND."""
+    """The layer whose output is `op`, and its BatchToSpaceND if it has one; None if `op` is no layer's output."""
     if op.type == "Identity" and len(op.inputs) == 1:
         op = _source(graph, op)
     to_space = None
@@ -325,58 +340,62 @@ def _layer_before(graph: OpGraph, op: Op) -> tuple[Op, Op | None] | None:
     return (op, to_space) if op.type in LAYERS and len(op.inputs) == 2 else None
 
 
-def _fused(graph: OpGraph, op: Op) -> _Norm | None:
-    """A fused batch norm: (x, gamma, beta, mean, variance); one of a MatMul stands between two reshapes."""
+def _match_fused_norm(graph: OpGraph, op: Op) -> _FoldableNorm | None:
+    """A fused batch norm `(x, gamma, beta, mean, variance)`; that of a MatMul is between two reshapes."""
     if op.type not in BATCH_NORMS or len(op.inputs) != 5:
         return None
     source = _source(graph, op)
     if source.type == "Reshape" and len(source.inputs) == 2:
         source = _source(graph, source)
-    found = _layer_before(graph, source)
-    if found is None:
+    layer_and_to_space = _layer_before(graph, source)
+    if layer_and_to_space is None:
         return None
     output = op.name
-    if found[0].type == "MatMul":
+    if layer_and_to_space[0].type == "MatMul":
         reshapes = [r for r in graph.consumers(op.name) if r.type == "Reshape" and r.inputs[0] == op.name]
         if not reshapes:
             return None
         output = reshapes[0].name
-    return _Norm(*found, output, op.inputs[1:])
+    return _FoldableNorm(*layer_and_to_space, output, op.inputs[1:])
 
 
-def _unfused(graph: OpGraph, op: Op) -> _Norm | None:
-    """`x * s + (beta - mean * s)`, written out."""
+def _match_unfused_norm(graph: OpGraph, op: Op) -> _FoldableNorm | None:
+    """A batch norm written out as `x * s + (beta - mean * s)`."""
     if op.type not in ADDS or len(op.inputs) != 2:
         return None
     scaled, shift = sorted(graph.inputs(op), key=lambda o: o.type)
     if (scaled.type, shift.type) != ("Mul", "Sub") or len(shift.inputs) != 2 or len(scaled.inputs) != 2:
         return None
-    centre = _source(graph, shift, 1)
-    if centre.type != "Mul" or scaled.inputs[1] not in centre.inputs:
+    scaled_mean = _source(graph, shift, 1)
+    if scaled_mean.type != "Mul" or scaled.inputs[1] not in scaled_mean.inputs:
         return None
-    found = _layer_before(graph, _source(graph, scaled))
-    return None if found is None else _Norm(*found, op.name, (scaled.inputs[1], shift.name))
+    layer_and_to_space = _layer_before(graph, _source(graph, scaled))
+    if layer_and_to_space is None:
+        return None
+    return _FoldableNorm(*layer_and_to_space, op.name, (scaled.inputs[1], shift.name))
 
 
-def _fold(graph: OpGraph, norm: _Norm, training: bool) -> dict[str, str]:
-    layer, scope = graph[norm.layer.name], scope_of(norm.layer.name)  # as earlier folds left it
+def _fold(graph: OpGraph, norm: _FoldableNorm, training: bool) -> dict[str, str]:
+    """Add the folded copy of the layer under contrib.quantize's names; see `fold_batch_norms` for the result."""
+    # looked up again, because an earlier fold may have rerouted the layer's inputs
+    layer, scope = graph[norm.layer.name], scope_of(norm.layer.name)
     readers = [op.name for op in graph.consumers(norm.output)]
 
-    def computed(name: str) -> str:
-        return graph.add(within(scope, f"BatchNorm_Fold/{name}"), _COMPUTED, *norm.parameters)
+    def add_fold_op(name: str) -> str:
+        return graph.add(within(scope, f"BatchNorm_Fold/{name}"), _NORM_FOLD, *norm.parameters)
 
     weight = layer.inputs[1]
     if training:
-        weight = graph.add(within(scope, "correction_mult"), "Mul", computed("correction_scale"), weight)
-    weight = graph.add(within(scope, "mul_fold"), "Mul", weight, computed("scale"))
+        weight = graph.add(within(scope, "correction_mult"), "Mul", add_fold_op("correction_scale"), weight)
+    weight = graph.add(within(scope, "mul_fold"), "Mul", weight, add_fold_op("scale"))
     folded = output = graph.add(f"{layer.name}_Fold", layer.type, layer.inputs[0], weight)
     if norm.to_space is not None:
         to_space = norm.to_space
         output = graph.add(f"{to_space.name}_Fold", to_space.type, output, *to_space.inputs[1:])
     if training:
-        output = graph.add(within(scope, "post_conv_mul"), "Mul", computed("correction_recip"), output)
-        output = graph.add(within(scope, "correction_add"), "AddV2", output, computed("correction_offset"))
-    output = graph.add(within(scope, "add_fold"), "AddV2", output, computed("bias"))
+        output = graph.add(within(scope, "post_conv_mul"), "Mul", add_fold_op("correction_recip"), output)
+        output = graph.add(within(scope, "correction_add"), "AddV2", output, add_fold_op("correction_offset"))
+    output = graph.add(within(scope, "add_fold"), "AddV2", output, add_fold_op("bias"))
     graph.reroute(norm.output, output, readers)
     return {weight: layer.inputs[1], folded: layer.name, output: norm.output}
 
@@ -385,7 +404,7 @@ def _fold(graph: OpGraph, norm: _Norm, training: bool) -> dict[str, str]:
 
 Role = Literal["weight", "activation"]
 
-#: The op that a fake quantization of this module is.
+#: The type of the ops that this rewrite inserts.
 FAKE_QUANT: Final = "FakeQuantWithMinMaxVars"
 _ARITHMETIC: Final = ADDS | {"Mul"}
 _TRANSPARENT: Final = frozenset({"Reshape", "Identity", "BatchToSpaceND", "SpaceToBatchND", "MaxPool", "Max"})
@@ -394,13 +413,13 @@ _APPLIES: Final = ("Apply", "ResourceApply", "ResourceSparseApply", "SparseApply
 
 @dataclass(frozen=True, slots=True)
 class FakeQuantOp:
-    """One fake quantization that was put in.
+    """One fake quantization that `quantize_ops` inserted.
 
     Args:
         name: its scope, e.g. "a/act_quant".
         producer: the op whose value is quantized.
         consumers: the ops that read the quantized value.
-        role: `weight`: the range is the last value's, and narrow; `activation`: a moving average.
+        role: `weight` (LastValueQuantize with a narrow range) or `activation` (MovingAvgQuantize).
     """
 
     name: str
@@ -411,12 +430,12 @@ class FakeQuantOp:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A graph with fake quantization.
+    """The result of `quantize_ops`: a graph with fake quantization.
 
     Args:
-        ops: those that were there, then those that were made.
-        fake_quants: in the order they were put in.
-        stands_for: which op each weight, layer and output of a folded batch norm takes the place of.
+        ops: the given ops, then the inserted ones.
+        fake_quants: in the order of their insertion.
+        stands_for: for each weight, layer and output of a folded batch norm, the op that it replaces.
     """
 
     ops: tuple[Op, ...]
@@ -425,22 +444,24 @@ class Rewritten:
 
 
 def quantize_ops(ops: Iterable[Op], *, training: bool = True, scope: str | None = None) -> Rewritten:
-    """The training graph or eval graph of a model.
+    """Rewrite a float graph to a training graph or an eval graph with fake quantization.
+
+    The inserted fake quantizations and their places:
 
         weights_quant                  after the weight, or after the product of a folded batch norm
-        act_quant                      after the activation; after the bias where there is none
-        conv_quant, add_quant          before and after a bypass; not after one that an activation follows
+        act_quant                      after the activation, or after the bias if there is no activation
+        conv_quant, add_quant          before and after a bypass; add_quant only if no activation follows
         post_activation_bypass_quant   after an add that follows an activation, unless a relu follows it
-        activation_<type>_quant        after other adds and products of quantized tensors, likewise
+        activation_<type>_quant        after other adds and products of quantized tensors, unless a relu follows
 
     Args:
-        ops: of the float model, with its loss or without; in the order they were made.
-        training: batch norms are folded with the corrections of the training graph.
-        scope: only what stands in this scope is quantized.
+        ops: of the float model, with or without its loss; in the order of their creation.
+        training: fold batch norms with the corrections of the training graph.
+        scope: quantize only ops in this scope; None for all.
 
     Raises:
-        HagoError: the graph holds training ops.
-        GraphError: names are not unique, or an op reads what is not there.
+        HagoError: the graph contains ops that apply gradients.
+        GraphError: names are not unique, or an op reads one that is not in the graph.
 
     References:
         tensorflow/contrib/quantize/python/{quantize_graph,quantize,fold_batch_norms}.py (r1.15).
@@ -452,58 +473,64 @@ def quantize_ops(ops: Iterable[Op], *, training: bool = True, scope: str | None 
     stands_for = fold_batch_norms(graph, training=training)
     inserter = _Inserter(graph, scope)
     for match in find_layers(graph):
-        inserter.layer(match)
-    inserter.arithmetic()
-    return Rewritten(tuple(graph), tuple(inserter.made), stands_for)
+        inserter.insert_for_layer(match)
+    inserter.insert_for_arithmetic()
+    return Rewritten(tuple(graph), tuple(inserter.fake_quants), stands_for)
 
 
 class _Inserter:
-    """Puts fake quantizations in, and remembers which ops have one."""
+    """Inserts fake quantizations into a graph; made by `quantize_ops` for one rewrite.
+
+    Attributes:
+        fake_quants: those inserted so far.
+        quantized: the ops whose output a layer's fake quantization covers.
+    """
 
     def __init__(self, graph: OpGraph, scope: str | None) -> None:
         self.graph = graph
         self.scope = "" if not scope else scope.rstrip("/") + "/"
-        self.made: list[FakeQuantOp] = []
+        self.fake_quants: list[FakeQuantOp] = []
         self.quantized: set[str] = set()
 
-    def layer(self, match: Match) -> None:
-        """The fake quantizations of one layer."""
+    def insert_for_layer(self, match: Match) -> None:
+        """Insert the fake quantizations of one layer."""
         context = scope_of(match.layer)
         outer = scope_of(context) if match.bypass else context
         if match.weight is not None:
-            self._insert(within(context, "weights_quant"), match.weight, "weight", producer=False)
+            self._insert(within(context, "weights_quant"), match.weight, "weight", check_producer=False)
         if match.activation is not None:
-            self._insert(within(outer, "act_quant"), match.activation, consumers=False)
+            self._insert(within(outer, "act_quant"), match.activation, check_consumers=False)
             self.quantized.add(match.activation)
         if match.bypass is not None and match.bias is not None:
             self._insert(within(context, "conv_quant"), match.bias)
             self.quantized.add(match.bias)
-            if not self._read_by(match.bypass, ACTIVATIONS):
+            if not self._is_read_by(match.bypass, ACTIVATIONS):
                 self._insert(within(outer, "add_quant"), match.bypass)
                 self.quantized.add(match.bypass)
-        if match.post_bypass is not None and not self._read_by(match.post_bypass, RELUS):
+        if match.post_bypass is not None and not self._is_read_by(match.post_bypass, RELUS):
             name = within(scope_of(match.post_bypass), "post_activation_bypass_quant")
-            self._insert(name, match.post_bypass, consumers=False)
+            self._insert(name, match.post_bypass, check_consumers=False)
             self.quantized.add(match.post_bypass)
 
-    def arithmetic(self) -> None:
-        """The fake quantizations of adds and products of quantized tensors."""
+    def insert_for_arithmetic(self) -> None:
+        """Insert the fake quantizations of adds and products of quantized tensors."""
         for op in self.graph:
-            if self._takes_quantized(op):
-                self._insert(f"{op.name}/activation_{op.type}_quant", op.name, consumers=False)
+            if self._reads_quantized(op):
+                self._insert(f"{op.name}/activation_{op.type}_quant", op.name, check_consumers=False)
 
-    def _read_by(self, name: str, kinds: frozenset[str]) -> bool:
+    def _is_read_by(self, name: str, kinds: frozenset[str]) -> bool:
         return any(op.type in kinds for op in self._readers(name))
 
     def _readers(self, name: str) -> tuple[Op, ...]:
-        """Who reads a tensor, past the fake quantization it may have."""
-        found: list[Op] = []
+        """The ops that read a tensor, directly or through its fake quantization."""
+        readers: list[Op] = []
         for op in self.graph.consumers(name):
-            found += self.graph.consumers(op.name) if op.type == FAKE_QUANT else [op]
-        return tuple(found)
+            readers += self.graph.consumers(op.name) if op.type == FAKE_QUANT else [op]
+        return tuple(readers)
 
-    def _takes_quantized(self, op: Op) -> bool:
-        op = self.graph[op.name]
+    def _reads_quantized(self, op: Op) -> bool:
+        """Whether an add or product reads a fake-quantized tensor, directly or through the ops that it reads."""
+        op = self.graph[op.name]  # insertions may have rerouted its inputs
         if op.type not in _ARITHMETIC or op.name in self.quantized:
             return False
         readers = self.graph.consumers(op.name)
@@ -514,29 +541,36 @@ class _Inserter:
                 source = self.graph.inputs(source)[0]
             if source.type == FAKE_QUANT:
                 return True
-            if source.type in _ARITHMETIC and any(self._takes_quantized(o) for o in self.graph.inputs(source)):
+            if source.type in _ARITHMETIC and any(self._reads_quantized(o) for o in self.graph.inputs(source)):
                 return True
         return False
 
     def _insert(
-        self, name: str, source: str, role: Role = "activation", *, producer: bool = True, consumers: bool = True
+        self,
+        name: str,
+        source: str,
+        role: Role = "activation",
+        *,
+        check_producer: bool = True,
+        check_consumers: bool = True,
     ) -> None:
-        """Fake-quantize a tensor, unless it is.
+        """Fake-quantize the output of `source`, unless it is fake-quantized already or outside the scope.
 
         Args:
-            producer, consumers: which of them must stand in the scope.
+            name: the scope of the fake quantization, made unique.
+            check_producer, check_consumers: whether `source` and its readers must be in the scope.
         """
         readers = [op.name for op in self.graph.consumers(source)]
-        outside = [source] * producer + readers * consumers
-        if not all(n.startswith(self.scope) for n in outside) or self._is_followed(source):
+        checked = [source] * check_producer + readers * check_consumers
+        if not all(n.startswith(self.scope) for n in checked) or self._is_fake_quantized(source):
             return
         name = self.graph.unique(name)
-        made = self.graph.add(f"{name}/{FAKE_QUANT}", FAKE_QUANT, source)
-        self.graph.reroute(source, made, readers)
-        self.made.append(FakeQuantOp(name, source, tuple(readers), role))
+        quantized = self.graph.add(f"{name}/{FAKE_QUANT}", FAKE_QUANT, source)
+        self.graph.reroute(source, quantized, readers)
+        self.fake_quants.append(FakeQuantOp(name, source, tuple(readers), role))
 
-    def _is_followed(self, source: str) -> bool:
-        """Whether a tensor is fake-quantized, past reshapes and identities."""
+    def _is_fake_quantized(self, source: str) -> bool:
+        """Whether a tensor is read by a fake quantization, directly or through reshapes and identities."""
         pending: Sequence[Op] = self.graph.consumers(source)
         while pending:
             if any(op.type in FAKE_QUANTS for op in pending):

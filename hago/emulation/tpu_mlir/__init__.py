@@ -1,6 +1,7 @@
 """TPU-MLIR's integer operators, calibration, tables and metrics, as its compiler computes them.
 
-The fake quantization for training stands in `fake_quantize.py`, a function of the same name as its module.
+The names of all modules but one are offered here. The fake quantization for training is
+`hago.emulation.tpu_mlir.fake_quantize.fake_quantize`; offered here, it would hide its module of the same name.
 """
 
 from hago.emulation.tpu_mlir.calibration import (

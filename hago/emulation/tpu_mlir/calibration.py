@@ -1,8 +1,8 @@
-"""TPU-MLIR: its calibration, from the histogram that it gathers batch by batch to the thresholds of its methods.
+"""TPU-MLIR's calibration: the histogram that it gathers batch by batch, and the methods that choose a threshold.
 
-Bin k counts the magnitudes nearest to k * width; zeros are not counted. Widths and positions are float32, as the
-engine's are. Where the engine works in float32 and the order of a sum is numpy's, these sum in float64: the difference
-is some parts in 10**6.
+Bin k of a histogram counts the magnitudes nearest to k * width; zeros are not counted. Widths and positions are
+float32, as in TPU-MLIR. Sums that TPU-MLIR computes in float32 in numpy's order are computed in float64 here; the
+thresholds differ from its own by some parts in 10**6.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hago.emulation._checks import require_finite, require_range
+from hago.emulation._checks import check_finite, check_range
 from hago.errors import DataError, HagoError, did_you_mean
 
 BINS: Final = 2048
-#: Past this many bins a batch whose range leaps starts the histogram over.
+#: A batch that would need more bins than this starts the histogram over.
 MOST_BINS: Final = 8_000_000
-#: The floor under logarithms.
+#: Added to a probability before its logarithm is taken.
 EPSILON: Final = 1e-30
 
 _SINGLE: Final = struct.Struct("f")
@@ -45,11 +45,12 @@ class Histogram:
 
 
 def _count(x: Tensor, top: float, bins: int) -> tuple[Tensor, float]:
+    """The counts of the magnitudes of `x` up to `top`, and the width of a bin."""
     width = top / (bins - 1)
     if width == 0:
         return torch.zeros(bins, dtype=torch.int64), 0.0
     magnitudes = x.to(torch.float32).abs().reshape(-1)
-    # A tensor divided by a float32 scalar and rounded in float32, as numpy does it upstream.
+    # The width is a float32 tensor, so that quotient and sum are rounded to float32, as by numpy upstream.
     position = magnitudes[magnitudes != 0] / torch.tensor(width, dtype=torch.float32)
     index = (position + 0.5).floor()
     kept = index[index <= bins - 1].to(torch.int64)
@@ -75,15 +76,17 @@ def histogram(x: Tensor, bins: int = BINS) -> Histogram:
 
 
 def extend_histogram(before: Histogram, x: Tensor, bins: int = BINS) -> Histogram:
-    """The histogram of all batches so far and one more.
+    """The histogram of all earlier batches and one more.
 
-    A batch within the range is counted with the same bins. Else bins are appended: with
-    `step = top / n` the histogram grows by `(absmax - top) // step + 1` of them, the new top is a
-    whole number of steps, and old counts keep their bins. The width is then `top' / (n' - 1)`, which
-    differs from the old one by less than one part in n. Past MOST_BINS the old counts are dropped.
+    A batch within the range of the histogram is counted in its n bins. For any other, bins are appended: with
+    `step = top / n` there are `(absmax - top) // step + 1` more, the new top is a whole number of steps, and earlier
+    counts keep their bins. The width becomes `new_top / (new_n - 1)`, which differs from the earlier one by less than
+    one part in n. If that takes more than MOST_BINS bins, the earlier counts are dropped.
 
     Args:
-        bins: of a histogram that starts over.
+        before: the histogram of the earlier batches.
+        x: the values of the next batch.
+        bins: the number of bins with which a histogram starts over.
 
     Raises:
         DataError: `x` is empty or not finite.
@@ -112,12 +115,12 @@ def extend_histogram(before: Histogram, x: Tensor, bins: int = BINS) -> Histogra
 def _check(x: Tensor) -> None:
     if x.numel() == 0:
         raise DataError("a batch for calibration is empty; expected values")
-    require_finite("values for calibration", x)
+    check_finite("values for calibration", x)
 
 
 # ---------------------------------------------------------------- kl
 def _candidate(counts: Tensor, end: int, groups: int) -> tuple[Tensor, Tensor]:
-    """float32 distributions of the first `end` bins: P with the tail folded in, Q from `groups` groups."""
+    """The float32 distributions P and Q of the candidate that keeps `end` bins; see `divergences`."""
     total = counts.sum().to(torch.float32)
     kept = counts[:end].clone()
     kept[-1] += counts[end:].sum()
@@ -131,11 +134,13 @@ def _candidate(counts: Tensor, end: int, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def divergences(counts: Tensor, groups: int = 128) -> Tensor:
-    """KL(P || Q) in decades for the first groups, 2 * groups, ... bins: float32, (bins // groups,).
+    """KL(P || Q), with log10, of every candidate threshold: float32, (bins // groups,).
 
-    P is the first i bins with the tail's mass in the last, over the total; Q spreads each of
-    `groups` equal runs of them over its non-empty bins, over the mass inside. The sum is `sum of
-    P * (log10(P + 1e-30) - log10(Q + 1e-30))`, each term in float64, added up bin by bin in float32.
+    The candidates keep the first groups, 2 * groups, 3 * groups, ... bins. P is the histogram of these bins, with the
+    counts of all others added to the last, divided by its sum. Q has the kept bins divided into `groups` runs of equal
+    length; the counts of a run are spread evenly over its non-empty bins and divided by the sum of the kept counts.
+    The divergence is `sum(P * (log10(P + 1e-30) - log10(Q + 1e-30)))`, each term in float64, added bin by bin in
+    float32.
 
     Raises:
         HagoError: counts are negative, all 0 or fewer than `groups`.
@@ -145,20 +150,20 @@ def divergences(counts: Tensor, groups: int = 128) -> Tensor:
     """
     if groups < 1 or counts.dim() != 1 or counts.numel() < groups:
         raise HagoError(f"counts of {tuple(counts.shape)} for {groups} groups; expected at least {groups} bins")
-    require_range("a histogram's counts", counts, 0, 1 << 62)
+    check_range("a histogram's counts", counts, 0, 1 << 62)
     if int(counts.sum()) == 0:
         raise HagoError("a histogram's counts are all 0; expected at least one value that is not 0")
-    found = []
+    terms = []
     for end in range(groups, counts.numel() + 1, groups):
         p, q = _candidate(counts, end, groups)
-        some = p > 0  # an empty bin's term is exactly 0
-        a, b = p[some].to(torch.float64), q[some].to(torch.float64)
-        found.append(_sum_in_float32(a * ((a + EPSILON).log10() - (b + EPSILON).log10())))
-    return torch.stack(found)
+        filled = p > 0  # an empty bin's term is exactly 0
+        a, b = p[filled].to(torch.float64), q[filled].to(torch.float64)
+        terms.append(_sum_in_float32(a * ((a + EPSILON).log10() - (b + EPSILON).log10())))
+    return torch.stack(terms)
 
 
 def _sum_in_float32(terms: Tensor) -> Tensor:
-    """float64 terms added one after the other to a float32 total, which is rounded each time."""
+    """Add float64 terms in their order to a float32 total, which is rounded after each."""
     total = 0.0
     for term in terms.tolist():
         (total,) = _SINGLE.unpack(_SINGLE.pack(total + term))
@@ -166,7 +171,7 @@ def _sum_in_float32(terms: Tensor) -> Tensor:
 
 
 def kl_threshold_of_counts(counts: Tensor, width: float, groups: int = 128) -> float:
-    """`width * (m + 1) * groups` in float32, m the first of the least `divergences`.
+    """The threshold of least divergence: `width * (m + 1) * groups` in float32, m the first index of the least.
 
     Args:
         counts: int64, (bins,).
@@ -188,24 +193,26 @@ def kl_threshold_of_counts(counts: Tensor, width: float, groups: int = 128) -> f
 
 
 # ---------------------------------------------------------------- threshold methods
-# Each is a function from values to one positive number. A method's own answer may pass the largest magnitude;
-# `table_threshold` is what the engine then writes into a table.
+# Each is a function from values to one positive number, which may exceed the largest magnitude. `table_threshold` turns
+# the thresholds of a tensor's batches into the one number that TPU-MLIR writes into a calibration table.
 
-#: Thresholds at or below this, and NaN, are written as this.
+#: The least threshold in a calibration table; lesser ones and NaN are replaced by it.
 SMALLEST_THRESHOLD: Final = 1e-5
 
+#: The clipping thresholds of ACIQ for 4 and 8 bits, in units of the distribution's spread.
 _GAUSS: Final = MappingProxyType({4: 2.55913642, 8: 3.92403337})
 _LAPLACE: Final = MappingProxyType({4: 5.02864014, 8: 9.89675982})
 
 
 def _values(x: Tensor) -> Tensor:
+    """The values of `x`, rounded to float32 and held in float64, as a vector; checked."""
     if x.numel() == 0:
         raise DataError("values for calibration are empty; expected some")
-    require_finite("values for calibration", x)
+    check_finite("values for calibration", x)
     return x.to(torch.float32).to(torch.float64).reshape(-1)
 
 
-def _factor(table: Mapping[int, float], bits: int) -> float:
+def _factor_of_bits(table: Mapping[int, float], bits: int) -> float:
     if bits not in table:
         raise HagoError(f"a threshold for {bits} bits; expected 4 or 8")
     return table[bits]
@@ -217,7 +224,8 @@ def max_threshold(x: Tensor) -> float:
 
 
 def kl_threshold(x: Tensor, bits: int = 8, bins: int = BINS) -> float:
-    """The kl threshold of one batch's histogram: 128 groups for 8 bits, 8 for 4. All zero gives 0.
+    """The kl threshold of one batch's histogram: 128 groups for 8 bits, 8 for 4. If all values are 0, so is
+    the threshold.
 
     References:
         TPU-MLIR python/calibration/kld_calibrator.py, the default method.
@@ -226,7 +234,7 @@ def kl_threshold(x: Tensor, bits: int = 8, bins: int = BINS) -> float:
 
 
 def kl_threshold_of_histogram(gathered: Histogram, bits: int = 8) -> float:
-    """The kl threshold of what `histogram` and `extend_histogram` gathered; 0 where all was zero."""
+    """The kl threshold of a histogram made by `histogram` and `extend_histogram`; 0 if all values were 0."""
     if bits not in (4, 8):
         raise HagoError(f"a threshold for {bits} bits; expected 4 or 8")
     if gathered.width == 0:
@@ -237,9 +245,12 @@ def kl_threshold_of_histogram(gathered: Histogram, bits: int = 8) -> float:
 def mse_threshold(x: Tensor, bits: int = 8) -> float:
     """OCTAV: the fixed point of the threshold that balances clipping and rounding error.
 
-    Starts at `sum|x| / #(x != 0)`; then at most 20 times `s' = sum(|x|; |x| > s) / (4**-bits / 3 / u
-    * #(|x| <= s) + #(|x| > s))`, u = 4 where the least value is within 1e-6 of 0, else 1. It stops at a
-    step below 1e-6 and returns the value before that step. All zero gives 1.0.
+    The iteration starts at `s = sum|x| / #(x != 0)` and is repeated at most 20 times:
+
+        s = sum(|x|; |x| > s) / (4**-bits / 3 / u * #(|x| <= s) + #(|x| > s))
+
+    with u = 4 if the least value is within 1e-6 of 0, else 1. It stops at a step below 1e-6 and returns the value
+    before that step. If all values are 0, the threshold is 1.0.
 
     References:
         Sakr et al., Optimal Clipping and Magnitude-aware Differentiation, ICML 2022;
@@ -267,7 +278,7 @@ def mse_threshold(x: Tensor, bits: int = 8) -> float:
 def aciq_gauss_threshold(x: Tensor, bits: int = 8) -> float:
     """`alpha * std` with `std = (max - min) * 0.175 * (1 + sqrt(pi * ln 4)) / sqrt(2 ln N)`.
 
-    alpha is 3.92403337 for 8 bits, 2.55913642 for 4. Not cut to the largest magnitude.
+    alpha is 3.92403337 for 8 bits and 2.55913642 for 4. The result may exceed the largest magnitude.
 
     Raises:
         DataError: fewer than 2 values.
@@ -280,29 +291,30 @@ def aciq_gauss_threshold(x: Tensor, bits: int = 8) -> float:
         raise DataError("aciq_gauss got one value; expected two or more")
     constant = 0.5 * 0.35 * (1 + math.sqrt(math.pi * math.log(4)))
     spread = float(values.max() - values.min())
-    return _factor(_GAUSS, bits) * spread * constant / math.sqrt(2 * math.log(values.numel()))
+    return _factor_of_bits(_GAUSS, bits) * spread * constant / math.sqrt(2 * math.log(values.numel()))
 
 
 def aciq_laplace_threshold(x: Tensor, bits: int = 8) -> float:
-    """`beta * mean|x - mean(x)|`, beta 9.89675982 for 8 bits, 5.02864014 for 4.
+    """`beta * mean|x - mean(x)|`, with beta 9.89675982 for 8 bits and 5.02864014 for 4.
 
-    Not cut to the largest magnitude.
+    The result may exceed the largest magnitude.
 
     References:
         Banner et al., arXiv:1810.05723; TPU-MLIR `threshold_aciq_laplace`.
     """
     values = _values(x)
-    return _factor(_LAPLACE, bits) * float((values - values.mean()).abs().mean())
+    return _factor_of_bits(_LAPLACE, bits) * float((values - values.mean()).abs().mean())
 
 
 def percentile_range(x: Tensor, percent: float = 99.99) -> tuple[float, float]:
     """The values at `percent` from below and from above, between the two nearest order statistics.
 
     With N values, `t = percent / 100 * (N - 1)` and `k = int(N * (1 - percent / 100)) + 1`: the k-th
-    largest value, moved towards the next by the fraction of t; the same from below. k = 1 gives the ends.
+    largest value, moved towards the next smaller one by the fraction of t; the same from below. If k is 1, the
+    range is that of all values.
 
     Args:
-        percent: in (0, 100); the engine gives operator i of n `99.99 + i * (99.999999 - 99.99) / n`.
+        percent: in (0, 100); TPU-MLIR uses `percentile_of_operator`.
 
     Returns:
         (minimum, maximum); the threshold is the larger magnitude.
@@ -330,10 +342,10 @@ def percentile_range(x: Tensor, percent: float = 99.99) -> tuple[float, float]:
 
 
 def percentile_of_operator(index: int, operators: int) -> float:
-    """The percentile of operator `index` of `operators`: from 99.99 up, never reaching 99.999999.
+    """The percentile that TPU-MLIR uses for operator `index` of `operators`: from 99.99 up to below 99.999999.
 
     Raises:
-        HagoError: the index is not one of the operators'.
+        HagoError: the index is not in `[0, operators)`.
 
     References:
         TPU-MLIR `process_statistic`.
@@ -349,7 +361,7 @@ def percentile_threshold(x: Tensor, percent: float = 99.99) -> float:
     return max(abs(low), abs(high))
 
 
-#: The engine's names for its methods, each from values and bits to a threshold.
+#: TPU-MLIR's methods by its own names: functions from values and bits to a threshold.
 METHODS: Final[Mapping[str, Callable[[Tensor, int], float]]] = MappingProxyType(
     {
         "kl": kl_threshold,
@@ -366,7 +378,7 @@ def threshold(x: Tensor, method: str, bits: int = 8) -> float:
     """The threshold of one batch by a method of METHODS.
 
     Raises:
-        HagoError: the method is unknown, or does not know the bits.
+        HagoError: the method is unknown, or does not support the bits.
         DataError: `x` is empty or too small.
     """
     if method not in METHODS:
@@ -374,20 +386,20 @@ def threshold(x: Tensor, method: str, bits: int = 8) -> float:
     return METHODS[method](x, bits)
 
 
-def table_threshold(of_batches: Sequence[float], absmax: float) -> float:
-    """What the engine writes: the mean over batches, at most `absmax`, and 1e-5 where that is not above it.
+def table_threshold(thresholds: Sequence[float], absmax: float) -> float:
+    """The threshold that TPU-MLIR writes: the mean over batches, at most `absmax` and at least 1e-5.
 
     Args:
-        of_batches: one threshold per batch (kl and max have one for all).
+        thresholds: one per batch, or one for all batches with the methods kl and max.
         absmax: the largest magnitude over all batches.
 
     Raises:
-        DataError: there is no batch.
+        DataError: there is no threshold.
 
     References:
         TPU-MLIR `calibration_result.canonicalize` and `dump_cali_table`.
     """
-    if not of_batches:
+    if not thresholds:
         raise DataError("no batch has a threshold; expected at least one")
-    mean = min(sum(of_batches) / len(of_batches), absmax)
+    mean = min(sum(thresholds) / len(thresholds), absmax)
     return mean if mean > SMALLEST_THRESHOLD else SMALLEST_THRESHOLD

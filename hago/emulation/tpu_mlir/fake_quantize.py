@@ -1,6 +1,6 @@
 """TPU-MLIR's quantization as a fake quantization, to train for a chip that TPU-MLIR compiles for.
 
-TPU-MLIR itself does not train. Types, thresholds and casts are those of `hago.arithmetic`.
+TPU-MLIR itself does not train. The types and casts are those of `hago.emulation.tpu_mlir.numerics`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from hago.emulation.tpu_mlir.numerics import UniformType, dequantize, quantize
 
 
 def fake_quantize(x: Tensor, target: UniformType) -> Tensor:
-    """`(q - zero_point) * scale` with `q = saturate(half_away(x * float32(1 / scale)) + zero_point)`.
+    """Quantize and dequantize.
 
-    `dx = dy` where q does not saturate, else 0.
+        q = saturate(half_away(x * float32(1 / scale)) + zero_point)
+        y = (q - zero_point) * scale
+
+    The gradient passes where q does not saturate: `dx = dy` there, else 0.
 
     Args:
         x: float32 tensor.
-        target: of `hago.emulation.tpu_mlir.numerics.uniform_type(low, high)`: symmetric where the range
-            of a tensor is its threshold (`hago.emulation.tpu_mlir.calibration.threshold`), or not.
+        target: scale, zero point and integers, made by `hago.emulation.tpu_mlir.numerics.uniform_type` from the
+            range of a tensor, or from its threshold (`hago.emulation.tpu_mlir.calibration.threshold`).
 
     Raises:
         HagoError: x is not floating point, or holds NaN.

@@ -1,7 +1,7 @@
-"""Similarities and losses of tensors, as TPU-MLIR defines them to judge a quantized model.
+"""Similarities and losses of tensors, with which TPU-MLIR compares a quantized model to the float one.
 
-`a` is the reference, `b` what is judged; they hold as many values, in whatever shape. NaN counts as 0
-where the definition says so.
+In all functions `a` is the reference and `b` the tensor that is compared to it. They have the same number of values;
+their shapes may differ. NaN counts as 0 only where a definition says so.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from hago.errors import HagoError
 
-#: Least cosine and euclidean similarity that TPU-MLIR's own tests ask of a whole model.
+#: The cosine and the euclidean similarity that a whole model must exceed in TPU-MLIR's own tests.
 ACCEPTANCE: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {"int8_symmetric": (0.95, 0.70), "int8_asymmetric": (0.90, 0.54), "default": (0.90, 0.90)}
 )
 
-#: Keeps a division by the norm of a zero tensor defined.
+#: Added to denominators, so that they are not 0.
 SMALL: Final = 1e-7
 
 
@@ -34,10 +34,10 @@ def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def cosine_similarity(a: Tensor, b: Tensor) -> float:
     """`<a, b> / (|a| |b|)`; NaN counts as 0.
 
-    Two zero tensors give 1, a zero tensor and another 0.
+    Two tensors of zeros give 1; one tensor of zeros gives 0.
 
     Raises:
-        HagoError: the tensors do not hold as many values, or none.
+        HagoError: the tensors are empty, or their numbers of values differ.
 
     References:
         TPU-MLIR python/numpy_helper/tensor_compare.py.
@@ -55,7 +55,7 @@ def euclidean_similarity(a: Tensor, b: Tensor) -> float:
     It can be negative.
 
     Raises:
-        HagoError: the tensors do not hold as many values, or none.
+        HagoError: the tensors are empty, or their numbers of values differ.
 
     References:
         TPU-MLIR python/numpy_helper/tensor_compare.py.
@@ -67,14 +67,14 @@ def euclidean_similarity(a: Tensor, b: Tensor) -> float:
     return 1.0 - distance / (middle + SMALL)
 
 
-def accepted(a: Tensor, b: Tensor, least: tuple[float, float] = ACCEPTANCE["default"]) -> bool:
-    """Whether `b` equals `a`, or its cosine and euclidean similarities both pass `least`.
+def accepted(a: Tensor, b: Tensor, minimum: tuple[float, float] = ACCEPTANCE["default"]) -> bool:
+    """Whether `b` equals `a`, or its cosine and euclidean similarities both exceed `minimum`.
 
     Args:
-        least: a value of ACCEPTANCE, or another pair.
+        minimum: of the cosine and of the euclidean similarity; a value of ACCEPTANCE, or another pair.
 
     Raises:
-        HagoError: the tensors do not hold as many values, or none.
+        HagoError: the tensors are empty, or their numbers of values differ.
 
     References:
         TPU-MLIR python/numpy_helper/tensor_compare.py; python/test/test_onnx.py for ACCEPTANCE.
@@ -82,7 +82,7 @@ def accepted(a: Tensor, b: Tensor, least: tuple[float, float] = ACCEPTANCE["defa
     x, y = _pair(a, b)
     if bool((x == y).all()):
         return True
-    return cosine_similarity(a, b) > least[0] and euclidean_similarity(a, b) > least[1]
+    return cosine_similarity(a, b) > minimum[0] and euclidean_similarity(a, b) > minimum[1]
 
 
 def sqnr(a: Tensor, b: Tensor, *, remove_zero: bool = False) -> float:
@@ -91,10 +91,10 @@ def sqnr(a: Tensor, b: Tensor, *, remove_zero: bool = False) -> float:
     Infinite where either sum is 0.
 
     Args:
-        remove_zero: leave out values whose reference is 0, as the comparison of files does.
+        remove_zero: leave out the values at which `a` is 0, as TPU-MLIR does when it compares files.
 
     Raises:
-        HagoError: the tensors do not hold as many values, or none.
+        HagoError: the tensors are empty, or their numbers of values differ.
 
     References:
         TPU-MLIR `sqnr_similarity` (python/numpy_helper/tensor_compare.py).
@@ -115,7 +115,7 @@ def snr_loss(a: Tensor, b: Tensor) -> float:
     """`sum (a - b)**2 / (sum a**2 + 1e-7)`: noise over signal, 0 for equal tensors.
 
     Raises:
-        HagoError: the tensors do not hold as many values, or none.
+        HagoError: the tensors are empty, or their numbers of values differ.
 
     References:
         TPU-MLIR python/calibration/mix_precision.py, loss `snr`.
@@ -128,7 +128,7 @@ def mse_loss(a: Tensor, b: Tensor) -> float:
     """`mean (a - b)**2`.
 
     Raises:
-        HagoError: the tensors do not hold as many values, or none.
+        HagoError: the tensors are empty, or their numbers of values differ.
     """
     x, y = _pair(a, b)
     return float((x - y).square().mean())

@@ -1,8 +1,8 @@
-"""TPU-MLIR's integers: its roundings, its searches for a multiplier and a shift, and how it applies them.
+"""TPU-MLIR's integer arithmetic: round modes, multipliers and shifts, requantization, and casts.
 
-A ratio of scales becomes `multiplier / 2**rshift`. Three ways of finding the two live here: the
-search of least error (bm1684x and its kin), the truncating one (cv18xx), and TFLite's. Scales are
-rounded to float32 first, as the engine's signatures do.
+A ratio of scales becomes `multiplier / 2**rshift`. TPU-MLIR has three ways to choose the two: the pair of least error
+(the bm1684x family), a truncated multiplier (cv18xx), and that of TFLite (convolutions of cv18xx). The functions round
+scales to float32 first, because TPU-MLIR passes them as `float`. The operators of `operators.py` are built on these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ from hago.arithmetic.numerics import saturate
 from hago.arithmetic.rounding import ROUNDINGS, round_half_away, rounding_shift
 from hago.arithmetic.types import DTYPES, INT8, INT32, DType
 from hago.emulation import tflite
-from hago.emulation._checks import require_finite, require_range
+from hago.emulation._checks import check_finite, check_range
 from hago.errors import HagoError, did_you_mean
 
-#: No product of an accumulator and a multiplier may leave int64, so no shift past this is defined here.
+#: The largest right shift: products of 32-bit accumulators and multipliers are at most 2**62 in magnitude.
 LARGEST_RSHIFT: Final = 62
 
 
@@ -43,7 +43,7 @@ def _half_toward_zero(x: Tensor) -> Tensor:
     return torch.copysign(_half_down(x.abs()), x)
 
 
-#: TPU-MLIR's round modes on floats. `hago.arithmetic.rounding` has six of them; the others are exact as well.
+#: TPU-MLIR's round modes on floats, by its own names; all are exact.
 ROUND_MODES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {
         "HalfAwayFromZero": ROUNDINGS["half_away"],
@@ -61,7 +61,7 @@ ROUND_MODES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
 
 
 def to_int(x: Tensor, mode: str = "HalfAwayFromZero") -> Tensor:
-    """Float values as int64, rounded as `mode` says; `x` itself is left alone.
+    """Round float values to int64; `x` itself is not changed.
 
     Args:
         x: float32 or float64, magnitudes below 2**63.
@@ -80,14 +80,14 @@ def to_int(x: Tensor, mode: str = "HalfAwayFromZero") -> Tensor:
 
 
 def to_int_saturated(x: Tensor, dtype: DType, mode: str = "HalfAwayFromZero") -> Tensor:
-    """`to_int`, then clamped into `dtype`; infinities saturate.
+    """Round with `to_int` and clamp into `dtype`; infinities saturate.
 
     Raises:
         HagoError: a value is NaN, which upstream leaves undefined.
     """
     if bool(torch.isnan(x).any()):
         raise HagoError("values to quantize hold NaN; expected numbers")
-    # The clamp only keeps the conversion to int64 defined: it lies outside every dtype here.
+    # This clamp only keeps the conversion to int64 defined: its limits are outside every dtype that is supported.
     return saturate(to_int(x.clamp(-(2.0**40), 2.0**40), mode), dtype)
 
 
@@ -100,8 +100,8 @@ def as_float32(value: float) -> float:
 def scale_and_shift(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tensor]:
     """Integers `(multiplier, rshift)` of least error for `scale`; the shift is -32 to 30.
 
-    For every shift n, `m = round(scale * 2**n)` half away from zero; of those with |m| below
-    2**31 - 1 (`bits` 32) or 127 (`bits` 8), the first with the least `float32(|m / 2**n - scale|)`.
+    The candidates are `m = round(scale * 2**n)`, half away from zero, for every shift n, if |m| is below
+    2**31 - 1 (`bits` 32) or 127 (`bits` 8). The first with the least `float32(|m / 2**n - scale|)` is returned.
 
     Args:
         scale: real ratios of any shape, magnitude below 2**31; rounded to float32 first.
@@ -110,7 +110,7 @@ def scale_and_shift(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tens
         int64 multipliers and right shifts of that shape; a negative one shifts left.
 
     Raises:
-        HagoError: `bits` is neither, or a scale is not finite or too large.
+        HagoError: `bits` is neither 8 nor 32, or a scale is not finite or too large.
 
     References:
         TPU-MLIR `get_scale_and_shift` (lib/Support/MathUtils.cpp).
@@ -119,9 +119,9 @@ def scale_and_shift(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tens
 
 
 def scale_and_shift_positive(scale: Tensor | float, bits: int = 32) -> tuple[Tensor, Tensor]:
-    """`scale_and_shift` over shifts 0 to 30 only.
+    """`scale_and_shift`, limited to shifts 0 to 30.
 
-    Where no multiplier fits, the shift is 0 and the multiplier the rounded scale, whatever its size.
+    Where no multiplier fits, the shift is 0 and the multiplier is the rounded scale, whatever its size.
 
     References:
         TPU-MLIR `get_scale_and_shift_positive` (lib/Support/MathUtils.cpp).
@@ -130,19 +130,24 @@ def scale_and_shift_positive(scale: Tensor | float, bits: int = 32) -> tuple[Ten
 
 
 def _checked_scale(scale: Tensor | float, bits: int) -> tuple[Tensor, int]:
+    """The scales in float64 and the bits of a multiplier's magnitude, both checked."""
     if bits not in (8, 32):
         raise HagoError(f"a multiplier of {bits} bits; expected 8 or 32")
     value = torch.as_tensor(scale, dtype=torch.float64)
-    require_finite("scales", value)
+    check_finite("scales", value)
     if value.numel() and float(value.abs().max()) >= 2.0**31:
         raise HagoError(f"a scale is {float(value.abs().max())}; expected a magnitude below 2**31")
     return value, bits - 1
 
 
 def multiplier_and_rshift_truncated(qscale: float, max_multiplier: int = 127) -> tuple[int, int]:
-    """The first right shift r with `qscale * 2**(r+1) >= max_multiplier`, and `trunc(qscale * 2**r)`.
+    """The multiplier `trunc(qscale * 2**r)` for the first right shift r with `qscale * 2**(r+1) >= max_multiplier`.
 
-    A qscale above `max_multiplier` gives (max_multiplier, 0); one too small for 62 shifts gives (0, 0).
+    A qscale above `max_multiplier` gives (max_multiplier, 0); one too small for a shift of 62 gives (0, 0).
+
+    Args:
+        qscale: TPU-MLIR's name for a ratio of scales that becomes a multiplier and a shift.
+        max_multiplier: the largest multiplier.
 
     Raises:
         HagoError: `qscale` is negative or not finite, or `max_multiplier` is not positive.
@@ -182,10 +187,10 @@ def apply_multiplier_and_rshift(v: Tensor, m: Tensor | int, rshift: Tensor | int
     """`round(v * m / 2**rshift)` in int64; a negative shift is to the left.
 
     Args:
-        v: int64 that holds int32 values; what a left shift makes stays below 2**62.
-        m, rshift: broadcast against `v`; the shift is at most 62.
-        rounding: a mode of `hago.arithmetic.rounding`. The interpreter rounds half up everywhere, whatever
-            round mode an operator prints.
+        v: int64 that holds int32 values; their product with `m`, shifted left, must stay below 2**62.
+        m, rshift: broadcast against `v`; the shift is -32 to 62.
+        rounding: a mode of `hago.arithmetic.rounding`. The interpreter of TPU-MLIR always rounds half up, whatever
+            round mode is printed with an operator.
 
     Raises:
         HagoError: a value is out of range.
@@ -194,21 +199,21 @@ def apply_multiplier_and_rshift(v: Tensor, m: Tensor | int, rshift: Tensor | int
         TPU-MLIR `applyMultiplierAndRShift`, MultiplierShift (lib/Support/MathUtils.cpp).
     """
     multiplier, n = torch.as_tensor(m, dtype=torch.int64), torch.as_tensor(rshift, dtype=torch.int64)
-    require_range("v of a requantization", v, -(1 << 31), (1 << 31) - 1)
-    require_range("the multiplier of a requantization", multiplier, INT32.min, INT32.max)
-    require_range("the right shift of a requantization", n, -32, LARGEST_RSHIFT)
+    check_range("v of a requantization", v, -(1 << 31), (1 << 31) - 1)
+    check_range("the multiplier of a requantization", multiplier, INT32.min, INT32.max)
+    check_range("the right shift of a requantization", n, -32, LARGEST_RSHIFT)
     if rounding not in ROUNDINGS:
         known = ", ".join(ROUNDINGS)
         raise HagoError(f"unknown rounding {rounding!r}; known: {known}." + did_you_mean(rounding, ROUNDINGS))
     product = v * multiplier
     left = -int(n.min()) if n.numel() else 0
     if left > 0:
-        require_range(f"a product shifted left by {left}", product, -(1 << (62 - left)), 1 << (62 - left))
+        check_range(f"a product shifted left by {left}", product, -(1 << (62 - left)), 1 << (62 - left))
     return rounding_shift(product, n, rounding)
 
 
 def apply_multiplier_and_rshift_float(v: Tensor, m: Tensor | int, rshift: int) -> Tensor:
-    """`round(float32(v) * m / 2**rshift)` half up, in float32: what cv18xx does outside convolutions.
+    """`round(float32(v) * m / 2**rshift)` half up, in float32: the requantization of cv18xx except in convolutions.
 
     References:
         TPU-MLIR `applyMultiplierAndRShift` on cv18xx (lib/Support/MathUtils.cpp).
@@ -218,12 +223,12 @@ def apply_multiplier_and_rshift_float(v: Tensor, m: Tensor | int, rshift: int) -
 
 
 # ---------------------------------------------------------------- casts
-# From a row of a calibration table to a quantized type, and between real values and integers.
+# Quantized types, made from rows of a calibration table, and casts between real values and integers.
 
-#: How a row of the table is read: as it stands, or as the operator that made the tensor demands.
+#: How the range is derived from a row: by the general rule, or by that of the operator that produced the tensor.
 Kind = Literal["general", "abs", "unit", "mul", "non_negative", "sub"]
 
-KINDS: Final = ("general", "abs", "unit", "mul", "non_negative", "sub")
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +263,18 @@ def calibrated_range(
     do_relu: bool = False,
     cv18xx: bool = False,
 ) -> tuple[float, float]:
-    """The real range that a row of a calibration table gives its tensor.
+    """The real range of a tensor, from its row of a calibration table.
 
-    Symmetric: `[-threshold or 0, threshold]`, negative where `minimum` is; asymmetric: `[minimum,
-    maximum]`. Of the kinds, `abs` takes +-threshold, `unit` (Sigmoid, Softmax) [0, 1], `mul` the
-    symmetric range even where the model is asymmetric, `non_negative` (a Mul of one tensor with
-    itself, or of Sigmoid and Relu outputs) [0, threshold], and `sub` -threshold or -1e-5 below. A
-    fused Relu then cuts at 0, except in `sub`; cv18xx takes +-upper end.
+        kind            range
+        general         symmetric: [-threshold, threshold], or [0, threshold] where `minimum` is not negative;
+                        asymmetric: [minimum, maximum]
+        abs             [-threshold, threshold]
+        unit            [0, 1]: the outputs of Sigmoid and Softmax
+        mul             the symmetric range of `general`, even in an asymmetric model
+        non_negative    [0, threshold]: a Mul of a tensor with itself, or of outputs of Sigmoid and Relu
+        sub             [-threshold, threshold], or [-1e-5, threshold] where `minimum` is not negative
+
+    A fused Relu then raises the lower end to 0, except with `sub`; on cv18xx the lower end is minus the upper one.
 
     Raises:
         HagoError: the kind is unknown, or a number is not finite.
@@ -276,12 +286,12 @@ def calibrated_range(
         raise HagoError(f"unknown kind of row {kind!r}; known: {', '.join(KINDS)}")
     if not all(math.isfinite(v) for v in (threshold, minimum, maximum)):
         raise HagoError(f"a calibration row is ({threshold}, {minimum}, {maximum}); expected finite numbers")
-    below = -threshold if minimum < 0 else 0.0
+    symmetric_low = -threshold if minimum < 0 else 0.0
     ranges = {
-        "general": (minimum, maximum) if asymmetric else (below, threshold),
+        "general": (minimum, maximum) if asymmetric else (symmetric_low, threshold),
         "abs": (-threshold, threshold),
         "unit": (0.0, 1.0),
-        "mul": (below, threshold),
+        "mul": (symmetric_low, threshold),
         "non_negative": (0.0, threshold),
         "sub": (-threshold if minimum < 0 else -1e-5, threshold),
     }
@@ -296,14 +306,14 @@ def uniform_type(low: float, high: float, *, asymmetric: bool = False, bits: int
 
     Symmetric: `scale = high / (2**(bits-1) - 1)`, or `/ (2**bits - 1)` where unsigned.
     Asymmetric: `scale = (high - low) / (2**bits - 1)`, zero point `round(qmin - low / scale)` half
-    away from zero; where that leaves the integers it is clamped, and the scale is taken from the other end.
+    away from zero; if that is not one of the integers, it is clamped, and the scale is computed from the other end.
 
     Args:
         low, high: real, finite; `low <= 0` symmetric.
         bits: 4, 8 or 16.
 
     Raises:
-        HagoError: the bits are none of these, or the range has no width.
+        HagoError: the bits are none of these, or the range is empty or not finite.
 
     References:
         TPU-MLIR `getScale`, `getScaleAndZeroPoint` (lib/Support/Module.cpp).
@@ -334,7 +344,7 @@ def uniform_type_of_row(
     do_relu: bool = False,
     bits: int = 8,
 ) -> UniformType:
-    """`uniform_type` of `calibrated_range`: from a row of a calibration table to integers."""
+    """The type of a tensor, from its row of a calibration table: `uniform_type` of its `calibrated_range`."""
     low, high = calibrated_range(threshold, minimum, maximum, asymmetric=asymmetric, kind=kind, do_relu=do_relu)
     return uniform_type(low, high, asymmetric=asymmetric, bits=bits)
 
@@ -342,8 +352,8 @@ def uniform_type_of_row(
 def quantize(x: Tensor, target: UniformType) -> Tensor:
     """Real values to integers: `sat(half_away(float32(x * float32(1 / scale))) + zero_point)`.
 
-    The product is rounded to float32 before it is rounded to an integer, and the zero point comes
-    after: with scale 7/255 and zero point 18, -3.5 gives -109, where exact arithmetic gives -110.
+    The product is rounded to float32 before it is rounded to an integer, and the zero point is added last: with
+    scale 7/255 and zero point 18, -3.5 gives -109, where exact arithmetic gives -110.
 
     Args:
         x: rounded to float32; infinities saturate.
@@ -377,16 +387,16 @@ def requantize(
         acc: int64 accumulators, bias added; m and rshift broadcast against it.
 
     References:
-        TPU-MLIR tpu.Conv2D and tpu.MatMul in the interpreter (bm1684x and its kin).
+        TPU-MLIR tpu.Conv2D and tpu.MatMul in the interpreter (the bm1684x family).
     """
     q = apply_multiplier_and_rshift(acc, m, rshift) + target.zero_point
     return saturate(q.clamp_min(target.zero_point) if do_relu else q, target.dtype)
 
 
-def require_integers(q: Tensor, source: UniformType, what: str) -> None:
-    """Refuse integers that the type cannot hold.
+def check_integers(q: Tensor, source: UniformType, what: str) -> None:
+    """Refuse integers outside the dtype of `source`.
 
     Raises:
-        HagoError: a value lies outside the type's dtype.
+        HagoError: as said; the message begins with `what`.
     """
-    require_range(what, q, source.dtype.min, source.dtype.max)
+    check_range(what, q, source.dtype.min, source.dtype.max)

@@ -1,7 +1,9 @@
-"""TPU-MLIR: its calibration tables and quantize tables, written and read.
+"""TPU-MLIR's calibration tables and quantize tables: a reader and a writer of each.
 
-Both are text, a row per tensor, `#` before comments. In a calibration table some comments open a
-section, and what follows belongs to it: int4 or fp8 thresholds, weight scales, or names of operators.
+`hago.export.tpu_mlir` writes both for TPU-MLIR's compiler; `hago.calibration.given_ranges` reads both as ranges and
+modes that a user gives. Both are text with one row per tensor or operator; lines that start with `#` are comments. In
+a calibration table some comments open a section to which the following rows belong: int4 or fp8 thresholds, weight
+scales, or names of operators.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _T = TypeVar("_T")
 
 _NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
-#: What opens a section, in the order in which a comment is looked at.
+#: A comment that contains the first text opens the section of the second name; the first match counts.
 _SECTIONS: Final = (
     ("#weight_scale", "weight_scales"),
     ("#int4_th", "int4"),
@@ -38,10 +40,10 @@ MODES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor's calibration, real units.
+    """The calibration of one tensor, in real units.
 
     Raises:
-        HagoError: a number is not finite, the threshold is negative, or minimum is past maximum.
+        HagoError: a number is not finite, the threshold is negative, or the minimum exceeds the maximum.
     """
 
     threshold: float
@@ -60,14 +62,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTable:
-    """A calibration table: rows by tensor, and the sections that few tables have.
+    """A calibration table: rows by tensor, and optional sections.
 
     Args:
-        rows: what int8 quantization reads.
-        int4, fp8: the rows of those sections.
-        weight_scales: per weight, a scale per channel.
-        asymmetric_ops, int4_ops: operators that the sections name.
-        comments: of the head of the file, without the `#` and the space after it.
+        rows: for int8 quantization.
+        int4, fp8: the rows of the sections of these types.
+        weight_scales: by weight, one scale per channel.
+        asymmetric_ops, int4_ops: the names of operators in these sections.
+        comments: at the head of the file, without `#` and the space after it.
     """
 
     rows: Mapping[str, Row]
@@ -91,7 +93,7 @@ def int4_row(threshold: float) -> Row:
 
 
 def head(method: str, samples: int, bins: int = 2048, tuned: int = 0, version: str = "") -> tuple[str, ...]:
-    """The comments that the engine writes at the head of a calibration table, times left out."""
+    """The comments that TPU-MLIR writes at the head of a calibration table, without its times."""
     return (
         *([f"mlir version: {version} cali version 1.0"] if version else []),
         f"quantization threshold calculation method: {method}",
@@ -106,17 +108,18 @@ def head(method: str, samples: int, bins: int = 2048, tuned: int = 0, version: s
 
 # ---------------------------------------------------------------- calibration tables, written
 def format_calibration_table(table: CalibrationTable) -> str:
-    """The text of a table: comments, rows `name %.7f %.7f %.7f`, then the sections that hold something.
+    """The text of a table: comments, rows `name %.7f %.7f %.7f`, then the sections that are not empty.
 
-    Thresholds at or below 1e-5 are written as 1e-5.
+    Thresholds below 1e-5 are written as 1e-5.
 
     Raises:
-        HagoError: a name is empty, starts with `#` or holds white space.
+        HagoError: a name is empty, starts with `#` or contains white space; or a comment would
+            open a section.
     """
-    lines = [_comment(c) for c in table.comments]
-    lines += _rows(table.rows)
+    lines = [_format_comment(c) for c in table.comments]
+    lines += _format_rows(table.rows)
     for heading, rows in (("#int4_th", table.int4), ("#tpu-mlir-fp8", table.fp8)):
-        lines += ["", heading, *_rows(rows)] if rows else []
+        lines += ["", heading, *_format_rows(rows)] if rows else []
     if table.weight_scales:
         lines += ["", "#weight_scale"]
         for name, scales in table.weight_scales.items():
@@ -126,7 +129,7 @@ def format_calibration_table(table: CalibrationTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _comment(text: str) -> str:
+def _format_comment(text: str) -> str:
     line = f"#{text}" if text.startswith("#") else f"# {text}"
     if "\n" in text or "\r" in text or _section(line) is not None:
         raise HagoError(f"the comment {text!r} would break the table; expected one line that opens no section")
@@ -135,11 +138,11 @@ def _comment(text: str) -> str:
 
 def _name(name: str) -> str:
     if not name or name.startswith("#") or any(c.isspace() for c in name):
-        raise HagoError(f"a table cannot name {name!r}; expected no white space, no # in front, and not nothing")
+        raise HagoError(f"a table cannot name {name!r}; expected a name without white space that does not start with #")
     return name
 
 
-def _rows(rows: Mapping[str, Row]) -> Iterator[str]:
+def _format_rows(rows: Mapping[str, Row]) -> Iterator[str]:
     for name, row in rows.items():
         threshold = max(row.threshold, SMALLEST_THRESHOLD)
         yield f"{_name(name)} {threshold:.7f} {row.minimum:.7f} {row.maximum:.7f}"
@@ -147,11 +150,11 @@ def _rows(rows: Mapping[str, Row]) -> Iterator[str]:
 
 # ---------------------------------------------------------------- calibration tables, read
 def parse_calibration_table(text: str) -> CalibrationTable:
-    """The table that `text` holds; what TPU-MLIR writes, and its own reader takes.
+    """Parse a calibration table: every text that TPU-MLIR writes, and that its own reader accepts.
 
     Raises:
-        HagoError: a row does not fit its section, or a name stands for two different rows; the
-            message has the line's number.
+        HagoError: a row does not fit its section, or a name has two different rows; the message has the number of
+            the line.
 
     References:
         TPU-MLIR lib/Dialect/Top/Transforms/ImportCalibration.cpp.
@@ -169,12 +172,12 @@ def parse_calibration_table(text: str) -> CalibrationTable:
                 comments.append(line[1:].strip() if not line.startswith("##") else line[1:])
         elif section in rows:
             name, row = _parse_row(line, number)
-            _put(rows[section], name, row, number)
+            _add_once(rows[section], name, row, number)
         elif section in names:
-            names[section].append(_parse_single(line, number))
+            names[section].append(_parse_name(line, number))
         else:
             name, values = _parse_scales(line, number)
-            _put(scales, name, values, number)
+            _add_once(scales, name, values, number)
     return CalibrationTable(
         rows["rows"],
         rows["int4"],
@@ -187,21 +190,22 @@ def parse_calibration_table(text: str) -> CalibrationTable:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold something, from 1, without white space at either end."""
+    """The lines that are not blank, stripped, with their numbers from 1."""
     return ((i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
 def _section(line: str) -> str | None:
+    """The section that a comment opens, or None."""
     return next((name for mark, name in _SECTIONS if mark in line), None)
 
 
 def _numbers(words: Iterable[str], number: int, line: str) -> list[float]:
-    found = []
+    values = []
     for word in words:
         if not _NUMBER.fullmatch(word) or not math.isfinite(float(word)):
             raise HagoError(f"line {number} of a table: {word!r} in {line!r} is not a finite number")
-        found.append(float(word))
-    return found
+        values.append(float(word))
+    return values
 
 
 def _parse_row(line: str, number: int) -> tuple[str, Row]:
@@ -215,7 +219,7 @@ def _parse_row(line: str, number: int) -> tuple[str, Row]:
         raise HagoError(f"{where}{error}") from None
 
 
-def _parse_single(line: str, number: int) -> str:
+def _parse_name(line: str, number: int) -> str:
     words = line.split()
     if len(words) != 1:
         raise HagoError(f"line {number} of a calibration table is {line!r}; this section expects one name per line")
@@ -229,20 +233,21 @@ def _parse_scales(line: str, number: int) -> tuple[str, tuple[float, ...]]:
     return words[0], tuple(_numbers(words[2:], number, line))
 
 
-def _put(into: dict[str, _T], name: str, value: _T, number: int) -> None:
-    if name in into and into[name] != value:
+def _add_once(table: dict[str, _T], name: str, value: _T, number: int) -> None:
+    """Add an entry; one of the same name must have the same value."""
+    if name in table and table[name] != value:
         raise HagoError(f"line {number} of a table: {name!r} stood before with other values; expected one row each")
-    into[name] = value
+    table[name] = value
 
 
 # ---------------------------------------------------------------- quantize tables
 @dataclass(frozen=True, slots=True)
 class QuantizeTable:
-    """A quantize table: the mode of every operator that does not take the model's own.
+    """A quantize table: the operators whose mode differs from that of the model.
 
     Args:
-        modes: operator to a mode of MODES.
-        comments: every comment, in order, without the `#` and the space after it.
+        modes: by operator, one of MODES.
+        comments: all comments in order, without `#` and the space after it.
     """
 
     modes: Mapping[str, str]
@@ -253,21 +258,21 @@ def format_quantize_table(table: QuantizeTable) -> str:
     """The text of a quantize table: comments, then rows `name MODE`.
 
     Raises:
-        HagoError: a mode is unknown, or a name is empty, starts with `#` or holds white space.
+        HagoError: a mode is unknown, or a name is empty, starts with `#` or contains white space.
     """
     lines = [f"# {c}" if not c.startswith("#") else f"#{c}" for c in table.comments]
     if any("\n" in c or "\r" in c for c in table.comments):
         raise HagoError("a comment of a quantize table holds a line break; expected single lines")
-    lines += [f"{_name(name)} {_mode(mode, 'a quantize table')}" for name, mode in table.modes.items()]
+    lines += [f"{_name(name)} {_check_mode(mode, 'a quantize table')}" for name, mode in table.modes.items()]
     return "\n".join(lines) + "\n"
 
 
 def parse_quantize_table(text: str) -> QuantizeTable:
-    """The quantize table that `text` holds; modes may be written in either case.
+    """Parse a quantize table; modes may be written in upper or lower case.
 
     Raises:
-        HagoError: a row is not `name MODE`, a mode is unknown, or a name stands with two modes; the
-            message has the line's number.
+        HagoError: a row is not `name MODE`, a mode is unknown, or a name has two modes; the message has the number
+            of the line.
     """
     modes: dict[str, str] = {}
     comments: list[str] = []
@@ -278,11 +283,12 @@ def parse_quantize_table(text: str) -> QuantizeTable:
         words = line.split()
         if len(words) != 2:
             raise HagoError(f"line {number} of a quantize table is {line!r}; expected 'name MODE'")
-        _put(modes, words[0], _mode(words[1], f"line {number} of a quantize table"), number)
+        _add_once(modes, words[0], _check_mode(words[1], f"line {number} of a quantize table"), number)
     return QuantizeTable(modes, tuple(comments))
 
 
-def _mode(mode: str, where: str) -> str:
+def _check_mode(mode: str, where: str) -> str:
+    """The mode in upper case; refused with `where` if it is not one of MODES."""
     upper = mode.upper()
     if upper not in MODES:
         raise HagoError(f"{where}: unknown mode {mode!r}; known: {', '.join(MODES)}." + did_you_mean(upper, MODES))
