@@ -1,8 +1,8 @@
-"""Batch norms in training: folded into the layer before them, yet normalizing by the statistics of the batch.
+"""Batch norms in training: folded into the layer before them, but normalizing by the statistics of the batch.
 
-There are two styles. TensorFlow's quantizes the weight that will be deployed (folded with the moving sigma) and
-corrects the output to the statistics of the batch. OneFlow's folds with the batch's own statistics. In eval, and once
-frozen, both equal the folded layer that `hago.graph.passes.fold_batch_norms` makes, bit for bit.
+There are two styles. TensorFlow's style quantizes the weight that will be deployed (folded with the moving sigma) and
+corrects the output to the statistics of the batch. OneFlow's style folds with the statistics of the batch. In eval,
+and once frozen, both equal the folded layer that `hago.graph.passes.fold_batch_norms` makes, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hago.errors import HagoError
 from hago.graph.graph import Graph, Node
 from hago.graph.passes.fold_batch_norms import CHANNEL_AXIS, scale_channels
 
-Norms = Literal["frozen", "tensorflow", "oneflow"]
-#: Quantizes a weight to levels of its own: (weight, multipliers of its output channels) -> quantized weight.
-Squash = Callable[[Tensor, Tensor], Tensor]
-#: The layer on real values: (weight, bias or None) -> output.
-FoldedLayer = Callable[[Tensor, Tensor | None], Tensor]
+NormStyle = Literal["frozen", "tensorflow", "oneflow"]
+#: Quantizes the weight of a layer before a batch norm is folded in: (weight, multiplier per channel) -> weight.
+WeightQuantizer = Callable[[Tensor, Tensor], Tensor]
+#: A layer applied to the inputs of one batch, on real values: (weight, bias or None) -> output.
+LayerFunction = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedSite:
-    """A layer and the batch norm that was folded into it.
+    """A layer and the batch norm that was folded into it; made by `folded_sites`.
 
     Args:
         layer: the node of the layer, before folding.
@@ -42,8 +42,12 @@ class FoldedSite:
     folded: tuple[str, str]
 
 
-def sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
-    """The batch norms that were folded, except where several were folded into one layer."""
+def folded_sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
+    """The layers into which exactly one batch norm was folded.
+
+    Args:
+        unfolded, folded: the graph before and after `fold_batch_norms`.
+    """
     by_layer: dict[str, list[FoldedSite]] = {}
     for norm in unfolded:
         if norm.op != "batch_norm" or norm.name in folded.by_name:
@@ -57,13 +61,13 @@ def sites(unfolded: Graph, folded: Graph) -> list[FoldedSite]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Folded:
+class FoldedConstants:
     """The weight and bias of a layer for one batch, returned by `FoldedNorm.in_training`.
 
     Args:
         weight, bias: used in place of the folded constants.
-        correction, shift: (channels,); the output without bias is multiplied by the one and the other is added,
-            instead of the bias. None where the bias alone is added.
+        correction, shift: (channels,); the output without bias is multiplied by `correction`, and `shift` is added in
+            place of the bias. None if only the bias is added.
     """
 
     weight: Tensor
@@ -75,30 +79,30 @@ class Folded:
 class FoldedNorm(nn.Module):
     """The weight of a layer and its batch norm, trained together. `prepare_qat` makes it; a QatModel owns it.
 
-    With sigma_m and sigma_b the roots of the moving and of the batch's variance plus eps, W' the weight
-    scaled by gamma / sigma, and fq its quantization:
+    With sigma_m and sigma_b the square roots of the moving variance plus eps and of the batch's variance plus eps,
+    W'_m and W'_b the weight scaled by gamma / sigma_m and gamma / sigma_b, and fq its quantization:
 
         tensorflow: y = layer(x, fq(W'_m)) * sigma_m / sigma_b + beta - gamma * mu_b / sigma_b
         oneflow:    y = layer(x, fq(W'_b)) + beta - gamma * mu_b / sigma_b, statistics without gradient
         frozen:     y = layer(x, fq(W'_m)) + beta - gamma * mu_m / sigma_m
 
-    TensorFlow's sigma_b is that of the population, OneFlow's is unbiased; moving variances take the unbiased one.
+    In TensorFlow's style sigma_b is of the population variance, in OneFlow's of the unbiased one; moving variances are
+    updated with the unbiased one.
 
     Args:
         site: the layer and the batch norm.
         graph: before folding; training starts from its constants.
         style: "tensorflow" or "oneflow".
-        momentum: as in torch: the weight of the new batch in the moving statistics.
+        momentum: the weight of the new batch in the moving statistics, as in torch.
         fixed: names of constants that are not trained.
 
     Attributes:
-        squash: quantizes the weight before the batch norm is folded in, as DoReFa-Net does; the folded weight is then
-            on those levels, times gamma / sigma. `squash_norms` sets it; None by default.
+        quantizer: quantizes the weight before the batch norm is folded in, as DoReFa-Net does, so that the folded
+            weight is on these levels times gamma / sigma. `hago.qat.dorefa.set_norm_quantizers` sets it.
 
     References:
         tensorflow/contrib/quantize/python/fold_batch_norms.py (r1.15); Oneflow-Inc/models,
-        Quantization/quantization_ops/conv_bn.py. `hago.emulation` has both for single
-        layers.
+        Quantization/quantization_ops/conv_bn.py. `hago.emulation` has both as single layers.
     """
 
     mean: Tensor
@@ -107,7 +111,7 @@ class FoldedNorm(nn.Module):
     def __init__(self, site: FoldedSite, graph: Graph, style: str, momentum: float, fixed: frozenset[str]) -> None:
         super().__init__()
         self.site, self.style, self.momentum = site, style, momentum
-        self.squash: Squash | None = None
+        self.quantizer: WeightQuantizer | None = None
         self.eps = float(site.norm.attrs["eps"])
         gamma, beta, mean, variance = site.norm.inputs[1:]
         names = {"weight": site.sources[0], "bias": site.sources[1], "gamma": gamma, "beta": beta}
@@ -126,28 +130,29 @@ class FoldedNorm(nn.Module):
         tensor: Tensor = getattr(self, name)
         return tensor
 
-    def _scaled(self, m: Tensor, *, squashed: bool = True) -> Tensor:
-        """The weight with its output channels multiplied, in float64 and rounded once."""
-        weight = self._weight(m) if squashed else self.part("weight")
+    def _scaled(self, m: Tensor, *, quantized_weight: bool = True) -> Tensor:
+        """The weight with its output channels multiplied by `m`, in float64 and rounded once."""
+        weight = self._weight(m) if quantized_weight else self.part("weight")
         return scale_channels(weight.to(torch.float64), m, self.site.layer).to(torch.float32)
 
     def _weight(self, m: Tensor) -> Tensor:
-        return self.part("weight") if self.squash is None else self.squash(self.part("weight"), m)
+        """The weight, quantized by `quantizer` if there is one, for a batch norm that will multiply it by `m`."""
+        return self.part("weight") if self.quantizer is None else self.quantizer(self.part("weight"), m)
 
-    def folded(self, *, squashed: bool = True) -> tuple[Tensor, Tensor]:
+    def folded(self, *, quantized_weight: bool = True) -> tuple[Tensor, Tensor]:
         """(weight, bias) folded with the moving statistics, as `fold_batch_norms` makes them.
 
         Args:
-            squashed: whether to apply `squash` to the weight.
+            quantized_weight: whether to apply `quantizer` to the weight.
         """
         gamma, beta, mean, variance = (self.part(p).to(torch.float64) for p in ("gamma", "beta", "mean", "variance"))
         m = gamma / torch.sqrt(variance + self.eps)
         o = beta - mean * m
         bias = torch.zeros_like(m) if self.bias is None else self.part("bias").to(torch.float64)
-        return self._scaled(m, squashed=squashed), (bias * m + o).to(torch.float32)
+        return self._scaled(m, quantized_weight=quantized_weight), (bias * m + o).to(torch.float32)
 
-    def in_training(self, layer: FoldedLayer) -> Folded:
-        """The weight and bias of the layer for this batch; the moving statistics are updated.
+    def in_training(self, layer: LayerFunction) -> FoldedConstants:
+        """Compute the weight and bias of the layer for this batch, and update the moving statistics.
 
         Args:
             layer: the layer applied to the inputs of the batch.
@@ -165,12 +170,12 @@ class FoldedNorm(nn.Module):
             sigma_b = torch.sqrt(variance + self.eps)
             weight = self._scaled((gamma / sigma_m).to(torch.float64))
             shift = beta - centre * gamma / sigma_b
-            return Folded(weight, torch.zeros_like(shift), sigma_m / sigma_b, shift)
+            return FoldedConstants(weight, torch.zeros_like(shift), sigma_m / sigma_b, shift)
         m = gamma / torch.sqrt(variance + self.eps)
-        return Folded(self._scaled(m.to(torch.float64)), beta - centre * m)
+        return FoldedConstants(self._scaled(m.to(torch.float64)), beta - centre * m)
 
-    def normalized(self, layer: FoldedLayer) -> Tensor:
-        """The output of the layer and its batch norm in training, in float; the moving statistics are updated."""
+    def normalized(self, layer: LayerFunction) -> Tensor:
+        """Compute the layer and its batch norm in float as in training, and update the moving statistics."""
         bias = None if self.bias is None else self.part("bias")
         y = layer(self.part("weight"), bias)
         mu, variance = self._statistics(lambda weight, bias: y, self.part("weight"))
@@ -178,8 +183,8 @@ class FoldedNorm(nn.Module):
         m = self.part("gamma") / torch.sqrt(variance + self.eps)
         return (y - mu.reshape(shape)) * m.reshape(shape) + self.part("beta").reshape(shape)
 
-    def _statistics(self, layer: FoldedLayer, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the unquantized layer on this batch, in float32; the moving ones are updated."""
+    def _statistics(self, layer: LayerFunction, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute mean and variance of the unquantized layer on this batch in float32, and update the moving ones."""
         y = layer(weight, None if self.bias is None else self.part("bias")).float()
         count = y.numel() // y.shape[1]
         if count < 2:
@@ -187,8 +192,8 @@ class FoldedNorm(nn.Module):
                 f"batch norm {self.site.norm.name!r} got one value per channel in training; use larger batches, or "
                 "norms='frozen'"
             )
-        rest = [d for d in range(y.ndim) if d != 1]
-        mu, variance = y.mean(rest), y.var(rest, correction=0)
+        reduced = [d for d in range(y.ndim) if d != 1]
+        mu, variance = y.mean(reduced), y.var(reduced, correction=0)
         unbiased = variance.detach() * (count / (count - 1))
         with torch.no_grad():
             self.mean.lerp_(mu.detach(), self.momentum)

@@ -1,5 +1,6 @@
-"""DoReFa-Net's quantizers on a Plan in training: weights through tanh, gradients rounded at random.
+"""DoReFa-Net's quantizers on a Plan in training: of weights, which pass through tanh, and of activations.
 
+`QatModel` calls `dorefa_weights` and `set_norm_quantizers` when it is made; `hago.qat.prepare` calls `set_activation`.
 A trained model ships the integers of `hago.plan.dorefa_weights`, without the tanh. Activations that are never negative
 use all the bits of their edge.
 """
@@ -22,12 +23,12 @@ from hago.qat.ranges import TrainableRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weight:
-    """The quantizer of one weight, which also sets the ranges of its edges. QatModel calls it in every forward.
+class DoReFaWeight:
+    """The quantizer of one weight, which also sets the ranges of its edges; QatModel calls it in every forward pass.
 
     Args:
-        levels: DoReFa's levels for it.
-        bits: k.
+        levels: DoReFa's levels of the weight.
+        bits: DoReFa's k, one less than the bits of the edges.
         held: see `hago.plan.dorefa_weights.held`.
         ranges: of the edges that read the weight; they are set so that the integers are DoReFa's.
     """
@@ -62,20 +63,20 @@ def dorefa_weights(
     bits: Mapping[Edge, int],
     ranges: Mapping[str, TrainableRange],
     starts: Mapping[str, Tensor],
-    how: DoReFa,
-) -> dict[str, Weight]:
+    options: DoReFa,
+) -> dict[str, DoReFaWeight]:
     """The quantizers of the weights of a Plan's convolutions, linear layers and products, by constant.
 
     Args:
         bits: of every edge.
         ranges: by the key of the threshold.
         starts: the constants that are trained, with the values that training starts from.
-        how: the options of DoReFa-Net.
+        options: the options of DoReFa-Net.
 
     Raises:
         HagoError: the hardware cannot hold the grid, or an edge has too few bits.
     """
-    quantizers: dict[str, Weight] = {}
+    quantizers: dict[str, DoReFaWeight] = {}
     for name, start in starts.items():
         edges = [
             e
@@ -90,23 +91,27 @@ def dorefa_weights(
         for edge in edges:
             check_holds(plan.hardware, plan.target(edge))
         width = min(chosen)
-        own = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
-        levels = DoReFaLevels.of(how, name, start)
-        quantizers[name] = Weight(levels, width - 1, held(plan.hardware, width), tuple(own.values()))
+        distinct = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
+        levels = DoReFaLevels.of(options, name, start)
+        quantizers[name] = DoReFaWeight(levels, width - 1, held(plan.hardware, width), tuple(distinct.values()))
     return quantizers
 
 
-def squash_norms(
-    plan: Plan, bits: Mapping[Edge, int], ranges: Mapping[str, TrainableRange], norms: Iterable[FoldedNorm], how: DoReFa
+def set_norm_quantizers(
+    plan: Plan,
+    bits: Mapping[Edge, int],
+    ranges: Mapping[str, TrainableRange],
+    norms: Iterable[FoldedNorm],
+    options: DoReFa,
 ) -> None:
-    """Let live batch norms quantize the weight of their layer before they are folded in, as DoReFa-Net does.
+    """Give live batch norms a quantizer of their layer's weight, which is applied before they are folded in.
 
     Raises:
         HagoError: the hardware has one scale for all channels, which cannot represent the folded levels.
     """
     for norm in norms:
         name = norm.site.folded[0]
-        quantizer = dorefa_weights(plan, bits, ranges, {name: norm.part("weight").detach()}, how).get(name)
+        quantizer = dorefa_weights(plan, bits, ranges, {name: norm.part("weight").detach()}, options).get(name)
         if quantizer is None:
             continue
         if any(r.low.numel() != norm.mean.numel() for r in quantizer.ranges):
@@ -114,13 +119,13 @@ def squash_norms(
                 f"{plan.hardware.name} has one scale for all channels of a weight, so it cannot hold DoReFa's levels "
                 f"times the batch norm {norm.site.norm.name!r}; use norms='frozen'"
             )
-        norm.squash = quantizer
+        norm.quantizer = quantizer
 
 
 def set_activation(activation: TrainableRange, target: QParams, scheme: str) -> None:
-    """Set the range of values that are never negative to the one that DoReFa clips to, [0, 1].
+    """Set the range of an activation that is never negative to the one to which DoReFa clips, [0, 1].
 
-    Where the integers are signed, one of their bits is the sign.
+    If the integers are signed, the sign takes one of their bits.
     """
     with torch.no_grad():
         activation.low.zero_()

@@ -1,7 +1,7 @@
-"""Fake quantization on an edge: the Plan's own arithmetic forward, a straight-through gradient backward.
+"""Fake quantization on an edge: the arithmetic of the Plan forward, a straight-through gradient backward.
 
-Forward, every edge computes `numerics.apply_simq`, so training sees the integers that will be shipped.
-Backward, rounding is the identity, and clipping passes the gradient inside its range, or everywhere.
+Forward, every edge computes `numerics.apply_simq`, so that training computes with the integers that will be shipped.
+Backward, rounding passes the gradient unchanged, and clipping passes it inside its range, or everywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from hago.arithmetic.numerics import Requantize, apply_simq, clip_range
 from hago.arithmetic.straight_through import apply
 from hago.arithmetic.types import QParams, SimQ
 
-#: How many quanta beyond its range a value still takes a gradient. hago's schemes represent a threshold one quantum
-#: below it, and a value that lies on the threshold (the largest weight of every channel) must stay trainable.
+#: The number of quanta by which a value may exceed its range and still receive a gradient. In hago's schemes the
+#: largest integer stands for the threshold less one quantum, and a value that equals the threshold, as the largest
+#: weight of every channel does, must stay trainable.
 _MARGIN: Final = 1.0 + 2.0**-10
 #: Limits that no value exceeds.
 _OPEN: Final = (-math.inf, math.inf)
@@ -29,10 +30,10 @@ class Slope:
     """The gradient of fake quantization; part of a TrainingScheme.
 
     Args:
-        masked: the gradient is 0 where the value lay beyond the range by more than a quantum; otherwise it passes
+        masked: set the gradient to 0 where the value exceeds the range by more than a quantum; if False, it passes
             everywhere.
-        residual: the gradient of a learned scale includes the rounding error of the values inside the range, as in
-            LSQ; otherwise only the values that were clipped, as in TensorFlow.
+        residual: include the rounding error of the values inside the range in the gradient of a learned scale, as in
+            LSQ; if False, only clipped values contribute, as in TensorFlow.
 
     References:
         Bengio et al., arXiv:1308.3432; Esser et al., arXiv:1902.08153 (LSQ).
@@ -44,7 +45,7 @@ class Slope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
-    """The arguments of one call that take no gradient; `inside` are the limits between which `x` takes one."""
+    """The arguments of one call that receive no gradient; `inside` are the limits between which `x` receives one."""
 
     simq: SimQ
     requantize: Requantize
@@ -53,7 +54,7 @@ class _Recipe:
 
 
 class _FakeQuantize(torch.autograd.Function):
-    """`clip(round(x * factor))`; `low` and `high` are the ends of the clipping where they are learned, else None."""
+    """`clip(round(x * factor))`; `low` and `high` are the ends of the clipping if they are learned, else None."""
 
     @staticmethod
     def forward(
@@ -90,11 +91,12 @@ class _FakeQuantize(torch.autograd.Function):
 
 
 def _number_or_tensor(factor: Tensor, like: Tensor) -> Tensor | float:
+    """A factor of one entry as a number, any other in the dtype of `like`."""
     return float(factor.item()) if factor.numel() == 1 else factor.to(like.dtype)
 
 
 def _mask_outside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
-    """`grad` where low < x < high, else 0, in one pass where the limits are numbers."""
+    """`grad` where low < x < high, else 0; computed by one kernel if the limits are numbers."""
     if isinstance(low, float) and isinstance(high, float):
         if (low, high) == _OPEN:
             return grad
@@ -105,7 +107,7 @@ def _mask_outside(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """The learned ends of a clipping range, in quanta, with their gradients; None where an end is not learned."""
+    """The learned ends of a clipping range, in quanta, with their gradients; None for an end that is not learned."""
 
     low: Tensor | None = None
     high: Tensor | None = None
@@ -124,10 +126,10 @@ def fake_quantize_edge(
     """Quantize real values, or requantize centered integers, to centered integers of `target`, with gradients.
 
     Args:
-        x: float tensor: real values where `source` is None, else centered integers of `source`.
+        x: float tensor: real values if `source` is None, else centered integers of `source`.
         target: its scale may require a gradient, and so may that of `source`.
         relu_fused: whether the clipping stands for a relu, so that the gradient is 0 below 0.
-        ends: of the clipping, where they are learned.
+        ends: of the clipping, if they are learned.
 
     Returns:
         The values of `numerics.apply_simq`, float32 or float64.

@@ -1,7 +1,7 @@
 """Fine-tuning: train a strategy's weights and thresholds further, by default to give the float model's outputs.
 
 `finetune` trains a given strategy. `finetune_after_search` is the last stage of a search that was given `finetune=`:
-it trains the strategy that was found and keeps the result only where it is no worse. Both take `FinetuneOptions`.
+it trains the best strategy and keeps the result only if it is no worse. Both take `FinetuneOptions`.
 
 A run that was interrupted and resumed from its checkpoint ends with the same result as one that was not, given the
 same model, strategy, data, options, versions and number of threads. A budget in seconds is the exception: how many
@@ -33,7 +33,7 @@ from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.qat.losses import Loss, named_loss
 from hago.qat.prepare import constants_of, from_qat, make_trainable
-from hago.qat.run import Samples, Schedule, TrainingRun
+from hago.qat.run import Samples, TrainingRun, TrainingSchedule
 from hago.qat.scheme import TrainingScheme, training_scheme
 from hago.qat.trained_state import save_state, trained_state
 from hago.runtime.exactness import compare_plan_exactly
@@ -46,9 +46,9 @@ from hago.study.budget import Budget
 
 #: Number of steps of a run that has neither `steps` nor a budget.
 STEPS: Final = 400
-#: Number of steps of a run that only its budget ends.
+#: Number of steps of a run that ends only by its budget.
 ENDLESS: Final = 1 << 40
-#: Measures a quantizer on the data; the results are JSON values.
+#: A function that measures a quantizer on the data; its results are JSON values.
 Measure = Callable[[Quantizer], dict[str, Any]]
 
 
@@ -59,15 +59,15 @@ class FinetuneOptions:
     Args:
         steps: number of optimizer steps; 400 by default, or as many as the budget allows.
         budget: a time, e.g. "5m".
-        lr: the largest relative step of weights; 0 leaves them alone.
-        range_lr: the largest relative step of thresholds; 0 leaves them alone.
+        lr: the largest relative step of weights; with 0 they are not changed.
+        range_lr: the largest relative step of thresholds; with 0 they are not changed.
         batch_size: samples of a step.
         objective: "mse" (relative squared error of the outputs), "kl", "labels", or a function of
             (outputs, the float model's outputs, labels).
-        scheme: how ranges move and gradients pass; see `hago.prepare_qat`.
+        scheme: how ranges change and gradients pass; see `hago.prepare_qat`.
         seed: of all randomness.
-        log: a file that a line is appended to before the run and one after.
-        checkpoint: a file that keeps the state of the run.
+        log: a file to which a line is appended before the run and another after it.
+        checkpoint: a file in which the state of the run is kept.
         every: steps between two writes of the checkpoint.
         resume: continue from the checkpoint if it exists.
         progress: show a bar on a terminal.
@@ -103,8 +103,8 @@ class FinetuneOptions:
                 raise HagoError(f"{name} is {count!r}; expected a whole number above 0")
 
     @property
-    def schedule(self) -> Schedule:
-        """The length of the run and the course of its learning rate.
+    def schedule(self) -> TrainingSchedule:
+        """The length of the run and its learning rate.
 
         Raises:
             HagoError: the budget is not a time.
@@ -113,7 +113,7 @@ class FinetuneOptions:
         if self.budget is not None and (seconds is None or Budget.parse(self.budget) != Budget(seconds=seconds)):
             raise HagoError(f"budget {self.budget!r}; expected a time such as '5m', and steps= for a number of steps")
         steps = ENDLESS if self.steps is None and seconds is not None else self.steps or STEPS
-        return Schedule(steps, math.inf if seconds is None else seconds)
+        return TrainingSchedule(steps, math.inf if seconds is None else seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Finetuned:
     Args:
         quantizer: the trained model; its strategy is for `quantizer.plan.graph`, the trained float model.
         before, after: measures against the model that training started from: sqnr, agreement and, with
-            labels, sim_acc with its interval; on the held-out data where there is some.
+            labels, sim_acc with its interval; on the held-out data if there is any.
         kept: whether training lowered the loss on the samples kept aside; if not, `quantizer` is the one that
             training started from.
         steps, seconds: length of the whole run, over all its sessions.
@@ -169,7 +169,7 @@ def finetune_with(
     graph, batches = as_graph(model, dataset, chip, made_for=[initial.model_hash])
     trained = make_trainable(graph, chip, initial, training_scheme(options.scheme), constants_of(model))
     plan = trained.training_plan.plan
-    measure = _measure(plan, batches, options.held_out)
+    measure = _make_measure(plan, batches, options.held_out)
     run = TrainingRun(
         trained,
         Samples.of(graph, batches, plan.ops),
@@ -188,15 +188,15 @@ def finetune_with(
     if not (options.resume and run.resume()):
         _append(log, {"what": "before", "results": before, **run.settings})
     run.train(progress=options.progress)
-    return _finished(run, start, loss, before, measure, log)
+    return _conclude(run, start, loss, before, measure, log)
 
 
-def _finished(
+def _conclude(
     run: TrainingRun, start: Quantizer, loss: Loss, before: Mapping[str, Any], measure: Measure, log: Path | None
 ) -> Finetuned:
-    """The result of a run at its end: the trained quantizer, or `start` where training did not help."""
+    """Measure and log a run at its end; its result is the trained quantizer, or `start` if training did not help."""
     trained = from_qat(run.trained)
-    kept = run.loss_aside(trained.plan, loss) <= run.loss_aside(start.plan, loss)
+    kept = run.validation_loss(trained.plan, loss) <= run.validation_loss(start.plan, loss)
     quantizer = trained if kept else start
     after = measure(quantizer)
     summary = {"kept": kept, "steps": run.step, "seconds": run.seconds, "before": before, "settings": run.settings}
@@ -208,7 +208,7 @@ def _finished(
     return Finetuned(quantizer, before, after, kept, run.step, run.seconds)
 
 
-def _measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
+def _make_measure(start: Plan, batches: Batches, held_out: Iterable[Any] | None) -> Measure:
     """A function that compares a quantizer with the float model that training started from."""
     data = batches if held_out is None else Batches(held_out, start.graph.inputs)
     check_batches(start.graph, data)
@@ -270,7 +270,7 @@ class Tuned:
     """The result of a search that ends with training, returned by `finetune_after_search`.
 
     Args:
-        strategy, score: the trained ones where they are no worse, else those that the search found. The score is
+        strategy, score: the trained ones if they are no worse, else those that the search found. The score is
             accuracy on the data where it has labels, else the SQNR in dB.
         run: the result of the fine-tuning run.
         better: whether `strategy` is the trained one; it is then for the weights that were written.
@@ -294,20 +294,21 @@ def finetune_after_search(
     held_out: Iterable[Any] | None = None,
     measure: ObjectiveLike = "sqnr",
 ) -> Tuned:
-    """Train the strategy that a search found further, and keep the result only where it is no worse.
+    """Train the best strategy of a search, and keep the result only if it is no worse.
 
     The API and the command line call it once, at the end of a search.
 
     Args:
-        best: the strategy that was found, and its score.
-        save_weights: where the trained weights are written, as a state dict of `model`. The strategy that is returned
+        best: the best strategy of the search, and its score.
+        save_weights: a path to which the trained weights are written, as a state dict of `model`. The returned strategy
             is for them.
-        save: where the trained strategy is written too.
-        held_out: further batches that the trained strategy is reported on, by `measure`. They are not
+        save: a path to which the trained strategy is written too.
+        held_out: further batches, on which the trained strategy is reported by `measure`. They are not
             `options.held_out`, on which the run itself is measured.
 
     Raises:
-        HagoError: there is nowhere for the weights to go; the integer model differs from its simulation.
+        HagoError: `save_weights` is missing, or the model is not an nn.Module; the integer model differs from its
+            simulation.
     """
     if save_weights is None or not isinstance(model, nn.Module):
         raise HagoError(
@@ -336,7 +337,11 @@ def training_files(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_exact(plan: Plan, batches: Batches) -> None:
-    """Compare the integer model with its simulation on the first batch."""
+    """Check that the integer model equals its simulation on the first batch.
+
+    Raises:
+        HagoError: a value differs.
+    """
     differences = compare_plan_exactly(plan, next(iter(batches)).inputs)
     if not differences.same:
         raise HagoError(f"the trained integer model differs from its simulation: {dict(differences.differences)}")

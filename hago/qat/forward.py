@@ -1,11 +1,11 @@
 """The forward passes of a QatModel in training: quantized, quantized with live batch norms, and in float.
 
-The rules that give an operand its scale are those of `hago.plan.operands`. Here their inputs are live weights and
-thresholds, and gradients reach them. What cannot change in training (signatures, bits, signs) is read off the Plan that
+The rules that give an operand its scale are those of `hago.plan.operands`. Their inputs are live weights and thresholds
+here, and gradients reach them. Signatures, bits and signs, which cannot change in training, are those of the Plan that
 training started from.
 
-`QatModel` makes one pass object per forward, and `hago.graph.execute.run_graph` calls it once per node. What outlives
-a pass stands in `Training`.
+`QatModel` makes one pass object per forward pass, and `hago.graph.execute.run_graph` calls it once per node. State that
+outlives a pass is kept in `Training`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from hago.ops._rule import IntegerForm, Site, Weight
 from hago.plan.operands import Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import Topology, weight_edge
-from hago.qat.batch_norm import Folded, FoldedLayer, FoldedNorm
+from hago.qat.batch_norm import FoldedConstants, FoldedNorm, LayerFunction
 from hago.qat.fake_quantize import Ends, Slope, fake_quantize_edge, trained_to_real
 from hago.qat.ranges import TrainableRange
 
-#: What a cached value was made from (qparams of producers, states of ranges), and the value.
+#: The dependencies of a cached value (qparams of producers, states of ranges), and the value.
 CacheEntry = tuple[tuple[Any, ...], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """The facts that every pass of one QatModel shares. QatModel makes it, and owns the ranges and the cache.
+    """The state that all passes of one QatModel share. QatModel makes it, and owns the ranges and the cache.
 
     Args:
         plan: the Plan that training starts from.
@@ -49,7 +49,7 @@ class Training:
         bits: by key of the group.
         groups: for every edge, the key of the group whose bits it has.
         ranges: by the key of the threshold; edges that read the same integers share one.
-        fused_relus: relus that the clipping of their readers stands for.
+        fused_relus: relus that are not computed, because the clipping at their readers does the same.
         slope: how gradients pass fake quantization.
         cache: by key, qparams that were resolved in an earlier pass and take no gradient.
     """
@@ -71,15 +71,15 @@ class Training:
 # ---------------------------------------------------------------- operands
 @dataclass(slots=True)
 class LiveOperands(Operands):
-    """The operands of one node in one pass, whose thresholds may take gradients.
+    """The operands of one node in one pass, whose thresholds may require gradients; `LivePass` makes it.
 
     The gradient of a scale is that of a value proportional to the size of its range.
 
     Args:
         ranges: of each in-edge; an edge that passes the producer's own integers has the producer's range.
-        out: the range of the output, where it requantizes.
-        shared: qparams made in this pass, so that edges of one range get one object.
-        biases: the present values of biases, by slot, float64 (channels,).
+        out: the range of the output, if it requantizes.
+        shared: qparams made in this pass, so that all edges of a range have the same object.
+        biases: the current values of biases, by slot, float64 (channels,).
     """
 
     ranges: Sequence[TrainableRange | None] = ()
@@ -133,13 +133,13 @@ def _ends(trained: TrainableRange | None) -> tuple[Tensor, Tensor]:
 
 
 class RangeThresholds:
-    """A ThresholdSource that reads the present ends of ranges."""
+    """A ThresholdSource that gives the current ends of ranges."""
 
     def __init__(self, ranges: Mapping[str, TrainableRange]) -> None:
         self._ranges = ranges
 
     def signed(self, key: str, source: str) -> bool:
-        """Whether the range holds negative values."""
+        """Whether the range contains negative values."""
         return self._ranges[key].signed
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
@@ -151,32 +151,32 @@ class RangeThresholds:
 def batch_extremes(
     value: Tensor, source: QParams | None, observed: TrainableRange, weight: Weight | None
 ) -> tuple[Tensor, Tensor]:
-    """The least and the largest of a batch, in real units.
+    """The smallest and the largest value of a batch, in real units.
 
     Args:
-        value: real values where `source` is None, else centered integers of `source`.
-        observed: the range that will take them in.
-        weight: where the channels of a weight are; needed where the range has channels.
+        value: real values if `source` is None, else centered integers of `source`.
+        observed: the range that will be updated with them.
+        weight: the axis of the channels of a weight; required if the range is per channel.
 
     Returns:
-        (low, high) of shape (1,), or (channels,) where the range has channels.
+        (low, high) of shape (1,), or (channels,) if the range is per channel.
     """
     x = value.detach()
     if observed.low.numel() > 1:
         assert weight is not None
-        rest = tuple(d for d in range(x.ndim) if d != weight.axis % x.ndim)
-        return x.amin(rest), x.amax(rest)
+        reduced = tuple(d for d in range(x.ndim) if d != weight.axis % x.ndim)
+        return x.amin(reduced), x.amax(reduced)
     if source is None or source.scale.numel() == 1:
         low, high = (t.reshape(1).to(torch.float64) for t in torch.aminmax(x))
         step = 1.0 if source is None else source.scale.detach().reshape(1)
         return low * step, high * step
     scale = source.scale.detach()
-    rest = tuple(d for d in range(x.ndim) if x.ndim - d > scale.ndim or scale.shape[d - x.ndim] == 1)
-    return (x.amin(rest, True) * scale).amin().reshape(1), (x.amax(rest, True) * scale).amax().reshape(1)
+    reduced = tuple(d for d in range(x.ndim) if x.ndim - d > scale.ndim or scale.shape[d - x.ndim] == 1)
+    return (x.amin(reduced, True) * scale).amin().reshape(1), (x.amax(reduced, True) * scale).amax().reshape(1)
 
 
 # ---------------------------------------------------------------- the quantized pass
-#: Stands for the state of a range that takes a gradient: a value made from one is never cached.
+#: In the dependencies of a cached value, a range that requires a gradient: such a value is never cached.
 _LEARNED: Final = object()
 
 
@@ -185,7 +185,7 @@ class LivePass:
 
     Args:
         training: shared by all passes.
-        observing: whether ranges take in the extremes of this batch.
+        observing: whether ranges are updated with the extremes of this batch.
 
     Attributes:
         qparams: by node, of the value that it emitted in this pass; None for real values.
@@ -208,9 +208,9 @@ class LivePass:
         self._interned: list[QParams] = []
 
     def intern(self, qparams: QParams) -> QParams:
-        """Keep live qparams alive for as long as the pass, which tells them apart by identity.
+        """Keep qparams alive for the whole pass, whose keys contain their identities.
 
-        They are made once per range, so equal ones are not looked for.
+        They are made once per range, so that equal ones need not be merged.
         """
         self._interned.append(qparams)
         return qparams
@@ -247,14 +247,14 @@ class LivePass:
         return compute_real(node, real, self.ops)
 
     def _weight(self, node: Node, edge: Edge, value: Tensor) -> Tensor:
-        """The real values that a float node reads of a weight that is stored as integers."""
+        """The real values of a weight that is stored as integers, for the float node that reads it."""
         dtype = self.plan.weights[edge].desc.in_dtype(edge.slot)
         bits = self.training.bits[self.training.groups[edge]]
         target = self._operands(node).quantized(edge.slot, bits, dtype)
         return trained_to_real(self._quantize(node, edge.slot, value, target, None), target).contiguous()
 
     def real(self, source: str, value: Any) -> Any:
-        """The real values of what `source` emitted."""
+        """The real values of the output of `source`."""
         qparams = self.qparams.get(source)
         if qparams is not None:
             value = trained_to_real(value, qparams)
@@ -270,7 +270,7 @@ class LivePass:
         return self._quantize(node, slot, value, target, source).to(self._carrier(plan))
 
     def _quantize(self, node: Node, slot: int, value: Any, target: QParams, source: QParams | None) -> Tensor:
-        """The centered integers of an operand, computed once for all edges that read the same."""
+        """The centered integers of an operand, computed once for all edges that read the same integers."""
         name, edge = node.inputs[slot], node.edges[slot]
         key = (name, id(target))
         c = self._quantized.get(key)
@@ -289,13 +289,13 @@ class LivePass:
         return c
 
     def _without_negatives(self, name: str, target: QParams) -> QParams:
-        """The target of an edge, clipped at zero where its source is a fused relu."""
+        """The target of an edge, clipped at zero if its source is a fused relu."""
         if name not in self.training.fused_relus:
             return target
         return replace(target, qmin=max(target.qmin, int(target.zero_point)))
 
     def _learned_ends(self, edge: Edge, target: QParams) -> Ends | None:
-        """The ends of the clipping, in quanta, where a range of two ends is learned for the whole tensor."""
+        """The ends of the clipping, in quanta, if a range of two ends is learned for the whole tensor."""
         trained = self.training.range_of(edge)
         if trained is None or not (trained.learns and trained.two_sided) or trained.low.numel() > 1:
             return None
@@ -304,7 +304,7 @@ class LivePass:
 
     @staticmethod
     def _carrier(plan: NodePlan) -> torch.dtype:
-        """The dtype that holds sums. Where only an extreme input could exceed 2**24, training stays in float32."""
+        """The dtype of sums; in training it is float32 even where an extreme input could exceed 2**24."""
         return torch.float32 if plan.parts > 1 else plan.carrier
 
     def _compute(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
@@ -322,7 +322,7 @@ class LivePass:
         return self._requantize_output(node, plan, register, c)
 
     def _requantize_output(self, node: Node, plan: NodePlan, register: QParams, c: Tensor) -> Tensor:
-        """The value of a node from its accumulators, requantized where its signature says so."""
+        """The value of a node from its accumulators, requantized if its signature requantizes the output."""
         out = self._output_qparams(node, plan, c, register)
         self.qparams[node.name] = out or register
         return c if out is None else fake_quantize_edge(c, register, out, self.hardware.requantize, self.training.slope)
@@ -345,7 +345,7 @@ class LivePass:
         return straight_through(nearest, exact.to(nearest.dtype))
 
     def _output_qparams(self, node: Node, plan: NodePlan, value: Tensor, register: QParams | None) -> QParams | None:
-        """The qparams of the output, where it requantizes; its range observes `value` first."""
+        """The qparams of the output, if it requantizes; its range observes `value` first."""
         key = f"{node.name}:out"
         trained = self.training.ranges.get(key)
         if trained is None:
@@ -369,7 +369,7 @@ class LivePass:
             for slot, name in enumerate(node.inputs)
             if form.slot(slot) == "bias" and name in self.graph.consts
         }
-        # where a bias does not fit its accumulator, the scale of the weight depends on it
+        # if a bias does not fit its accumulator, the scale of the weight depends on it
         stamps += [tuple(b.view(torch.int64).tolist()) for b in biases.values()]
         targets: tuple[QParams | None, ...] = self._cached(
             node.name,
@@ -388,7 +388,7 @@ class LivePass:
             return register, self._form(node).integer_attrs(node.attrs, site)
 
     def _cached(self, key: str, depends: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The value that an earlier pass made from the same dependencies; a value with a gradient is made anew."""
+        """The value that an earlier pass made from the same dependencies, unless it requires a gradient."""
         if any(d is _LEARNED or (isinstance(d, QParams) and d.scale.requires_grad) for d in depends):
             return make()
         cache = self.training.cache
@@ -398,6 +398,7 @@ class LivePass:
 
     @staticmethod
     def _stamps(ranges: Sequence[TrainableRange | None]) -> list[Any]:
+        """The states of ranges, as dependencies of a cached value."""
         grad = torch.is_grad_enabled()
         return [None if r is None else _LEARNED if r.learns and grad else r.stamp for r in ranges]
 
@@ -421,7 +422,10 @@ class LivePass:
 
     # ------------------------------------------------------------ observing
     def _observe_operands(self, node: Node, values: Sequence[Any]) -> None:
-        for edge, value in zip(node.edges, values, strict=False):  # NormedPass has the data before the weight
+        """Update the ranges of a node's operands with this batch, each range once per pass."""
+        for edge, value in zip(
+            node.edges, values, strict=False
+        ):  # NormedPass passes the data alone, before it has the weight
             trained = self.training.range_of(edge)
             if self.observing and trained is not None and trained.observes and id(trained) not in self._observed:
                 self._observed.add(id(trained))
@@ -449,16 +453,16 @@ def _lost_sums(plan: NodePlan, targets: Sequence[QParams | None], operands: Sequ
 
 # ---------------------------------------------------------------- with live batch norms
 #: Batch norms that are trained through the statistics of the batch, by the layer that they are folded into.
-Norms = Mapping[str, FoldedNorm]
+NormsByLayer = Mapping[str, FoldedNorm]
 
 
 class NormedPass(LivePass):
-    """A quantized pass in which the batch norms of layers use the statistics of the batch."""
+    """A quantized pass in which batch norms that are folded into layers use the statistics of the batch."""
 
-    def __init__(self, training: Training, norms: Norms, *, observing: bool) -> None:
+    def __init__(self, training: Training, norms: NormsByLayer, *, observing: bool) -> None:
         super().__init__(training, observing=observing)
         self.norms = norms
-        self._folded: dict[str, Folded] = {}
+        self._folded: dict[str, FoldedConstants] = {}
 
     def __call__(self, node: Node, values: Sequence[Any]) -> Any:
         norm, plan = self.norms.get(node.name), self.plan.nodes.get(node.name)
@@ -488,7 +492,7 @@ class NormedPass(LivePass):
         shape = [1, -1, *[1] * (y.ndim - 2)]
         return y * folded.correction.reshape(shape) + folded.shift.reshape(shape)
 
-    def _layer(self, node: Node, x: Tensor) -> FoldedLayer:
+    def _layer(self, node: Node, x: Tensor) -> LayerFunction:
         return partial(_layer_output, node, x, self.ops)
 
     def _compute(self, node: Node, plan: NodePlan, targets: Sequence[QParams | None], operands: list[Any]) -> Tensor:
@@ -500,22 +504,22 @@ class NormedPass(LivePass):
         if self.gradients is not None:
             c = self.gradients(c)
         shape = [1, -1, *[1] * (c.ndim - 2)]
-        # in units of the accumulator's scale, though no longer an integer
+        # in units of the accumulator's scale, but not rounded to integers
         shift = (folded.shift.reshape(shape) / register.scale).to(c.dtype)
         return self._requantize_output(node, plan, register, c * folded.correction.reshape(shape) + shift)
 
 
 # ---------------------------------------------------------------- in float
 class FloatPass:
-    """A forward pass in float, before quantization sets in, or in eval without it.
+    """A forward pass in float, before quantization begins, or in eval without quantization.
 
     Args:
         training: shared by all passes.
-        norms: batch norms that use the statistics of the batch; empty where they are folded.
-        observing: whether ranges take in the extremes of this batch.
+        norms: batch norms that use the statistics of the batch; empty if they are folded.
+        observing: whether ranges are updated with the extremes of this batch.
     """
 
-    def __init__(self, training: Training, norms: Norms, *, observing: bool) -> None:
+    def __init__(self, training: Training, norms: NormsByLayer, *, observing: bool) -> None:
         self.training, self.norms, self.observing = training, norms, observing
         self.ops = training.plan.ops
         self._observed: set[int] = set()  # identities of ranges
@@ -543,6 +547,6 @@ class FloatPass:
 
 
 def _layer_output(node: Node, x: Tensor, ops: Ops, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The real output of a layer with another weight and bias than the graph's."""
+    """The real output of a layer with this weight and bias in place of those of the graph."""
     output: Tensor = compute_real(node, [x, weight] if bias is None else [x, weight, bias], ops)
     return output

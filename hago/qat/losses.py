@@ -1,4 +1,4 @@
-"""Losses of fine-tuning, per batch: the distance to the outputs of the float model, or to labels."""
+"""Losses of fine-tuning, per batch: functions of the outputs and those of the float model, or the labels."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LOSSES: Final[Mapping[str, Loss]] = {"mse": relative_error, "kl": divergence_los
 
 
 def named_loss(spec: str | Loss) -> tuple[str, Loss]:
-    """Return (name, function) of the loss that `spec` names, or of a function of the user's own.
+    """Return (name, function) of a loss by its name in LOSSES, or of a function that the user passes.
 
     Raises:
         HagoError: the name is unknown.

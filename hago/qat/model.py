@@ -28,7 +28,7 @@ from hago.plan.space import Space
 from hago.plan.strategy import Strategy
 from hago.plan.topology import Topology
 from hago.qat.batch_norm import FoldedNorm
-from hago.qat.dorefa import Weight, dorefa_weights, squash_norms
+from hago.qat.dorefa import DoReFaWeight, dorefa_weights, set_norm_quantizers
 from hago.qat.fake_quantize import Slope
 from hago.qat.forward import FloatPass, LivePass, NormedPass, RangeThresholds, Training
 from hago.qat.optimizer import channel_sizes
@@ -41,16 +41,16 @@ class QatModel(nn.Module):
 
     Args:
         plan: the Plan that training starts from.
-        topology, space, strategy: that the plan was resolved from.
+        topology, space, strategy: those from which the plan was resolved.
         ranges: by the key of the threshold.
         trainable: names of the graph's constants that become parameters.
         slope: how gradients pass fake quantization.
         norms: by layer, batch norms that are trained through the statistics of the batch. They own the constants that
             they fold into, which are not in `trainable`.
-        schedule: when quantization sets in and batch norms freeze, in training passes counted from 1.
+        schedule: the training passes, counted from 1, at which quantization begins and batch norms are frozen.
         dorefa: quantize weights and gradients as DoReFa-Net does.
 
-    State:
+    Parameters and buffers:
         step: number of forward passes in training mode.
         norms: see FoldedNorm.
         weights: one parameter per trainable constant, with dots in its name replaced by slashes.
@@ -87,11 +87,11 @@ class QatModel(nn.Module):
         self.training_plan = Training(plan, topology, strategy.bits, groups, dict(ranges), _fused_relus(plan), slope)
         self.dorefa = dorefa
         bits = {e: strategy.bits[key] for e, key in groups.items()}
-        self._squashed: dict[str, Weight] = {}
+        self._weight_quantizers: dict[str, DoReFaWeight] = {}
         if dorefa is not None:
             starts = {name: plan.graph.consts[name] for name in self.names}
-            self._squashed = dorefa_weights(plan, bits, ranges, starts, dorefa)
-            squash_norms(plan, bits, ranges, self._live_norms().values(), dorefa)
+            self._weight_quantizers = dorefa_weights(plan, bits, ranges, starts, dorefa)
+            set_norm_quantizers(plan, bits, ranges, self._live_norms().values(), dorefa)
         self._frozen: tuple[dict[str, Tensor], Plan, Simulator] | None = None
 
     # ------------------------------------------------------------ state
@@ -108,13 +108,14 @@ class QatModel(nn.Module):
                 training started from.
         """
         live: dict[str, Tensor] = {name: self.weights.get_parameter(key) for name, key in self.names.items()}
-        for name, squash in self._squashed.items() if self.quantizing else ():
-            live[name] = squash(live[name])
+        for name, quantize in self._weight_quantizers.items() if self.quantizing else ():
+            live[name] = quantize(live[name])
         for norm in self._live_norms().values() if folded else ():
-            live.update(zip(norm.site.folded, norm.folded(squashed=self.quantizing), strict=True))
+            live.update(zip(norm.site.folded, norm.folded(quantized_weight=self.quantizing), strict=True))
         return {**self.graph.consts, **live}
 
     def _live_norms(self) -> dict[str, FoldedNorm]:
+        """The batch norms that are trained through the statistics of the batch, by layer."""
         by_layer = {}
         for norm in self.norms.values():
             assert isinstance(norm, FoldedNorm)
@@ -122,13 +123,13 @@ class QatModel(nn.Module):
         return by_layer
 
     def freeze_norms(self, mode: bool = True) -> None:
-        """Let batch norms use their moving statistics in training too, and stop updating them."""
+        """Use the moving statistics of batch norms in training too, and do not update them; False reverts this."""
         self.norms_frozen = mode
 
     def size_of(self, name: str) -> Tensor:
         """The size of a parameter for the relative steps of RelativeAdam.
 
-        It is a root mean square per output channel of a weight, and 1 for a range, whose parameter is relative itself.
+        It is a root mean square per output channel of a weight, and 1 for a range, whose parameter is already relative.
 
         Args:
             name: as in `named_parameters`.
@@ -144,6 +145,7 @@ class QatModel(nn.Module):
         return channel_sizes(value, self._channel_axis(const))
 
     def _channel_axis(self, const: str) -> int | None:
+        """The axis of the output channels of a weight; None for other constants."""
         plan = self.training_plan.plan
         for edge in self.graph.out_edges[const]:
             rule = None if edge.dst == OUTPUT else plan.ops.get(self.graph[edge.dst].op)
@@ -153,12 +155,12 @@ class QatModel(nn.Module):
         return None
 
     def observe(self, mode: bool = True) -> None:
-        """Let ranges observe batches in training, or stop them."""
+        """Update the ranges that are observed in training; with False they are kept as they are."""
         for trained in self.training_plan.ranges.values():
             trained.observing = mode
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QatModel:
-        """Copy weights and ranges; share what training does not change."""
+        """Copy weights and ranges, and share the plan, topology, space and strategy, which training does not change."""
         start = self.training_plan
         memo.update({id(part): part for part in (start.plan, start.topology, self.space, self.strategy)})
         memo[id(start.cache)] = {}
@@ -176,32 +178,33 @@ class QatModel(nn.Module):
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The flat outputs for flat inputs; `forward` and TrainingRun call it."""
         if self.training:
-            return self._train(inputs)
+            return self._run_training(inputs)
         if self.quantizing:
             return self.frozen()[1].run(inputs)
         with torch.no_grad():
-            return self._real(inputs, {}, observing=False)
+            return self._run_float(inputs, {}, observing=False)
 
-    def _train(self, inputs: Sequence[Tensor]) -> list[Any]:
+    def _run_training(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Count a training pass, and run it quantized or, before quantization begins, in float."""
         self.get_buffer("step").add_(1)
         count = int(self.get_buffer("step"))
         frozen = self.norms_frozen or self.schedule.freezes(count)
         norms = {} if frozen else self._live_norms()
         if not (self.quantizing and self.schedule.quantizes(count)):
-            return self._real(inputs, norms, observing=True)
-        step = (
+            return self._run_float(inputs, norms, observing=True)
+        live_pass = (
             NormedPass(self.training_plan, norms, observing=True)
             if norms
             else LivePass(self.training_plan, observing=True)
         )
-        step.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
+        live_pass.gradients = None if self.dorefa is None else self.dorefa.gradients(count)
         laid_out = [channels_last(x) for x in inputs]
-        outputs = run_graph(self.graph, laid_out, step, consts=self.consts(folded=frozen))
-        return [step.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
+        outputs = run_graph(self.graph, laid_out, live_pass, consts=self.consts(folded=frozen))
+        return [live_pass.real(name, value) for name, value in zip(self.graph.outputs, outputs, strict=True)]
 
-    def _real(self, inputs: Sequence[Tensor], norms: Mapping[str, FoldedNorm], *, observing: bool) -> list[Any]:
-        step = FloatPass(self.training_plan, norms, observing=observing)
-        return run_graph(self.graph, inputs, step, consts=self.consts(folded=not norms))
+    def _run_float(self, inputs: Sequence[Tensor], norms: Mapping[str, FoldedNorm], *, observing: bool) -> list[Any]:
+        float_pass = FloatPass(self.training_plan, norms, observing=observing)
+        return run_graph(self.graph, inputs, float_pass, consts=self.consts(folded=not norms))
 
     # ------------------------------------------------------------ freezing
     def frozen(self) -> tuple[Plan, Simulator]:
@@ -229,11 +232,12 @@ class QatModel(nn.Module):
 
 
 def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether two state dicts are equal but for the number of training passes."""
     return all(torch.equal(a[name], t) for name, t in b.items() if name != "step")
 
 
 def _fused_relus(plan: Plan) -> frozenset[str]:
-    """The relus that the clipping of all their readers can stand for."""
+    """The relus that need no computation, because the clipping at all their readers does the same."""
     relus = set()
     for name in fuse_clamps(plan).skipped:
         form = plan.ops[plan.graph[name].op].integer

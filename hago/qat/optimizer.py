@@ -1,7 +1,7 @@
 """RelativeAdam: Adam with steps relative to the size of the parameters.
 
 Weights that batch norms were folded into differ in size by orders of magnitude from channel to channel. One absolute
-learning rate would be too large for some and too small for others.
+learning rate would be too large for some channels and too small for others. `hago.qat.run.TrainingRun` uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RelativeAdam(torch.optim.Optimizer):
         parameters: pairs of a parameter and its size, a tensor that broadcasts against it.
         lr: relative learning rate; a step changes a value by about `lr` times its size.
         betas: decay rates of the averages of the gradient and of its square.
-        eps: relative to the largest root of an average square of the parameter.
+        eps: relative to the largest square root of the parameter's average squares.
 
     References:
         Kingma and Ba, arXiv:1412.6980; relative steps as in Shazeer and Stern, arXiv:1804.04235.
@@ -67,12 +67,12 @@ def channel_sizes(value: Tensor, axis: int | None) -> Tensor:
     Returns:
         A tensor that broadcasts against `value`; 1 where all values are 0.
     """
-    whole = value.square().mean().sqrt()
+    overall = value.square().mean().sqrt()
     if axis is None or value.ndim < 2:
-        size = whole
+        size = overall
     else:
         size = value.square().mean([d for d in range(value.ndim) if d != axis % value.ndim], keepdim=True).sqrt()
-    size = torch.maximum(size, whole * 0.01)
+    size = torch.maximum(size, overall * 0.01)
     return torch.where(size > 0, size, torch.ones_like(size))
 
 

@@ -1,4 +1,5 @@
-"""The two ends of quantization-aware training: from a model to a QatModel, and from that to a Quantizer."""
+"""The beginning and the end of quantization-aware training: `prepare_qat` makes a QatModel of a model, and `from_qat`
+makes a Quantizer of a trained one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from hago.plan.placement import PREFIX
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.plan.threshold_sources import store_thresholds
-from hago.qat.batch_norm import FoldedNorm, Norms, sites
+from hago.qat.batch_norm import FoldedNorm, NormStyle, folded_sites
 from hago.qat.dorefa import set_activation
 from hago.qat.model import QatModel
 from hago.qat.ranges import TrainableRange
@@ -38,7 +39,7 @@ from hago.search.safe_bits import first_safe_bits
 
 #: A range with more integers than these is not learned: its quanta are too fine to matter.
 MOST_LEARNED: Final = 1 << 16
-#: Momentum of a batch norm whose module is not at hand: torch's default.
+#: Momentum of a batch norm whose module is not known, as in an ExportedProgram: torch's default.
 MOMENTUM: Final = 0.1
 
 
@@ -50,7 +51,7 @@ def prepare_qat(
     *,
     scheme: str | TrainingScheme = "lsq",
     policy: str = "hardware",
-    norms: Norms | None = None,
+    norms: NormStyle | None = None,
     quant_delay: int = 0,
     freeze_bn_delay: int | None = None,
     estimator: str | Estimator | None = None,
@@ -66,14 +67,14 @@ def prepare_qat(
     Args:
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
         hardware: a Hardware, a name in hardware_specs, or a path.
-        strategy: bits and thresholds to start from; made from `dataset` where not given.
+        strategy: bits and thresholds to start from; made from `dataset` if not given.
         dataset: calibration batches; only read if there is no strategy.
         scheme: hago, lsq, nudged, tensorflow, oneflow, pytorch or dorefa, or a TrainingScheme: how ranges change
             and gradients pass.
-        policy: hardware, tensorflow or dorefa: which nodes stay float besides those that have to; see
-            docs/quantizers.md.
+        policy: hardware, tensorflow or dorefa: which nodes stay float beyond those that the hardware cannot run in
+            integers; see docs/quantizers.md.
         norms: how batch norms are trained; by default as the scheme does. `frozen`: they are folded before training,
-            and the folded weight is trained; `tensorflow`, `oneflow`: they are folded, yet normalize by the
+            and the folded weight is trained; `tensorflow`, `oneflow`: they are folded, but normalize by the
             statistics of the batch. Batch norms that cannot be folded are always frozen.
         quant_delay: number of training passes before the first quantized one, counted as TensorFlow does.
         freeze_bn_delay: the training pass from which on batch norms use their moving statistics.
@@ -82,10 +83,10 @@ def prepare_qat(
 
     Raises:
         StrategyMismatch: the strategy was made for another model or hardware.
-        HagoError: there is neither a strategy nor data; a parameter of the model has a gradient that no step has used;
-            other bad input.
+        HagoError: there is neither a strategy nor data; a parameter of the model has a gradient that no optimizer step
+            has used; other bad input.
     """
-    recipe = training_scheme(scheme)
+    training = training_scheme(scheme)
     chip = as_hardware(hardware)
     _check_no_pending_gradient(model)
     if strategy is not None:
@@ -100,9 +101,9 @@ def prepare_qat(
     else:
         raise HagoError("prepare_qat needs a strategy, or a data set to calibrate on")
     fixed = constants_of(model)
-    live = _live_norms(model, unfolded, graph, recipe.norms if norms is None else norms, fixed)
+    live_norms = _live_norms(model, unfolded, graph, training.norms if norms is None else norms, fixed)
     schedule = Schedule(quant_delay, freeze_bn_delay)
-    return make_trainable(graph, chip, initial, recipe, fixed, norms=live, schedule=schedule)
+    return make_trainable(graph, chip, initial, training, fixed, norms=live_norms, schedule=schedule)
 
 
 def _live_norms(
@@ -113,7 +114,7 @@ def _live_norms(
     if style == "frozen":
         return {}
     live = {}
-    for site in sites(unfolded, folded):
+    for site in folded_sites(unfolded, folded):
         module = dict(model.named_modules()).get(site.norm.name) if isinstance(model, nn.Module) else None
         momentum = getattr(module, "momentum", MOMENTUM)
         if momentum is None:
@@ -172,7 +173,7 @@ def constants_of(model: ModelLike) -> frozenset[str]:
 
 
 def from_qat(trained: nn.Module) -> Quantizer:
-    """Make a Quantizer of a trained model. Its simulation and its integer model equal `trained.eval()`.
+    """Make a Quantizer of a trained model, whose simulation and integer model equal `trained.eval()`.
 
     The strategy is for the trained float model, `quantizer.plan.graph`, which can be passed wherever a model is asked
     for.
@@ -188,7 +189,7 @@ def from_qat(trained: nn.Module) -> Quantizer:
         raise HagoError(f"from_qat got a {type(inner).__name__}; expected what hago.prepare_qat returned")
     plan, _ = inner.frozen()
     start = inner.strategy
-    # "weights" asks for weights to be put on DoReFa's levels; the trained ones are on them already
+    # the key "weights" requests that weights be rounded to DoReFa's levels, on which the trained ones are already
     origin = {k: v for k, v in start.made_by.items() if k != "weights"}
     thresholds = store_thresholds(plan)
     strategy = replace(start, model_hash=plan.graph.model_hash, thresholds=thresholds, made_by=origin)
@@ -225,7 +226,10 @@ def _calibrated(
 
 
 class _RangeBuilder:
-    """Makes the ranges of a Plan: one for all edges that read the same integers of one node."""
+    """Makes the TrainableRanges of a Plan, one for all edges that read the same integers of one node.
+
+    `make_trainable` makes it and calls `ranges` once.
+    """
 
     def __init__(self, plan: Plan, scheme: TrainingScheme) -> None:
         self.plan, self.scheme = plan, scheme
@@ -234,28 +238,30 @@ class _RangeBuilder:
     def ranges(self) -> dict[str, TrainableRange]:
         """All ranges, by the key of the threshold."""
         ranges: dict[str, TrainableRange] = {}
-        outs: dict[int, TrainableRange] = {}
+        output_ranges: dict[int, TrainableRange] = {}
         for name, node in self.plan.nodes.items():
             for key, ends in node.thresholds.items():
                 slot = key.rpartition(":")[2]
                 if slot == "out":
-                    ranges[key] = outs[id(node.out)] = self._range(key, name, node.out, ends)
+                    ranges[key] = output_ranges[id(node.out)] = self._range(key, name, node.out, ends)
                     continue
                 source, target = self.plan.graph[name].inputs[int(slot)], node.operands[int(slot)]
                 assert target is not None
-                emitted = outs.get(id(target)) if node.simqs[int(slot)] is None else None
+                emitted = output_ranges.get(id(target)) if node.simqs[int(slot)] is None else None
                 ranges[key] = emitted or self._shared(key, source, target, ends)
         for edge, weight in self.plan.weights.items():
             ranges[str(edge)] = self._shared(str(edge), self.plan.graph.source(edge), weight.qparams, weight.threshold)
         return ranges
 
     def _shared(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
+        """The range of an edge, made for the first edge that reads these integers of `source`."""
         integers = (source, id(target))
         if integers not in self._by_target:
             self._by_target[integers] = self._range(key, source, target, ends)
         return self._by_target[integers]
 
     def _range(self, key: str, source: str, target: QParams, ends: Any) -> TrainableRange:
+        """A new range for the value of `source`, which starts at the thresholds `ends`."""
         graph, hardware = self.plan.graph, self.plan.hardware
         const = source in graph.consts
         origin = self.scheme.weight if const else self.scheme.activation

@@ -1,7 +1,7 @@
 """Ranges: the thresholds of edges as module state that is fixed, observed in training, or learned.
 
-Invariants: `low <= 0 <= high`. Whether a range holds negative values never changes, since that decides the zero points
-and signs of the integers, which training must not change.
+Invariants: `low <= 0 <= high`. Whether a range contains negative values never changes, because that determines the zero
+points and signs of the integers, which training must not change.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from hago.errors import HagoError
 from hago.qat.fake_quantize import scale_gradient
 
-#: The least magnitude of the low end of a range that holds negative values.
+#: The least magnitude of the low end of a range that contains negative values.
 _LEAST: Final = 2.0**-90
 
 
 class Average(nn.Module):
-    """Combines the ranges of successive batches into one; the base class keeps the last.
+    """Combines the ranges of successive batches into one; this base class keeps that of the last batch.
 
     A TrainingScheme makes one per range; `TrainableRange.observe` calls `update` once per batch. Subclasses override
     `update` and keep their state in buffers.
@@ -36,16 +36,16 @@ class TrainableRange(nn.Module):
 
     Args:
         name: of the edges; error messages begin with it.
-        low, high: where training starts; float64, of shape (1,) or (channels,).
+        low, high: the ends at the start of training; float64, of shape (1,) or (channels,).
         two_sided: whether both ends count (affine schemes), or only the larger magnitude.
-        learned: whether the ends are parameters. They are learned as logarithms relative to where they started, so
-            that signs stay and steps are relative.
+        learned: whether the ends are parameters. They are learned as logarithms of their ratio to the ends at the
+            start, so that signs do not change and steps are relative.
         features: number of values of one sample that the range is for.
         levels: the largest magnitude of the integers; the gradient is multiplied by `1 / sqrt(features * levels)`.
-        average: combines the ranges of batches in training; None for a range that observes nothing.
+        average: combines the ranges of batches in training; None for a range that is not observed.
 
-    State:
-        low, high: the ends; of a learned range, where it started.
+    Parameters and buffers:
+        low, high: the ends; of a learned range, those at the start of training.
         log: of a learned range, of shape (2, channels) where two-sided, else (1, channels).
 
     References:
@@ -80,7 +80,7 @@ class TrainableRange(nn.Module):
         self.observing = True
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """The ends (low, high), float64, with their gradients where they are learned."""
+        """The ends (low, high), float64, with their gradients if they are learned."""
         if self.log is None:
             return self.low, self.high
         factor = torch.exp(scale_gradient(self.log, self.gradient_scale)).to(torch.float64)
@@ -120,7 +120,7 @@ class TrainableRange(nn.Module):
             high = torch.maximum(-low, high)
             low = -high
         low, high = self.average.update(low, high)
-        self._check(low, high)  # an average in float32 can overflow where its inputs did not
+        self._check(low, high)  # an average in float32 can overflow although its inputs are finite
         self.low.copy_(low.clamp_max(-_LEAST) if self.signed else torch.zeros_like(low))
         self.high.copy_(high)
 

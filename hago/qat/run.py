@@ -1,10 +1,10 @@
 """A training run: optimizer steps of a QatModel on samples in memory, with a cosine schedule and checkpoints.
 
 A step depends only on its number and on the state of the model and the optimizer: the order of the samples of an epoch
-is drawn by a generator made of (seed, epoch). So a run that is resumed ends as if it had never stopped.
+is drawn by a generator made of (seed, epoch). A run that is resumed therefore ends as if it had never stopped.
 
-A checkpoint is JSON and tensors in one file that is replaced atomically: a run that is killed leaves the last one
-intact. Nothing is unpickled; the layout is that of safetensors, with a checksum.
+A checkpoint is JSON and tensors in one file, which is replaced atomically, so that a run that is killed leaves the last
+one intact. Nothing is unpickled; the layout is that of safetensors, with a checksum.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from hago.study.interrupts import Interrupts
 
 CHECKPOINT_VERSION: Final = 1
 _KIND: Final = "hago checkpoint"
-#: One of so many samples is not trained on; those kept aside tell whether training helped.
-ASIDE: Final = 10
+#: One of so many samples is kept aside for validation: it is not trained on, and tells whether training helped.
+VALIDATION_EVERY: Final = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,13 +102,13 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TrainingSchedule:
     """The length of a run and its learning rate: a linear warm-up, then a cosine to 0.
 
     Args:
         steps: number of steps of the whole run.
         seconds: wall time of the whole run. It ends when either is used up.
-        rise: the fraction of the run in which the rate rises from 0.
+        warm_up: the fraction of the run in which the rate rises from 0.
 
     References:
         Loshchilov and Hutter, arXiv:1608.03983.
@@ -116,26 +116,26 @@ class Schedule:
 
     steps: int
     seconds: float = math.inf
-    rise: float = 0.05
+    warm_up: float = 0.05
 
-    def part(self, step: int, seconds: float) -> float:
-        """The fraction of the run that is done, from 0 to 1: of its steps or its seconds, whichever is larger."""
+    def completed(self, step: int, seconds: float) -> float:
+        """The completed fraction of the run, from 0 to 1: of its steps or of its seconds, whichever is larger."""
         return min(1.0, max(step / self.steps, seconds / self.seconds))
 
     def rate(self, part: float) -> float:
         """The learning rate at that fraction, relative to the largest."""
-        if part < self.rise:
-            return part / self.rise + 1e-3
-        return 0.5 * (1.0 + math.cos(math.pi * (part - self.rise) / (1.0 - self.rise)))
+        if part < self.warm_up:
+            return part / self.warm_up + 1e-3
+        return 0.5 * (1.0 + math.cos(math.pi * (part - self.warm_up) / (1.0 - self.warm_up)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The state of a training run, as it stands in a file. TrainingRun writes and reads it.
+    """The state of a training run, as it is stored in a file. TrainingRun writes and reads it.
 
     Args:
         settings: everything that determines the run, as JSON values. A run with other settings cannot resume from it.
-        step: number of steps made.
+        step: number of completed steps.
         seconds: wall time of all sessions together.
         tensors: the states of the model and of the optimizer, by name.
     """
@@ -149,7 +149,7 @@ class Checkpoint:
         """Replace the file at `path` atomically.
 
         Raises:
-            LogError: it could not be written; the file that stood there is untouched.
+            LogError: it could not be written; an existing file is not changed.
         """
         document = {
             "version": CHECKPOINT_VERSION,
@@ -165,7 +165,7 @@ class Checkpoint:
 
         Raises:
             LogError: it cannot be read.
-            ModelFileError: it is no checkpoint of hago, or was truncated or changed.
+            ModelFileError: it is not a checkpoint of hago, or was truncated or changed.
             StrategyMismatch: it is of a run with other settings; the message names the first that differs.
         """
         try:
@@ -198,16 +198,17 @@ def _check_settings(stored: Any, settings: Mapping[str, Any], path: Path) -> Non
 
 
 class TrainingRun:
-    """One training run. `finetune` makes it, calls `resume` if it may, then `train` once, then `loss_aside`.
+    """One training run. `finetune` makes it, calls `resume` if the user allows it, then `train` once, and then
+    `validation_loss`.
 
     Args:
         trained: the model; its parameters are trained in place.
-        samples: all of them; one in ASIDE is kept aside.
+        samples: all of them; one in VALIDATION_EVERY is kept aside for validation.
         loss: the function to minimize.
         rates: the largest relative learning rates, of weights and of ranges.
-        seed: of the choice of samples kept aside, and of the order of the others.
+        seed: of the choice of the validation samples, and of the order of the others.
         settings: everything that determines the run, as JSON values.
-        checkpoint: the file that keeps the state of the run; None for none.
+        checkpoint: the file in which the state of the run is kept; None to keep none.
         every: steps between two writes of the checkpoint.
 
     Raises:
@@ -219,7 +220,7 @@ class TrainingRun:
         trained: QatModel,
         samples: Samples,
         loss: Loss,
-        schedule: Schedule,
+        schedule: TrainingSchedule,
         *,
         rates: tuple[float, float],
         batch_size: int,
@@ -231,9 +232,9 @@ class TrainingRun:
         self.trained, self.loss, self.schedule = trained, loss, schedule
         self.seed, self.settings, self.checkpoint, self.every = seed, settings, checkpoint, every
         order = torch.randperm(samples.count, generator=self._generator(-1))
-        aside = samples.count // ASIDE
-        self.aside = samples.take(order[:aside].sort().values) if aside else samples
-        self.samples = samples.take(order[aside:].sort().values)
+        count = samples.count // VALIDATION_EVERY
+        self.validation = samples.take(order[:count].sort().values) if count else samples
+        self.samples = samples.take(order[count:].sort().values)
         self.batch_size = min(batch_size, self.samples.count)
         named = [(n, p) for n, p in trained.named_parameters() if p.requires_grad]
         self.names = [n for n, _ in named]
@@ -242,7 +243,7 @@ class TrainingRun:
         self.optimizer = RelativeAdam([(p, trained.size_of(n)) for n, p in named], lr=0.0)
         self.rates = [rates[1] if n.startswith("ranges.") else rates[0] for n in self.names]
         self.step, self.seconds = 0, 0.0
-        self._consistent = True  # whether weights and optimizer are those of `step`
+        self._consistent = True  # False while a step changes weights and optimizer
 
     def resume(self) -> bool:
         """Load the checkpoint if there is one, and return whether there was."""
@@ -278,12 +279,12 @@ class TrainingRun:
         """
         self.trained.train()
         clock_offset = self.seconds - time.monotonic()
-        hidden = None if progress else True  # None lets tqdm look whether the stream is a terminal
+        hidden = None if progress else True  # with None, tqdm shows the bar only on a terminal
         bar = tqdm(total=self.schedule.steps, initial=self.step, disable=hidden, unit="step", desc="finetune")
         with bar, Interrupts(defer=True) as interrupts:
             try:
-                while (part := self.schedule.part(self.step, self.seconds)) < 1.0:
-                    loss = self._step(self.schedule.rate(part))
+                while (completed := self.schedule.completed(self.step, self.seconds)) < 1.0:
+                    loss = self._step(self.schedule.rate(completed))
                     self.step += 1
                     self._consistent = True
                     self.seconds = clock_offset + time.monotonic()
@@ -298,15 +299,20 @@ class TrainingRun:
                 raise
         self.save()
 
-    def loss_aside(self, plan: Plan, loss: Loss) -> float:
-        """The mean loss of a plan on the samples kept aside, or on all where there are too few to keep any aside."""
+    def validation_loss(self, plan: Plan, loss: Loss) -> float:
+        """The mean loss of a plan on the validation samples, or on all if there are too few to keep any aside."""
         simulator, total = Simulator(plan), 0.0
-        for index in torch.split(torch.arange(self.aside.count), self.batch_size):
-            batch = self.aside.take(index)
+        for index in torch.split(torch.arange(self.validation.count), self.batch_size):
+            batch = self.validation.take(index)
             total += len(index) * float(loss(simulator.run(batch.inputs), batch.reference, batch.labels))
-        return total / self.aside.count
+        return total / self.validation.count
 
     def _step(self, rate: float) -> float:
+        """Take one optimizer step, and return its loss.
+
+        Args:
+            rate: the learning rate relative to the largest.
+        """
         batch = self.samples.take(self._indices())
         outputs = self.trained.run(batch.inputs)
         loss = self.loss(outputs, batch.reference, batch.labels)
@@ -322,7 +328,7 @@ class TrainingRun:
         return value
 
     def _indices(self) -> Tensor:
-        """The samples of this step. Every epoch has an order of its own; its last batch is dropped if incomplete."""
+        """The indices of the samples of this step; every epoch has its own order, and drops an incomplete batch."""
         per_epoch = self.samples.count // self.batch_size
         epoch, batch = divmod(self.step, per_epoch)
         order = torch.randperm(self.samples.count, generator=self._generator(epoch))

@@ -1,7 +1,7 @@
-"""Training schemes: how ranges change and gradients pass in training, each named after the system that trains so.
+"""Training schemes: how ranges change and how gradients pass in training, each named after the system that does so.
 
-A scheme does not choose the integers. They are the hardware's, so that the model that is trained is the one that is
-shipped. To train on the grid of another system, describe a hardware with that grid.
+A scheme does not choose the integers. The hardware does, so that the trained model is the one that is shipped. To train
+on the grid of another system, describe a hardware with that grid.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hago.emulation.dorefa import DOREFAS, DoReFa
 from hago.emulation.oneflow import MovingAverageMinMaxObserver
 from hago.emulation.tensorflow.fake_quantize import MovingAvgQuantize
 from hago.errors import HagoError, did_you_mean
-from hago.qat.batch_norm import Norms
+from hago.qat.batch_norm import NormStyle
 from hago.qat.fake_quantize import Slope
 from hago.qat.ranges import Average
 
-#: Makes the Average of a range from its number of channels.
+#: A function from the number of channels of a range to its Average.
 AverageOf = Callable[[int], Average]
 
 
-class ZeroDebiased(Average):
-    """TensorFlow's moving average, corrected for its start at 0; see MovingAvgQuantize."""
+class ZeroDebiasedAverage(Average):
+    """The moving average of TensorFlow's MovingAvgQuantize, corrected for its start at 0."""
 
     def __init__(self, channels: int, decay: float = 0.999) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class ZeroDebiased(Average):
         return self.kept.minimum.to(torch.float64), self.kept.maximum.to(torch.float64)
 
 
-class Restarting(Average):
-    """OneFlow's moving average, which restarts where it is 0; see MovingAverageMinMaxObserver."""
+class RestartingAverage(Average):
+    """The moving average of OneFlow's MovingAverageMinMaxObserver, which is set to the batch's value where it is 0."""
 
     def __init__(self, channels: int, momentum: float = 0.95) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Restarting(Average):
         return past[0].to(torch.float64), past[1].to(torch.float64)
 
 
-class Drifting(Average):
-    """PyTorch's moving average, `m += c * (v - m)`, whose first value is the batch's."""
+class ExponentialAverage(Average):
+    """PyTorch's moving average `m += c * (v - m)`, which starts at the value of the first batch."""
 
     def __init__(self, channels: int, constant: float = 0.01) -> None:
         super().__init__()
@@ -69,20 +69,18 @@ class Drifting(Average):
         return past[0].to(torch.float64), past[1].to(torch.float64)
 
 
-def last(channels: int) -> Average:
-    """The average that keeps the range of the last batch; of a weight, that is its present range."""
+def last_range(channels: int) -> Average:
+    """An Average that keeps the range of the last batch; for a weight, its present range."""
     return Average()
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Where the ranges of activations, or of weights, come from in training.
-
-    By default they stay those of the strategy.
+    """The source of the ranges of activations, or of weights, in training; by default the strategy, unchanged.
 
     Args:
-        learned: they are trained by gradients.
-        average: they are observed batch by batch, and combined by this average.
+        learned: train them by gradients.
+        average: observe them batch by batch, and combine them by this average.
     """
 
     learned: bool = False
@@ -91,14 +89,15 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class TrainingScheme:
-    """How a model is trained; an entry of TRAINING_SCHEMES, or one of the user's own for `hago.prepare_qat`.
+    """The way in which a model is trained: an entry of TRAINING_SCHEMES, or an object that the user passes to
+    `hago.prepare_qat`.
 
     Args:
         name: of the scheme.
-        activation, weight: where their ranges come from.
-        slope: how gradients pass fake quantization.
+        activation, weight: the source of their ranges.
+        slope: the gradient of fake quantization.
         norms: how batch norms are trained. `frozen` folds them before training, and trains the folded weight; the
-            others train through the statistics of the batch, see FoldedNorm.
+            others train through the statistics of the batch, see `hago.qat.batch_norm.FoldedNorm`.
         dorefa: quantize weights, activations and gradients as DoReFa-Net does.
 
     References:
@@ -109,11 +108,11 @@ class TrainingScheme:
     activation: Ranges = field(default_factory=Ranges)
     weight: Ranges = field(default_factory=Ranges)
     slope: Slope = field(default_factory=Slope)
-    norms: Norms = "frozen"
+    norms: NormStyle = "frozen"
     dorefa: DoReFa | None = None
 
 
-_LAST: Final = Ranges(average=last)
+_LAST: Final = Ranges(average=last_range)
 
 TRAINING_SCHEMES: Final[Mapping[str, TrainingScheme]] = {
     s.name: s
@@ -121,16 +120,16 @@ TRAINING_SCHEMES: Final[Mapping[str, TrainingScheme]] = {
         TrainingScheme("hago"),
         TrainingScheme("lsq", Ranges(learned=True), Ranges(learned=True)),
         TrainingScheme("nudged", Ranges(learned=True), _LAST, Slope(residual=False)),
-        TrainingScheme("tensorflow", Ranges(average=ZeroDebiased), _LAST, norms="tensorflow"),
-        TrainingScheme("oneflow", Ranges(average=Restarting), _LAST, Slope(masked=False), "oneflow"),
-        TrainingScheme("pytorch", Ranges(average=Drifting), _LAST),
-        *(TrainingScheme(name, dorefa=how) for name, how in DOREFAS.items()),
+        TrainingScheme("tensorflow", Ranges(average=ZeroDebiasedAverage), _LAST, norms="tensorflow"),
+        TrainingScheme("oneflow", Ranges(average=RestartingAverage), _LAST, Slope(masked=False), "oneflow"),
+        TrainingScheme("pytorch", Ranges(average=ExponentialAverage), _LAST),
+        *(TrainingScheme(name, dorefa=options) for name, options in DOREFAS.items()),
     )
 }
 
 
 def training_scheme(spec: str | TrainingScheme) -> TrainingScheme:
-    """Return the scheme of a name; a TrainingScheme is returned as it is.
+    """Return the training scheme of this name, or a TrainingScheme itself.
 
     Raises:
         HagoError: the name is unknown.

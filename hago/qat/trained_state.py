@@ -1,7 +1,8 @@
-"""The state dict with which the user's own module imports as the trained graph.
+"""The trained weights as a state dict of the user's own module.
 
-The trained weights have their batch norms folded in. The module keeps its batch norms, so they are made to do nothing:
-with a variance of 1 - eps the multiplier is 1 to within a few parts in 10**9, which changes no float32 weight.
+Batch norms are folded into the trained weights. The module keeps its batch norms, so their state is set to values with
+which they change nothing: with a variance of 1 - eps the multiplier is 1 to within a few parts in 10**9, which changes
+no float32 weight. `finetune` calls `trained_state` and `save_state` at the end of a search with training.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ def trained_state(model: nn.Module, trained: Graph, ops: Ops = OPS) -> dict[str,
         trained: `quantizer.plan.graph` of the trained quantizer.
 
     Raises:
-        HagoError: the module cannot hold these weights, e.g. because one weight is shared by two layers that were
-            trained apart.
+        HagoError: the module cannot hold these weights, e.g. because two layers share a weight and were trained
+            separately.
     """
     args, kwargs = example_inputs(trained)
     unfolded = from_torch(model, args, kwargs, fold=False, ops=ops)
     state = {name: t.detach().clone() for name, t in model.state_dict().items()}
-    aliases: dict[int, list[str]] = {}  # names of one tensor
+    aliases: dict[int, list[str]] = {}  # the names of each tensor, by its address
     for name, tensor in model.state_dict(keep_vars=True).items():
         aliases.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), []).append(name)
     for names in aliases.values():
@@ -68,10 +69,11 @@ def _neutralize(unfolded: Graph, trained: Graph, norm: Node, state: dict[str, Te
 
 
 def _check_import(model: nn.Module, state: dict[str, Tensor], trained: Graph, ops: Ops) -> None:
-    twin = copy.deepcopy(model)
-    twin.load_state_dict(state)
+    """Refuse a state with which a copy of the module does not import as the trained graph."""
+    loaded = copy.deepcopy(model)
+    loaded.load_state_dict(state)
     args, kwargs = example_inputs(trained)
-    if from_torch(twin, args, kwargs, ops=ops, made_for=[trained.model_hash]).model_hash != trained.model_hash:
+    if from_torch(loaded, args, kwargs, ops=ops, made_for=[trained.model_hash]).model_hash != trained.model_hash:
         raise HagoError(
             "the module cannot hold the trained weights (it shares weights that were trained apart, say); use the "
             "trained graph, quantizer.plan.graph, wherever a model is asked for"
@@ -82,6 +84,6 @@ def save_state(state: dict[str, Tensor], path: Path) -> None:
     """Write a state dict as a safetensors file that replaces an older one atomically.
 
     Raises:
-        LogError: it could not be written; the file that stood there is untouched.
+        LogError: it could not be written; an existing file is not changed.
     """
     replace_file(path, to_bytes("weights", {}, state))
