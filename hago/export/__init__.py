@@ -1,1 +1,1 @@
-"""Files for other engines, written from strategies and integer models."""
+"""Export of Plans to files that other tools read: ONNX models, and the tables of TPU-MLIR's compiler."""

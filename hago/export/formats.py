@@ -1,8 +1,9 @@
 """Export formats: the kinds of files that hago writes for other tools, in one table.
 
-A format is an object. Those that ship with hago stand in `FORMATS` and are called by name; one of a user's own is an
-`ExportFormat` that is passed to `Quantizer.export`, or named as `package.module:name` on the command line. A format
-that needs an optional package imports it when it writes.
+A format is an `ExportFormat` object. Those of hago are in `FORMATS` and selected by name; a user passes one of their
+own to `Quantizer.export`, or names it as `package.module:name` on the command line. `Quantizer.export` and the command
+line call `request_export`, `write_files` and, if the user asks for a check, `check_files`. A format that needs an
+optional package imports it when it writes.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class ExportOption:
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The arguments of one export, made by `request_export` and handed to a format's functions.
+    """The arguments of one export, made by `request_export` and passed to the functions of a format.
 
     Args:
         plan: the Plan to write.
         strategy: the strategy that the Plan was resolved from.
-        path: where to write; a format adds its own endings.
+        path: the path of the files; a format adds its own suffixes.
         batches: data of the model, or None; it can be iterated any number of times.
         options: a value for each of the format's options.
     """
@@ -75,9 +76,9 @@ class ExportResult:
     """The files that a format wrote.
 
     Args:
-        text: a summary for people.
+        text: a summary for the user.
         json: the same as JSON values.
-        content: the written object, which the format's check reads, e.g. an OnnxFile.
+        content: the written object, which the check of the format reads, e.g. an OnnxFile.
     """
 
     text: str
@@ -107,8 +108,8 @@ class ExportFormat:
         name: of the format.
         text: the files that it writes, for `--help`.
         write: writes the files of a request. Called once per export.
-        check: runs written files on the request's batches and compares them with the integer model; None where
-            nothing can run them here. Called after `write`, if the user asks for a check.
+        check: runs written files on the request's batches and compares them with the integer model; None if
+            hago cannot run them. Called after `write`, if the user asks for a check.
         extra: the extra of hago that installs the packages it needs (`pip install 'hago[extra]'`); empty if it needs
             none.
         options: the options that `write` and `check` read from the request.
@@ -123,10 +124,10 @@ class ExportFormat:
 
 
 def find_format(name: str | ExportFormat) -> ExportFormat:
-    """The format of this name; a format as it is.
+    """The format of this name, or an ExportFormat itself.
 
     Raises:
-        HagoError: no format has the name, or the object is no ExportFormat.
+        HagoError: no format has the name, or the object is not an ExportFormat.
     """
     if isinstance(name, ExportFormat):
         return name
@@ -141,18 +142,18 @@ def find_format(name: str | ExportFormat) -> ExportFormat:
 def request_export(
     form: ExportFormat, plan: Plan, strategy: Strategy, path: Path, batches: Batches | None, options: Mapping[str, str]
 ) -> ExportRequest:
-    """A request to a format, its options checked and those not given at their defaults.
+    """Make the request of an export: check the options, and set those not given to their defaults.
 
     Raises:
-        HagoError: the format has no such option, or the option has other values.
+        HagoError: the format has no such option, or the option cannot have this value.
     """
-    known = {option.name: option for option in form.options}
+    by_name = {option.name: option for option in form.options}
     for name, value in options.items():
-        if name not in known:
-            expected = f"it has {', '.join(known)}" if known else "it has none"
+        if name not in by_name:
+            expected = f"it has {', '.join(by_name)}" if by_name else "it has none"
             raise HagoError(f"export format {form.name!r} has no option {name!r}; {expected}")
-        if value not in known[name].choices:
-            expected = f"expected one of {', '.join(known[name].choices)}"
+        if value not in by_name[name].choices:
+            expected = f"expected one of {', '.join(by_name[name].choices)}"
             raise HagoError(f"option {name!r} of export format {form.name!r} is {value!r}; {expected}")
     values = {option.name: options.get(option.name, option.default) for option in form.options}
     return ExportRequest(plan, strategy, path, batches, values)
@@ -162,7 +163,7 @@ def write_files(form: ExportFormat, request: ExportRequest) -> ExportResult:
     """Write the files of a request.
 
     Raises:
-        HagoError: the format refuses the Plan; or it is a user's own and raised, or returned no ExportResult.
+        HagoError: the format refuses the Plan; or a format of the user raised, or did not return an ExportResult.
     """
     return _call(form, "write", lambda: form.write(request), ExportResult)
 
@@ -171,8 +172,8 @@ def check_files(form: ExportFormat, request: ExportRequest, written: ExportResul
     """Run the files that `write_files` wrote, and compare them with the integer model.
 
     Raises:
-        HagoError: the format has no check, or what runs its files is not installed or refuses them; or as in
-            `write_files`.
+        HagoError: the format has no check, or the engine that runs its files is not installed or refuses them; or as
+            in `write_files`.
     """
     check = form.check
     if check is None:
@@ -181,7 +182,7 @@ def check_files(form: ExportFormat, request: ExportRequest, written: ExportResul
 
 
 def _call(form: ExportFormat, function: str, call: Callable[[], Any], expected: type[_Result]) -> _Result:
-    """The result of a format's function; a user's own may fail in any way, which is no defect of hago."""
+    """Call a function of a format. Any error of a format that is not hago's becomes a HagoError with its cause."""
     try:
         result = call()
     except Exception as error:
@@ -238,7 +239,7 @@ def _write_tpu_mlir(request: ExportRequest) -> ExportResult:
 
 
 def _tpu_mlir_warnings(tables: Tables) -> list[str]:
-    """The tensors that the tables hold differently from the Plan, or not at all."""
+    """Lines on tensors whose row differs from the Plan or is missing, and on bits that the tables cannot express."""
     warnings = []
     if tables.without_range:
         names = ", ".join(tables.without_range)

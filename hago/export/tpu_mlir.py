@@ -33,13 +33,13 @@ _INT4_BITS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A strategy as tables of TPU-MLIR. Made by `make_tables`.
+    """The tables of a Plan for TPU-MLIR, made by `make_tables`.
 
     Args:
         calibration, quantize: the two tables. Operators that the quantize table does not name run in INT8.
-        without_range: integer nodes that have no row: no edge quantizes them, and no observed range was given.
-        widened: tensors whose readers have several ranges, of which the table holds the widest.
-        other_bits: bits of operands that are neither 4 nor 8, which TPU-MLIR cannot express, by group key.
+        without_range: integer nodes without a row: no edge quantizes them, and no observed range was given.
+        widened: tensors that are read with several ranges, of which the table has the widest.
+        other_bits: by group key, bits of operands that are neither 4 nor 8, which TPU-MLIR cannot express.
     """
 
     calibration: CalibrationTable
@@ -54,7 +54,7 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
 
     Args:
         bits: of the Plan's groups, as in a strategy.
-        observed: (minimum, maximum) of nodes, for those that no edge quantizes, e.g. the last layer.
+        observed: (minimum, maximum) by node, used for nodes that no edge quantizes, e.g. the last layer.
 
     Raises:
         HagoError: the Plan quantizes the weight of a float node, for which the tables have no mode.
@@ -69,14 +69,14 @@ def make_tables(plan: Plan, bits: Mapping[str, int], observed: Mapping[str, Rang
     rows = {name: _widest(pairs) for name, pairs in ranges.all.items()}
     _propagate_ranges(plan, rows)
     integer = [n.name for n in plan.graph if n.name in plan.nodes]
-    filled = {n: pair for n, pair in (observed or {}).items() if n in plan.nodes and n not in rows}
-    rows |= filled
+    from_data = {n: pair for n, pair in (observed or {}).items() if n in plan.nodes and n not in rows}
+    rows |= from_data
     one_sided = plan.hardware.activation.scheme not in TWO_SIDED
     int4 = {name: _widest(pairs) for name, pairs in ranges.int4.items()}
     order = [n.name for n in plan.graph if n.name in rows]
     return Tables(
         CalibrationTable(
-            {n: _row(rows[n], one_sided and n not in filled) for n in order},
+            {n: _row(rows[n], one_sided and n not in from_data) for n in order},
             {n: _row(int4[n], one_sided) for n in order if n in int4},
             comments=(f"made by hago for {plan.hardware.name}", "op_name    threshold    min    max"),
         ),
@@ -96,9 +96,9 @@ def observed_ranges(plan: Plan, batches: Iterable[Sequence[Tensor]]) -> dict[str
     ranges: dict[str, Range] = {}
 
     def observe(node: Node, value: Any) -> None:
-        made = plan.nodes.get(node.name)
-        if made is not None and value.numel():
-            low, high = (float(v) for v in torch.aminmax(dequantize(value, made.out)))
+        node_plan = plan.nodes.get(node.name)
+        if node_plan is not None and value.numel():
+            low, high = (float(v) for v in torch.aminmax(dequantize(value, node_plan.out)))
             previous = ranges.get(node.name, (low, high))
             ranges[node.name] = (min(previous[0], low), max(previous[1], high))
 
@@ -109,8 +109,11 @@ def observed_ranges(plan: Plan, batches: Iterable[Sequence[Tensor]]) -> dict[str
 
 
 def _row(pair: Range, one_sided: bool) -> Row:
-    """The row of a range. The threshold of a one-sided scheme is the positive end, as some chips have one more quantum
-    below zero."""
+    """The row of a range.
+
+    Its threshold is the larger magnitude; in a one-sided scheme it is the positive end, because some chips have one
+    more quantum below zero than above.
+    """
     return Row(pair[1] if one_sided and pair[1] > 0 else max(-pair[0], pair[1], 0.0), *pair)
 
 
@@ -120,7 +123,12 @@ def _widest(pairs: list[Range]) -> Range:
 
 # ---------------------------------------------------------------- ranges
 class _Ranges:
-    """The ranges that a Plan quantizes each tensor with, by the tensor's node: `int4` holds those of at most 4 bits."""
+    """The ranges with which a Plan quantizes each tensor, by the node that produces it.
+
+    Attributes:
+        all: all ranges.
+        int4: those of at most 4 bits.
+    """
 
     def __init__(self, plan: Plan, bits: Mapping[str, int]) -> None:
         self.plan, self.bits = plan, bits
@@ -141,21 +149,24 @@ class _Ranges:
         if self.plan.graph[source].op == CONST:
             return
         bits = self.bits.get(key, self.bits.get(f"{source}:out", qparams.dtype.bits))
-        pair = quantizable_range(float(lo), float(hi), _grid(self.plan, bits, qparams))
+        pair = quantizable_range(float(lo), float(hi), _grid_of(self.plan, bits, qparams))
         self.all.setdefault(source, []).append(pair)
         if bits <= _INT4_BITS:
             self.int4.setdefault(source, []).append(pair)
 
 
-def _grid(plan: Plan, bits: int, qparams: QParams) -> Grid:
+def _grid_of(plan: Plan, bits: int, qparams: QParams) -> Grid:
     scheme = plan.hardware.activation.scheme if qparams.dtype.bits <= 16 else "hago"
     signed = bool((qparams.zero_point > qparams.qmin).any())
     return Grid(bits, scheme, signed, plan.hardware.requantize.power_of_two)
 
 
 def _propagate_ranges(plan: Plan, rows: dict[str, Range]) -> None:
-    """Add rows for nodes without a range of their own that only move values, from their producers; then for nodes
-    with a single reader that only moves values, from this reader."""
+    """Add rows for nodes that have none, from nodes beside them whose values lie in the same range.
+
+    A node whose output stays within the range of its inputs takes the range of its producers; then a node whose only
+    reader is such a node takes the range of that reader.
+    """
     for node in plan.graph:
         sources = _moved_tensors(plan, node)
         if node.name not in rows and sources and all(s in rows for s in sources):
@@ -180,6 +191,7 @@ def _moved_tensors(plan: Plan, node: Node) -> tuple[str, ...]:
 
 
 def _only_reader(graph: Graph, node: Node) -> str:
+    """The node that alone reads a node; empty if there are several, or the model returns it."""
     edges = graph.out_edges[node.name]
     return edges[0].dst if len(edges) == 1 and edges[0].dst != OUTPUT else ""
 

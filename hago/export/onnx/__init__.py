@@ -1,1 +1,1 @@
-"""ONNX files in QDQ and in QOperator form, and their check in the engines that run them."""
+"""Export to ONNX in QDQ or QOperator form, and the comparison of exported files with the integer model."""

@@ -1,4 +1,7 @@
-"""Engines that run ONNX models: ONNX Runtime and OpenVINO, as functions from named arrays to named arrays."""
+"""Engines that run ONNX models, ONNX Runtime and OpenVINO: functions that make a `Run` of a model.
+
+`hago.export.onnx.verification` and `hago.analysis.comparison` run exported files with them.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ from hago.export.onnx.writer import GraphWriter, load_onnx
 from hago.plan.plan import Plan
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
-#: Runs a model: from the arrays of its inputs to those of its outputs, by name.
+#: A model that can be run: a function from the arrays of its inputs to those of its outputs, by name.
 Run = Callable[[Arrays], Arrays]
 
 
-def _package(name: str, extra: str) -> Any:
+def _import_optional(name: str, extra: str) -> Any:
+    """Import an optional package, or refuse with the extra of hago that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -33,16 +37,16 @@ def _package(name: str, extra: str) -> Any:
 
 
 #: The session option that keeps ONNX Runtime from adding products of bytes in pairs that saturate at 16 bits, on CPUs
-#: with AVX2 or AVX512 and without VNNI: it selects the kernels of unsigned weights. Without effect on other CPUs.
+#: with AVX2 or AVX512 and without VNNI: it selects the kernels of unsigned weights. It has no effect on other CPUs.
 PRECISE: Final = ("session.x64quantprecision", "1")
 
 
 def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) -> Run:
-    """A session of ONNX Runtime's CPU provider.
+    """Load a model into ONNX Runtime for the CPU.
 
     Args:
         model: an onnx.ModelProto.
-        threads: of one operator; the number of the machine's cores if None.
+        threads: of one operator; as many as the machine has cores if None.
         precise: keep sums of products exact on CPUs without VNNI (`PRECISE`), unless ONNX Runtime refuses the file
             with this option, as it does some with signed activations.
 
@@ -53,12 +57,12 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
         ONNX Runtime, qdq_selector_action_transformer.cc: DequantizeLinear and MatMul become MatMulNBits, at
         accuracy level 4 (int8 data) unless the session says otherwise.
     """
-    ort = _package("onnxruntime", "onnx")
+    ort = _import_optional("onnxruntime", "onnx")
 
-    def opened(precise: bool) -> Any:
+    def make_session(precise: bool) -> Any:
         options = ort.SessionOptions()
         options.log_severity_level = 4 if precise else 3
-        # products with narrow weights in float32, as the file says: by default it rounds the data to 8 bits there
+        # compute products with narrow weights in float32, as the file states; the default rounds the data to 8 bits
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if precise:
             options.add_session_config_entry(*PRECISE)
@@ -69,18 +73,18 @@ def onnxruntime(model: Any, threads: int | None = None, precise: bool = True) ->
     precise = precise and saturates_pairs()
     try:
         try:
-            session = opened(precise)
+            session = make_session(precise)
         except Exception:
             if not precise:
                 raise
-            session = opened(False)
-    except Exception as error:  # its exceptions share no base of their own
+            session = make_session(False)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
         raise HagoError(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from None
     names = [o.name for o in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-#: The explanation of differences that ONNX Runtime makes with its default options.
+#: The explanation of differences that the default options of ONNX Runtime cause; reports print it.
 SATURATES: Final = (
     "this CPU has no VNNI, and ONNX Runtime by default adds products of bytes in pairs that saturate at 16 bits here. "
     f"hago runs it with {'='.join(PRECISE)}, which keeps sums exact: set that where the file is used, too "
@@ -92,7 +96,7 @@ SATURATES: Final = (
 @functools.cache
 def saturates_pairs() -> bool:
     """Whether ONNX Runtime on this CPU saturates sums of two products of unsigned and signed bytes; measured once."""
-    onnx = _package("onnx", "onnx")
+    onnx = _import_optional("onnx", "onnx")
     depth = 64
     make, types = onnx.helper, onnx.TensorProto
     graph = make.make_graph(
@@ -112,7 +116,7 @@ _OPENVINO: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 
 def openvino(model: Any, threads: int | None = None) -> Run:
     """Compile a model with OpenVINO for the CPU; arguments as for `onnxruntime`."""
-    ov = _package("openvino", "openvino")
+    ov = _import_optional("openvino", "openvino")
     options = _OPENVINO | ({} if threads is None else {"INFERENCE_NUM_THREADS": threads})
     try:
         core = ov.Core()
@@ -136,13 +140,15 @@ core.compile_model(core.read_model(sys.stdin.buffer.read(), b""), "CPU", {_OPENV
 
 
 def openvino_that_lasts(model: Any, threads: int | None = None) -> Run:
-    """As `openvino`, but compile the model in another process first: OpenVINO 2026.4 crashes on some models (SIGSEGV in
-    `compile_model`, e.g. of a transposed convolution that is concatenated and quantized twice).
+    """Compile a model as `openvino` does, but first in another process, to find out whether OpenVINO crashes on it.
+
+    OpenVINO 2026.4 crashes on some models (SIGSEGV in `compile_model`, e.g. of a transposed convolution that is
+    concatenated and quantized twice).
 
     Raises:
         HagoError: OpenVINO is not installed, crashes, or refuses the model.
     """
-    _package("openvino", "openvino")
+    _import_optional("openvino", "openvino")
     process = subprocess.run(
         [sys.executable, "-c", _COMPILE_SCRIPT], input=model.SerializeToString(), capture_output=True
     )
@@ -168,23 +174,25 @@ def engine(name: str) -> Callable[..., Run]:
 
 # ---------------------------------------------------------------- values of nodes
 class ObservedModel:
-    """Runs a copy of an OnnxFile whose inner tensors are outputs too, to return the value of every node.
+    """A copy of an OnnxFile whose inner tensors are outputs too; calling it returns the value of every node.
+
+    `hago.analysis.comparison` makes it and calls it once per batch.
 
     Args:
-        made: the file.
-        plan: the Plan that the file was made of.
+        file: the file.
+        plan: the Plan from which the file was made.
         run: an engine of `ENGINES`.
     """
 
-    def __init__(self, made: OnnxFile, plan: Plan, run: Callable[[Any], Run]) -> None:
+    def __init__(self, file: OnnxFile, plan: Plan, run: Callable[[Any], Run]) -> None:
         helper = load_onnx().helper
-        self.plan, self.made = plan, made
-        model = type(made.model)()
-        model.CopyFrom(made.model)
+        self.plan, self.file = plan, file
+        model = type(file.model)()
+        model.CopyFrom(file.model)
         self.outputs = [o.name for o in model.graph.output]
         known = {*self.outputs, *plan.graph.inputs}
         writer = GraphWriter(plan.graph, plan.ops)
-        for node, value in made.values.items():
+        for node, value in file.values.items():
             if value.name not in known:
                 known.add(value.name)
                 kind = element_type_of(writer, node, value)
@@ -197,15 +205,16 @@ class ObservedModel:
         arrays = self._run(feed)
         values = {
             name: self._to_quanta(name, value, torch.from_numpy(arrays[value.name].copy()))
-            for name, value in self.made.values.items()
+            for name, value in self.file.values.items()
             if value.name in arrays
         }
         return values, [torch.from_numpy(arrays[name].copy()) for name in self.outputs]
 
     def _to_quanta(self, name: str, value: Value, tensor: Tensor) -> Tensor:
-        made = self.plan.nodes.get(name)
-        if made is None:
+        """The value of a node in centered quanta; of a float node, unchanged."""
+        node_plan = self.plan.nodes.get(name)
+        if node_plan is None:
             return tensor
         if value.representation == "real":
-            return tensor / made.out.scale
-        return tensor.to(torch.int64) - made.out.zero_point if value.representation == "stored" else tensor
+            return tensor / node_plan.out.scale
+        return tensor.to(torch.int64) - node_plan.out.zero_point if value.representation == "stored" else tensor

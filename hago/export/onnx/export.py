@@ -1,6 +1,7 @@
 """Export of a Plan to ONNX, in QDQ or QOperator form.
 
-A Plan is checked before anything is written, and refused with every node and edge that ONNX cannot express.
+`hago.export.formats` calls `make_onnx` and `write_onnx`. A Plan is checked before anything is written; the error names
+every node and edge that ONNX cannot express.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hago.graph.graph import CONST, INPUT, OUTPUT, Node
 from hago.plan.plan import NodePlan, Plan
 from hago.plan.topology import varies_along
 
-#: Forms of computing an op that ONNX operators have.
+#: The forms of ops that ONNX operators compute.
 SUM_FORMS: Final = ("common_scale", "dequantize", "qlinear")
 
 _OVERFLOW_VERBS: Final = {
@@ -41,7 +42,7 @@ def check_plan(plan: Plan, form: str) -> None:
     """Check that ONNX can express a Plan in this form.
 
     Raises:
-        HagoError: it cannot; the message lists every node and edge that is in the way, with the reason.
+        HagoError: it cannot; the message lists every such node and edge with the reason.
     """
     reasons = list(_refusals(plan, form))
     if reasons:
@@ -50,16 +51,17 @@ def check_plan(plan: Plan, form: str) -> None:
 
 
 def _refusals(plan: Plan, form: str) -> Iterator[str]:
+    """The nodes and edges that ONNX cannot express in this form, each with the reason."""
     for node in plan.graph:
         if node.op in (INPUT, CONST):
             continue
         if (why := unsupported_reason(node)) is not None:
             yield f"node {node.name!r}: {why}"
         if node.name in plan.nodes:
-            yield from _refuse_node(plan, node, plan.nodes[node.name], form)
+            yield from _node_refusals(plan, node, plan.nodes[node.name], form)
     for edge, simq in plan.edges.items():
         if simq is not None and (edge.dst == OUTPUT or edge.slot not in _constant_slots(plan, edge)):
-            yield from _refuse_edge(plan, edge, simq, form)
+            yield from _edge_refusals(plan, edge, simq, form)
 
 
 def _constant_slots(plan: Plan, edge: Edge) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ def _constant_slots(plan: Plan, edge: Edge) -> tuple[int, ...]:
     return () if node is None else tuple(node.consts)
 
 
-def _refuse_node(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> Iterator[str]:
+def _node_refusals(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> Iterator[str]:
     register, desc = node_plan.desc.register, node_plan.desc
     largest = max(node_plan.bound, node_plan.raw_bound)
     if desc.form not in (None, *SUM_FORMS):
@@ -83,7 +85,7 @@ def _refuse_node(plan: Plan, node: Node, node_plan: NodePlan, form: str) -> Iter
         only = f"ONNX has {node.op} in float32 only, which ends at 2**24"
         yield f"node {node.name!r}: sums reach {node_plan.bound:.0f}; {only}"
     if node_plan.out_simq is not None and desc.form in (None, "common_scale"):
-        yield from _refuse_edge(plan, Edge(node.name, 0), node_plan.out_simq, form, f"node {node.name!r}")
+        yield from _edge_refusals(plan, Edge(node.name, 0), node_plan.out_simq, form, f"node {node.name!r}")
 
 
 def _beyond_float32(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
@@ -95,7 +97,7 @@ def _beyond_float32(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
     return shifts or not (node_plan.keeps_input_dtype or in_integers)
 
 
-def _refuse_edge(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:
+def _edge_refusals(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:
     where, how = where or f"edge {str(edge)!r}", plan.hardware.requantize
     for q in (simq.source, simq.target):
         if q is not None and len(varies_along(q.scale, q.scale.ndim)) > 1:
@@ -134,11 +136,11 @@ def make_onnx(plan: Plan, form: str = "qdq") -> OnnxFile:
     """Make the ONNX model of a Plan, in memory.
 
     Args:
-        form: qdq, float operators that engines fuse into integer ones, or qoperator, integer operators.
+        form: `qdq`, float operators that engines fuse into integer ones, or `qoperator`, integer operators.
 
     Raises:
-        HagoError: ONNX cannot express the plan; every node and edge in the way is named. Or the package onnx is
-            not installed.
+        HagoError: ONNX cannot express the plan, in which case every such node and edge is named; or the package onnx
+            is not installed.
     """
     if form not in FORMS:
         raise HagoError(f"unknown ONNX form {form!r}; expected one of {', '.join(FORMS)}." + did_you_mean(form, FORMS))

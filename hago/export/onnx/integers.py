@@ -1,7 +1,7 @@
-"""Integer nodes in plain ONNX operators, for both forms: data movement on stored integers, and exact sums.
+"""Integer nodes written with plain ONNX operators, for both forms: data movement on stored integers, and exact sums.
 
-Data movement is nothing to write, a Clip, a Pad, or the op itself on integers. A sum is computed in int32 or in
-float32, and then requantized as the Plan does.
+A node that moves data is written as a Clip, a Pad or the op itself on integers, or not at all if it changes no integer.
+A sum is computed in int32 or in float32, and then requantized as in the Plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IntegerNodeWriter = Callable[[ModelBuilder, Node, NodePlan, list[Value], str], N
 
 
 def keeps_integers(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> bool:
-    """Whether a node leaves the stored integers as they are: a division, which only changes the scale, or a clamp whose
+    """Whether a node does not change the stored integers: a division, which only changes the scale, or a clamp whose
     limits no input can exceed."""
     form = builder.plan.ops[node.op].integer
     if (
@@ -61,7 +61,7 @@ def has_8bit_data(operands: Sequence[Value], node_plan: NodePlan) -> bool:
 def select_data_movement(
     builder: ModelBuilder, node: Node, node_plan: NodePlan, operands: list[Value]
 ) -> IntegerNodeWriter | None:
-    """The function that writes a node which only moves 8-bit integers; None if it computes anything."""
+    """The function that writes a node which only moves 8-bit integers; None for any other node."""
     form = builder.plan.ops[node.op].integer
     moves = (
         form is not None
@@ -74,8 +74,10 @@ def select_data_movement(
 
 
 def requantizes_as_reals(builder: ModelBuilder, edge: Edge) -> bool:
-    """Whether requantization on an edge gives, for every 8-bit integer, the same as dequantizing and quantizing again,
-    which engines do inside a concatenation."""
+    """Whether requantization on an edge equals, for every 8-bit integer, dequantizing and quantizing again.
+
+    Engines do the latter inside a concatenation.
+    """
     simq, value = builder.plan.edges[edge], builder.values.get(builder.graph.source(edge))
     if simq is None or simq.source is None or simq.target is None or value is None or value.representation != "stored":
         return False
@@ -83,9 +85,9 @@ def requantizes_as_reals(builder: ModelBuilder, edge: Edge) -> bool:
     if source.dtype.bits > 8 or source.dtype != target.dtype or source.per_channel or target.per_channel:
         return False
     centered = torch.arange(source.qmin, source.qmax + 1) - source.zero_point
-    whole = (target.qmin, target.qmax) == (target.dtype.min, target.dtype.max)
+    full_range = (target.qmin, target.qmax) == (target.dtype.min, target.dtype.max)
     again = quantize(dequantize(centered, source), target, how.rounding)
-    return whole and again.to(torch.int64).equal(apply_simq(centered, simq, how).to(torch.int64))
+    return full_range and again.to(torch.int64).equal(apply_simq(centered, simq, how).to(torch.int64))
 
 
 # ---------------------------------------------------------------- data movement
@@ -95,7 +97,7 @@ def _write_clip(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[
     q, kind = node_plan.out, numpy_dtype(node_plan.out.dtype)
     zero = int(q.zero_point)
     ends = zip(form.limits(node_plan.attrs), (q.qmin, q.qmax), strict=True)
-    limits = [own if end is None else min(max(int(end) + zero, q.qmin), q.qmax) for end, own in ends]
+    limits = [default if end is None else min(max(int(end) + zero, q.qmin), q.qmax) for end, default in ends]
     builder.writer.op("Clip", [x[0].name, *(builder.writer.number(v, out, str(kind)) for v in limits)], out)
 
 
@@ -155,7 +157,7 @@ def _write_sum_in_int32(builder: ModelBuilder, node: Node, node_plan: NodePlan, 
 
 
 def _zero_points(builder: ModelBuilder, x: list[Value]) -> list[str]:
-    """The zero points of the data and of the weight, one each."""
+    """The names of the zero points of the data and of the weight, a scalar each."""
     names = []
     for value in x[:2]:
         q = value.qparams
@@ -204,7 +206,7 @@ def _centered_operand(builder: ModelBuilder, node_plan: NodePlan, slot: int, val
 
 
 def _write_sum_in_float32(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[str], out: str) -> None:
-    """Write the float op on centered integers, its attributes in quanta."""
+    """Write the float op on centered integers, with its attributes in quanta."""
     attrs: dict[str, Any] = {**node.attrs, **(node_plan.attrs if node.op == "clamp" else {})}
     if (axes := summed_axes(builder.graph, node)) is not None:
         _write_sum_in_int64(builder, x[0], axes, bool(node.attrs.get("keepdim", True)), out)
@@ -222,15 +224,15 @@ def summed_axes(graph: Graph, node: Node) -> list[int] | None:
         return list(node.attrs["axes"])
     sizes = list((graph[node.inputs[0]].shape or ())[2:])
     pooled = node.attrs.get("kernel_size") if "avg_pool" in node.op else None
-    whole = pooled == sizes and not any(node.attrs["padding"])
-    whole |= node.op.startswith("adaptive_avg_pool") and set(node.attrs["output_size"]) == {1}
-    return list(range(2, 2 + len(sizes))) if whole else None
+    to_one = pooled == sizes and not any(node.attrs["padding"])
+    to_one |= node.op.startswith("adaptive_avg_pool") and set(node.attrs["output_size"]) == {1}
+    return list(range(2, 2 + len(sizes))) if to_one else None
 
 
 def _write_sum_in_int64(builder: ModelBuilder, x: str, axes: list[int], keep: bool, out: str) -> None:
     w = builder.writer
-    whole = w.step("Cast", [x], out, to=w.element_type("int64"))
-    total = w.step("ReduceSum", [whole, w.integers(axes, out)], out, keepdims=int(keep))
+    integers = w.step("Cast", [x], out, to=w.element_type("int64"))
+    total = w.step("ReduceSum", [integers, w.integers(axes, out)], out, keepdims=int(keep))
     w.op("Cast", [total], out, to=w.element_type("float32"))
 
 

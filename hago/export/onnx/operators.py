@@ -1,8 +1,8 @@
-"""The ONNX operators of hago's float ops, in one table with a row per op.
+"""The ONNX operators of hago's float ops: the table `OPERATORS`, with a converter per op.
 
-A row is a converter: a function that writes the ONNX nodes of one hago node on real values. Ops that ONNX has as a
-single node share the converters `one_node` and `with_integers`; ops that take several nodes have a function each. ATen
-calls without an op of hago (the op `opaque`) have a table of their own, by target.
+A converter is a function that writes the ONNX nodes of one hago node on real values; `write_float_node` looks it up and
+calls it. Ops that ONNX has as a single node share the converters `one_node` and `with_integers`; ops that take several
+nodes have a function each. ATen calls without an op of hago (the op `opaque`) are in the table `ATEN_CALLS`, by target.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hago.export.onnx.writer import GraphWriter
 from hago.graph.graph import Node
 from hago.ops import _opaque
 
-#: The end of a Slice that goes on to the last element.
+#: The end of a Slice that reaches to the last element.
 _TO_THE_END: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One node on its way to ONNX; made by `write_float_node` and handed to the converter of the node's op.
+    """The conversion of one node, made by `write_float_node` and passed to the converter of the node's op.
 
     Args:
         writer: the ONNX graph to append to.
@@ -171,7 +171,7 @@ def unflattened_shape(w: GraphWriter, x: str, shape: Sequence[int], out: str) ->
 
 # ---------------------------------------------------------------- arithmetic and activations
 def _real_arithmetic(kind: str) -> Converter:
-    """An arithmetic op whose operands may be integers or conditions beside real numbers, which are cast."""
+    """The converter of an arithmetic op; operands that are integers or booleans are cast to float32."""
 
     def convert(c: Conversion) -> None:
         c.output(kind, _real_operands(c))
@@ -180,6 +180,7 @@ def _real_arithmetic(kind: str) -> Converter:
 
 
 def _real_operands(c: Conversion) -> list[str]:
+    """The operands as float32; integers and booleans are cast."""
     return [
         x if c.writer.dtype(source).is_floating_point else c.step("Cast", [x], to=c.writer.element_type("float32"))
         for source, x in zip(c.node.inputs, c.x, strict=True)
@@ -204,7 +205,7 @@ def _convert_silu(c: Conversion) -> None:
 
 
 def _channel_shape(c: Conversion) -> str:
-    """The shape of one value per channel, broadcast against the input."""
+    """The constant shape in which a vector over channels broadcasts against the input."""
     return c.integers([-1, *[1] * (len(c.shape()) - 2)])
 
 
@@ -288,9 +289,9 @@ def _average_by_matrices(c: Conversion) -> None:
         for i in range(o):
             low, high = i * n // o, -((-(i + 1) * n) // o)
             weights[low:high, i] = 1.0 / (high - low)
-        last = axis == len(sizes) - 1
-        name = c.out if last else c.fresh("rows")
-        if last:
+        is_last = axis == len(sizes) - 1
+        name = c.out if is_last else c.fresh("rows")
+        if is_last:
             c.writer.op("MatMul", [value, c.constant("means", weights)], name)
         else:
             c.writer.op("MatMul", [c.constant("means", weights.T.copy()), value], name)
@@ -333,18 +334,18 @@ def squeeze_pooled(w: GraphWriter, x: str, rank: int, out: str) -> None:
 def _transpose_to_channels_last(w: GraphWriter, x: str, rank: int, out: str) -> str:
     """Move the channels of a tensor behind spatial axes of size 1, which changes nothing in memory.
 
-    It lets ONNX Runtime keep channels last up to here: its layout optimization does not pass a Clip that no Transpose
-    follows, and a global pooling of channels first takes twelve times as long.
+    With it ONNX Runtime keeps channels last up to here. Its layout optimization does not move past a Clip that no
+    Transpose follows, and a global pooling with channels first takes twelve times as long.
     """
     return w.step("Transpose", [x], out, perm=[0, *range(2, rank), 1])
 
 
 def _sizes(c: Conversion, values: Sequence[Any], kept: int = -1) -> str:
-    """A list of sizes as one tensor of int64.
+    """Sizes as one tensor of int64, constant if all are numbers.
 
     Args:
-        values: integers, or references to inputs of an ATen call that hold sizes.
-        kept: the number that stands for -1 in ONNX.
+        values: integers, or references to inputs of an ATen call that are sizes.
+        kept: the number that has the meaning of -1 in the ONNX operator.
     """
     if not any(map(_is_input, values)):
         return c.integers([kept if v == -1 else v for v in values])
@@ -357,7 +358,7 @@ def _sizes(c: Conversion, values: Sequence[Any], kept: int = -1) -> str:
 
 
 def _expand(c: Conversion, sizes: Sequence[Any]) -> None:
-    """Expand the first input to these sizes; ONNX keeps a size where it expands to 1."""
+    """Expand the first input to these sizes; ONNX keeps a size that is to be expanded to 1."""
     c.output("Expand", [c.x[0], _sizes(c, sizes, 1)])
 
 
@@ -431,7 +432,7 @@ def _convert_instance_norm(c: Conversion) -> None:
 
 
 def _convert_group_norm(c: Conversion) -> None:
-    """An instance norm with the groups as its channels, then the weight and the bias of each channel."""
+    """Write an instance norm with the groups as its channels, then multiply by the weight and add the bias."""
     groups, shape = c.attrs["num_groups"], c.shape()
     ones, zeros = _filled_constant(c, [groups], 1.0), _filled_constant(c, [groups], 0.0)
     grouped = c.step("Reshape", [c.x[0], c.integers([0, groups, -1])])
@@ -439,9 +440,9 @@ def _convert_group_norm(c: Conversion) -> None:
     ungrouped = c.integers([-1, *shape[1:]])
     per_channel = _channel_shape(c)
     value = c.writer.op("Reshape", [normalized, ungrouped], c.out if len(c.x) == 1 else c.fresh("normed"))
-    for kind, operand, last in zip(("Mul", "Add"), c.x[1:], (len(c.x) == 2, True), strict=False):
+    for kind, operand, is_last in zip(("Mul", "Add"), c.x[1:], (len(c.x) == 2, True), strict=False):
         operands = [value, c.step("Reshape", [operand, per_channel])]
-        value = c.writer.op(kind, operands, c.out if last else c.fresh("scaled"))
+        value = c.writer.op(kind, operands, c.out if is_last else c.fresh("scaled"))
 
 
 # ---------------------------------------------------------------- attention
@@ -467,8 +468,8 @@ def _convert_masked_softmax(c: Conversion) -> None:
 
 
 def _masked_softmax(c: Conversion, scores: str, size: tuple[int, int], masks: Sequence[str]) -> None:
-    """The softmax of attention scores under a mask. Rows that are masked as a whole are 0, as in PyTorch, where an
-    ONNX Softmax gives NaN.
+    """Write the softmax of attention scores under a mask. Rows that are entirely masked are 0, as in PyTorch; an ONNX
+    Softmax gives NaN.
 
     Args:
         size: of the matrix of scores.
@@ -491,7 +492,7 @@ def _masked_softmax(c: Conversion, scores: str, size: tuple[int, int], masks: Se
 
 
 def _repeat_heads(c: Conversion, x: str, slot: int) -> str:
-    """Keys or values in grouped-query attention, each head repeated for every query head that shares it."""
+    """Repeat each head of the keys or values of grouped-query attention for every query head that shares it."""
     query, shape = c.shape(0), c.shape(slot)
     unsqueezed = c.step("Unsqueeze", [x, c.integers([-3])])
     sizes = [1] * (len(shape) - 2) + [query[-3] // shape[-3], 1, 1]
@@ -529,8 +530,8 @@ class AtenCall(Conversion):
         """An argument, an input or a number, as a tensor of this dtype."""
         if not _is_input(value):
             return self.number(value, str(dtype).removeprefix("torch."))
-        name, own = self.x[value["$"]], self.dtypes[value["$"]]
-        return name if own == dtype else self.step("Cast", [name], to=self.writer.element_type(dtype))
+        name, given = self.x[value["$"]], self.dtypes[value["$"]]
+        return name if given == dtype else self.step("Cast", [name], to=self.writer.element_type(dtype))
 
     def refusal(self, description: str) -> UnsupportedOp:
         """The error for a call that ONNX cannot express."""
@@ -551,7 +552,7 @@ def _call_sym_size(call: AtenCall) -> None:
 
 
 def _size_arithmetic(kind: str) -> CallConverter:
-    """Python arithmetic on sizes."""
+    """The converter of Python arithmetic on sizes."""
 
     def convert(call: AtenCall) -> None:
         call.output(kind, [call.x[a["$"]] if _is_input(a) else call.number(a, "int64") for a in call.args])
@@ -574,7 +575,7 @@ def _call_repeat(call: AtenCall) -> None:
 
 
 def _full(value: float | None) -> CallConverter:
-    """A tensor filled with a number, which is the last argument of the call if `value` is None."""
+    """The converter of a tensor filled with a number, which is the last argument of the call if `value` is None."""
 
     def convert(call: AtenCall) -> None:
         sizes = next(a for a in call.args if isinstance(a, list))
@@ -600,7 +601,7 @@ def _tensor_arithmetic(kind: str) -> CallConverter:
 
 
 def _comparison(kind: str, negated: bool = False) -> CallConverter:
-    """A comparison of operands that are first promoted to a common dtype."""
+    """The converter of a comparison of operands, which are first promoted to a common dtype."""
 
     def convert(call: AtenCall) -> None:
         dtype = call.dtypes[0]
@@ -629,7 +630,7 @@ def _logical(kind: str) -> CallConverter:
 
 
 def _unary(*kinds: str) -> CallConverter:
-    """A function of the first input, or several functions one after the other."""
+    """The converter of a function of the first input, or of several functions applied one after the other."""
 
     def convert(call: AtenCall) -> None:
         value = call.x[0]
@@ -679,7 +680,7 @@ def _call_cumsum(call: AtenCall) -> None:
 
 
 def _call_diff(call: AtenCall) -> None:
-    """The differences of neighbours along an axis, with `prepend` before the first."""
+    """Write the differences of adjacent elements along an axis, after `prepend` if it is given."""
     axis, prepend = call.argument(2, -1), call.argument(3, None)
     if call.argument(1, 1) != 1 or call.argument(4, None) is not None or call.dtype == torch.bool:
         raise call.refusal("this difference")
@@ -693,16 +694,16 @@ def _call_diff(call: AtenCall) -> None:
 
 
 def _call_roll(call: AtenCall) -> None:
-    """Along each axis, the last elements before the first ones."""
+    """Write, for each axis, a concatenation of the last elements and the first ones."""
     value, axes = call.x[0], call.argument(2, [])
     if len(axes) != len(call.args[1]) or any(map(_is_input, call.args[1])):
         raise call.refusal("a roll of the flattened tensor")
     for index, (shift, axis) in enumerate(zip(call.args[1], axes, strict=True)):
-        cut, along = call.integers([-shift]), call.integers([axis])
-        end = call.step("Slice", [value, cut, call.integers([_TO_THE_END]), along])
-        start = call.step("Slice", [value, call.integers([0]), cut, along])
+        cut, axes_input = call.integers([-shift]), call.integers([axis])
+        end = call.step("Slice", [value, cut, call.integers([_TO_THE_END]), axes_input])
+        start = call.step("Slice", [value, call.integers([0]), cut, axes_input])
         if not shift:
-            end, start = value, call.step("Slice", [value, cut, cut, along])
+            end, start = value, call.step("Slice", [value, cut, cut, axes_input])
         name = call.out if index == len(axes) - 1 else call.fresh("roll")
         value = call.writer.op("Concat", [end, start], name, axis=axis)
 
@@ -712,7 +713,7 @@ def _call_gather(call: AtenCall) -> None:
 
 
 def _call_index(call: AtenCall) -> None:
-    """Advanced indexing with one tensor for each of the first axes, broadcast against each other."""
+    """Write advanced indexing with one index tensor for each of the first axes, which broadcast."""
     indices = call.args[1]
     if not all(map(_is_input, indices)) or any(call.dtypes[i["$"]] == torch.bool for i in indices):
         raise call.refusal("this indexing")
@@ -799,12 +800,12 @@ ATEN_CALLS: Final[Mapping[str, CallConverter]] = {
     "aten.full.default": _full(None),
     "aten.new_full.default": _full(None),
 }
-#: Keyword arguments that say where and how a tensor lies in memory, and leave its values alone.
+#: Keyword arguments that determine the memory and the device of a tensor, and not its values.
 _MEMORY_ARGUMENTS: Final = frozenset({"memory_format", "device", "pin_memory", "layout"})
 
 
 def _convert_call(c: Conversion) -> None:
-    """The row of `opaque`: find the call's converter by its target.
+    """The converter of `opaque`: convert an ATen call by its target.
 
     Raises:
         UnsupportedOp: the table has no such call, or it has keyword arguments that change its values.
@@ -880,7 +881,7 @@ OPERATORS: Final[Mapping[str, Converter]] = {
     # everything else
     _opaque.NAME: _convert_call,
 }
-#: Ops of hago that no ONNX operators express, each with the reason; a node of one is refused with it.
+#: Ops of hago that ONNX operators cannot express, each with the reason, with which its nodes are refused.
 UNSUPPORTED: Final[Mapping[str, str]] = {}
 
 
@@ -892,7 +893,7 @@ def write_float_node(w: GraphWriter, node: Node, inputs: Sequence[str], out: str
         out: the name of the tensor that it must write.
 
     Raises:
-        UnsupportedOp: the op has no row, or ONNX cannot express this node of it.
+        UnsupportedOp: the table has no such op, or ONNX cannot express this node.
     """
     if (reason := unsupported_reason(node)) is not None:
         raise UnsupportedOp(f"node {node.name!r}: {reason}")
@@ -900,7 +901,7 @@ def write_float_node(w: GraphWriter, node: Node, inputs: Sequence[str], out: str
 
 
 def unsupported_reason(node: Node) -> str | None:
-    """The reason why no node of this op can be exported; None if its op has a row."""
+    """The reason why nodes of this op cannot be exported; None if OPERATORS has the op."""
     if node.op in OPERATORS:
         return None
     return UNSUPPORTED.get(node.op, f"ONNX export knows no op {node.op!r}")

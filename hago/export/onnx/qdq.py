@@ -1,6 +1,6 @@
 """The QDQ form: float operators between DequantizeLinear and QuantizeLinear, which engines fuse into integer operators.
 
-A sum that the Plan leaves in its accumulator, to requantize it on each edge that reads it, stays a real value here:
+A sum that the Plan leaves in its accumulator, to requantize it on each edge that reads it, is a real value in the file:
 ONNX Runtime fuses the nodes between a convolution and the QuantizeLinear after it.
 """
 
@@ -26,7 +26,7 @@ from hago.plan.plan import NodePlan
 
 
 def write_qdq_node(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> Value:
-    """Write an integer node, and return the tensor of its output."""
+    """Write an integer node, and return its output. `make_onnx` calls it for every integer node in QDQ form."""
     if keeps_integers(builder, node, node_plan):
         source = builder.values[node.inputs[0]]
         if source.representation == "stored":
@@ -61,6 +61,7 @@ def _select_movement(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> 
 
 
 def _real_operand(builder: ModelBuilder, node: Node, node_plan: NodePlan, edge: Edge) -> str:
+    """The name of the operand on an edge as real values."""
     q = node_plan.operands[edge.slot]
     if q is None:
         return builder.real_value(node.inputs[edge.slot])
@@ -115,7 +116,7 @@ def _write_fusible_op(builder: ModelBuilder, node: Node, node_plan: NodePlan, re
 
 
 def _write_clip(w: GraphWriter, node: Node, node_plan: NodePlan, x: str, out: str) -> None:
-    """Write a clamp of sums with its limits rounded to integers, as no QuantizeLinear after it rounds them."""
+    """Write a clamp of sums with its limits in whole quanta, because no QuantizeLinear after it rounds them."""
     scale = node_plan.out.scale
     ends = {k: None if node_plan.attrs[k] is None else node_plan.attrs[k] * scale for k in ("min", "max")}
     if scale.numel() > 1:

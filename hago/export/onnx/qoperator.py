@@ -1,9 +1,9 @@
 """The QOperator form: ONNX operators on integers.
 
-A node whose requantization is that of a QLinear operator is written as one. Any other is written as an exact sum, in
-int32 (ConvInteger, MatMulInteger) or on centered integers in float32, which `export.check_plan` keeps below 2**24, and
-the Plan's requantization after it; a lookup table is a Gather. So the file computes every integer of the Plan, whatever
-the hardware.
+A node whose requantization is that of a QLinear operator is written as one. Any other is written as an exact sum and
+the requantization of the Plan after it; the sum is in int32 (ConvInteger, MatMulInteger), or on centered integers in
+float32, where `export.check_plan` refuses sums from 2**24 on. A lookup table is a Gather. The file thus computes every
+integer of the Plan, whatever the hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hago.plan.plan import NodePlan
 
 
 def write_qoperator_node(builder: ModelBuilder, node: Node, node_plan: NodePlan) -> Value:
-    """Write an integer node, and return the tensor of its output."""
+    """Write an integer node, and return its output. `make_onnx` calls it for every integer node in QOperator form."""
     if keeps_integers(builder, node, node_plan):
         return replace(builder.values[node.inputs[0]], qparams=node_plan.out, label=f"{node.name}:q")
     operands = _operands(builder, node, node_plan)
@@ -68,7 +68,7 @@ def _real_operand(builder: ModelBuilder, node: Node, node_plan: NodePlan, edge: 
     return builder.quantization.dequantize(value, builder.rank(node.inputs[edge.slot]), f"{value.name}:real")
 
 
-#: Ops that have no operator on integers: they are computed on dequantized operands, and quantized again.
+#: Ops for which ONNX has no operator on integers: operands are dequantized, and the result is quantized.
 REAL_ARITHMETIC: Final = ("sub", "stack", "neg")
 
 
@@ -96,11 +96,11 @@ def _requantizes_as_qlinear(node_plan: NodePlan, how: Requantize) -> bool:
 
 
 def _write_clipped(builder: ModelBuilder, node: Node, node_plan: NodePlan, write: Callable[[str], None]) -> Value:
-    """Write an operator, and a Clip where the range of the output is narrower than that of its dtype."""
+    """Write an operator, followed by a Clip if the range of the output is narrower than that of its dtype."""
     out, q = f"{node.name}:q", node_plan.out
     kind = numpy_dtype(q.dtype)
-    whole = (q.qmin, q.qmax) == (torch.iinfo(q.dtype.torch).min, torch.iinfo(q.dtype.torch).max)
-    if whole or node_plan.keeps_input_dtype:
+    full_range = (q.qmin, q.qmax) == (torch.iinfo(q.dtype.torch).min, torch.iinfo(q.dtype.torch).max)
+    if full_range or node_plan.keeps_input_dtype:
         write(out)
         return Value(out, "stored", q)
     unclipped = builder.writer.fresh(f"{out}:whole")
@@ -133,7 +133,7 @@ def _output_qparams(builder: ModelBuilder, node: Node, q: QParams) -> list[str]:
 
 
 def _binary(kind: str) -> IntegerNodeWriter:
-    """An operator on two tensors."""
+    """The writer of a QLinear operator on two tensors."""
 
     def write(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: list[Value], out: str) -> None:
         builder.writer.op(
@@ -211,7 +211,7 @@ def _write_matmul(builder: ModelBuilder, node: Node, node_plan: NodePlan, x: lis
 
 
 def _with_qparams_per_column(builder: ModelBuilder, value: Value, shape: tuple[int, ...]) -> list[str]:
-    """The same for the second operand of a QLinearMatMul, whose per-column scale and zero point need all its axes."""
+    """`_with_qparams` of the second operand of a QLinearMatMul, whose scales per column must have all its axes."""
     q = value.qparams
     if q is None or len(shape) == 2 or not q.per_channel:
         return _with_qparams(builder, value)

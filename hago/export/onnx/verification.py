@@ -23,7 +23,7 @@ from hago.runtime.reference import IntegerModel
 
 @dataclass(frozen=True, slots=True)
 class Submodel:
-    """A part of an ONNX model as a model of its own. Made by `SubmodelExtractor.extract`.
+    """A part of an ONNX model that can be run by itself, made by `SubmodelExtractor.extract`.
 
     Args:
         model: an onnx.ModelProto with one output.
@@ -35,7 +35,7 @@ class Submodel:
 
 
 class SubmodelExtractor:
-    """Extracts parts of one ONNX model.
+    """Extracts parts of one ONNX model. `_Checker` makes it, and calls `extract` for every tensor that it compares.
 
     Args:
         model: an onnx.ModelProto.
@@ -45,24 +45,24 @@ class SubmodelExtractor:
     def __init__(self, model: Any, element_types: Mapping[str, int]) -> None:
         self._onnx = load_onnx()
         self._model, self._element_types = model, element_types
-        self._makers = {out: node for node in model.graph.node for out in node.output}
+        self._producers = {out: node for node in model.graph.node for out in node.output}
         self._constants = {c.name: c for c in model.graph.initializer}
 
     def extract(self, tensor: str, known: Mapping[str, Sequence[int]]) -> Submodel:
-        """The part that computes `tensor` from tensors whose values are known.
+        """Extract the part that computes `tensor` from tensors whose values are known.
 
         Args:
             known: the shapes of these tensors; the nodes that compute them are left out. Their first axis may have any
-                size, as in the whole model; the others are fixed, since OpenVINO 2026.4 mistakes a constant with a
-                value per channel for a scalar if it does not know the number of channels.
+                size, as in the whole model; the others are fixed, because OpenVINO 2026.4 mistakes a constant
+                with a value per channel for a scalar if it does not know the number of channels.
         """
         helper = self._onnx.helper
         nodes: dict[str, Any] = {}
         starts: dict[str, None] = {}
         constants: dict[str, Any] = {}
-        left = [tensor]
-        while left:
-            name = left.pop()
+        pending = [tensor]
+        while pending:
+            name = pending.pop()
             if not name or name in nodes or name in starts:
                 continue
             if name in self._constants:
@@ -70,40 +70,40 @@ class SubmodelExtractor:
             elif name in known and name != tensor:
                 starts[name] = None
             else:
-                nodes[name] = self._makers[name]
-                left.extend(self._makers[name].input)
+                nodes[name] = self._producers[name]
+                pending.extend(self._producers[name].input)
         ordered = [n for n in self._model.graph.node if any(out in nodes for out in n.output)]
 
-        def described(name: str) -> Any:
+        def value_info(name: str) -> Any:
             sizes = [f"{name}.0", *known[name][1:]]
             return helper.make_tensor_value_info(name, self._element_types[name], sizes[: len(known[name])])
 
         graph = helper.make_graph(
-            ordered, "part", [described(n) for n in starts], [described(tensor)], list(constants.values())
+            ordered, "part", [value_info(n) for n in starts], [value_info(tensor)], list(constants.values())
         )
         imports = list(self._model.opset_import)
-        made = helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version)
-        return Submodel(made, tuple(starts))
+        model = helper.make_model(graph, opset_imports=imports, ir_version=self._model.ir_version)
+        return Submodel(model, tuple(starts))
 
 
 # ---------------------------------------------------------------- the comparison
-# For every tensor of integers, the part of the file that computes it is extracted and fed the values of the integer
-# model, so that a difference is that node's own and not one of its inputs.
+# For every tensor of integers, the part of the file that computes it is extracted and run on values of the integer
+# model, so that a difference is due to that node and not to its inputs.
 
 Array = np.ndarray[Any, Any]
-#: What an engine may differ in where scales are arbitrary floats: one quantum, of so many values.
+#: The fraction of values that may differ by one quantum, as they do in engines where scales are arbitrary floats.
 TOLERATED: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceCheck:
-    """One tensor of integers, or of reals.
+    """The comparison of one tensor, of integers or of reals, summed over batches.
 
     Args:
-        place: the node, or the edge where a value is requantized.
+        place: the node, or the edge on which a value is requantized.
         op: of the node.
-        compared, differing: how many values.
-        largest: the largest difference, in quanta; of reals, as it is.
+        compared, differing: numbers of values.
+        largest: the largest difference, in quanta for integers, in real units for reals.
         integer: whether the values are integers.
     """
 
@@ -116,7 +116,7 @@ class PlaceCheck:
 
     @property
     def tolerable(self) -> bool:
-        """Whether the difference is at most one quantum, seldom."""
+        """Whether no more than a fraction TOLERATED of the integers differ, and these by one quantum."""
         return not self.integer or (self.largest <= 1 and self.differing <= max(1.0, TOLERATED * self.compared))
 
     def to_json(self) -> dict[str, Any]:
@@ -130,13 +130,13 @@ class PlaceCheck:
 
 @dataclass(frozen=True, slots=True)
 class OnnxCheck:
-    """The result of comparing a file with the integer model. Made by `check_onnx`.
+    """The result of comparing a file with the integer model, made by `check_onnx`.
 
     Args:
-        places: in the order of the graph.
-        outputs: of the whole file, run from its inputs.
-        by_default: the same by ONNX Runtime as it is by default, where that saturates pairs of products on this CPU;
-            None elsewhere.
+        places: the comparison of every tensor, in the order of the graph.
+        outputs: the comparison of the outputs of the whole file, run from its inputs.
+        by_default: the same with the default options of ONNX Runtime, if they saturate pairs of products on this CPU;
+            else None.
     """
 
     engine: str
@@ -146,7 +146,7 @@ class OnnxCheck:
 
     @property
     def differing(self) -> int:
-        """Differing integers, over all places."""
+        """Number of integers that differ, over all places."""
         return sum(p.differing for p in self.places if p.integer)
 
     @property
@@ -186,24 +186,27 @@ class OnnxCheck:
             unit = "quanta" if p.integer else "in real units"
             lines.append(f"  output {p.place} of the whole file: {p.differing} of {p.compared}, {p.largest:.3g} {unit}")
         if self.by_default is not None:
-            differ, all_of = (sum(n) for n in zip(*((p.differing, p.compared) for p in self.by_default), strict=True))
-            lines.append(f"  by default {differ} of {all_of} outputs of the whole file differ: {SATURATES}")
+            differ, all_outputs = (
+                sum(n) for n in zip(*((p.differing, p.compared) for p in self.by_default), strict=True)
+            )
+            lines.append(f"  by default {differ} of {all_outputs} outputs of the whole file differ: {SATURATES}")
         return "\n".join(lines)
 
 
 def check_onnx(
-    made: OnnxFile, plan: Plan, batches: Iterable[Sequence[Tensor]], run: Any = onnxruntime, engine: str = "onnxruntime"
+    file: OnnxFile, plan: Plan, batches: Iterable[Sequence[Tensor]], run: Any = onnxruntime, engine: str = "onnxruntime"
 ) -> OnnxCheck:
     """Compare a file with the integer model of its plan.
 
     Args:
-        batches: inputs of the model; one batch's values are held at a time.
-        run: makes a function of named arrays from a model (see `hago.export.onnx.engines`).
+        batches: inputs of the model; the values of one batch at a time are in memory.
+        run: an engine, that is, a function that makes a Run of a model (see `hago.export.onnx.engines`).
+        engine: its name, for the report.
 
     Raises:
         HagoError: the engine is not installed or refuses the file.
     """
-    checker = _Checker(made, plan, run)
+    checker = _Checker(file, plan, run)
     for inputs in batches:
         checker.add(inputs)
     by_default = None if checker.plain is None else tuple(checker.plain_outputs.values())
@@ -213,37 +216,37 @@ def check_onnx(
 class _Checker:
     """Compares one file over batches, and keeps the engine's session of every part. Made by `check_onnx`."""
 
-    def __init__(self, made: OnnxFile, plan: Plan, run: Any) -> None:
-        self.made, self.plan, self.run = made, plan, run
+    def __init__(self, file: OnnxFile, plan: Plan, run: Any) -> None:
+        self.file, self.plan, self.run = file, plan, run
         self.model = IntegerModel(plan)
-        self.whole: Run = run(made.model)
+        self.run_file: Run = run(file.model)
         self.places: dict[str, PlaceCheck] = {}
         self.outputs: dict[str, PlaceCheck] = {}
         self.plain: Run | None = None
         if run is onnxruntime and saturates_pairs():
-            self.plain = onnxruntime(made.model, precise=False)
+            self.plain = onnxruntime(file.model, precise=False)
         self.plain_outputs: dict[str, PlaceCheck] = {}
         self.named = self._tensors()
         writer = GraphWriter(plan.graph, plan.ops)
         kinds = {name: element_type_of(writer, place, value) for name, (place, value) in self.named.items()}
-        kinds |= {i.name: i.type.tensor_type.elem_type for i in made.model.graph.input}
-        self.parts = SubmodelExtractor(made.model, kinds)
+        kinds |= {i.name: i.type.tensor_type.elem_type for i in file.model.graph.input}
+        self.parts = SubmodelExtractor(file.model, kinds)
         self.sessions: dict[tuple[Any, ...], tuple[Submodel, Run]] = {}
 
     def _tensors(self) -> dict[str, tuple[str, Value]]:
         """The place and the value of every tensor whose values the integer model knows, by tensor name."""
-        found: dict[str, tuple[str, Value]] = {}
+        tensors: dict[str, tuple[str, Value]] = {}
         for node in self.plan.graph:
-            value = self.made.values.get(node.name)
+            value = self.file.values.get(node.name)
             if value is not None and not (value.representation == "real" and node.name in self.plan.nodes):
-                found.setdefault(value.name, (node.name, value))
-        for edge, value in self.made.operands.items():
+                tensors.setdefault(value.name, (node.name, value))
+        for edge, value in self.file.operands.items():
             if value.representation != "real":
-                found.setdefault(value.name, (str(edge), value))
-        return found
+                tensors.setdefault(value.name, (str(edge), value))
+        return tensors
 
     def add(self, inputs: Sequence[Tensor]) -> None:
-        """One batch."""
+        """Compare one batch."""
         known: dict[str, Array] = {}
 
         def keep(value: Value | None, array: Tensor) -> None:
@@ -253,35 +256,36 @@ class _Checker:
         def on_value(node: Node, value: Any) -> None:
             if not isinstance(value, Tensor):
                 return
-            made = self.plan.nodes.get(node.name)
-            stored = self.made.values.get(node.name)
-            if made is None:
+            node_plan = self.plan.nodes.get(node.name)
+            stored = self.file.values.get(node.name)
+            if node_plan is None:
                 keep(stored, value)
             elif stored is not None and stored.representation != "real":
-                keep(stored, _as_held(value.to(torch.int64) - made.out.zero_point, stored))
+                keep(stored, _to_file_integers(value.to(torch.int64) - node_plan.out.zero_point, stored))
 
         def on_edge(edge: Edge, value: Any) -> None:
-            operand = self.made.operands.get(edge)
+            operand = self.file.operands.get(edge)
             if operand is not None and operand.representation != "real":
-                keep(operand, _as_held(self._as_read(edge, value), operand))
+                keep(operand, _to_file_integers(self._as_read(edge, value), operand))
 
         results = self.model.run(inputs, on_value, on_edge)
         feed = dict(zip(self.plan.graph.inputs, (t.numpy() for t in inputs), strict=True))
         for name in known:
             if name not in feed:
                 self._compare(name, {**known, **feed})
-        self._outputs(self.outputs, results, self.whole(feed))
+        self._compare_outputs(self.outputs, results, self.run_file(feed))
         if self.plain is not None:
-            self._outputs(self.plain_outputs, results, self.plain(feed))
+            self._compare_outputs(self.plain_outputs, results, self.plain(feed))
 
     def _as_read(self, edge: Edge, value: Tensor) -> Tensor:
-        """The value that the node reads on an edge in the file, where pads are merged into convolutions."""
+        """The value that the node reads on an edge in the file; a pad that is merged into the node is removed."""
         source = self.plan.graph[self.plan.graph.source(edge)]
-        return remove_padding(value, source) if source.name in self.made.unpadded else value
+        return remove_padding(value, source) if source.name in self.file.unpadded else value
 
     def _compare(self, tensor: str, known: Mapping[str, Array]) -> None:
+        """Run the part of the file that computes a tensor on known values, and compare the result."""
         place, value = self.named[tensor]
-        # where a batch lies on another axis, a batch of another size needs sessions of its own
+        # if the batch is on another axis than the first, a batch of another size needs its own sessions
         key = tensor, tuple(array.shape[1:] for array in known.values())
         if key not in self.sessions:
             part = self.parts.extract(tensor, {name: array.shape for name, array in known.items()})
@@ -292,15 +296,15 @@ class _Checker:
         grid = None if value.representation == "real" else 1.0
         count_differences(self.places, place, node.op, known[tensor], theirs, grid)
 
-    def _outputs(self, places: dict[str, PlaceCheck], ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
-        for name, mine, other in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
-            made = self.plan.nodes.get(name)
-            scale = None if made is None else made.out.scale.to(torch.float32).numpy()
-            count_differences(places, name, self.plan.graph[name].op, mine.numpy(), other, scale)
+    def _compare_outputs(self, places: dict[str, PlaceCheck], ours: Sequence[Any], theirs: Mapping[str, Array]) -> None:
+        for name, our_output, their_output in zip(self.plan.graph.outputs, ours, theirs.values(), strict=True):
+            node_plan = self.plan.nodes.get(name)
+            scale = None if node_plan is None else node_plan.out.scale.to(torch.float32).numpy()
+            count_differences(places, name, self.plan.graph[name].op, our_output.numpy(), their_output, scale)
 
 
-def _as_held(centered: Tensor, value: Value) -> Tensor:
-    """Centered integers as the file holds them."""
+def _to_file_integers(centered: Tensor, value: Value) -> Tensor:
+    """Convert centered integers to those that the file has, stored or centered."""
     assert value.qparams is not None
     if value.representation == "centered":
         return centered.to(torch.float32)
@@ -311,21 +315,22 @@ def _as_held(centered: Tensor, value: Value) -> Tensor:
 def count_differences(
     into: dict[str, PlaceCheck], place: str, op: str, ours: Array, theirs: Array, scale: Array | float | None
 ) -> None:
-    """Add a comparison of two arrays to what was counted at a place.
+    """Compare two arrays, and add the result to the comparison of a place.
 
     Args:
-        scale: real units per quantum of the values, 1 where they are quanta; both are rounded to quanta before they
-            are compared. None of real values, which are compared as they are.
+        into: the comparisons so far, by place.
+        scale: real units per quantum of the values, 1 if they are quanta; both are rounded to quanta before they are
+            compared. None for real values, which are compared as they are.
     """
     a, b = _tensor(ours), _tensor(theirs)
     if scale is not None:
         real_units = torch.as_tensor(scale, dtype=torch.float64)
         a, b = to_quanta(a, real_units), to_quanta(b, real_units)
     count, largest = differences(a, b)
-    found = PlaceCheck(place, op, a.numel(), count, largest, scale is not None)
-    into[place] = into[place] + found if place in into else found
+    check = PlaceCheck(place, op, a.numel(), count, largest, scale is not None)
+    into[place] = into[place] + check if place in into else check
 
 
 def _tensor(array: Array) -> Tensor:
-    """A copy: arrays of engines may be read-only."""
+    """A tensor with a copy of the array, because arrays of engines may be read-only."""
     return torch.from_numpy(np.array(array))
