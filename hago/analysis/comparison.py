@@ -32,7 +32,7 @@ from hago.simulation.simulator import Simulator
 
 #: The values of nodes by name: centered integers of integer nodes, real values of float nodes.
 Values = dict[str, Tensor]
-#: From the inputs of one batch to the values of every node that the realization shows, and the outputs.
+#: A realization: a function from the inputs of one batch to the values of the visible nodes, and the outputs.
 Realize = Callable[[Sequence[Tensor]], tuple[Values, list[Tensor]]]
 
 
@@ -41,14 +41,14 @@ def _reference(plan: Plan) -> Realize:
     model = IntegerModel(plan)
 
     def run(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
-        seen: Values = {}
+        values: Values = {}
 
         def on_value(node: Node, value: Any) -> None:
             if isinstance(value, Tensor):
                 node_plan = plan.nodes.get(node.name)
-                seen[node.name] = value if node_plan is None else value.to(torch.int64) - node_plan.out.zero_point
+                values[node.name] = value if node_plan is None else value.to(torch.int64) - node_plan.out.zero_point
 
-        return seen, model.run(inputs, on_value)  # `seen` is filled by the run
+        return values, model.run(inputs, on_value)  # the run fills `values`
 
     return run
 
@@ -57,38 +57,38 @@ def _simulated(plan: Plan) -> Realize:
     model = Simulator(plan)
 
     def run(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
-        seen: Values = {}
+        values: Values = {}
 
         def on_value(node: Node, value: Any) -> None:
             if isinstance(value, Tensor):
-                seen[node.name] = value.clone()
+                values[node.name] = value.clone()
 
-        return seen, model.run(inputs, on_value)
+        return values, model.run(inputs, on_value)
 
     return run
 
 
 def _fast(plan: Plan) -> Realize:
     model = FastModel(plan)
-    return lambda inputs: ({}, model.run(inputs))  # its kernels fuse nodes, so only the outputs can be seen
+    return lambda inputs: ({}, model.run(inputs))  # its kernels fuse nodes, so that only the outputs are visible
 
 
 def _float(plan: Plan) -> Realize:
     def run(inputs: Sequence[Tensor]) -> tuple[Values, list[Tensor]]:
-        seen: Values = {}
+        values: Values = {}
 
         def on_value(node: Node, value: Any) -> None:
             if isinstance(value, Tensor):
                 node_plan = plan.nodes.get(node.name)
-                seen[node.name] = value.clone() if node_plan is None else value / node_plan.out.scale
+                values[node.name] = value.clone() if node_plan is None else value / node_plan.out.scale
 
-        return seen, run_real(plan.graph, inputs, on_value, plan.ops)
+        return values, run_real(plan.graph, inputs, on_value, plan.ops)
 
     return run
 
 
 def _onnx(engine: str, plan: Plan) -> Realize:
-    """An engine on the exported file: in QDQ form where that can express the Plan, else in QOperator form."""
+    """An engine on the exported file: in QDQ form if that can express the Plan, else in QOperator form."""
     try:
         exported = make_onnx(plan, "qdq")
     except HagoError:
@@ -96,7 +96,7 @@ def _onnx(engine: str, plan: Plan) -> Realize:
     return ObservedModel(exported, plan, openvino_that_lasts if engine == "openvino" else ENGINES[engine])
 
 
-#: By name, a function that makes the realization of a Plan.
+#: Functions that make the realization of a Plan, by name.
 REALIZATIONS: Final[Mapping[str, Callable[[Plan], Realize]]] = {
     "reference": _reference,
     "fast": _fast,
@@ -113,9 +113,9 @@ class RealizationDifference:
 
     Args:
         name: of the realization.
-        places: one per node that can be seen, in the order of the graph.
+        places: one per visible node, in the order of the graph.
         outputs: one per output of the model.
-        skipped: the reason if it did not run, else empty.
+        skipped: the reason why it did not run; empty if it ran.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Comparison:
     Args:
         base: the realization that the others are compared with.
         samples: number of samples of the data.
-        against: one per other realization.
+        against: the differences of each other realization.
         notes: known differences of engines on this machine.
     """
 
@@ -263,6 +263,6 @@ def _compare(
         scale = 1.0 if node.name in plan.nodes else None
         count_differences(places, node.name, node.op, ours.numpy(), theirs.numpy(), scale)
     for name, ours, theirs in zip(plan.graph.outputs, expected[1], got[1], strict=True):
-        made = plan.nodes.get(name)
-        real_units = None if made is None else made.out.scale.to(torch.float32).numpy()
+        node_plan = plan.nodes.get(name)
+        real_units = None if node_plan is None else node_plan.out.scale.to(torch.float32).numpy()
         count_differences(outputs, name, plan.graph[name].op, ours.numpy(), theirs.numpy(), real_units)

@@ -1,6 +1,6 @@
 """Statistics of an inspection: the error of every node split into causes, the nodes to blame, and the tables of both.
 
-`hago.analysis.inspect` runs the executions and fills these types; `GraphStatistic`, at the end, is what it returns.
+`hago.analysis.inspect` runs the three models and fills these types; it returns a `GraphStatistic`, the last of them.
 
 Notation: node `n` computes `f` on real values, `f_q` on centered integers with accumulator scale `s`. `F` is its value
 in the float model, `x` are the simulated values of its producers, dequantized but not yet requantized by its in-edges.
@@ -20,11 +20,11 @@ but without its limits, `C` applies the limits, `w` are constants (weights and b
 saturates. A node that does not requantize its output ends at v5 = S; one without constants has v2 = v3; a table
 computes `f` where others compute `f_q`.
 
-A float node computes on `x` alone, so all its error is inherited; one whose weight alone is quantized adds
+A float node computes `f(x, w)`, so that all its error is inherited; if its weight alone is quantized, it adds
 constants = S - f(x, w).
 
-Where a requantized output covers only the values that a relu, clamp or pooling after it passes on, every value here is
-taken after those nodes: clipping what they would cut off anyway is no error.
+If the range of a requantized output covers only the values that a relu, clamp or pooling after it passes on, all values
+are taken after those nodes, because clipping a value that they would clip anyway is no error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Cause = Literal["inherited", "rounding", "constants", "saturation", "overflow"]
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 SplitStep = tuple[Cause, Tensor]
 
-#: A limit that no integer here reaches; float64 and int64 represent it exactly.
+#: A limit that no integer reaches, and that float64 and int64 represent exactly.
 _NO_LIMIT: Final = 1 << 52
 #: The key of a requantized output among the in-edges of a node, whose keys are slots.
 OUT: Final = -1
@@ -63,7 +63,7 @@ class EdgeSample:
     """The error that one edge adds to its value in one batch.
 
     Args:
-        saturated, values: number of values that were clipped, and of all values.
+        saturated, values: number of clipped values, and of all values.
         signal: sum of squares of the real value before the edge.
         rounded, clipped: sums of squares of the changes by rounding, and then by clipping.
     """
@@ -112,7 +112,7 @@ def edge_sample(before: Tensor, free: Tensor, limited: Tensor) -> EdgeSample:
 
 
 def chain_after(plan: Plan, name: str) -> tuple[Node, ...]:
-    """The nodes (relu, clamp, pooling ...) after which the range of a requantized output was calibrated."""
+    """The nodes (relu, clamp, pooling ...) on whose output the range of a requantized output was calibrated."""
     node_plan, graph = plan.nodes[name], plan.graph
     if node_plan.out_simq is None and node_plan.table is None:
         return ()
@@ -126,13 +126,13 @@ class NodeSplitter:
 
     Attributes:
         consts: by slot, the centered integers of constants without limits, float32.
-        past: the nodes after which values are taken; see the module's docstring.
+        chain: the nodes after which values are taken; see the docstring of the module.
     """
 
     def __init__(self, plan: Plan, node: Node) -> None:
         self.plan, self.node, self.node_plan = plan, node, plan.nodes[node.name]
         self.requantize = plan.hardware.requantize
-        self.past = chain_after(plan, node.name)
+        self.chain = chain_after(plan, node.name)
         self.consts = {slot: self._const(slot) for slot in self.node_plan.consts}
         self._const_edges = {slot: self._const_edge(slot, q) for slot, q in self.consts.items()}
         exact = self.node_plan.carrier == torch.float64 and self.node_plan.parts == 1
@@ -160,11 +160,11 @@ class NodeSplitter:
         Args:
             reference: the value of the node in the float model.
             sources: the simulated values of its producers, real; constants in float.
-            carriers: the same values as the simulator holds them: centered integers where they are quantized.
+            carriers: the same values as they are in the simulator: centered integers if quantized.
             accumulator: centered, before overflow; None for a table.
             final: the simulated value, real.
             exact_sources: whether the producers have no error.
-            lost: what overflow inside the sums changed; None where it is impossible.
+            lost: the change by overflow inside the sums; None if it is impossible.
         """
         free, edges = self._unlimited_operands(sources, carriers)
         clipped = any(e.saturated for e in (*edges.values(), *self._const_edges.values()))
@@ -268,8 +268,8 @@ class NodeSplitter:
         return int(overflowed(raw, self.node_plan.desc.register.dtype))
 
     def _through_chain(self, value: Tensor) -> Tensor:
-        """The value after the nodes of `past`."""
-        for node in self.past:
+        """The value after the nodes of `chain`."""
+        for node in self.chain:
             value = compute_real(node, [value], self.plan.ops)
         return value
 
@@ -297,7 +297,7 @@ EdgeRole = Literal["data", "constant", "output"]
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistic:
-    """The finite values of one node in one of the three executions; None where there were none."""
+    """The finite values of one node in one of the three models; None if there were none."""
 
     minimum: float | None
     maximum: float | None
@@ -313,9 +313,9 @@ class CauseStatistic:
         power: mean square of the difference that the cause added.
         largest: its largest magnitude.
         share: sum(added * error) / sum(error^2), the projection of the added difference on the error. Shares of all
-            causes sum to 1; a cause that cancels others has a negative one. None where there is no error.
-        own_share: the same within the error that the node itself added; None for inherited error, and where the node
-            added none.
+            causes sum to 1; a cause that cancels others has a negative one. None if there is no error.
+        own_share: its share in the error that the node itself added; None for inherited error, and if the node added
+            none.
     """
 
     power: float
@@ -330,18 +330,18 @@ class EdgeStatistic:
 
     Args:
         edge: its key.
-        source: the node whose value it carries.
+        source: the node whose value is on the edge.
         kind: data, a constant, or the node's own output.
         bits: number of bits that the range of its integers needs.
         dtype: of the slot.
-        scale: real units per quantum, the largest where it varies per channel.
-        per_channel: whether it varies.
-        requantized: whether values are quantized on the edge, or pass as the producer emits them.
-        saturated, values: number of values that were clipped, and of all values.
+        scale: real units per quantum; the largest one if it is per channel.
+        per_channel: whether there is a scale per channel.
+        requantized: whether values are quantized on the edge; otherwise they pass as the producer emits them.
+        saturated, values: number of clipped values, and of all values.
         rounding_sqnr: dB of the value before the edge over the error of rounding.
         saturation_sqnr: dB of the same value over the error of clipping.
         rounding_effect: mean square of the error that rounding on this edge adds to the node's value. It is exact
-            where the edge is in the node's own units (a bias, operands of an add, the output), else estimated as the
+            if the edge is in the node's own units (a bias, operands of an add, the output), else estimated as the
             edge's noise-to-signal ratio times the power of the node's value.
         saturation_effect: the same for clipping.
         channels: of a weight, its output channels.
@@ -384,25 +384,25 @@ class NodeStatistic:
         integer: whether it runs in integers.
         count: number of values that the errors were measured on.
         float_values, simulated_values, integer_values: in real units.
-        sqnr: dB of the float value over the simulated error; None where nothing was measured.
+        sqnr: dB of the float value over the simulated error; None if nothing was measured.
         inherited_sqnr: the same if the node itself were exact on its simulated inputs.
         own_sqnr: dB of the float value over the error that the node itself added.
-        cosine: between float and simulated value; None where either is 0 everywhere.
+        cosine: between float and simulated value; None if either is 0 everywhere.
         max_error: the largest |simulated - float|.
         error_power: mean square of simulated - float.
         causes: the contribution of each cause.
         differences: number of values that differ between the simulator and the integer model; integers are compared as
             integers, floats by their bits.
         max_difference: the largest difference, in quanta of an integer node, in real units of a float node.
-        edges: in-edges of an integer node, and its output where it requantizes.
+        edges: in-edges of an integer node, and its output if it requantizes.
         verdict: on overflow: proved absent, possible, seen, or float.
         register, on_overflow: dtype of the accumulator, and how it behaves outside its range.
         bound: the largest accumulator that any input can cause, over the register's maximum.
         overflows, accumulators: number of accumulators that left their register, and of all accumulators.
         left_out: number of values that were infinite or NaN.
         raised: number of channels of the weight whose scale was raised so that their biases fit the accumulator.
-        past: the node (relu, clamp, pooling) after which errors are taken, where the requantized output covers only
-            the values that it passes on.
+        past: the node (relu, clamp, pooling) after which errors are taken, if the requantized output covers only the
+            values that it passes on.
     """
 
     name: str
@@ -435,14 +435,14 @@ class NodeStatistic:
 
     @property
     def inherited_share(self) -> float:
-        """The part of the error that was inherited, clamped to [0, 1]; 0 where there is no error."""
+        """The part of the error that was inherited, clamped to [0, 1]; 0 if there is no error."""
         return min(1.0, max(0.0, self.causes["inherited"].share or 0.0))
 
     @property
     def main_cause(self) -> Cause | None:
-        """The cause with the largest part in the error that the node itself added; None where it added none."""
-        own = [(s.own_share, cause) for cause, s in self.causes.items() if s.own_share is not None]
-        return max(own)[1] if own else None
+        """The cause with the largest part in the error that the node itself added; None if it added none."""
+        shares = [(s.own_share, cause) for cause, s in self.causes.items() if s.own_share is not None]
+        return max(shares)[1] if shares else None
 
     @property
     def saturated_fraction(self) -> float:
@@ -459,16 +459,16 @@ class NodeStatistic:
 
 
 # ---------------------------------------------------------------- blame
-#: A value whose SQNR is below this many dB is wrong: its error is above a tenth of it.
+#: A node whose SQNR is below this many dB is reported as wrong: its error is more than a tenth of its value.
 WRONG_DB: Final = 20.0
 
 
 def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float]:
     """The part of each node in the error of `ends`, in node order, without the nodes that have none.
 
-    Blame is handed backwards through the graph: a node keeps the part of the blame that it added itself, and hands the
-    part that it inherited to its producers in proportion to the power of their errors. So the parts sum to 1. They are
-    an estimate, since they assume that a node passes on all inherited errors alike.
+    Blame is propagated backwards through the graph: a node keeps the part that corresponds to the error that it added
+    itself, and distributes the inherited part to its producers in proportion to the power of their errors. The parts
+    therefore sum to 1. They are an estimate, because a node is assumed to pass on all inherited errors alike.
 
     Args:
         rows: in topological order.
@@ -476,20 +476,20 @@ def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float
     """
     by_name = {r.name: r for r in rows}
     ends = [e for e in ends if by_name[e].error_power]
-    reached = dict.fromkeys(by_name, 0.0)
+    assigned = dict.fromkeys(by_name, 0.0)
     for end in ends:
-        reached[end] += 1.0 / len(ends)
+        assigned[end] += 1.0 / len(ends)
     kept: dict[str, float] = {}
     for row in reversed(rows):
-        share = reached[row.name]
+        share = assigned[row.name]
         noise = {s: by_name[s].error_power or 0.0 for s in row.inputs}
         noise = {s: power * by_name[s].count for s, power in noise.items() if power > 0.0}
         total = sum(noise.values())
-        handed = share * row.inherited_share if total > 0.0 else 0.0
+        passed_back = share * row.inherited_share if total > 0.0 else 0.0
         for source, power in noise.items():
-            reached[source] += handed * power / total
-        if share - handed > 0.0:
-            kept[row.name] = share - handed
+            assigned[source] += passed_back * power / total
+        if share - passed_back > 0.0:
+            kept[row.name] = share - passed_back
     return {r.name: kept[r.name] for r in rows if r.name in kept}
 
 
@@ -689,7 +689,7 @@ def _agreement(differences: int) -> str:
 
 
 def value_table(rows: Sequence[NodeStatistic]) -> list[str]:
-    """A table of ranges, means and standard deviations; `same` where the integer model agrees."""
+    """A table of ranges, means and standard deviations; `same` if the integer model has the same."""
     figures = ("min", "max", "mean", "std")
     titles = ("node", *(f"{kind} {f}" for kind in ("float", "simulated") for f in figures), "integer")
     cells = [
@@ -709,7 +709,7 @@ def _figures(values: ValueStatistic) -> tuple[float | None, ...]:
 
 
 def csv_rows(rows: Sequence[NodeStatistic], blame: Mapping[str, float]) -> Iterator[list[Any]]:
-    """A header row, then one row per node; None where there is no number."""
+    """A header row, then one row per node; None for a missing number."""
     for index, row in enumerate(rows):
         cells = _csv_cells(row, blame.get(row.name, 0.0))
         if index == 0:
@@ -750,7 +750,7 @@ class GraphStatistic:
 
     Args:
         hardware: name of the hardware.
-        batches, samples: how many were run.
+        batches, samples: number of batches and samples that were run.
         rows: one per node in order, with inputs and without constants.
         outputs: names of the nodes that the model returns.
     """
@@ -785,7 +785,7 @@ class GraphStatistic:
         return diagnose_error(self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The statistic as JSON values; None where there is no number."""
+        """The statistic as JSON values; None for a missing number."""
         wrong = self.first_wrong
         return {
             "hardware": self.hardware,
@@ -799,7 +799,7 @@ class GraphStatistic:
         }
 
     def to_csv(self) -> str:
-        """The statistic as CSV: a header line, then one line per node; empty cells where there is no number."""
+        """The statistic as CSV: a header line, then one line per node; missing numbers are empty cells."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(csv_rows(self.rows, self.blame))
         return text.getvalue()

@@ -1,7 +1,8 @@
-"""Explanations: which nodes will run in integers, which stay float and why, before any search.
+"""Explanations: the nodes that will run in integers, and those that stay float and why, before any search.
 
-Nothing here depends on thresholds or data. What is reported on overflow holds for all weights and thresholds; the rest
-is known once a Plan is resolved. `explain_topology` makes the Explanation that `hago.explain` returns.
+An explanation depends neither on thresholds nor on data. The overflow that it reports holds for all weights and
+thresholds; where overflow depends on them, it is known once a Plan is resolved. `explain_topology` makes the
+Explanation that `hago.explain` returns.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class EdgeChoice:
 
     Args:
         key: of the edge.
-        choices: numbers of bits, widest first; empty where there is nothing to choose.
-        why: where the bits come from: "chosen", "of <node>:out", "as emitted", "derived" (a bias),
+        choices: numbers of bits, widest first; empty if there is nothing to choose.
+        why: the source of the bits: "chosen", "of <node>:out", "as emitted", "derived" (a bias),
             "not quantized".
     """
 
@@ -58,9 +59,9 @@ class NodeChoice:
         macs: multiply-accumulates at batch 1.
         signatures: the signatures with which the hardware can run it, preferred first.
         edges: the in-edges and the output of an integer node, or the quantized weight of a float node.
-        safe_bits: the most bits on all its operands at which its accumulator cannot overflow for any weights and
-            thresholds; None where that depends on them.
-        always_safe: whether no choice of bits can overflow.
+        safe_bits: the largest number of bits of all operands at which the accumulator cannot overflow for any weights
+            and thresholds; None if that depends on them.
+        always_safe: whether it cannot overflow for any choice of bits.
     """
 
     name: str
@@ -235,15 +236,14 @@ def safe_bits(
     choices: Sequence[Sequence[int]],
     ops: Ops,
 ) -> tuple[int | None, bool]:
-    """The most bits on all operands of an integer node at which its accumulator cannot overflow.
+    """The largest number of bits of all operands of an integer node at which its accumulator cannot overflow.
 
     Args:
         descs: its integer signatures.
-        choices: of the bits of each operand, widest first; empty where there is nothing to choose.
+        choices: the bits that each operand may have, widest first; empty if there is nothing to choose.
 
     Returns:
-        The number of bits, and whether every choice is safe; (None, False) where that depends on weights and
-        thresholds.
+        The number of bits, and whether every choice is safe; (None, False) if that depends on weights and thresholds.
     """
     form = ops[node.op].integer
     assert form is not None
@@ -253,7 +253,7 @@ def safe_bits(
     rescaled = form.requantizes_output or ("common" in form.slots and any(d.requantize_at == "output" for d in descs))
     ones = [torch.ones((), dtype=torch.float64)] * len(choices)
     if rescaled or form.attrs_at or form.attrs(node.attrs, ones) is not node.attrs or not all(choices):
-        return None, False  # scales decide: of a derived bias, or of integers as the producer emits them
+        return None, False  # it depends on scales: of a derived bias, or of integers as the producer emits them
     affine = not TWO_SIDED.isdisjoint((hardware.activation.scheme, hardware.weight.scheme))
     widest = max(c[0] for c in choices)
     for bits in range(widest, min(c[-1] for c in choices) - 1, -1):
@@ -285,7 +285,7 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
 
 # ---------------------------------------------------------------- edges
 def _weight_edge(edge: Edge, space: Space) -> EdgeChoice:
-    """The choices of an in-edge of a float node: only a quantized weight has any."""
+    """The choices of an in-edge of a float node; only a quantized weight has any."""
     group = space.groups.get(str(edge))
     return EdgeChoice(str(edge), () if group is None else group.choices, "not quantized" if group is None else "chosen")
 

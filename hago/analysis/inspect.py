@@ -1,9 +1,10 @@
 """Inspection: run the float model, the simulator and the integer model in lockstep, and compare every node.
 
-`inspect_plan` makes one pass over each batch. The simulator drives it: as each of its values appears, the float model
-and the integer model compute the same node, the three are compared, and values are dropped after their last reader. So
-memory is that of the widest cut of the graph, up to four times (float, carrier, simulated and stored values). A Tally
-per node sums up the batches, and `summarize` turns it into the NodeStatistic that `hago.analysis.error_causes` defines.
+`inspect_plan` makes one pass over each batch. The simulator drives it: whenever it has computed a node, the float model
+and the integer model compute the same node, the three values are compared, and values are dropped after their last
+reader. At most, the values of the widest cut of the graph are in memory, four times (float, carrier, simulated and
+stored). A Tally per node sums over the batches, and `summarize` makes of it the NodeStatistic that
+`hago.analysis.error_causes` defines.
 
 Sums are float64 and over finite values: a position where any of the compared values is infinite or NaN (as in masks of
 attention) is left out.
@@ -53,7 +54,7 @@ __all__ = ["GraphStatistic", "inspect_plan"]
 
 #: Number of values that are converted to float64 at a time.
 INSPECTED_AT_ONCE: Final = 1 << 17
-#: A weight channel whose largest |q| is below this is called narrow: it has less than 4 bits.
+#: A channel of a weight whose largest |q| is below this is called narrow: it has less than 4 bits.
 NARROW: Final = 8
 
 
@@ -187,7 +188,7 @@ class Tally:
         self.max_error = max(self.max_error, float(error.abs().max()))
 
     def add_values(self, reference: Tensor, simulated: Tensor, realized: Tensor | None) -> None:
-        """Add the values of one batch; `realized` is None where it equals `simulated`."""
+        """Add the values of one batch; `realized` is None if it equals `simulated`."""
         if realized is not None and self.integer_values is None:
             self.integer_values = copy.copy(self.simulated_values)  # until now they were equal
         self._add_moments(self.float_values, reference)
@@ -246,12 +247,12 @@ def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | Non
         accumulators=tally.accumulators,
         left_out=tally.left_out,
         raised=0 if node_plan is None else len(node_plan.raised),
-        past=splitter.past[-1].name if splitter is not None and splitter.past else None,
+        past=splitter.chain[-1].name if splitter is not None and splitter.chain else None,
     )
 
 
 def values(moments: Moments) -> ValueStatistic:
-    """Moments as a ValueStatistic."""
+    """Convert Moments to a ValueStatistic."""
     if not moments.count:
         return ValueStatistic(None, None, None, None)
     return ValueStatistic(moments.low, moments.high, moments.mean, moments.deviation)
@@ -266,12 +267,12 @@ def _causes(tally: Tally) -> Mapping[Cause, CauseStatistic]:
     total, own = float(tally.products.sum()), float(tally.products[1:, 1:].sum())
     causes: dict[Cause, CauseStatistic] = {}
     for i, cause in enumerate(CAUSES):
-        with_own = float(tally.products[i, 1:].sum())
+        projection = float(tally.products[i, 1:].sum())
         causes[cause] = CauseStatistic(
             power=float(tally.products[i, i]) / tally.count if tally.count else 0.0,
             largest=tally.largest[i],
             share=float(tally.products[i].sum()) / total if total > 0.0 else None,
-            own_share=with_own / own if own > 0.0 and cause != "inherited" else None,
+            own_share=projection / own if own > 0.0 and cause != "inherited" else None,
         )
     return causes
 
@@ -330,7 +331,7 @@ def _with_error(edge: EdgeStatistic, sample: EdgeTally | EdgeSample, power: floa
     """The statistic of an edge that quantizes values.
 
     Args:
-        power: mean square of the node's value; None where the edge is in the units of that value.
+        power: mean square of the node's value; None if the edge is in the units of that value.
     """
     gain = (1.0 / sample.values if sample.values else 0.0) if power is None else 0.0
     if power is not None and sample.signal > 0.0:
@@ -417,11 +418,13 @@ def inspect_plan(plan: Plan, batches: Iterable[Batch]) -> GraphStatistic:
 
 
 class Lockstep:
-    """The three executions of one Plan, node by node. `inspect_plan` makes it and calls `feed` once per batch.
+    """The float model, the simulator and the integer model of one Plan, run node by node.
+
+    `inspect_plan` makes it and calls `feed` once per batch.
 
     Attributes:
         tallies: the sums over batches, by node.
-        splitters: by name of the integer node.
+        splitters: by integer node.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -457,7 +460,7 @@ class Lockstep:
             self._lost[node.name] = lost
 
     def _on_value(self, node: Node, carrier: Any) -> None:
-        """Compute a node in float and in integers too, once the simulator has computed it, and compare the three."""
+        """Compute a node that the simulator has computed in float and in integers too, and compare the three values."""
         name = node.name
         if node.op == INPUT:
             self._float[name] = self._integer[name] = self._inputs[name]
@@ -469,9 +472,9 @@ class Lockstep:
         qparams = self.plan.nodes[name].out if name in self.plan.nodes else None
         self._simulated[name] = carrier if qparams is None else dequantize(carrier, qparams)
         self._compare(node, self.tallies[name])
-        for dropped in self._dropped.get(name, ()):
+        for source in self._dropped.get(name, ()):
             for values in (self._float, self._carriers, self._simulated, self._integer):
-                values.pop(dropped, None)
+                values.pop(source, None)
 
     def _compute_integer(self, node: Node) -> Any:
         inputs = [self._integer[s] for s in dict.fromkeys(node.inputs) if self.graph[s].op != CONST]
@@ -479,6 +482,7 @@ class Lockstep:
 
     # ------------------------------------------------------------ comparison
     def _compare(self, node: Node, tally: Tally) -> None:
+        """Add the differences, the values and the split error of a node to its tally."""
         name, realized = node.name, self._integer[node.name]
         plan = self.plan.nodes.get(name)
         if plan is not None:
@@ -490,10 +494,10 @@ class Lockstep:
         if not isinstance(reference, Tensor):
             self._exact[name] = equal(reference, simulated)
             return
-        other = None
+        integer_value = None
         if different:
-            other = realized if plan is None else dequantize(realized, plan.out)
-        tally.add_values(reference, simulated, other)
+            integer_value = realized if plan is None else dequantize(realized, plan.out)
+        tally.add_values(reference, simulated, integer_value)
         split = self._split(node, reference, simulated)
         tally.add_split(split)
         self._exact[name] = equal(reference, simulated)
@@ -514,7 +518,7 @@ class Lockstep:
             )
 
     def _split_float(self, node: Node, reference: Tensor, simulated: Tensor) -> Split:
-        """The error of a float node: inherited, but for what a weight that is stored as integers adds."""
+        """The error of a float node: all inherited, unless a weight that is stored as integers adds to it."""
         if not any(e in self.plan.weights for e in node.edges):
             return Split(reference, (("inherited", simulated),))
         inherited = reference
@@ -532,6 +536,8 @@ def single_node_plan(plan: Plan, node: Node) -> Plan:
     nodes = tuple(s if s.op == CONST else Node(s.name, INPUT, (), {}, s.shape, s.dtype) for s in sources)
     consts = {s.name: graph.consts[s.name] for s in sources if s.op == CONST}
     edges = {e: plan.edges[e] for e in node.edges} | {Edge(OUTPUT, 0): None}
-    planned = {node.name: plan.nodes[node.name]} if node.name in plan.nodes else {}
+    node_plans = {node.name: plan.nodes[node.name]} if node.name in plan.nodes else {}
     weights = {e: plan.weights[e] for e in node.edges if e in plan.weights}
-    return Plan(Graph((*nodes, node), inputs, (node.name,), consts), plan.hardware, plan.ops, planned, edges, weights)
+    return Plan(
+        Graph((*nodes, node), inputs, (node.name,), consts), plan.hardware, plan.ops, node_plans, edges, weights
+    )

@@ -1,8 +1,8 @@
 """Measurement of a CPU: time the signatures of a hardware file on this machine, and write the times as its figures.
 
-Every signature is timed on one op that lists it, the first of TIMED: integer signatures on the kernels that run integer
-models here, float ones on torch's. A size that fits into caches gives the throughput, one that does not gives the
-bandwidth of memory.
+Every signature is timed on one of the ops that list it, the first in the order of TIMED: integer signatures on the
+kernels that run integer models, float ones on torch's. A size that fits into caches gives the throughput, and one that
+does not gives the bandwidth of memory.
 
 Invariant: a measured copy differs from the given hardware only in figures of cost, name, sources and notes. A figure
 that cannot be measured here stays as it was, and a note says why. `measure_hardware`, at the end, makes the copy.
@@ -220,7 +220,7 @@ def signature_jobs(hardware: Hardware) -> Iterator[tuple[str, str, tuple[Job, Jo
 
 
 def _first_job(hardware: Hardware, by_op: Mapping[str, OpDesc], ops: Sequence[str]) -> tuple[Job, Job] | str:
-    """The calls of the first op that runs here in its signature's own dtypes, or why the first op does not."""
+    """The jobs of the first op that runs here in its signature's dtypes, or the reason why the first does not."""
     why = "none of its ops is among those that are timed"
     for number, op in enumerate(ops):
         case, desc = TIMED[op], by_op[op]
@@ -269,15 +269,15 @@ def _float_job(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> Job:
 def integer_plan(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> tuple[Plan, list[Tensor]]:
     """Make a Plan of one node that runs with a signature and returns its integers, and inputs for it.
 
-    Bits are the fewest, so that nothing overflows: storage, and so the time, does not depend on them.
+    Bits are the fewest possible, so that nothing overflows; storage and therefore time do not depend on them.
 
     Raises:
         HagoError: the op cannot be computed with that signature alone.
     """
-    one = replace(hardware, ops={op: (desc,)}, other_ops="float32")
+    only_this = replace(hardware, ops={op: (desc,)}, other_ops="float32")
     inputs = _inputs(case)
     prepared = prepare(
-        case.make().eval(), one, [tuple(x[:2] for x in inputs)], QuantizationOptions(estimator="max_range")
+        case.make().eval(), only_this, [tuple(x[:2] for x in inputs)], QuantizationOptions(estimator="max_range")
     )
     plan = prepared.resolver(prepared.space.narrowest())
     if not plan.nodes:
@@ -287,7 +287,7 @@ def integer_plan(hardware: Hardware, op: str, desc: OpDesc, case: Case) -> tuple
 
 
 def copy_job() -> Job:
-    """The job of copying more than caches hold."""
+    """The job of copying more bytes than fit into caches."""
     source = torch.ones(_COPIED // 4)
     target = torch.zeros_like(source)
     return Job(partial(target.copy_, source), _COPIED // 4, 2 * _COPIED, f"copy of {_COPIED >> 20} MiB, torch")
@@ -335,9 +335,9 @@ def _inputs(case: Case) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------- the measured copy
-#: The clock if neither the system nor the file gives one: a cycle is a nanosecond.
+#: The clock if neither the system nor the file gives one: a cycle is then a nanosecond.
 NOMINAL_HZ: Final = 1e9
-#: Families of processors by `platform.machine()`.
+#: The family of the processor by `platform.machine()`.
 _FAMILIES: Final = {"x86_64": "x86", "amd64": "x86", "i686": "x86", "aarch64": "arm", "arm64": "arm"}
 _CHIP: Final = "chip"
 _MEASURED: Final = "_measured"
@@ -350,7 +350,7 @@ class Figure:
     Args:
         of: a signature, or "chip".
         key: name of the figure in the file.
-        before, now: its value in the given file and in the copy; None where there is none.
+        before, now: its value in the given file and in the copy; None if it has none.
         said: the call that was timed, or the reason why none was.
     """
 
@@ -492,7 +492,7 @@ def _copy(document: Mapping[str, Any], given: Hardware, figures: tuple[Figure, .
 
 
 def _clock_hz(chip: Mapping[str, float]) -> tuple[float, str]:
-    """The clock of this machine in Hz, and where the number is from."""
+    """The clock of this machine in Hz, and the source of the number."""
     for line in _cpu_lines():
         key, _, value = line.partition(":")
         if key.strip() == "cpu MHz":

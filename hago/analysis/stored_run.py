@@ -1,4 +1,4 @@
-"""A run of a stored integer model on data, compared with the simulation of its own Plan."""
+"""A run of a stored integer model on data, compared with the simulation of the Plan that is stored with it."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def run_model(model: IntegerModel, dataset: Iterable[Any]) -> StoredRun:
         pairs = zip(batches, rows, strict=True)
         right = sum(float(OBJECTIVES["accuracy"].per_sample(o, o, batch.labels).sum()) for batch, o in pairs)
         accuracy = (right / batches.samples, *wilson_interval(right, batches.samples))
-    whole = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
-    return StoredRun(plan.hardware.name, batches.samples, accuracy, compared, differences, whole)
+    outputs_of_all = tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+    return StoredRun(plan.hardware.name, batches.samples, accuracy, compared, differences, outputs_of_all)
 
 
 def save_outputs(path: str | PathLike[str], names: Sequence[str], outputs: Sequence[Tensor]) -> None:
@@ -114,13 +114,13 @@ def save_outputs(path: str | PathLike[str], names: Sequence[str], outputs: Seque
         HagoError: it could not be written.
         DataError: an output has a dtype that numpy lacks.
     """
-    written = io.BytesIO()
+    buffer = io.BytesIO()
     try:
         arrays = [t.detach().cpu().numpy() for t in outputs]
     except TypeError as error:
         raise DataError(f"outputs cannot be written: {error}") from None
-    np.savez(written, **dict(zip(names, arrays, strict=True)))  # type: ignore[arg-type]
+    np.savez(buffer, **dict(zip(names, arrays, strict=True)))  # type: ignore[arg-type]
     try:
-        replace_file(Path(path), written.getvalue())
+        replace_file(Path(path), buffer.getvalue())
     except HagoError as error:
         raise HagoError(f"outputs cannot be written: {error}") from None

@@ -1,7 +1,7 @@
 """Report on a strategy: the float, the simulated and the integer model measured side by side on data.
 
-The outputs of the integer model are compared with the simulation bit for bit on every sample. Nodes and edges inside
-are compared on the first few samples only, since that keeps all values of a batch in memory.
+The outputs of the integer model are compared with the simulation bit for bit on every sample. Inner nodes and edges are
+compared on the first few samples only, because that keeps all values of a batch in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hago.simulation.simulator import Simulator
 
 Model = Literal["float", "simulated", "integer"]
 
-#: Number of samples on which every node and edge is compared.
+#: Number of samples on which all nodes and edges are compared.
 INSIDE_SAMPLES: Final = 32
 
 
@@ -53,8 +53,8 @@ class WeightBytes:
     def __str__(self) -> str:
         after = self.integer + self.left
         times = f", {self.before / after:.2f} times fewer" if after else ""
-        rest = f" and {count(self.left)} bytes left in float" if self.left else ""
-        return f"weights: {count(self.before)} bytes in float, {count(self.integer)} in integers{rest}{times}"
+        left = f" and {count(self.left)} bytes left in float" if self.left else ""
+        return f"weights: {count(self.before)} bytes in float, {count(self.integer)} in integers{left}{times}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class StrategyReport:
         return "\n".join([*lines, self.overflow_text(), str(self.weights), *self.exactness_text()])
 
     def overflow_text(self) -> str:
-        """A line that tells where overflow is proved absent, possible, or was seen."""
+        """A line on the nodes at which overflow is proved absent, possible, or was observed."""
         possible = [n for n, v in self.verdicts.items() if v != "proved"]
         text = f"overflow: proved absent at {len(self.verdicts) - len(possible)} of {len(self.verdicts)} integer nodes"
         if self.overflows:
@@ -120,7 +120,7 @@ class StrategyReport:
         return f"{text}; none seen at the others" if possible else text
 
     def exactness_text(self) -> list[str]:
-        """A line that tells whether the integer model equals the simulator; none if it was not run."""
+        """A line on whether the integer model equals the simulator; none if it was not run."""
         if self.differences is None:
             return []
         if self.same:
@@ -178,7 +178,7 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
         "float": evaluator.summary(evaluator.float_contributions()),
         "simulated": evaluator.summary(measured.contributions),
     }
-    pair = _Pair(plan, batches)
+    pair = _ModelPair(plan, batches)
     if integer:
         figures["integer"] = evaluator.summary(evaluator.contributions(pair.outputs()))
     return StrategyReport(
@@ -193,8 +193,10 @@ def report_plan(plan: Plan, batches: Batches, *, integer: bool = True) -> Strate
     )
 
 
-class _Pair:
-    """The simulator and the integer model of one Plan, compared while the outputs of the latter are read.
+class _ModelPair:
+    """The simulator and the integer model of one Plan, compared while the outputs of the integer model are read.
+
+    `report_plan` makes it and iterates over `outputs` once.
 
     Attributes:
         compared: number of values compared so far.
@@ -207,7 +209,7 @@ class _Pair:
         self.differences: dict[str, int] = {}
 
     def outputs(self) -> Iterator[list[Tensor]]:
-        """The integer model's outputs, batch by batch."""
+        """Yield the outputs of the integer model, batch by batch, and compare them with those of the simulator."""
         simulator, model = Simulator(self.plan), IntegerModel(self.plan)
         for index, batch in enumerate(self.batches):
             if index == 0:

@@ -132,7 +132,7 @@ def test_steps_telescope_elementwise(case_: tuple[str, str, int], monkeypatch: p
         seen += 1
         found = split(self, reference, sources, carriers, accumulator, final, **rest)
         start, end = reference, final
-        for node in self.past:
+        for node in self.chain:
             start, end = (plan.ops[node.op].compute(node.attrs, v) for v in (start, end))
         assert torch.equal(found.reference, start) and torch.equal(found.steps[-1][1], end)
         total, before = torch.zeros_like(start, dtype=torch.float64), start.double()
