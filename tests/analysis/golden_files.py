@@ -1,6 +1,6 @@
-"""Golden files: text that must not change unless somebody means it to.
+"""Golden files: text that must only change on purpose.
 
-To write them anew, run the tests with HAGO_WRITE_GOLDEN=1 and read the difference.
+To write them again, run the tests with HAGO_WRITE_GOLDEN=1, and review the difference.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def pattern(*shape: int, step: float = 1 / 16, period: int = 37, start: int = 0)
 
 
 def set_weights(module: nn.Module, step: float = 1 / 16) -> None:
-    """Every parameter a pattern of its own."""
+    """Set each parameter to a different pattern."""
     with torch.no_grad():
         for i, p in enumerate(module.parameters()):
             p.copy_(pattern(*p.shape, step=step, period=29, start=7 * i))
@@ -62,7 +62,7 @@ class Concat(nn.Module):
 
 
 class Island(nn.Module):
-    """A running sum, which no rule knows, between two convolutions."""
+    """A cumulative sum, which hago has no rule for, between two convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Pooled(nn.Module):
 
 
 class Curved(nn.Module):
-    """A sigmoid: a table where the chip has one. Not exact, so in no golden file."""
+    """A sigmoid, which some chips look up in a table. It is not exact, and therefore in no golden file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ _MOVES: Final = ("relu", "max_pool2d", "reshape", "concat")
 
 
 def chip(name: str, mac: OpDesc, moves: Sequence[OpDesc], add: OpDesc, **options: Any) -> Hardware:
-    """A chip that multiplies, moves values and adds; everything else is float there."""
+    """A chip that multiplies, moves values and adds in integers, and does everything else in float."""
     ops: dict[str, tuple[OpDesc, ...]] = {"conv2d": (mac, _F32), "linear": (mac, _F32), "add": (add, _F32)}
     ops |= dict.fromkeys(_MOVES, (*moves, _F32))
     if mac.requantize_at == "output":
@@ -137,24 +137,24 @@ CHIPS: Final = {c.name: c for c in (WIDE, NARROW, OUTPUT)}
 # ---------------------------------------------------------------- plans
 @dataclass
 class Ranges:
-    """Thresholds: the range seen in one float run, or what `fixed` says for a key."""
+    """A source of thresholds: the range of one float run, or the entry of `fixed` for a key."""
 
     graph: Graph
     inputs: Sequence[Tensor]
     fixed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.seen: dict[str, Tensor] = dict(self.graph.consts)
-        run_real(self.graph, self.inputs, on_value=lambda n, v: self.seen.__setitem__(n.name, v))
+        self.values: dict[str, Tensor] = dict(self.graph.consts)
+        run_real(self.graph, self.inputs, on_value=lambda n, v: self.values.__setitem__(n.name, v))
 
     def signed(self, key: str, source: str) -> bool:
-        return bool((self.seen[source] < 0).any())
+        return bool((self.values[source] < 0).any())
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
         if key in self.fixed:
             lo, hi = self.fixed[key]
             return torch.tensor([lo], dtype=torch.float64), torch.tensor([hi], dtype=torch.float64)
-        rows = self.seen[source].to(torch.float64)
+        rows = self.values[source].to(torch.float64)
         rows = rows.reshape(1, -1) if channel_axis is None else rows.movedim(channel_axis, 0).flatten(1)
         return rows.amin(1).clamp_max(0.0), rows.amax(1).clamp_min(0.0)
 
@@ -171,8 +171,8 @@ def _imported(model: type[nn.Module]) -> Graph:
 
 def import_model(model: nn.Module) -> Graph:
     """The graph of a model, imported once for each of MODELS; the batch size is free."""
-    known = type(model) in MODELS.values()
-    return _imported(type(model)) if known else from_torch(model.eval(), (sample(),))
+    is_listed = type(model) in MODELS.values()
+    return _imported(type(model)) if is_listed else from_torch(model.eval(), (sample(),))
 
 
 def make_plan(
@@ -185,7 +185,7 @@ def make_plan(
     fixed: Mapping[str, tuple[float, float]] | None = None,
     keep_float: Sequence[str] = (),
 ) -> Plan:
-    """The widest plan of a model, but for the `bits` of some groups; none has more than `at_most`."""
+    """The Plan of a model with the widest bits, at most `at_most`, except for those that `bits` gives."""
     x = sample() if x is None else x
     graph = import_model(model) if tuple(x.shape[1:]) == SHAPE[1:] else from_torch(model.eval(), (x,))
     topology = analyze(graph, hardware, keep_float)

@@ -37,13 +37,13 @@ def row(
     power: float,
     inherited: float,
     sqnr: float = 30.0,
-    own: Cause = "rounding",
+    added_cause: Cause = "rounding",
     edges: tuple[EdgeStatistic, ...] = (),
 ) -> NodeStatistic:
-    """A node of which one cause is all that it added itself."""
+    """The statistic of a node to whose error it added a single cause."""
     causes = dict.fromkeys(CAUSES, CauseStatistic(0.0, 0.0, 0.0, 0.0))
     causes["inherited"] = CauseStatistic(power * inherited, 0.0, inherited, None)
-    causes[own] = CauseStatistic(power * (1 - inherited), 0.0, 1 - inherited, 1.0)
+    causes[added_cause] = CauseStatistic(power * (1 - inherited), 0.0, 1 - inherited, 1.0)
     return NodeStatistic(
         name, "conv2d", inputs, True, 10, NONE, NONE, NONE, sqnr, 40.0, 35.0, 1.0, 0.1, power, causes, 0, 0.0, edges,
         register="int16", on_overflow="wrap", bound=2.5, overflows=3, accumulators=10,
@@ -51,8 +51,8 @@ def row(
 
 
 def edge(name: str, kind: str = "data", **figures: float) -> EdgeStatistic:
-    made = EdgeStatistic(name, "before", kind, 8, "int8", 0.5, False, True, values=100)  # type: ignore[arg-type]
-    return EdgeStatistic(**{**{f: getattr(made, f) for f in made.__slots__}, **figures})
+    default = EdgeStatistic(name, "before", kind, 8, "int8", 0.5, False, True, values=100)  # type: ignore[arg-type]
+    return EdgeStatistic(**{**{f: getattr(default, f) for f in default.__slots__}, **figures})
 
 
 DIAMOND = [
@@ -64,7 +64,7 @@ DIAMOND = [
 ]
 
 
-def test_blame_is_handed_on_by_the_power_of_errors() -> None:
+def test_blame_is_distributed_by_the_power_of_errors() -> None:
     assert blame(DIAMOND, ["end"]) == pytest.approx({"a": 0.2, "b": 0.6, "sum": 0.2})
     assert blame(DIAMOND, ["b"]) == {"b": 1.0}
     assert blame(DIAMOND, ["a", "b"]) == {"a": 0.5, "b": 0.5}
@@ -72,7 +72,7 @@ def test_blame_is_handed_on_by_the_power_of_errors() -> None:
     assert blame(DIAMOND, ["x", "a"]) == {"a": 1.0}
 
 
-def test_what_went_wrong_may_stand_before_its_symptom() -> None:
+def test_the_wrong_node_may_precede_its_symptom() -> None:
     wrong = diagnose_error(DIAMOND)
     assert wrong is not None
     assert (wrong.symptom, wrong.symptom_sqnr, wrong.node, wrong.cause) == ("sum", 15.0, "b", "rounding")
@@ -91,15 +91,15 @@ def test_words_name_the_edge_with_most_effect() -> None:
         edge("n:1", "constant", rounding_effect=9.0, saturation_effect=0.1, saturated=50),
         edge("n:out", "output", rounding_effect=2.0),
     )
-    found = row("n", power=1.0, inherited=0.0, edges=edges)
-    assert cause_in_words(found, "rounding")[0] == "the output n:out is rounded to 8 bits in steps of 0.5"
-    assert cause_in_words(found, "constants")[0] == "the constant before on n:1 is rounded to 8 bits in steps of 0.5"
-    words, remedy = cause_in_words(found, "saturation")
+    node = row("n", power=1.0, inherited=0.0, edges=edges)
+    assert cause_in_words(node, "rounding")[0] == "the output n:out is rounded to 8 bits in steps of 0.5"
+    assert cause_in_words(node, "constants")[0] == "the constant before on n:1 is rounded to 8 bits in steps of 0.5"
+    words, remedy = cause_in_words(node, "saturation")
     assert words == "25 % of the value before on n:0 is clipped at 8 bits in steps of 0.5"
     assert remedy.startswith("a wider threshold for n:0")
     narrow = row("n", power=1.0, inherited=0.0, edges=(edge("n:1", "constant", channels=32, narrow_channels=9),))
     assert "one scale for 32 channels, which leaves 9 of them" in cause_in_words(narrow, "constants")[0]
-    assert cause_in_words(found, "overflow")[0] == (
+    assert cause_in_words(node, "overflow")[0] == (
         "3 of 10 accumulators leave int16 and wrap; the largest possible is 2.5 times its maximum"
     )
     assert "limits" in cause_in_words(row("n", power=1.0, inherited=0.0), "rounding")[0]

@@ -1,4 +1,4 @@
-"""Each cause, where it is known by hand or by counting."""
+"""Each cause of error, compared with values computed by hand or counted."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_causes_by_hand() -> None:
     assert row.max_error == float(max(map(abs, error)))
     assert row.error_power == pytest.approx(float(sum(e * e for e in error) / 3), rel=1e-15)
     for cause in CAUSES:
-        found, known = row.causes[cause], by_hand[cause]
-        assert found.power == pytest.approx(float(sum(d * d for d in known) / 3), rel=1e-14)
-        assert found.largest == float(max(map(abs, known)))
-        share = sum(d * e for d, e in zip(known, error, strict=True)) / sum(e * e for e in error)
-        assert found.share == pytest.approx(float(share), abs=1e-14)
+        statistic, expected = row.causes[cause], by_hand[cause]
+        assert statistic.power == pytest.approx(float(sum(d * d for d in expected) / 3), rel=1e-14)
+        assert statistic.largest == float(max(map(abs, expected)))
+        share = sum(d * e for d, e in zip(expected, error, strict=True)) / sum(e * e for e in error)
+        assert statistic.share == pytest.approx(float(share), abs=1e-14)
     assert (row.overflows, row.accumulators, row.verdict, row.main_cause) == (1, 3, "overflows", "overflow")
     data, weight = row.edges
     assert (data.bits, data.saturated, data.values, data.scale) == (4, 1, 3, 0.5)
@@ -77,25 +77,25 @@ class Heavy(nn.Module):
 def test_overflow_dominates() -> None:
     x = sample().abs()
     plan = make_plan(Heavy(), NARROW, x)
-    found = inspect_plan(plan, batches(x))
-    wrong = found.first_wrong
+    statistic = inspect_plan(plan, batches(x))
+    wrong = statistic.first_wrong
     assert wrong is not None and (wrong.node, wrong.cause, wrong.symptom) == ("sum", "overflow", "sum")
     assert "int16 and wrap" in wrong.words
-    row = found["sum"]
+    row = statistic["sum"]
     assert row.causes["overflow"].share == pytest.approx(1.0, abs=0.01)
     assert row.overflows == accumulators_outside(plan, "sum", x, 1 << 15) > 0
     assert row.bound is not None and row.bound > 1.0
 
 
 def accumulators_outside(plan, name: str, x: Tensor, limit: int) -> int:  # type: ignore[no-untyped-def]
-    """Counted on int64, where nothing overflows."""
-    seen: dict[str, Tensor] = {}
+    """The number of accumulators outside [-limit, limit), counted in int64, where nothing overflows."""
+    accumulators: dict[str, Tensor] = {}
 
     def watch(node: Node, c: Tensor) -> None:
-        seen[node.name] = c.to(torch.int64)
+        accumulators[node.name] = c.to(torch.int64)
 
     Simulator(plan, watch=watch).run([x])
-    return int(((seen[name] < -limit) | (seen[name] > limit - 1)).sum())
+    return int(((accumulators[name] < -limit) | (accumulators[name] > limit - 1)).sum())
 
 
 def test_no_overflow_where_it_is_proved() -> None:
@@ -108,12 +108,12 @@ def test_no_overflow_where_it_is_proved() -> None:
 def test_saturation_dominates_a_tight_threshold() -> None:
     x = sample()
     plan = make_plan(Residual(), WIDE, x, fixed={"second:0": (0.0, 0.25)})
-    found = inspect_plan(plan, batches(x))
-    wrong = found.first_wrong
+    statistic = inspect_plan(plan, batches(x))
+    wrong = statistic.first_wrong
     assert wrong is not None and (wrong.node, wrong.cause) == ("second", "saturation")
     assert "second:0" in wrong.words and "second:0" in wrong.remedy
-    edge = found["second"].edges[0]
-    # nothing is lost before: relu's value is exact, so what is clipped can be counted on the float model
+    edge = statistic["second"].edges[0]
+    # the value of relu is exact, so that the clipped values can be counted on the float model
     relu = torch.relu(Residual().first(x))
     top = 0.25 * 127 / 128
     assert (edge.saturated, edge.values) == (int((relu > top + 0.25 / 256).sum()), relu.numel())
@@ -135,17 +135,17 @@ class Channels(nn.Module):
 
 
 def test_constants_dominate_where_channels_share_a_scale() -> None:
-    found = inspect_plan(make_plan(Channels(), WIDE, bits={"last:0": 8}), batches(sample()))
-    weight = found["wide"].edges[1]
+    statistic = inspect_plan(make_plan(Channels(), WIDE, bits={"last:0": 8}), batches(sample()))
+    weight = statistic["wide"].edges[1]
     assert (weight.channels, weight.narrow_channels, weight.per_channel) == (4, 3, False)
-    assert found["wide"].main_cause == "constants"
-    wrong = found.first_wrong
+    assert statistic["wide"].main_cause == "constants"
+    wrong = statistic.first_wrong
     assert wrong is not None and wrong.symptom == "last"
     per_channel = inspect_plan(make_plan(Channels(), OUTPUT), batches(sample()))["wide"].edges[1]
     assert (per_channel.narrow_channels, per_channel.per_channel) == (0, True)
 
 
-def test_what_a_relu_cuts_off_is_no_error() -> None:
+def test_clipping_values_that_a_relu_would_clip_is_no_error() -> None:
     class Cut(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -158,22 +158,22 @@ def test_what_a_relu_cuts_off_is_no_error() -> None:
             return torch.relu(self.conv(x))
 
     plan = make_plan(Cut(), OUTPUT)
-    found = inspect_plan(plan, batches(sample()))
-    conv, relu = found["conv"], found["relu"]
+    statistic = inspect_plan(plan, batches(sample()))
+    conv, relu = statistic["conv"], statistic["relu"]
     assert conv.past == "relu"
     assert conv.edges[-1].edge == "conv:out" and conv.edges[-1].saturated > 0
     assert (conv.sqnr, conv.max_error) == (relu.sqnr, relu.max_error)
     assert (conv.causes["saturation"].share or 0.0) < 0.01
 
 
-def test_pooling_is_looked_past_too() -> None:
-    found = inspect_plan(make_plan(Pooled(), OUTPUT), batches(sample()))
-    assert found["first"].past == "reshape"
-    assert found["first"].error_power == found["reshape"].error_power
+def test_errors_are_taken_after_a_pooling_too() -> None:
+    statistic = inspect_plan(make_plan(Pooled(), OUTPUT), batches(sample()))
+    assert statistic["first"].past == "reshape"
+    assert statistic["first"].error_power == statistic["reshape"].error_power
 
 
-def test_a_cause_that_a_weight_shares_is_named_by_effect() -> None:
-    # the bias is rounded too, and loses more of itself, but its effect is nothing
+def test_rounding_effects_of_weight_and_bias_are_told_apart() -> None:
+    # relative to its size the bias is rounded more than the weight, but its effect is negligible
     class Biased(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -191,18 +191,18 @@ def test_a_cause_that_a_weight_shares_is_named_by_effect() -> None:
     assert bias.rounding_sqnr < weight.rounding_sqnr and bias.rounding_effect < weight.rounding_effect
 
 
-def test_disagreement_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disagreement_of_the_integer_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(IntegerModel):
         def run(self, inputs, on_value=None):  # type: ignore[no-untyped-def]
-            found = super().run(inputs, on_value)
+            outputs = super().run(inputs, on_value)
             if self.plan.graph.outputs == ("second",):
-                found[0].view(-1)[3] += 5
-            return found
+                outputs[0].view(-1)[3] += 5
+            return outputs
 
     monkeypatch.setattr("hago.analysis.inspect.IntegerModel", Broken)
-    found = inspect_plan(make_plan(Residual(), WIDE), batches(sample()))
-    row = found["second"]
+    statistic = inspect_plan(make_plan(Residual(), WIDE), batches(sample()))
+    row = statistic["second"]
     assert (row.differences, row.max_difference) == (1, 5.0)
     assert row.integer_values != row.simulated_values
-    assert found.total_differences > 0
-    assert "DISAGREE" in str(found) and found.to_json()["total_differences"] == found.total_differences
+    assert statistic.total_differences > 0
+    assert "DISAGREE" in str(statistic) and statistic.to_json()["total_differences"] == statistic.total_differences

@@ -28,23 +28,23 @@ def quantized(chip: str) -> hago.Quantizer:
 
 
 @pytest.mark.parametrize("chip", ["onnxruntime_cpu", "x86_vnni"])
-def test_realizations_of_ours_and_onnxruntime_are_equal(chip: str) -> None:
+def test_realizations_of_hago_and_onnxruntime_are_equal(chip: str) -> None:
     pytest.importorskip("onnxruntime")
-    made = quantized(chip)
+    quantizer = quantized(chip)
     names = ("fast", "simulated", "onnxruntime", "float")
-    found = compare_realizations(randomized(Small()), chip, made.strategy, DATA, names)
-    assert [a.name for a in found.against] == list(names) and found.samples == 9
-    fast, simulated, engine, real = found.against
+    result = compare_realizations(randomized(Small()), chip, quantizer.strategy, DATA, names)
+    assert [a.name for a in result.against] == list(names) and result.samples == 9
+    fast, simulated, engine, real = result.against
     assert not fast.places and fast.outputs[0].compared == 27 and fast.outputs[0].differing == 0
     for same in (simulated, engine):
-        assert {p.place for p in same.integers} == set(made.plan.nodes)
+        assert {p.place for p in same.integers} == set(quantizer.plan.nodes)
         assert sum(p.compared for p in same.integers) > 1000
         assert all(p.differing == 0 for p in (*same.places, *same.outputs))
     assert sum(p.differing for p in real.integers) > 0
-    assert "0 quanta" in str(found) and json.dumps(json_values(found.to_json(), "comparison"))
+    assert "0 quanta" in str(result) and json.dumps(json_values(result.to_json(), "comparison"))
 
 
-def test_a_difference_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_located(monkeypatch: pytest.MonkeyPatch) -> None:
     """A realization that adds three quanta in one node."""
 
     def wrong(plan: Plan) -> Realize:
@@ -60,19 +60,19 @@ def test_a_difference_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(comparison, "REALIZATIONS", {**REALIZATIONS, "wrong": wrong})
     plan = quantized("x86_vnni").plan
-    (found,) = compare_plan(plan, Batches(DATA, plan.graph.inputs), ["wrong"]).against
-    assert {p.place: (p.differing, p.largest) for p in found.places if p.differing} == {"body": (2, 3.0)}
+    (result,) = compare_plan(plan, Batches(DATA, plan.graph.inputs), ["wrong"]).against
+    assert {p.place: (p.differing, p.largest) for p in result.places if p.differing} == {"body": (2, 3.0)}
 
 
-def test_what_cannot_run_is_skipped_with_the_reason() -> None:
+def test_a_realization_that_cannot_run_is_skipped_with_the_reason() -> None:
     pytest.importorskip("onnx")
-    found = compare_realizations(randomized(Small()), "arm_dot", quantized("arm_dot").strategy, DATA, ["onnxruntime"])
-    assert "by an integer and a shift" in found.against[0].skipped
-    assert "onnxruntime skipped: " in str(found)
+    result = compare_realizations(randomized(Small()), "arm_dot", quantized("arm_dot").strategy, DATA, ["onnxruntime"])
+    assert "by an integer and a shift" in result.against[0].skipped
+    assert "onnxruntime skipped: " in str(result)
 
 
 class Token(nn.Module):
-    """Reads the size of the batch, as transformers do for their class token."""
+    """A model that reads the size of the batch, as transformers do for their class token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,20 +84,20 @@ class Token(nn.Module):
         return self.head(torch.cat([self.token.expand(x.shape[0], -1, -1), patches], 1))
 
 
-def test_sizes_are_whole_numbers_in_a_file() -> None:
+def test_a_model_that_reads_the_batch_size_is_exported() -> None:
     pytest.importorskip("onnxruntime")
     strategy = hago.quantize(randomized(Token()), "onnxruntime_cpu", DATA).strategy
-    found = compare_realizations(randomized(Token()), "onnxruntime_cpu", strategy, DATA, ["onnxruntime"]).against[0]
-    assert not found.skipped and found.outputs[0].compared == 9 * 5 * 3 and found.outputs[0].differing == 0
+    result = compare_realizations(randomized(Token()), "onnxruntime_cpu", strategy, DATA, ["onnxruntime"]).against[0]
+    assert not result.skipped and result.outputs[0].compared == 9 * 5 * 3 and result.outputs[0].differing == 0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_an_engine_that_ends_its_process_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr(onnx_engines, "_TRY", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setattr(onnx_engines, "_COMPILE_SCRIPT", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     names = ["openvino", "fast"]
-    found = compare_realizations(randomized(Small()), "x86_vnni", quantized("x86_vnni").strategy, DATA, names)
-    assert [a.skipped for a in found.against] == ["OpenVINO ends its process on the model, with SIGSEGV", ""]
+    result = compare_realizations(randomized(Small()), "x86_vnni", quantized("x86_vnni").strategy, DATA, names)
+    assert [a.skipped for a in result.against] == ["OpenVINO ends its process on the model, with SIGSEGV", ""]
 
 
 def test_unknown_names() -> None:

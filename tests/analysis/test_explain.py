@@ -46,49 +46,49 @@ def case(request: pytest.FixtureRequest) -> tuple[Hardware, Graph, Topology, Spa
 Case = tuple[Hardware, Graph, Topology, Space, Explanation]
 
 
-def test_says_what_the_topology_says(case: Case) -> None:
-    _, graph, topology, space, found = case
+def test_agrees_with_the_topology(case: Case) -> None:
+    _, graph, topology, space, explanation = case
     computed = [n.name for n in graph if n.op not in (INPUT, CONST)]
-    assert [r.name for r in found.rows] == computed
-    assert {r.name: r.integer for r in found.rows} == {n: topology.nodes[n] for n in computed}
-    assert {r.name: r.reason for r in found.rows} == {n: topology.reasons[n] for n in computed}
-    assert found.integer_nodes + found.float_nodes == len(computed)
-    assert (found.groups, found.choices) == (len(space.groups), space.size)
+    assert [r.name for r in explanation.rows] == computed
+    assert {r.name: r.integer for r in explanation.rows} == {n: topology.nodes[n] for n in computed}
+    assert {r.name: r.reason for r in explanation.rows} == {n: topology.reasons[n] for n in computed}
+    assert explanation.integer_nodes + explanation.float_nodes == len(computed)
+    assert (explanation.groups, explanation.choices) == (len(space.groups), space.size)
 
 
-def test_every_choice_of_the_space_is_told_once(case: Case) -> None:
-    *_, space, found = case
-    told = {e.key: e.choices for r in found.rows for e in r.edges if e.why == "chosen"}
-    assert told == {key: g.choices for key, g in space.groups.items()}
+def test_every_choice_of_the_space_is_listed_once(case: Case) -> None:
+    *_, space, explanation = case
+    listed = {e.key: e.choices for r in explanation.rows for e in r.edges if e.why == "chosen"}
+    assert listed == {key: g.choices for key, g in space.groups.items()}
 
 
 def test_crossings_are_where_the_dtype_changes(case: Case) -> None:
-    _, graph, topology, _, found = case
-    for crossing in found.crossings:
+    _, graph, topology, _, explanation = case
+    for crossing in explanation.crossings:
         assert topology.nodes[crossing.source] == (crossing.to == "float")
-    edges = {c.edge for c in found.crossings}
+    edges = {c.edge for c in explanation.crossings}
     assert all((f"output:{i}" in edges) == topology.nodes[name] for i, name in enumerate(graph.outputs))
 
 
 def test_prints_and_json(case: Case) -> None:
-    *_, found = case
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == found.to_json()
-    lines = str(found).splitlines()
+    *_, explanation = case
+    assert json.loads(json.dumps(explanation.to_json(), allow_nan=False)) == explanation.to_json()
+    lines = str(explanation).splitlines()
     assert max(map(len, lines)) <= 140
-    assert all(any(line.startswith(r.name) for line in lines) for r in found.rows)
+    assert all(any(line.startswith(r.name) for line in lines) for r in explanation.rows)
 
 
-def test_what_is_never_to_overflow_is_proved_by_every_plan(case: Case) -> None:
-    chip, graph, topology, space, found = case
+def test_safe_bits_are_proved_by_every_plan(case: Case) -> None:
+    chip, graph, topology, space, explanation = case
     for large in (0.25, 4.0, 1000.0):
         ranges = Ranges(graph, [sample() * large])
         resolver = Resolver(graph, chip, topology, space, ranges)
         for bits in (space.widest(), space.narrowest()):
             nodes = resolver(bits).nodes
-            assert all(nodes[r.name].proved for r in found.rows if r.always_safe)
+            assert all(nodes[r.name].proved for r in explanation.rows if r.always_safe)
             safe = {
                 r.name: nodes[r.name].proved
-                for r in found.rows
+                for r in explanation.rows
                 if r.safe_bits is not None and all(bits.get(e.key, 0) <= r.safe_bits for e in r.edges)
             }
             assert all(safe.values())
@@ -97,8 +97,8 @@ def test_what_is_never_to_overflow_is_proved_by_every_plan(case: Case) -> None:
 def test_adding_two_operands_as_wide_as_the_register_is_not_safe() -> None:
     ops = {"conv2d": (OpDesc(["int8", "int8", "int32"], "int32"),), "add": (OpDesc("int32", "int32"),)}
     chip = Hardware(ops, name="full")
-    graph, topology, space, found = explained(Residual(), chip)
-    row = next(r for r in found.rows if r.op == "add")
+    graph, topology, space, explanation = explained(Residual(), chip)
+    row = next(r for r in explanation.rows if r.op == "add")
     assert (row.safe_bits, row.always_safe, row.overflow) == (31, False, "never to 31 bits")
     resolver = Resolver(graph, chip, topology, space, Ranges(graph, [sample()]))
     keys = [e.key for e in row.edges]
@@ -107,19 +107,19 @@ def test_adding_two_operands_as_wide_as_the_register_is_not_safe() -> None:
 
 
 def test_macs_are_counted() -> None:
-    _, _, _, found = explained(Residual(), WIDE)
-    assert {r.name: r.macs for r in found.rows if r.macs} == {"first": 2 * 16 * 18, "second": 2 * 16 * 18}
-    assert (found.integer_macs, found.float_macs) == (1152, 0)
+    _, _, _, explanation = explained(Residual(), WIDE)
+    assert {r.name: r.macs for r in explanation.rows if r.macs} == {"first": 2 * 16 * 18, "second": 2 * 16 * 18}
+    assert (explanation.integer_macs, explanation.float_macs) == (1152, 0)
 
 
 def test_why_a_node_stays_float() -> None:
-    _, _, _, found = explained(Island(), WIDE, ("last",))
-    why = {r.name: r.reason for r in found.rows}
+    _, _, _, explanation = explained(Island(), WIDE, ("last",))
+    why = {r.name: r.reason for r in explanation.rows}
     assert why["cumsum"] == "hago has no rule for aten.cumsum.default" and why["last"] == "kept float by the user"
-    assert next(r.op for r in found.rows if r.name == "cumsum") == "aten.cumsum.default"
-    assert (found.integer_macs, found.float_macs) == (64, 64)
-    assert [str(c) for c in found.crossings] == ["x -> first:0 to integer", "first -> cumsum:0 to float"]
-    assert "kept float by the user" in str(found) and "50.0 %" in str(found)
+    assert next(r.op for r in explanation.rows if r.name == "cumsum") == "aten.cumsum.default"
+    assert (explanation.integer_macs, explanation.float_macs) == (64, 64)
+    assert [str(c) for c in explanation.crossings] == ["x -> first:0 to integer", "first -> cumsum:0 to float"]
+    assert "kept float by the user" in str(explanation) and "50.0 %" in str(explanation)
 
 
 def test_a_model_without_macs() -> None:
@@ -127,9 +127,9 @@ def test_a_model_without_macs() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.relu(x)
 
-    *_, found = explained(Bare(), WIDE)
-    assert found.integer_macs == found.float_macs == 0
-    assert "0 of 0 MACs" in str(found)
+    *_, explanation = explained(Bare(), WIDE)
+    assert explanation.integer_macs == explanation.float_macs == 0
+    assert "0 of 0 MACs" in str(explanation)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_model_without_macs() -> None:
     [("residual_wide", Residual, WIDE), ("concat_output", Concat, OUTPUT), ("island_wide", Island, WIDE)],
 )
 def test_golden_explanation(name: str, model: type[nn.Module], chip: Hardware) -> None:
-    *_, found = explained(model(), chip)
-    assert_golden(f"explain_{name}.txt", f"{found}\n")
+    *_, explanation = explained(model(), chip)
+    assert_golden(f"explain_{name}.txt", f"{explanation}\n")
 
 
 def test_pooled_output_edges_name_their_producer() -> None:
-    *_, found = explained(Pooled(), OUTPUT)
-    row = next(r for r in found.rows if r.name == "last")
+    *_, explanation = explained(Pooled(), OUTPUT)
+    row = next(r for r in explanation.rows if r.name == "last")
     assert any(e.why.startswith("of ") or e.why in ("as emitted", "chosen") for e in row.edges)

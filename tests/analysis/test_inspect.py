@@ -1,4 +1,4 @@
-"""Inspection as a whole: batches, memory, blame, odd values, bad input, golden reports."""
+"""Inspection of a model: batches, memory, blame, infinite values, bad input, golden reports."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .test_causes import Channels, Heavy
 def test_batches_add_up() -> None:
     x = sample(8)
     plan = make_plan(Concat(), WIDE, x, at_most=5)
-    whole, parts = inspect_plan(plan, batches(x)), inspect_plan(plan, batches(*x.split(2)))
-    assert (whole.batches, whole.samples, parts.batches, parts.samples) == (1, 8, 4, 8)
-    for one, other in zip(whole.rows, parts.rows, strict=True):
+    at_once, parts = inspect_plan(plan, batches(x)), inspect_plan(plan, batches(*x.split(2)))
+    assert (at_once.batches, at_once.samples, parts.batches, parts.samples) == (1, 8, 4, 8)
+    for one, other in zip(at_once.rows, parts.rows, strict=True):
         assert one.count == other.count
         assert one.max_error == other.max_error
         assert one.error_power == pytest.approx(other.error_power)
@@ -74,20 +74,20 @@ class Chain(nn.Module):
 
 def test_values_are_dropped_after_their_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(Chain(), WIDE)
-    made: list[weakref.ref[Tensor]] = []
+    refs: list[weakref.ref[Tensor]] = []
     most = 0
 
     def counted(node: Node, values: Sequence[Any], ops: Ops) -> Any:
         nonlocal most
         value = compute_real(node, values, ops)
-        most = max(most, sum(r() is not None for r in made))
-        made.append(weakref.ref(value))
+        most = max(most, sum(r() is not None for r in refs))
+        refs.append(weakref.ref(value))
         return value
 
     monkeypatch.setattr("hago.analysis.inspect.compute_real", counted)
     gc.collect()
     inspect_plan(plan, batches(sample()))
-    assert len(made) == 24
+    assert len(refs) == 24
     assert most <= 2
 
 
@@ -105,20 +105,20 @@ def test_the_node_to_blame_is_the_one_to_keep_float() -> None:
             return self.last(self.wide(self.first(x)))
 
     model = Deep()
-    found = inspect_plan(make_plan(model, WIDE, x), batches(x))
-    parts = found.blame
-    guilty = max(parts, key=lambda n: parts[n])
-    kept = {n: inspect_plan(make_plan(model, WIDE, x, keep_float=[n]), batches(x))["last"].sqnr for n in parts}
-    assert len(kept) >= 3
-    assert max(kept, key=lambda n: kept[n] or 0.0) == guilty
-    wrong = found.first_wrong
-    assert wrong is not None and wrong.node == guilty and wrong.part > 0.5
+    statistic = inspect_plan(make_plan(model, WIDE, x), batches(x))
+    parts = statistic.blame
+    blamed = max(parts, key=lambda n: parts[n])
+    sqnr_without = {n: inspect_plan(make_plan(model, WIDE, x, keep_float=[n]), batches(x))["last"].sqnr for n in parts}
+    assert len(sqnr_without) >= 3
+    assert max(sqnr_without, key=lambda n: sqnr_without[n] or 0.0) == blamed
+    wrong = statistic.first_wrong
+    assert wrong is not None and wrong.node == blamed and wrong.part > 0.5
 
 
 def test_a_good_model_has_no_first_wrong() -> None:
-    found = inspect_plan(make_plan(Residual(), WIDE), batches(sample()))
-    assert found.first_wrong is None and found.to_json()["first_wrong"] is None
-    assert "no node falls below 20 dB" in str(found)
+    statistic = inspect_plan(make_plan(Residual(), WIDE), batches(sample()))
+    assert statistic.first_wrong is None and statistic.to_json()["first_wrong"] is None
+    assert "no node falls below 20 dB" in str(statistic)
 
 
 def test_infinite_values_are_left_out() -> None:
@@ -133,15 +133,15 @@ def test_infinite_values_are_left_out() -> None:
 
     x = sample()
     x[:, 0] = -x[:, 0].abs() - 1  # no row is masked out as a whole
-    found = inspect_plan(make_plan(Masked(), WIDE, x), batches(x))
-    masked = found["masked_fill"]
+    statistic = inspect_plan(make_plan(Masked(), WIDE, x), batches(x))
+    masked = statistic["masked_fill"]
     assert (masked.left_out, masked.count) == (int((x > 0).sum()), int((x <= 0).sum()))
     assert masked.float_values.minimum is not None
-    assert found["softmax"].left_out == 0 and found.total_differences == 0
-    json.dumps(found.to_json(), allow_nan=False)
+    assert statistic["softmax"].left_out == 0 and statistic.total_differences == 0
+    json.dumps(statistic.to_json(), allow_nan=False)
 
 
-def test_values_that_are_no_tensors() -> None:
+def test_values_that_are_not_tensors() -> None:
     class Sized(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -151,11 +151,11 @@ def test_values_that_are_no_tensors() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(x) * x.shape[0]
 
-    found = inspect_plan(make_plan(Sized(), WIDE), batches(sample()))
-    sizes = [r for r in found.rows if r.count == 0]
+    statistic = inspect_plan(make_plan(Sized(), WIDE), batches(sample()))
+    sizes = [r for r in statistic.rows if r.count == 0]
     assert sizes and all(r.sqnr is None and r.differences == 0 for r in sizes)
-    json.dumps(found.to_json(), allow_nan=False)
-    assert str(found)
+    json.dumps(statistic.to_json(), allow_nan=False)
+    assert str(statistic)
 
 
 def test_no_batches() -> None:
@@ -180,5 +180,5 @@ def test_wrong_number_of_inputs() -> None:
 )
 def test_golden_report(name: str, model: type[nn.Module], chip: Hardware, at_most: int) -> None:
     x = sample().abs() if model is Heavy else sample()
-    found = inspect_plan(make_plan(model(), chip, x, at_most=at_most), batches(x, x.flip(0)))
-    assert_golden(f"{name}.txt", f"{found}\n\n{found.values()}\n")
+    statistic = inspect_plan(make_plan(model(), chip, x, at_most=at_most), batches(x, x.flip(0)))
+    assert_golden(f"{name}.txt", f"{statistic}\n\n{statistic.values()}\n")

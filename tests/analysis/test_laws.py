@@ -1,4 +1,4 @@
-"""What holds for every model on every chip: the causes add up, the promise is kept, nothing is NaN."""
+"""Laws for every model on every chip: the causes sum to the error, simulated equals integer, and nothing is NaN."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def case(request: pytest.FixtureRequest) -> tuple[Plan, GraphStatistic]:
 
 
 def test_simulator_and_integer_model_agree(case: tuple[Plan, GraphStatistic]) -> None:
-    _, found = case
-    assert [r.name for r in found.rows if r.differences] == []
-    assert found.total_differences == 0
-    assert all(r.integer_values == r.simulated_values for r in found.rows)
+    _, statistic = case
+    assert [r.name for r in statistic.rows if r.differences] == []
+    assert statistic.total_differences == 0
+    assert all(r.integer_values == r.simulated_values for r in statistic.rows)
 
 
 def test_shares_sum_to_one(case: tuple[Plan, GraphStatistic]) -> None:
-    _, found = case
-    for row in found.rows:
+    _, statistic = case
+    for row in statistic.rows:
         shares = [row.causes[c].share for c in CAUSES]
         if not row.error_power:
             assert shares == [None] * len(CAUSES)
@@ -67,8 +67,8 @@ def test_shares_sum_to_one(case: tuple[Plan, GraphStatistic]) -> None:
 
 
 def test_float_nodes_only_inherit(case: tuple[Plan, GraphStatistic]) -> None:
-    plan, found = case
-    for row in found.rows:
+    plan, statistic = case
+    for row in statistic.rows:
         assert row.integer == (row.name in plan.nodes)
         if not row.integer:
             assert all(row.causes[c].power == 0.0 for c in CAUSES[1:]), row.name
@@ -76,11 +76,11 @@ def test_float_nodes_only_inherit(case: tuple[Plan, GraphStatistic]) -> None:
 
 
 def test_errors_are_those_of_the_two_executions(case: tuple[Plan, GraphStatistic]) -> None:
-    plan, found = case
+    plan, statistic = case
     reference, simulated = run_real(plan.graph, [sample()]), Simulator(plan).run([sample()])
     for name, real, value in zip(plan.graph.outputs, reference, simulated, strict=True):
         error = value.double() - real.double()
-        row = found[name]
+        row = statistic[name]
         if row.past is not None:
             continue
         assert row.max_error == pytest.approx(float(error.abs().max()), abs=1e-12)
@@ -91,21 +91,21 @@ def test_errors_are_those_of_the_two_executions(case: tuple[Plan, GraphStatistic
 
 
 def test_blame_is_a_partition(case: tuple[Plan, GraphStatistic]) -> None:
-    plan, found = case
-    parts = found.blame
+    plan, statistic = case
+    parts = statistic.blame
     assert all(p > 0.0 for p in parts.values())
-    assert set(parts) <= {r.name for r in found.rows}
-    wrong_outputs = [n for n in plan.graph.outputs if found[n].error_power]
+    assert set(parts) <= {r.name for r in statistic.rows}
+    wrong_outputs = [n for n in plan.graph.outputs if statistic[n].error_power]
     assert sum(parts.values()) == pytest.approx(1.0 if wrong_outputs else 0.0)
 
 
 def test_json_and_csv_hold_the_same(case: tuple[Plan, GraphStatistic]) -> None:
-    _, found = case
-    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert told == found.to_json()
-    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
-    assert [r["node"] for r in rows] == [r.name for r in found.rows] == [n["name"] for n in told["nodes"]]
-    for line, row, node in zip(rows, found.rows, told["nodes"], strict=True):
+    _, statistic = case
+    told = json.loads(json.dumps(statistic.to_json(), allow_nan=False))
+    assert told == statistic.to_json()
+    rows = list(csv.DictReader(io.StringIO(statistic.to_csv())))
+    assert [r["node"] for r in rows] == [r.name for r in statistic.rows] == [n["name"] for n in told["nodes"]]
+    for line, row, node in zip(rows, statistic.rows, told["nodes"], strict=True):
         assert float(line["max_error"]) == row.max_error == node["max_error"]
         assert float(line["float_std"]) == row.float_values.deviation == node["float_values"]["deviation"]
         assert line["overflow_share"] == (
@@ -115,33 +115,33 @@ def test_json_and_csv_hold_the_same(case: tuple[Plan, GraphStatistic]) -> None:
 
 
 def test_text_fits_a_terminal(case: tuple[Plan, GraphStatistic]) -> None:
-    _, found = case
-    lines = str(found).splitlines()
+    _, statistic = case
+    lines = str(statistic).splitlines()
     assert max(map(len, lines)) <= 140
-    assert sum(any(line.startswith(r.name) for r in found.rows) for line in lines) >= len(found.rows)
+    assert sum(any(line.startswith(r.name) for r in statistic.rows) for line in lines) >= len(statistic.rows)
 
 
 @pytest.mark.parametrize("case_", CASES[::3], ids=lambda c: "-".join(map(str, c)))
 def test_steps_telescope_elementwise(case_: tuple[str, str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*case_)
-    seen = 0
+    checked_nodes = 0
     split = NodeSplitter.__call__
 
     def checked(self, reference, sources, carriers, accumulator, final, **rest):  # type: ignore[no-untyped-def]
-        nonlocal seen
-        seen += 1
-        found = split(self, reference, sources, carriers, accumulator, final, **rest)
+        nonlocal checked_nodes
+        checked_nodes += 1
+        statistic = split(self, reference, sources, carriers, accumulator, final, **rest)
         start, end = reference, final
         for node in self.chain:
             start, end = (plan.ops[node.op].compute(node.attrs, v) for v in (start, end))
-        assert torch.equal(found.reference, start) and torch.equal(found.steps[-1][1], end)
+        assert torch.equal(statistic.reference, start) and torch.equal(statistic.steps[-1][1], end)
         total, before = torch.zeros_like(start, dtype=torch.float64), start.double()
-        for cause, value in found.steps:
+        for cause, value in statistic.steps:
             assert cause in CAUSES and value.shape == start.shape
             total, before = total + (value.double() - before), value.double()
         torch.testing.assert_close(total, end.double() - start.double(), rtol=0, atol=1e-12)
-        return found
+        return statistic
 
     monkeypatch.setattr(NodeSplitter, "__call__", checked)
     Lockstep(plan).feed([sample()])
-    assert seen == len(plan.nodes) > 0
+    assert checked_nodes == len(plan.nodes) > 0

@@ -1,4 +1,4 @@
-"""Measured copies of hardware files: what may differ, what is kept, and what is refused. Never how long it takes."""
+"""Measured copies of hardware files: the figures that may differ, and the refusals; no timing is asserted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHIP = {"clock_hz", "cores", "bytes_per_cycle", "requantize_per_cycle"}
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """The same calls on small values."""
+    """Replace the timed sizes by small ones."""
     small = {}
     for op in ("conv2d", "relu"):
         shapes = tuple((2, s[1], 4, 4) for s in TIMED[op].in_cache.shapes)
@@ -48,44 +48,44 @@ def chip_of(**ops: Sequence[OpDesc]) -> Hardware:
     return replace(load_hardware("x86_vnni"), name="small", processor="cpu", ops=ops)
 
 
-WHOLE = load_hardware("x86_vnni").ops
-RELU = WHOLE["relu"][0]
+X86_OPS = load_hardware("x86_vnni").ops
+RELU = X86_OPS["relu"][0]
 ODD = OpDesc("int16", "int64", name="odd", cost={"elements_per_cycle": 3.0, "picojoules_per_mac": 2.0})
-#: Neither kernels of our own nor float64 hold its sums.
+#: Its sums fit neither hago's kernels nor float64.
 WIDE = OpDesc(["int32", "int32"], "int64", name="wide", cost={"macs_per_cycle": 5.0}, min_bits=30)
 
 
 @pytest.fixture(scope="module")
 def chip() -> Hardware:
-    """With signatures that no kernel here computes, too."""
-    return chip_of(conv2d=(*WHOLE["conv2d"], WIDE), relu=(RELU, WHOLE["relu"][-1]), reshape=(ODD,))
+    """A chip with signatures for which this machine has a kernel, and others."""
+    return chip_of(conv2d=(*X86_OPS["conv2d"], WIDE), relu=(RELU, X86_OPS["relu"][-1]), reshape=(ODD,))
 
 
 @pytest.fixture(scope="module")
 def threads() -> int:
-    """As many as there are when it is measured: other tests may set another number."""
+    """The number of threads while it is measured; other tests may set another."""
     return torch.get_num_threads()
 
 
 @pytest.fixture(scope="module")
-def found(chip: Hardware, threads: int) -> Measurement:
+def measured(chip: Hardware, threads: int) -> Measurement:
     return measure_hardware(chip)
 
 
 def without_costs(document: dict[str, Any]) -> dict[str, Any]:
     signatures = {n: {k: v for k, v in b.items() if k not in COST} for n, b in document["signatures"].items()}
     chip = {k: v for k, v in document.get("cost", {}).items() if k not in CHIP}
-    left = {k: v for k, v in document.items() if k not in ("name", "sources", "notes", "cost")}
-    return {**left, "signatures": signatures, "chip": chip}
+    others = {k: v for k, v in document.items() if k not in ("name", "sources", "notes", "cost")}
+    return {**others, "signatures": signatures, "chip": chip}
 
 
 def test_only_costs_differ_and_they_are_figures(
-    chip: Hardware, found: Measurement, threads: int, tmp_path: Path
+    chip: Hardware, measured: Measurement, threads: int, tmp_path: Path
 ) -> None:
-    copy = found.hardware
+    copy = measured.hardware
     assert without_costs(hardware_to_document(copy)) == without_costs(hardware_to_document(chip))
     assert copy.name == "small_measured"
-    # without kernels of our own nothing requantizes as an engine would
+    # without hago's kernels nothing requantizes as an engine would
     assert set(copy.cost) >= (CHIP if exact_kernels().passes.exact else CHIP - {"requantize_per_cycle"})
     figures = [*copy.cost.values(), *(v for ds in copy.ops.values() for d in ds for v in d.cost.values())]
     assert all(math.isfinite(v) and v > 0 for v in figures)
@@ -94,30 +94,30 @@ def test_only_costs_differ_and_they_are_figures(
     assert load_hardware(tmp_path / "copy.json") == copy
 
 
-def test_a_figure_is_of_its_signature(found: Measurement) -> None:
-    by_key = {(f.of, f.key): f for f in found.figures}
+def test_a_figure_is_of_its_signature(measured: Measurement) -> None:
+    by_key = {(f.of, f.key): f for f in measured.figures}
     assert set(by_key) >= {("u8_mac", "macs_per_cycle"), ("f32", "macs_per_cycle"), ("u8", "elements_per_cycle")}
     assert by_key["f32", "macs_per_cycle"].said.endswith("torch")
-    conv, _, _ = found.hardware.ops["conv2d"]
+    conv, _, _ = measured.hardware.ops["conv2d"]
     assert conv.cost == {"macs_per_cycle": by_key["u8_mac", "macs_per_cycle"].now}
 
 
 @pytest.mark.parametrize(
     ("name", "figure", "why"), [("odd", 3.0, "none of its ops is among those"), ("wide", 5.0, "conv2d: no kernel")]
 )
-def test_what_cannot_run_here_keeps_its_figure_and_says_so(
-    found: Measurement, name: str, figure: float, why: str
+def test_a_figure_that_cannot_be_measured_is_kept_with_a_note(
+    measured: Measurement, name: str, figure: float, why: str
 ) -> None:
-    (kept,) = [f for f in found.figures if f.of == name]
-    assert kept.now == kept.before == figure
-    assert kept.said.startswith(f"not measured: {why}")
-    (desc,) = [d for ds in found.hardware.ops.values() for d in ds if d.name == name]
+    (unmeasured,) = [f for f in measured.figures if f.of == name]
+    assert unmeasured.now == unmeasured.before == figure
+    assert unmeasured.said.startswith(f"not measured: {why}")
+    (desc,) = [d for ds in measured.hardware.ops.values() for d in ds if d.name == name]
     assert dict(desc.cost) == dict({"odd": ODD, "wide": WIDE}[name].cost)
-    assert any(note.startswith(f"{name}, {kept.key}: not measured") for note in found.hardware.notes)
+    assert any(note.startswith(f"{name}, {unmeasured.key}: not measured") for note in measured.hardware.notes)
 
 
-def test_the_machine_the_day_and_the_versions_are_named(found: Measurement, threads: int) -> None:
-    source = found.hardware.sources[-1]
+def test_the_machine_the_day_and_the_versions_are_named(measured: Measurement, threads: int) -> None:
+    source = measured.hardware.sources[-1]
     assert platform.machine() in source
     assert f"torch {torch.__version__}" in source
     assert f"hago {hago.__version__}" in source
@@ -125,9 +125,9 @@ def test_the_machine_the_day_and_the_versions_are_named(found: Measurement, thre
     assert re.search(r"20\d\d-\d\d-\d\d", source)
 
 
-def test_a_copy_is_of_its_own_name(found: Measurement) -> None:
-    again = measure_hardware(replace(found.hardware, ops={"relu": (RELU,)}))
-    assert again.hardware.name == found.hardware.name == "small_measured"
+def test_a_copy_of_a_copy_has_the_same_name(measured: Measurement) -> None:
+    again = measure_hardware(replace(measured.hardware, ops={"relu": (RELU,)}))
+    assert again.hardware.name == measured.hardware.name == "small_measured"
 
 
 @pytest.mark.parametrize("name", available_hardware())
@@ -141,23 +141,25 @@ def test_only_cpus_are_measured(name: str) -> None:
         measure_hardware(replace(chip, processor=other))
 
 
-def test_the_copy_can_be_searched_for_latency(found: Measurement) -> None:
+def test_the_copy_can_be_searched_for_latency(measured: Measurement) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU()).eval()
     torch.manual_seed(0)
     data = [torch.randn(4, 1, 6, 6)]
-    best, _ = hago.search_quantize_strategy(model, found.hardware, data, minimize="latency", budget=3, progress=False)
+    best, _ = hago.search_quantize_strategy(
+        model, measured.hardware, data, minimize="latency", budget=3, progress=False
+    )
     assert best.made_by["costs"]["latency"] > 0
 
 
 # ---------------------------------------------------------------- the command
-def test_the_command_writes_a_file_that_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given, made = tmp_path / "small.json", tmp_path / "made" / "copy.json"
+def test_the_command_writes_a_valid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, output = tmp_path / "small.json", tmp_path / "made" / "copy.json"
     save_hardware(chip_of(relu=(RELU,)), given)
-    assert main(["hardware", "measure", str(given), "--output", str(made), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["name"] == load_hardware(made).name == "small_measured"
-    assert {f["key"] for f in said["figures"]} >= CHIP - {"requantize_per_cycle"}
-    assert main(["hardware", "check", str(made)]) == 0
+    assert main(["hardware", "measure", str(given), "--output", str(output), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["name"] == load_hardware(output).name == "small_measured"
+    assert {f["key"] for f in document["figures"]} >= CHIP - {"requantize_per_cycle"}
+    assert main(["hardware", "check", str(output)]) == 0
 
 
 @pytest.mark.parametrize(

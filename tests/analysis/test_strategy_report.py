@@ -1,4 +1,4 @@
-"""Reports on strategies: measures, overflow, bytes, and every bit by which the models differ."""
+"""Reports on strategies: measures, overflow, bytes, and the values in which the models differ."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def strategy() -> Strategy:
 
 
 def test_the_figures_of_three_models(strategy: Strategy) -> None:
-    found = report_strategy(model(), "int16_accumulator", strategy, data())
-    assert list(found.figures) == ["float", "simulated", "integer"] and found.samples == 80
-    assert found.figures["float"]["sim_acc"] == 1.0 and found.figures["float"]["agreement"] == 1.0
-    assert found.figures["simulated"] == found.figures["integer"] and found.figures["simulated"]["sqnr"] < 100
-    assert found.same and found.differences == {} and found.compared > 80 * 5
-    assert "all" in str(found) and "95 % interval" in str(found)
+    report = report_strategy(model(), "int16_accumulator", strategy, data())
+    assert list(report.figures) == ["float", "simulated", "integer"] and report.samples == 80
+    assert report.figures["float"]["sim_acc"] == 1.0 and report.figures["float"]["agreement"] == 1.0
+    assert report.figures["simulated"] == report.figures["integer"] and report.figures["simulated"]["sqnr"] < 100
+    assert report.same and report.differences == {} and report.compared > 80 * 5
+    assert "all" in str(report) and "95 % interval" in str(report)
 
 
 def test_without_labels_and_without_the_integer_model(strategy: Strategy) -> None:
-    found = report_strategy(model(), "int16_accumulator", strategy, data(labelled=False), integer=False)
-    assert list(found.figures) == ["float", "simulated"] and found.same and found.compared == 0
-    assert "sim_acc" not in found.figures["float"] and "==" not in str(found)
-    assert "same" not in found.to_json()
+    report = report_strategy(model(), "int16_accumulator", strategy, data(labelled=False), integer=False)
+    assert list(report.figures) == ["float", "simulated"] and report.same and report.compared == 0
+    assert "sim_acc" not in report.figures["float"] and "==" not in str(report)
+    assert "same" not in report.to_json()
 
 
 def test_bytes_before_and_after(strategy: Strategy) -> None:
@@ -69,33 +69,33 @@ def test_a_weight_that_two_nodes_read_counts_once() -> None:
     quantizer = hago.quantize(net, "x86_vnni", batches)
     weights = report_strategy(net, "x86_vnni", quantizer.strategy, batches).weights
     assert (weights.before, weights.integer, weights.left) == (4 * (36 + 12 + 2), 36 + 12 + 4 * 2, 0)
-    whole = quantizer.quantize("reference")
-    assert not any(whole.load_state_dict(whole.state_dict()))
+    integer_model = quantizer.quantize("reference")
+    assert not any(integer_model.load_state_dict(integer_model.state_dict()))
 
 
 class OffByOne(IntegerModel):
     """An integer model that is wrong in one value of its second batch."""
 
     def run(self, *args: Any, **kwargs: Any) -> list[Any]:
-        found = super().run(*args, **kwargs)
+        outputs = super().run(*args, **kwargs)
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls == 2:
-            value: Tensor = found[0]
+            value: Tensor = outputs[0]
             value.view(-1)[3] = torch.nextafter(value.view(-1)[3], torch.tensor(torch.inf))
-        return found
+        return outputs
 
 
-def test_one_bit_of_one_value_is_seen(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_differing_value_is_reported(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy_report, "IntegerModel", OffByOne)
-    found = report_strategy(model(), "int16_accumulator", strategy, data())
-    assert not found.same and found.differences == {"output 0 of batch 1": 1}
-    assert "simulated != integer: 1 of" in str(found) and found.to_json()["same"] is False
+    report = report_strategy(model(), "int16_accumulator", strategy, data())
+    assert not report.same and report.differences == {"output 0 of batch 1": 1}
+    assert "simulated != integer: 1 of" in str(report) and report.to_json()["same"] is False
 
 
 def test_overflow_is_counted(strategy: Strategy) -> None:
     loud = [x * 50 for x in data(labelled=False)]
     wide = replace(strategy, bits=dict.fromkeys(strategy.bits, 8))
-    found = report_strategy(model(), "int16_accumulator", wide, loud)
-    assert found.same  # overflow is simulated, so the models agree on it
-    assert found.overflows["0"] > 0 and found.verdicts["0"] == "possible"
-    assert "SEEN at 0" in str(found) and found.to_json()["overflow"]["seen"] == dict(found.overflows)
+    report = report_strategy(model(), "int16_accumulator", wide, loud)
+    assert report.same  # overflow is simulated, so the models agree on it
+    assert report.overflows["0"] > 0 and report.verdicts["0"] == "possible"
+    assert "SEEN at 0" in str(report) and report.to_json()["overflow"]["seen"] == dict(report.overflows)

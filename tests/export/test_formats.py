@@ -1,4 +1,4 @@
-"""The table of export formats, and formats of a user's own, as an object and by name on the command line."""
+"""The table of export formats, and formats of a user, passed as an object or by name on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hago.export.formats import FORMATS, ExportCheck, ExportFormat, ExportReques
 
 ROOT = Path(hago.__file__).parent.parent
 
-#: A model, its data and formats of a user's own, as a module that the command line imports.
+#: The source of a module that the command line imports, with a model, its data and formats of a user.
 MODULE = """
 import torch
 from hago.export.formats import ExportCheck, ExportFormat, ExportResult
@@ -103,15 +103,15 @@ def test_a_format_as_an_object(tmp_path: Path) -> None:
     def check(request: ExportRequest, written: ExportResult) -> ExportCheck:
         return ExportCheck(True, "equal")
 
-    own = ExportFormat("own", "shapes of inputs", write, check)
+    custom = ExportFormat("own", "shapes of inputs", write, check)
     x = images(4, 1, 8, 8)
     quantizer = hago.quantize(randomized(Small()), "x86_vnni", [x])
-    assert quantizer.export(tmp_path / "net", own, [x]).content == [x.shape]
+    assert quantizer.export(tmp_path / "net", custom, [x]).content == [x.shape]
     assert requests[0].path == tmp_path / "net" and requests[0].plan is quantizer.plan
     for bad, options, message in (
         ("onx", {}, "Did you mean 'onnx'"),
         (3, {}, "of type int"),
-        (own, {"form": "qdq"}, "has no option 'form'; it has none"),
+        (custom, {"form": "qdq"}, "has no option 'form'; it has none"),
         ("onnx", {"form": "qqd"}, "expected one of qdq, qoperator"),
     ):
         wrong: Any = bad

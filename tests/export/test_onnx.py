@@ -39,7 +39,7 @@ CHIP = load_hardware("onnxruntime_cpu")
 
 
 def float_plan(graph: Graph) -> Plan:
-    """Nothing quantized."""
+    """A Plan that quantizes nothing."""
     return Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges))
 
 
@@ -49,13 +49,13 @@ def run_file(graph: Graph, inputs: list[Tensor]) -> list[np.ndarray[Any, Any]]:
 
 
 # ---------------------------------------------------------------- float ops
-#: What ONNX has no operator for: windows that differ, and an average with a divisor of its own at ragged borders.
+#: Samples that ONNX cannot express, with the reason: windows of different sizes, and a divisor with incomplete windows.
 REFUSED = {("adaptive_max_pool2d", 1): "maximum over windows", ("avg_pool2d", 4): "average with a divisor"}
 
 
 @pytest.mark.parametrize("key", KEYS + AFFINE_KEYS, ids=lambda k: f"{k[0]}-{k[1]}")
 def test_every_op_in_float(key: tuple[str, int]) -> None:
-    """At a batch size that the file was not made with."""
+    """The file is run with another batch size than it was made with."""
     graph = graph_of(*key)
     if key[0] == "affine":
         inputs = [images(3, *(graph["x"].shape or ())[1:])]
@@ -77,8 +77,8 @@ def checked(plan: Plan, inputs: list[Tensor], form: str) -> OnnxCheck:
     return check_onnx(make_onnx(plan, form), plan, [inputs])
 
 
-#: What each form can say of which hardware.
-SAID = [
+#: Pairs of a hardware and a form that can express its Plans.
+EXPRESSIBLE = [
     ("onnxruntime_cpu", "qdq"),
     ("onnxruntime_cpu", "qoperator"),
     ("x86_vnni", "qoperator"),
@@ -87,43 +87,43 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("chip", "form"), SAID)
+@pytest.mark.parametrize(("chip", "form"), EXPRESSIBLE)
 @pytest.mark.parametrize("seed", [7, 8, 13])
 def test_random_networks(seed: int, chip: str, form: str) -> None:
-    """Each node of the file, fed our integers, gives ours: with the widest bits, and with bits by chance."""
+    """Each node of the file, run on hago's integers, gives hago's integers, with the widest and with random bits."""
     graph = random_graph(seed)
     inputs = random_inputs(graph, seed)
     resolver = resolver_of(graph, load_hardware(chip), inputs, "power2_range" if chip == "vta" or seed == 7 else "mse")
     for bits in itertools.islice(points(resolver.space, seed), 0, 3, 2):
-        found = checked(resolver(bits), inputs, form)
-        assert found.same and found.compared > 0, str(found)
+        result = checked(resolver(bits), inputs, form)
+        assert result.same and result.compared > 0, str(result)
 
 
-def test_a_wrong_file_is_found_out() -> None:
-    """One weight off by a few quanta: the check says where, and nowhere else."""
-    made = quantizer()
-    file = make_onnx(made.plan)
+def test_a_wrong_weight_is_located() -> None:
+    """One weight is off by a few quanta; the check reports that node and no other."""
+    quantized = quantizer()
+    file = make_onnx(quantized.plan)
     (weight,) = (c for c in file.model.graph.initializer if c.name == "body:1")
     values = onnx.numpy_helper.to_array(weight).copy()
     values[0, 0, 1, 1] += 50 if values[0, 0, 1, 1] < 0 else -50
     weight.CopyFrom(onnx.numpy_helper.from_array(values, "body:1"))
-    found = check_onnx(file, made.plan, [[images(8, 1, 8, 8)]])
-    assert not found.same
-    assert {p.place for p in found.places if p.differing} == {"body"}
-    assert "body (conv2d): " in str(found) and found.to_json()["differing"] == found.differing
+    result = check_onnx(file, quantized.plan, [[images(8, 1, 8, 8)]])
+    assert not result.same
+    assert {p.place for p in result.places if p.differing} == {"body"}
+    assert "body (conv2d): " in str(result) and result.to_json()["differing"] == result.differing
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_a_scale_that_only_divides(form: str) -> None:
-    """The integers stay, and what reads them knows the new scale."""
+    """The integers do not change, and the nodes that read them use the new scale."""
     b = Builder()
     x = b.conv2d(b.input(3, 4, 4, name="x"), torch.randn(4, 3, 1, 1), name="conv")
     half = b.call("div", x, name="half", divisor=3.0)
     graph = b.graph(b.call("add", half, x, name="total"), half)
     inputs = [images(2, 3, 4, 4)]
     resolver = resolver_of(graph, CHIP, inputs)
-    found = checked(resolver(resolver.space.widest()), inputs, form)
-    assert found.same and all(p.largest < 1e-3 for p in found.outputs), str(found)
+    result = checked(resolver(resolver.space.widest()), inputs, form)
+    assert result.same and all(p.largest < 1e-3 for p in result.outputs), str(result)
 
 
 def conv_on(activation: str, weight: str) -> Hardware:
@@ -142,11 +142,11 @@ def test_the_opset_is_what_the_dtypes_need(activation: str, weight: str, opset: 
     inputs = [images(2, 3, 6, 6)]
     resolver = resolver_of(graph, conv_on(activation, weight), inputs)
     plan = resolver({key: min(bits, 12) for key, bits in resolver.space.widest().items()})  # int16 has to be clipped
-    made = make_onnx(plan)
-    assert made.model.opset_import[0].version == opset
-    assert {c.data_type for c in made.model.graph.initializer} - {1} == kinds
-    found = check_onnx(made, plan, [inputs])
-    assert found.tolerable and found.compared > 0, str(found)
+    exported = make_onnx(plan)
+    assert exported.model.opset_import[0].version == opset
+    assert {c.data_type for c in exported.model.graph.initializer} - {1} == kinds
+    result = check_onnx(exported, plan, [inputs])
+    assert result.tolerable and result.compared > 0, str(result)
 
 
 def quantizer() -> hago.Quantizer:
@@ -155,11 +155,11 @@ def quantizer() -> hago.Quantizer:
 
 
 def test_a_network_is_fused_whole(tmp_path: Path) -> None:
-    """Every integer node becomes an integer kernel of ONNX Runtime, and the outputs are ours at any batch."""
+    """ONNX Runtime fuses every integer node into an integer kernel, and gives hago's outputs at any batch size."""
     import onnxruntime as ort
 
-    made = quantizer()
-    made.export_onnx(tmp_path / "net.onnx")
+    quantized = quantizer()
+    quantized.export_onnx(tmp_path / "net.onnx")
     options = ort.SessionOptions()
     options.add_session_config_entry(*PRECISE)
     options.optimized_model_filepath = str(tmp_path / "fused.onnx")
@@ -170,7 +170,7 @@ def test_a_network_is_fused_whole(tmp_path: Path) -> None:
     for batch in (1, 5):
         x = images(batch, 1, 8, 8, seed=3)
         (theirs,) = session.run(None, {"x": x.numpy()})
-        assert torch.from_numpy(theirs).equal(made.quantize()(x))
+        assert torch.from_numpy(theirs).equal(quantized.quantize()(x))
 
 
 def test_names_inputs_and_outputs_are_kept() -> None:
@@ -182,14 +182,14 @@ def test_names_inputs_and_outputs_are_kept() -> None:
     inputs = [images(2, 3, 6, 6), images(2, 4, 6, 6)]
     resolver = resolver_of(graph, CHIP, inputs)
     plan = resolver(resolver.space.widest())
-    made = make_onnx(plan)
-    assert [i.name for i in made.model.graph.input] == ["image", "other"]
-    metadata = {p.key: p.value for p in made.model.metadata_props}
+    exported = make_onnx(plan)
+    assert [i.name for i in exported.model.graph.input] == ["image", "other"]
+    metadata = {p.key: p.value for p in exported.model.metadata_props}
     assert metadata == {"hago.hardware": CHIP.name, "hago.form": "qdq"}
-    names = [o.name for o in made.model.graph.output]
+    names = [o.name for o in exported.model.graph.output]
     assert names[:2] == ["total", "act"] and len(set(names)) == 4
-    assert {"first:real", "total:real"} <= {n.name for n in made.model.graph.node}
-    run = onnxruntime(made.model, threads=1)
+    assert {"first:real", "total:real"} <= {n.name for n in exported.model.graph.node}
+    run = onnxruntime(exported.model, threads=1)
     theirs = run({"image": inputs[0].numpy(), "other": inputs[1].numpy()})
     for ours, other in zip(IntegerModel(plan).run(inputs), theirs.values(), strict=True):
         assert np.array_equal(ours.numpy(), other)
@@ -211,7 +211,7 @@ def residual() -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("chip", "says"),
+    ("chip", "fragments"),
     [
         ("x86_vnni", ["edge 'total:0'", "23 bits in int32", "QuantizeLinear writes at most 16"]),
         ("arm_dot", ["node 'a'", "by an integer and a shift"]),
@@ -219,13 +219,13 @@ def residual() -> Graph:
         ("int16_accumulator", ["node 'a'", "int16", "wraps", "Take fewer bits"]),
     ],
 )
-def test_what_onnx_cannot_say(chip: str, says: list[str], tmp_path: Path) -> None:
+def test_plans_that_onnx_cannot_express_are_refused(chip: str, fragments: list[str], tmp_path: Path) -> None:
     graph = residual()
     plan = plan_on(chip, graph, [images(2, 3, 6, 6)])
     path = tmp_path / "net.onnx"
     with pytest.raises(HagoError) as caught:
         hago.Quantizer(plan, None).export_onnx(path)  # type: ignore[arg-type]
-    assert all(text in str(caught.value) for text in says), caught.value
+    assert all(text in str(caught.value) for text in fragments), caught.value
     assert not list(tmp_path.iterdir())
 
 
@@ -248,13 +248,13 @@ def test_an_unknown_op() -> None:
         make_onnx(float_plan(replace(graph, nodes=nodes)))
 
 
-def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(HagoError, match=r"pip install 'hago\[onnx\]'"):
         make_onnx(float_plan(residual()))
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(HagoError, match="cannot write"):
         quantizer().export_onnx(tmp_path / "no" / "net.onnx")
 
@@ -264,31 +264,31 @@ def _padded(sizes: list[int], value: float = 0.0, also_out: bool = False) -> Gra
     b = Builder()
     x = b.call("relu", b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3), name="first"))
     pad = b.call("pad", x, pad=sizes, mode="constant", value=value, name="pad")
-    found = [
+    convolutions = [
         b.conv2d(pad, seeded(4, 4, 3, 3), name="wide"),
         b.conv2d(pad, seeded(4, 4, 3, 3), padding=[1, 0], stride=[2, 2], name="strided"),
     ]
-    return b.graph(*found, *([pad] if also_out else []))
+    return b.graph(*convolutions, *([pad] if also_out else []))
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 @pytest.mark.parametrize("sizes", [[0, 1, 0, 1], [2, 1, 0, 3], [1, 1]])
-def test_zeros_around_are_a_part_of_the_convolution(form: str, sizes: list[int]) -> None:
+def test_zero_padding_is_merged_into_the_convolution(form: str, sizes: list[int]) -> None:
     graph = _padded(sizes)
     resolver = resolver_of(graph, CHIP, [images(4, 3, 8, 8)])
     plan = resolver(resolver.space.widest())
-    made = make_onnx(plan, form)
-    assert not [n for n in made.model.graph.node if n.op_type == "Pad"]
-    found = check_onnx(made, plan, [[images(3, 3, 8, 8)]])
-    assert found.same and found.compared and not sum(p.differing for p in found.outputs), str(found)
+    exported = make_onnx(plan, form)
+    assert not [n for n in exported.model.graph.node if n.op_type == "Pad"]
+    result = check_onnx(exported, plan, [[images(3, 3, 8, 8)]])
+    assert result.same and result.compared and not sum(p.differing for p in result.outputs), str(result)
     (ours, *_), (theirs, *_) = run_real(graph, [images(2, 3, 8, 8)]), run_file(graph, [images(2, 3, 8, 8)])
     np.testing.assert_allclose(theirs, ours.numpy(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("graph", [_padded([0, 1], value=0.5), _padded([0, 1], also_out=True), _padded([0, -1])])
-def test_padding_that_is_seen_or_is_not_of_zeros_stays(graph: Graph) -> None:
-    made = make_onnx(float_plan(graph))
-    assert [n.op_type for n in made.model.graph.node].count("Pad") == 1
+def test_padding_that_is_an_output_or_not_of_zeros_is_kept(graph: Graph) -> None:
+    exported = make_onnx(float_plan(graph))
+    assert [n.op_type for n in exported.model.graph.node].count("Pad") == 1
     (ours, *_), (theirs, *_) = run_real(graph, [images(2, 3, 8, 8)]), run_file(graph, [images(2, 3, 8, 8)])
     np.testing.assert_allclose(theirs, ours.numpy(), rtol=2e-5, atol=2e-5)
 
@@ -296,23 +296,23 @@ def test_padding_that_is_seen_or_is_not_of_zeros_stays(graph: Graph) -> None:
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_limits_of_a_clamp_are_integers(per_channel: bool, form: str) -> None:
-    """Seen as they are, sums that are cut off at limits between two integers end at the nearer one."""
+    """If sums are an output, they are clipped to the integer nearest to the limit."""
     b = Builder()
     weight = seeded(4, 3, 3, 3) * (torch.arange(1, 5).reshape(4, 1, 1, 1) if per_channel else 1)
-    made = b.call("clamp", b.conv2d(b.input(3, 6, 6, name="x"), weight), min=-0.101, max=0.2013)
+    clamped = b.call("clamp", b.conv2d(b.input(3, 6, 6, name="x"), weight), min=-0.101, max=0.2013)
     inputs = [seeded(2, 3, 6, 6)]
-    plan = plan_on("x86_vnni" if per_channel else "cambricon_mlu", b.graph(made), inputs)
-    assert plan.nodes[made].out.per_channel == per_channel
-    found = checked(plan, inputs, form)
-    (output,) = found.outputs
-    assert found.same and output.largest < 1e-2, str(found)
+    plan = plan_on("x86_vnni" if per_channel else "cambricon_mlu", b.graph(clamped), inputs)
+    assert plan.nodes[clamped].out.per_channel == per_channel
+    result = checked(plan, inputs, form)
+    (output,) = result.outputs
+    assert result.same and output.largest < 1e-2, str(result)
     assert len({float(v) for v in IntegerModel(plan).run(inputs)[0].flatten()}) > 2
 
 
-def test_batches_of_any_size_are_checked_wherever_the_batch_lies() -> None:
+def test_batches_of_any_size_are_checked_with_the_batch_on_any_axis() -> None:
     b = Builder()
     turned = b.call("permute", b.linear(b.input(7, 5, name="x"), seeded(6, 5)), axes=(1, 0, 2))
     graph = b.graph(b.call("permute", b.linear(b.call("relu", turned), seeded(4, 6)), axes=(1, 0, 2)))
     plan, sizes = plan_on("onnxruntime_cpu", graph, [seeded(4, 7, 5)]), (4, 3, 1)
-    found = check_onnx(make_onnx(plan), plan, [[seeded(n, 7, 5, seed=n)] for n in sizes])
-    assert found.same and found.outputs[0].compared == sum(sizes) * 7 * 4
+    result = check_onnx(make_onnx(plan), plan, [[seeded(n, 7, 5, seed=n)] for n in sizes])
+    assert result.same and result.outputs[0].compared == sum(sizes) * 7 * 4

@@ -1,4 +1,4 @@
-"""ONNX files of calls that hago has no op for: sizes, indices and conditions, at a batch size not seen before."""
+"""ONNX files of ATen calls without an op of hago: sizes, indices and conditions, run at another batch size."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Fn(nn.Module):
 
 
 def rows(x: Tensor) -> Tensor:
-    """Indices of whole numbers, two for every row: 0 to 3."""
+    """Integer indices from 0 to 3, two per row."""
     return (x > 0).cumsum(1)[:, :2] - 1
 
 
-#: On images of 4 channels of 4 by 5.
+#: Functions of images with 4 channels of 4 by 5 values.
 CALLS: Final[dict[str, Callable[[Tensor], Any]]] = {
     "sizes": lambda x: x.reshape(x.shape[0] * 2, -1, 5).repeat(1, 2, 1) + torch.zeros(x.shape[0] * 2, 1, 1),
     "a token": lambda x: torch.cat([torch.ones(1, 1, 4, 5).expand(x.shape[0], -1, -1, -1), x], 1),
@@ -90,8 +90,8 @@ CALLS: Final[dict[str, Callable[[Tensor], Any]]] = {
 }
 
 
-#: Older spellings, and those of programs that were traced in other ways.
-UNSEEN: Final = {
+#: Targets that the functions above do not use: older ones, and those of programs that were traced in other ways.
+UNTRIED: Final = {
     *(f"aten.{n}.default" for n in ("_unsafe_view", "alias", "clone", "reshape")),
     *(f"aten.bitwise_{n}.Tensor" for n in ("and", "or")),
 }
@@ -101,21 +101,21 @@ def imported(fn: Callable[[Tensor], Any]) -> Graph:
     return from_torch(Fn(fn).eval(), (images(2, 4, 4, 5),))
 
 
-def imported_whole(fn: Callable[[Tensor], Any]) -> Graph:
-    """The graph of strategies of the first version, with composite calls as they are."""
+def imported_unconverted(fn: Callable[[Tensor], Any]) -> Graph:
+    """The graph as strategies of the first version have it, with composite calls not converted."""
     program = torch.export.export(Fn(fn).eval(), (images(2, 4, 4, 5),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     return Importer(program, converts=False).run()
 
 
-def said(graph: Graph) -> Any:
+def export(graph: Graph) -> Any:
     return make_onnx(Plan(graph, CHIP, OPS, {}, dict.fromkeys(graph.edges))).model
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("unconverted", [False, True])
 @pytest.mark.parametrize("fn", CALLS.values(), ids=list(CALLS))
-def test_calls(fn: Callable[[Tensor], Any], whole: bool) -> None:
-    graph, x = imported_whole(fn) if whole else imported(fn), images(3, 4, 4, 5, seed=3)
-    theirs = list(onnxruntime(said(graph), threads=1)({graph.inputs[0]: x.numpy()}).values())
+def test_calls(fn: Callable[[Tensor], Any], unconverted: bool) -> None:
+    graph, x = imported_unconverted(fn) if unconverted else imported(fn), images(3, 4, 4, 5, seed=3)
+    theirs = list(onnxruntime(export(graph), threads=1)({graph.inputs[0]: x.numpy()}).values())
     ours = run_real(graph, [x])
     check_dtypes(graph, [x])
     for mine, other in zip(ours, theirs, strict=True):
@@ -125,11 +125,11 @@ def test_calls(fn: Callable[[Tensor], Any], whole: bool) -> None:
 
 def test_every_call_is_tried() -> None:
     known = set(ATEN_CALLS)
-    graphs = [make(fn) for fn in CALLS.values() for make in (imported, imported_whole)]
+    graphs = [make(fn) for fn in CALLS.values() for make in (imported, imported_unconverted)]
     tried = {n.attrs["target"] for graph in graphs for n in graph if n.op == "opaque"}
     # other overloads of calls that are tried, or calls that torch.export writes as these
     spelled = {t for t in known if t.rpartition(".")[0] in {u.rpartition(".")[0] for u in tried}}
-    assert known - spelled == UNSEEN
+    assert known - spelled == UNTRIED
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_every_call_is_tried() -> None:
         (lambda x: F.softplus(x, beta=2), "softplus"),
     ],
 )
-def test_what_has_no_op(fn: Callable[[Tensor], Any], says: str) -> None:
+def test_calls_that_onnx_cannot_express_are_refused(fn: Callable[[Tensor], Any], says: str) -> None:
     with pytest.raises(UnsupportedOp, match=says):
-        said(imported(fn))
+        export(imported(fn))
 
 
 # ---------------------------------------------------------------- networks
 class Attention(nn.Module):
-    """Heads over a sequence, with a mask that is computed; the batch is the second axis on the way."""
+    """Multi-head attention with a computed mask, in which the batch is temporarily the second axis."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Attention(nn.Module):
 
 
 class Enlarged(nn.Module):
-    """A convolution before and after a map is enlarged to a size."""
+    """A convolution before and after an interpolation to a given size."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()
@@ -182,8 +182,8 @@ class Enlarged(nn.Module):
     ids=["attention", "bilinear", "nearest"],
 )
 def test_networks(network: nn.Module, shape: tuple[int, ...], form: str) -> None:
-    made = prepare(randomized(network), CHIP, [images(2, *shape)])
-    plan = made.resolver(made.space.widest())
+    prepared = prepare(randomized(network), CHIP, [images(2, *shape)])
+    plan = prepared.resolver(prepared.space.widest())
     check_dtypes(plan.graph, [images(3, *shape)])
-    found = check_onnx(make_onnx(plan, form), plan, [[images(3, *shape, seed=1)]])
-    assert found.compared > 100 and found.differing == 0
+    result = check_onnx(make_onnx(plan, form), plan, [[images(3, *shape, seed=1)]])
+    assert result.compared > 100 and result.differing == 0

@@ -42,10 +42,10 @@ def test_export_and_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     shared = ["--format", "onnx", "--data", DATA, "--check", "--json", "--save", "net"]
     for chip, form in (("onnxruntime_cpu", "qdq"), ("onnxruntime_cpu", "qoperator"), ("x86_vnni", "qoperator")):
         assert main(["export", MODEL, f"{chip}.json", "--form", form, *shared]) == 0
-        said = json.loads(capsys.readouterr().out)
-        assert said["check"]["same"] and said["check"]["compared"] > 0
-        assert {p["place"] for p in said["check"]["places"]} >= {"0", "2", "4"}
-        assert (folder / said["path"]).stat().st_size > 1000
+        report = json.loads(capsys.readouterr().out)
+        assert report["check"]["same"] and report["check"]["compared"] > 0
+        assert {p["place"] for p in report["check"]["places"]} >= {"0", "2", "4"}
+        assert (folder / report["path"]).stat().st_size > 1000
     assert main(["export", MODEL, "onnxruntime_cpu.json", *shared[:-3], "--save", "net.onnx"]) == 0
     assert "0 of " in capsys.readouterr().out
 

@@ -35,8 +35,8 @@ def fused(plan: Plan, form: str, folder: Path) -> list[Any]:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(folder / "fused.onnx")
-    made = make_onnx(plan, form).model.SerializeToString()
-    ort.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+    exported = make_onnx(plan, form).model.SerializeToString()
+    ort.InferenceSession(exported, options, providers=["CPUExecutionProvider"])
     return list(onnx.load(str(folder / "fused.onnx")).graph.node)
 
 
@@ -70,8 +70,8 @@ def test_channels_stay_last_behind_a_clip(tail: str, form: str, tmp_path: Path) 
         (pool,) = (n for n in nodes if n.op_type == "QLinearGlobalAveragePool")
         assert [a.i for a in pool.attribute if a.name == "channels_last"] == [1]
         assert kinds(nodes)["Transpose"] == 1 and kinds(nodes)["Clip"] == 1
-    found = checked(plan, inputs, form)
-    assert found.same and found.compared, str(found)
+    result = checked(plan, inputs, form)
+    assert result.same and result.compared, str(result)
 
 
 @FORMS
@@ -82,11 +82,11 @@ def test_zeros_around_reals_are_a_part_of_the_integer_convolution(form: str) -> 
     inputs = [images(2, 3, 8, 8) - 3.0]  # zero is no integer's edge
     plan = widest(graph, inputs)
     assert "pad" not in plan.nodes and "conv" in plan.nodes
-    made = make_onnx(plan, form)
-    assert not [n for n in made.model.graph.node if n.op_type == "Pad"]
-    found = check_onnx(made, plan, [inputs])
-    assert found.same and found.compared and not sum(p.differing for p in found.outputs), str(found)
-    places = {p.place: p.compared for p in found.places}
+    exported = make_onnx(plan, form)
+    assert not [n for n in exported.model.graph.node if n.op_type == "Pad"]
+    result = check_onnx(exported, plan, [inputs])
+    assert result.same and result.compared and not sum(p.differing for p in result.outputs), str(result)
+    places = {p.place: p.compared for p in result.places}
     assert places == {"conv:0": inputs[0].numel(), "conv": 2 * 4 * 9 * 11}  # what is quantized, and the sums of ours
 
 
@@ -96,8 +96,8 @@ def test_padding_by_itself_moves_bytes(form: str, tmp_path: Path) -> None:
     x = b.conv2d(b.input(3, 8, 8, name="x"), seeded(4, 3, 3, 3), name="first")
     x = b.call("pad", x, pad=[1, 1, 1, 1], mode="reflect", value=0.0, name="pad")
     plan = widest(b.graph(b.conv2d(x, seeded(4, 4, 3, 3), name="last")), [images(2, 3, 8, 8)])
-    found = kinds(fused(plan, form, tmp_path))
-    assert found["Pad"] == 1 and found["QuantizeLinear"] == found["DequantizeLinear"] == 1
+    result = kinds(fused(plan, form, tmp_path))
+    assert result["Pad"] == 1 and result["QuantizeLinear"] == result["DequantizeLinear"] == 1
     assert checked(plan, [images(2, 3, 8, 8)], form).same
 
 
@@ -107,8 +107,8 @@ def test_silu_is_one_operator(tmp_path: Path) -> None:
     graph = b.graph(b.conv2d(b.call("silu", x, name="silu"), seeded(4, 4, 3, 3), name="last"))
     inputs = [images(2, 3, 8, 8)]
     plan = widest(graph, inputs)
-    found = kinds(fused(plan, "qdq", tmp_path))
-    assert found["QuickGelu"] == 1 and found["DequantizeLinear"] == 2 and not found["Sigmoid"]
+    result = kinds(fused(plan, "qdq", tmp_path))
+    assert result["QuickGelu"] == 1 and result["DequantizeLinear"] == 2 and not result["Sigmoid"]
     assert checked(plan, inputs, "qdq").tolerable
 
 
@@ -147,9 +147,9 @@ def test_a_joined_operand_that_others_read(bits: int, form: str, tmp_path: Path)
     resolver = resolver_of(branches(plain=False), CHIP, inputs, "mse")
     plan = resolver({**resolver.space.widest(), "last:out": bits})
     assert plan.nodes["again"].simqs[0] is not None and plan.nodes["again"].simqs[1] is None
-    found = kinds(fused(plan, form, tmp_path))
+    result = kinds(fused(plan, form, tmp_path))
     if form == "qdq":
-        assert (found["Cast"] == 0) == (bits == 8)
+        assert (result["Cast"] == 0) == (bits == 8)
     report = checked(plan, inputs, form)
     assert report.same and report.compared, str(report)
 
@@ -169,8 +169,8 @@ def test_what_follows_a_sum_that_stays_wide(chip: str, op: str) -> None:
     graph = b.graph(b.conv2d(b.call(op, x, **attrs.get(op, {}), **ceil), seeded(4, 4, 3, 3), name="last"))
     resolver = resolver_of(graph, load_hardware(chip), [seeded(2, 3, 6, 6)], "power2_range")
     plan = resolver({k: min(bits, 8) for k, bits in resolver.space.widest().items()})
-    found = checked(plan, [seeded(3, 3, 6, 6, seed=3)], "qdq")
-    assert found.same and found.compared, str(found)
+    result = checked(plan, [seeded(3, 3, 6, 6, seed=3)], "qdq")
+    assert result.same and result.compared, str(result)
 
 
 @FORMS
@@ -186,5 +186,5 @@ def test_a_product_by_constant_matrices(batch: tuple[int, ...], chip: str, form:
     plan = resolver({k: min(bits, 8) for k, bits in resolver.space.widest().items()})
     weight = plan.nodes["product"].operands[1]
     assert weight is not None and weight.per_channel
-    found = checked(plan, inputs, form)
-    assert found.same and found.compared, str(found)
+    result = checked(plan, inputs, form)
+    assert result.same and result.compared, str(result)

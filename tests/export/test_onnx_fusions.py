@@ -1,4 +1,4 @@
-"""What ONNX Runtime would fuse into arithmetic of another kind stays apart in an exported file."""
+"""Nodes that ONNX Runtime would fuse into kernels of other arithmetic are not fused in an exported file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 
 class Chosen(nn.Module):
-    """A softmax between two quantized layers, of a scale whose inverse is no integer."""
+    """A softmax between two quantized layers, with a scale whose inverse is not an integer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Chosen(nn.Module):
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_a_softmax_between_quantized_tensors(form: str) -> None:
-    """QLinearSoftmax multiplies by floor(1 / scale): 4 % of what follows was off by one."""
+    """QLinearSoftmax multiplies by floor(1 / scale), by which 4 % of the following values would be off by one."""
     torch.manual_seed(3)
     data = torch.randn(2000, 8)
     plan = hago.quantize(Chosen().eval(), "onnxruntime_cpu", [data[:200]]).plan

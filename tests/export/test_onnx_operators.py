@@ -1,4 +1,4 @@
-"""The tables of ONNX operators: every op of hago has a row or is refused by name with a reason."""
+"""The tables of ONNX operators: every op of hago has a converter or is refused by name with a reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hago.export.onnx.qoperator import FUSED, QLINEAR
 from hago.graph.graph import Node
 from hago.ops import OPS
 
-#: The ops that have a row in a table of integer nodes.
+#: The ops in the tables of integer nodes.
 INTEGER_OPS: Final = {*DATA_MOVEMENT, *INT32_SUMS, *FUSED, *(op for op, _ in QLINEAR)}
 
 
@@ -24,7 +24,7 @@ def node_of(op: str) -> Node:
 
 
 def misplaced(ops: Mapping[str, Any]) -> list[str]:
-    """Ops that stand in no table, or in both."""
+    """Ops that are in neither table, or in both."""
     return [op for op in ops if (op in OPERATORS) == (op in operators.UNSUPPORTED)]
 
 

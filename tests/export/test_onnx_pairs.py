@@ -1,6 +1,6 @@
-"""ONNX Runtime on CPUs that saturate pairs of products: files are checked exactly, and what helps is said.
+"""ONNX Runtime on CPUs that saturate pairs of products: files are checked exactly, and the report advises what to do.
 
-Where this CPU does not saturate them, what is said is tested, and that the advice does no harm.
+On a CPU that does not saturate them, the tests check the report, and that its advice does no harm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATA = [images(8, 3, 6, 6)]
 
 
 def large_weights() -> nn.Module:
-    """Whose products of neighbours are as large as bytes allow."""
+    """A model in which sums of two neighbouring products are as large as possible."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False)).eval()
     with torch.no_grad():
         for part in model:
@@ -34,38 +34,38 @@ def large_weights() -> nn.Module:
 
 
 def saturating(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """As if this CPU saturated pairs; whether it does."""
-    really = bool(onnx_check.saturates_pairs())
+    """Pretend that this CPU saturates pairs, and return whether it really does."""
+    saturates = bool(onnx_check.saturates_pairs())
     for module in ("hago.export.onnx.verification", "hago.analysis.comparison"):
         monkeypatch.setattr(f"{module}.saturates_pairs", lambda: True)
-    return really
+    return saturates
 
 
-def test_the_check_says_why_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    really = saturating(monkeypatch)
+def test_the_check_explains_the_differences_and_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    saturates = saturating(monkeypatch)
     plan = hago.quantize(large_weights(), "onnxruntime_cpu", DATA).plan
-    found = check_onnx(make_onnx(plan), plan, [DATA])
-    assert found.same and found.by_default is not None
-    assert any(p.differing for p in found.by_default) == really
-    assert "session.x64quantprecision=1" in str(found) and "fix_bits" in str(found)
-    assert len(found.to_json()["by_default"]) == 1
-    # what it advises: the option was set for the check, which found no difference; and narrow weights
+    result = check_onnx(make_onnx(plan), plan, [DATA])
+    assert result.same and result.by_default is not None
+    assert any(p.differing for p in result.by_default) == saturates
+    assert "session.x64quantprecision=1" in str(result) and "fix_bits" in str(result)
+    assert len(result.to_json()["by_default"]) == 1
+    # the advice: the option, with which the check found no difference, and narrower weights
     plan = hago.quantize(large_weights(), "onnxruntime_cpu", DATA, fix_bits={"*:1": 7}).plan
-    found = check_onnx(make_onnx(plan), plan, [DATA])
-    assert found.by_default is not None and not any(p.differing for p in found.by_default)
+    result = check_onnx(make_onnx(plan), plan, [DATA])
+    assert result.by_default is not None and not any(p.differing for p in result.by_default)
 
 
-def test_nothing_is_said_where_nothing_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_explanation_on_a_cpu_that_does_not_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hago.export.onnx.verification.saturates_pairs", lambda: False)
     plan = hago.quantize(large_weights(), "onnxruntime_cpu", DATA).plan
-    found = check_onnx(make_onnx(plan), plan, [DATA])
-    assert found.by_default is None and "x64quantprecision" not in str(found)
+    result = check_onnx(make_onnx(plan), plan, [DATA])
+    assert result.by_default is None and "x64quantprecision" not in str(result)
 
 
-def test_a_comparison_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_has_the_explanation_as_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     saturating(monkeypatch)
     plan = hago.quantize(large_weights(), "onnxruntime_cpu", DATA).plan
     batches = Batches(DATA, plan.graph.inputs)
-    found = compare_plan(plan, batches, ["onnxruntime"])
-    assert "saturate at 16 bits" in str(found) and found.to_json()["notes"]
+    result = compare_plan(plan, batches, ["onnxruntime"])
+    assert "saturate at 16 bits" in str(result) and result.to_json()["notes"]
     assert not compare_plan(plan, batches, ["fast"]).notes

@@ -1,4 +1,4 @@
-"""ONNX files of float nodes whose weights rest as integers, in ONNX Runtime."""
+"""ONNX files of float nodes whose weights are stored as integers, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytest.importorskip("onnxruntime")
 def kinds(plan: Plan, form: str) -> dict[str, str]:
     """The element types of the integers in the file, after a check in ONNX Runtime."""
     file = make_onnx(plan, form)
-    found = check_onnx(file, plan, [[seeded(4, 3, 6, 6, seed=5)]])
-    assert found.same and all(p.largest < 1e-4 for p in found.outputs), str(found)
+    result = check_onnx(file, plan, [[seeded(4, 3, 6, 6, seed=5)]])
+    assert result.same and all(p.largest < 1e-4 for p in result.outputs), str(result)
     names = {i.name: onnx.TensorProto.DataType.Name(i.data_type) for i in file.model.graph.initializer}
     assert {n.input[0] for n in file.model.graph.node if n.op_type == "DequantizeLinear"} >= set(map(str, plan.weights))
     return {str(e): names[str(e)] for e in plan.weights}
@@ -32,7 +32,7 @@ def kinds(plan: Plan, form: str) -> dict[str, str]:
 @pytest.mark.parametrize("scheme", ["symmetric", "affine"])
 @pytest.mark.parametrize(("stored", "kind"), [("int4", "INT4"), ("uint4", "UINT4"), ("int8", "INT8"), ("int5", "INT8")])
 def test_weights_are_dequantized_in_the_file(stored: str, kind: str, scheme: str, form: str) -> None:
-    """Zero points that differ from channel to channel included; the weights of Conv and Gemm."""
+    """The weights of Conv and Gemm, also with a zero point per channel."""
     hardware = chip(OpDesc(["float32", stored], "float32"), scheme=scheme)
     resolver = resolver_of(network(), hardware, [seeded(4, 3, 6, 6)])
     plan = resolver(resolver.space.widest())
@@ -52,7 +52,7 @@ def test_products_are_summed_in_float() -> None:
 
 
 def test_zero_points_of_four_bits_are_those_of_their_channels() -> None:
-    """Of integer nodes too."""
+    """Each channel has its own zero point in the file."""
     b = Builder()
     weight = torch.cat([seeded(2, 8) + 1.0, seeded(2, 8) - 1.0])
     graph = b.graph(b.linear(b.input(8, name="x"), weight, name="fc"))
@@ -60,5 +60,5 @@ def test_zero_points_of_four_bits_are_those_of_their_channels() -> None:
     plan = resolver_of(graph, hardware, [seeded(4, 8)])({"fc:1": 4})
     file = make_onnx(plan, "qdq")
     (zero,) = [i for i in file.model.graph.initializer if i.name == "fc:1:zero"]
-    found = onnx.numpy_helper.to_array(zero).astype("int64").tolist()
-    assert found == plan.weights[Edge("fc", 1)].qparams.zero_point.flatten().tolist() and len(set(found)) > 1
+    exported = onnx.numpy_helper.to_array(zero).astype("int64").tolist()
+    assert exported == plan.weights[Edge("fc", 1)].qparams.zero_point.flatten().tolist() and len(set(exported)) > 1

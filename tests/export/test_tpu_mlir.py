@@ -1,4 +1,4 @@
-"""Calibration and quantize tables made of Plans: what every row and mode says, and that a table reads back."""
+"""Calibration and quantize tables of Plans: their rows and modes, and that they can be read again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SYMMETRIC = [n for n, chip in SHIPPED.items() if chip.activation.scheme in ("hag
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
-def test_the_row_of_an_8_bit_tensor_gives_the_plan_s_scale(name: str) -> None:
+def test_the_row_of_an_8_bit_tensor_gives_the_scale_of_the_plan(name: str) -> None:
     plan, tables = tables_of(chain(), load_hardware(name))
     target = plan.nodes["first"].operands[0]
     row = tables.calibration.rows["image"]
@@ -66,7 +66,7 @@ def test_the_row_of_an_8_bit_tensor_gives_the_plan_s_scale(name: str) -> None:
     assert row.minimum == (-row.threshold if levels == 127 else 0.0)
 
 
-def test_nodes_that_only_move_values_have_the_row_of_what_they_move() -> None:
+def test_nodes_that_only_move_values_have_the_row_of_their_input() -> None:
     for at in ("edge", "output"):
         _, tables = tables_of(chain(), Chip(at=at).hardware())
         rows = tables.calibration.rows
@@ -75,7 +75,7 @@ def test_nodes_that_only_move_values_have_the_row_of_what_they_move() -> None:
         assert tables.without_range == (() if at == "output" else ("head",)), at
 
 
-def test_an_observed_range_fills_what_no_edge_quantizes() -> None:
+def test_an_observed_range_is_the_row_of_a_node_that_no_edge_quantizes() -> None:
     plan, chosen = plan_of(chain(), Chip().hardware())
     tables = make_tables(plan, chosen, {"head": (-3.0, 2.0), "image": (-9.0, 9.0)})
     row = tables.calibration.rows["head"]
@@ -92,14 +92,14 @@ def test_affine_tensors_have_both_ends() -> None:
     assert row.threshold == max(-row.minimum, row.maximum)
 
 
-def test_modes_say_what_is_float_and_what_has_four_bits() -> None:
+def test_modes_of_float_nodes_and_of_four_bits() -> None:
     graph, chip = chain(), Chip(floats=True).hardware()
     topology = analyze(graph, chip, ["head"])
     space = build_space(graph, chip, topology)
     resolver = resolver_of(graph, chip, random_inputs(graph, 1))
-    kept = Resolver(graph, chip, topology, space, resolver.thresholds)
+    with_float_head = Resolver(graph, chip, topology, space, resolver.thresholds)
     bits = dict.fromkeys(space.groups, 8) | {"first:1": 4, "second:0": 4, "second:1": 4}
-    tables = make_tables(kept(bits), bits)
+    tables = make_tables(with_float_head(bits), bits)
     assert tables.quantize.modes == {"first": "W4INT8", "second": "INT4", "head": "F32"}
     assert set(tables.calibration.int4) == {"act"}
 
@@ -117,7 +117,7 @@ def test_a_tensor_read_with_several_ranges_takes_the_widest() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_tables_of_random_graphs_can_be_read_by_the_engine_s_grammar(seed: int) -> None:
+def test_tables_of_random_graphs_can_be_parsed(seed: int) -> None:
     graph = random_graph(seed)
     for name in ("x86_vnni", "arm_dot", "vta"):
         resolver = resolver_of(graph, load_hardware(name), random_inputs(graph, seed))
