@@ -230,11 +230,11 @@ class NodeSplitter:
         if clipped:
             operands = [c if t is None else c.to(self._carrier) for c, t in zip(free, plan.operands, strict=True)]
             unclipped = dequantize(self.plan.ops[self.node.op].compute_int(plan.attrs, *operands), plan.register)
-        held = plan.held(accumulator, lost)
-        overflown = limited if held is accumulator else dequantize(held, plan.register)
+        after_overflow = plan.held(accumulator, lost)
+        overflown = limited if after_overflow is accumulator else dequantize(after_overflow, plan.register)
         steps: list[SplitStep] = [("constants", unclipped), ("saturation", limited), ("overflow", overflown)]
         if plan.out_simq is not None:
-            requantized = apply_simq(held, SimQ(plan.out_simq.source, unlimited(plan.out)), self.requantize)
+            requantized = apply_simq(after_overflow, SimQ(plan.out_simq.source, unlimited(plan.out)), self.requantize)
             steps.append(("rounding", dequantize(requantized, plan.out)))
         return steps
 
@@ -479,7 +479,7 @@ def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float
     assigned = dict.fromkeys(by_name, 0.0)
     for end in ends:
         assigned[end] += 1.0 / len(ends)
-    kept: dict[str, float] = {}
+    parts: dict[str, float] = {}
     for row in reversed(rows):
         share = assigned[row.name]
         noise = {s: by_name[s].error_power or 0.0 for s in row.inputs}
@@ -489,8 +489,8 @@ def blame(rows: Sequence[NodeStatistic], ends: Sequence[str]) -> dict[str, float
         for source, power in noise.items():
             assigned[source] += passed_back * power / total
         if share - passed_back > 0.0:
-            kept[row.name] = share - passed_back
-    return {r.name: kept[r.name] for r in rows if r.name in kept}
+            parts[row.name] = share - passed_back
+    return {r.name: parts[r.name] for r in rows if r.name in parts}
 
 
 @dataclass(frozen=True, slots=True)

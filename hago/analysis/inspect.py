@@ -159,8 +159,8 @@ class Tally:
             self.edges.setdefault(slot, EdgeTally()).add(sample)
         self.overflows += split.overflows
         self.accumulators += split.accumulators
-        for first, *rest in _chunks([split.reference, *(value for _, value in split.steps)]):
-            together = torch.stack([first, *rest])
+        for chunk in _chunks([split.reference, *(value for _, value in split.steps)]):
+            together = torch.stack(chunk)
             if not math.isfinite(float(together.sum())):  # a finite sum shows that all values are finite
                 finite = torch.isfinite(together).all(0)
                 self.left_out += int((~finite).sum())
@@ -217,7 +217,7 @@ def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | Non
         splitter: of an integer node; None for a float node.
     """
     measured = tally.count > 0
-    inherited, own = float(tally.products[0, 0]), float(tally.products[1:, 1:].sum())
+    inherited, added = float(tally.products[0, 0]), float(tally.products[1:, 1:].sum())
     simulated = values(tally.simulated_values)
     node_plan = plan.nodes.get(node.name)
     return NodeStatistic(
@@ -231,7 +231,7 @@ def summarize(plan: Plan, node: Node, tally: Tally, splitter: NodeSplitter | Non
         integer_values=simulated if tally.integer_values is None else values(tally.integer_values),
         sqnr=decibels(tally.signal, tally.noise) if measured else None,
         inherited_sqnr=decibels(tally.signal, inherited) if measured else None,
-        own_sqnr=decibels(tally.signal, own) if measured else None,
+        own_sqnr=decibels(tally.signal, added) if measured else None,
         cosine=_cosine(tally),
         max_error=tally.max_error if measured else None,
         error_power=tally.noise / tally.count if measured else None,
@@ -264,7 +264,7 @@ def _cosine(tally: Tally) -> float | None:
 
 
 def _causes(tally: Tally) -> Mapping[Cause, CauseStatistic]:
-    total, own = float(tally.products.sum()), float(tally.products[1:, 1:].sum())
+    total, added = float(tally.products.sum()), float(tally.products[1:, 1:].sum())
     causes: dict[Cause, CauseStatistic] = {}
     for i, cause in enumerate(CAUSES):
         projection = float(tally.products[i, 1:].sum())
@@ -272,7 +272,7 @@ def _causes(tally: Tally) -> Mapping[Cause, CauseStatistic]:
             power=float(tally.products[i, i]) / tally.count if tally.count else 0.0,
             largest=tally.largest[i],
             share=float(tally.products[i].sum()) / total if total > 0.0 else None,
-            own_share=projection / own if own > 0.0 and cause != "inherited" else None,
+            own_share=projection / added if added > 0.0 and cause != "inherited" else None,
         )
     return causes
 

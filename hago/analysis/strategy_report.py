@@ -115,8 +115,8 @@ class StrategyReport:
         possible = [n for n, v in self.verdicts.items() if v != "proved"]
         text = f"overflow: proved absent at {len(self.verdicts) - len(possible)} of {len(self.verdicts)} integer nodes"
         if self.overflows:
-            seen = ", ".join(f"{n} {c} times" for n, c in self.overflows.items())
-            return f"{text}; SEEN at {seen}"
+            places = ", ".join(f"{n} {c} times" for n, c in self.overflows.items())
+            return f"{text}; SEEN at {places}"
         return f"{text}; none seen at the others" if possible else text
 
     def exactness_text(self) -> list[str]:

@@ -464,8 +464,8 @@ class QConvBN(QLayer):
                 if y.numel() == y.shape[output_axis(self.layer, y)]:
                     raise HagoError("a batch norm in training got one value per channel; expected more")
                 batch = y.mean(reduced), y.var(reduced)
-                for kept, new in zip((mean, variance), batch, strict=True):
-                    kept.copy_(self._average(kept, new))
+                for running, new in zip((mean, variance), batch, strict=True):
+                    running.copy_(self._average(running, new))
             mean, variance = batch
         return self._fold(mean, torch.sqrt(variance + self.bn.eps))
 

@@ -131,7 +131,7 @@ def multiply_by_quantized_multiplier_int64(x: Tensor, multiplier: Tensor | int, 
     """`x * multiplier * 2**(shift - 31)` of a 48-bit accumulator, with the multiplier reduced to 15 bits.
 
     `reduced = (multiplier + 2**15) >> 16`, or 0x7FFF from 0x7FFF0000 on; the result is
-    `(x * reduced + 2**(14 - shift)) >> (15 - shift)`, wrapped to int32 where it does not fit.
+    `(x * reduced + 2**(14 - shift)) >> (15 - shift)`, wrapped to int32 if it does not fit.
 
     Args:
         x: int64 in [-2**47, 2**47).

@@ -271,7 +271,7 @@ class Tuned:
 
     Args:
         strategy, score: the trained ones if they are no worse, else those that the search found. The score is
-            accuracy on the data where it has labels, else the SQNR in dB.
+            accuracy on the data if it has labels, else the SQNR in dB.
         run: the result of the fine-tuning run.
         better: whether `strategy` is the trained one; it is then for the weights that were written.
     """

@@ -221,8 +221,8 @@ def _calibrated(
     )
     evaluator = Evaluator(prepared.graph, prepared.batches, objective("sqnr"), hardware.known_ops)
     bits, score = first_safe_bits(evaluator, prepared.resolver, prepared.calibration.peaks)
-    how = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
-    return make_strategy(prepared, prepared.resolver(bits), bits, how)
+    provenance = made_by(prepared, "sqnr", 0) | {"results": dict(score.results)}
+    return make_strategy(prepared, prepared.resolver(bits), bits, provenance)
 
 
 class _RangeBuilder:

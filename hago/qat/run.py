@@ -93,11 +93,11 @@ class Samples:
             inputs.append(batch.inputs)
             reference.append(outputs)
             labels.append(batch.labels)
-        given = [t for t in labels if t is not None]
+        present = [t for t in labels if t is not None]
         return Samples(
             tuple(torch.cat(parts) for parts in zip(*inputs, strict=True)),
             tuple(torch.cat(parts) for parts in zip(*reference, strict=True)),
-            torch.cat(given) if len(given) == len(labels) else None,
+            torch.cat(present) if len(present) == len(labels) else None,
         )
 
 

@@ -310,8 +310,8 @@ def percentile_range(x: Tensor, percent: float = 99.99) -> tuple[float, float]:
     """The values at `percent` from below and from above, between the two nearest order statistics.
 
     With N values, `t = percent / 100 * (N - 1)` and `k = int(N * (1 - percent / 100)) + 1`: the k-th
-    largest value, moved towards the next smaller one by the fraction of t; the same from below. If k is 1, the
-    range is that of all values.
+    largest value, moved towards the next larger one by the fraction of t; the minimum likewise from below. If k is 1,
+    the range is that of all values.
 
     Args:
         percent: in (0, 100); TPU-MLIR uses `percentile_of_operator`.
@@ -329,12 +329,12 @@ def percentile_range(x: Tensor, percent: float = 99.99) -> tuple[float, float]:
         raise HagoError(f"a percentile of {percent}; expected one between 0 and 100")
     values = _values(x).sort().values
     n = values.numel()
-    kept = min(int(n * (1 - percent / 100)) + 1, n)
+    k = min(int(n * (1 - percent / 100)) + 1, n)
     position = percent / 100 * (n - 1)
     fraction = position - int(position)
-    if kept == 1:
+    if k == 1:
         return float(values[0]), float(values[-1])
-    high, low = values[n - kept :], values[:kept].flip(0)
+    high, low = values[n - k :], values[:k].flip(0)
     return (
         float(low[0] + fraction * (low[1] - low[0])),
         float(high[0] + fraction * (high[1] - high[0])),

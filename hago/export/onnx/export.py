@@ -98,19 +98,19 @@ def _beyond_float32(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
 
 
 def _edge_refusals(plan: Plan, edge: Edge, simq: SimQ, form: str, where: str = "") -> Iterator[str]:
-    where, how = where or f"edge {str(edge)!r}", plan.hardware.requantize
+    where, requantize = where or f"edge {str(edge)!r}", plan.hardware.requantize
     for q in (simq.source, simq.target):
         if q is not None and len(varies_along(q.scale, q.scale.ndim)) > 1:
             yield f"{where}: scales vary along several axes; ONNX has one per tensor or per entry of one axis"
     if simq.target is None:
         return
-    if simq.source is not None and how.form not in REQUANTIZE_FORMS:
-        means = "by an integer and a shift" if how.form == "multiplier_shift" else "in another arithmetic"
-        yield f"{where}: {how.form} requantizes {means}; ONNX multiplies by a float32"
-    if how.rounding not in ROUNDING_NODES:
-        yield f"{where}: rounds {how.rounding}; ONNX has {', '.join(ROUNDING_NODES)}"
-    if form == "qdq" and how.rounding != "half_even":
-        yield f"{where}: rounds {how.rounding}; QuantizeLinear rounds half to even. Take the form qoperator"
+    if simq.source is not None and requantize.form not in REQUANTIZE_FORMS:
+        means = "by an integer and a shift" if requantize.form == "multiplier_shift" else "in another arithmetic"
+        yield f"{where}: {requantize.form} requantizes {means}; ONNX multiplies by a float32"
+    if requantize.rounding not in ROUNDING_NODES:
+        yield f"{where}: rounds {requantize.rounding}; ONNX has {', '.join(ROUNDING_NODES)}"
+    if form == "qdq" and requantize.rounding != "half_even":
+        yield f"{where}: rounds {requantize.rounding}; QuantizeLinear rounds half to even. Take the form qoperator"
     target = simq.target.dtype
     if form == "qdq" and not quantizes_to(target):
         yield (

@@ -81,13 +81,13 @@ def requantizes_as_reals(builder: ModelBuilder, edge: Edge) -> bool:
     simq, value = builder.plan.edges[edge], builder.values.get(builder.graph.source(edge))
     if simq is None or simq.source is None or simq.target is None or value is None or value.representation != "stored":
         return False
-    source, target, how = simq.source, simq.target, builder.plan.hardware.requantize
+    source, target, requantize = simq.source, simq.target, builder.plan.hardware.requantize
     if source.dtype.bits > 8 or source.dtype != target.dtype or source.per_channel or target.per_channel:
         return False
     centered = torch.arange(source.qmin, source.qmax + 1) - source.zero_point
     full_range = (target.qmin, target.qmax) == (target.dtype.min, target.dtype.max)
-    again = quantize(dequantize(centered, source), target, how.rounding)
-    return full_range and again.to(torch.int64).equal(apply_simq(centered, simq, how).to(torch.int64))
+    again = quantize(dequantize(centered, source), target, requantize.rounding)
+    return full_range and again.to(torch.int64).equal(apply_simq(centered, simq, requantize).to(torch.int64))
 
 
 # ---------------------------------------------------------------- data movement

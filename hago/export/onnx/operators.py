@@ -165,8 +165,8 @@ def unflattened_shape(w: GraphWriter, x: str, shape: Sequence[int], out: str) ->
     if shape[0] == 1 and 1 not in shape[1:-1]:
         return w.integers([-1, *shape[1:]], out)
     # the batch may be on any axis
-    kept = w.step("Shape", [x], out, start=0, end=-1)
-    return w.step("Concat", [kept, w.integers(shape[-1:], out)], out, axis=0)
+    leading_sizes = w.step("Shape", [x], out, start=0, end=-1)
+    return w.step("Concat", [leading_sizes, w.integers(shape[-1:], out)], out, axis=0)
 
 
 # ---------------------------------------------------------------- arithmetic and activations
@@ -340,18 +340,18 @@ def _transpose_to_channels_last(w: GraphWriter, x: str, rank: int, out: str) -> 
     return w.step("Transpose", [x], out, perm=[0, *range(2, rank), 1])
 
 
-def _sizes(c: Conversion, values: Sequence[Any], kept: int = -1) -> str:
+def _sizes(c: Conversion, values: Sequence[Any], unchanged: int = -1) -> str:
     """Sizes as one tensor of int64, constant if all are numbers.
 
     Args:
         values: integers, or references to inputs of an ATen call that are sizes.
-        kept: the number that has the meaning of -1 in the ONNX operator.
+        unchanged: the number that has the meaning of -1 in the ONNX operator.
     """
     if not any(map(_is_input, values)):
-        return c.integers([kept if v == -1 else v for v in values])
+        return c.integers([unchanged if v == -1 else v for v in values])
     zero = c.integers([0])
     elements = [
-        c.step("Unsqueeze", [c.x[v["$"]], zero]) if _is_input(v) else c.integers([kept if v == -1 else v])
+        c.step("Unsqueeze", [c.x[v["$"]], zero]) if _is_input(v) else c.integers([unchanged if v == -1 else v])
         for v in values
     ]
     return c.step("Concat", elements, axis=0)
@@ -406,8 +406,8 @@ def _resize(mode: str) -> Converter:
             c.output("Resize", [c.x[0], "", c.constant("factors", scales)], **attrs)
         else:
             # with `axes`, ONNX Runtime 1.31 refuses the node if its layout optimization puts channels last
-            kept = c.step("Shape", c.x[:1], start=0, end=2)
-            sizes = c.step("Concat", [kept, c.integers(size)], axis=0)
+            leading_sizes = c.step("Shape", c.x[:1], start=0, end=2)
+            sizes = c.step("Concat", [leading_sizes, c.integers(size)], axis=0)
             c.output("Resize", [c.x[0], "", "", sizes], **attrs)
 
     return convert
@@ -530,8 +530,8 @@ class AtenCall(Conversion):
         """An argument, an input or a number, as a tensor of this dtype."""
         if not _is_input(value):
             return self.number(value, str(dtype).removeprefix("torch."))
-        name, given = self.x[value["$"]], self.dtypes[value["$"]]
-        return name if given == dtype else self.step("Cast", [name], to=self.writer.element_type(dtype))
+        name, input_dtype = self.x[value["$"]], self.dtypes[value["$"]]
+        return name if input_dtype == dtype else self.step("Cast", [name], to=self.writer.element_type(dtype))
 
     def refusal(self, description: str) -> UnsupportedOp:
         """The error for a call that ONNX cannot express."""

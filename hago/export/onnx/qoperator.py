@@ -86,13 +86,15 @@ def _select_operator(
     return select_data_movement(builder, node, node_plan, operands)
 
 
-def _requantizes_as_qlinear(node_plan: NodePlan, how: Requantize) -> bool:
+def _requantizes_as_qlinear(node_plan: NodePlan, requantize: Requantize) -> bool:
     """Whether a QLinear operator, which multiplies by a float32 and rounds half to even, requantizes as the Plan."""
     simq = node_plan.out_simq
-    if simq is None or simq.source is None or simq.target is None or how.rounding != "half_even":
+    if simq is None or simq.source is None or simq.target is None or requantize.rounding != "half_even":
         return False
     multiplier, exact = ratio_of_float32(simq.source, simq.target), ratio(simq.source, simq.target)
-    return how.form == "onnxruntime" or (how.form == "float32" and multiplier.equal(exact.to(torch.float32)))
+    return requantize.form == "onnxruntime" or (
+        requantize.form == "float32" and multiplier.equal(exact.to(torch.float32))
+    )
 
 
 def _write_clipped(builder: ModelBuilder, node: Node, node_plan: NodePlan, write: Callable[[str], None]) -> Value:
