@@ -60,16 +60,16 @@ def test_a_range_is_widened_to_zero_and_quantizes_onto_the_zero_point(lo: float,
 def test_a_product_of_quantized_matrices_is_near_the_real_one() -> None:
     draw = torch.Generator().manual_seed(0)
     lhs, rhs = torch.rand(5, 16, generator=draw) * 2 - 1, torch.rand(16, 7, generator=draw) * 2 - 1
-    done = gemmlowp.quantized_gemm(lhs, rhs)
-    real = (done.result - done.result_zero_point) * done.result_scale
-    assert float((real - lhs @ rhs).abs().max()) < 4 * done.result_scale
+    gemm = gemmlowp.quantized_gemm(lhs, rhs)
+    real = (gemm.result - gemm.result_zero_point) * gemm.result_scale
+    assert float((real - lhs @ rhs).abs().max()) < 4 * gemm.result_scale
     exact = [
-        [sum((int(a) - done.lhs_zero_point) * (int(b) - done.rhs_zero_point) for a, b in zip(row, column, strict=True))
-         for column in done.rhs.T]
-        for row in done.lhs
+        [sum((int(a) - gemm.lhs_zero_point) * (int(b) - gemm.rhs_zero_point) for a, b in zip(row, column, strict=True))
+         for column in gemm.rhs.T]
+        for row in gemm.lhs
     ]  # fmt: skip
-    stage = gemmlowp.quantize_down(torch.tensor(exact), done.multiplier, done.right_shift, done.result_zero_point)
-    assert torch.equal(stage, done.result)
+    stage = gemmlowp.quantize_down(torch.tensor(exact), gemm.multiplier, gemm.right_shift, gemm.result_zero_point)
+    assert torch.equal(stage, gemm.result)
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,8 @@ def test_infinities_saturate_and_nan_is_refused() -> None:
 
 @given(st.integers(-128, 127), st.floats(0.001, 10), st.integers(-128, 127))
 def test_a_round_trip_of_integers_is_the_identity(q: int, scale: float, zero: int) -> None:
-    made = UniformType(scale, zero)
-    assert quantize(dequantize(torch.tensor([q]), made), made).tolist() == [q]
+    uniform = UniformType(scale, zero)
+    assert quantize(dequantize(torch.tensor([q]), uniform), uniform).tolist() == [q]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,9 @@ def test_a_round_trip_of_integers_is_the_identity(q: int, scale: float, zero: in
 def test_types_of_calibration_rows(
     row: tuple[float, float, float], options: dict[str, object], expected: UniformType
 ) -> None:
-    made = uniform_type_of_row(*row, **options)  # type: ignore[arg-type]
-    assert made.scale == pytest.approx(expected.scale)
-    assert (made.zero_point, made.dtype) == (expected.zero_point, expected.dtype)
+    uniform = uniform_type_of_row(*row, **options)  # type: ignore[arg-type]
+    assert uniform.scale == pytest.approx(expected.scale)
+    assert (uniform.zero_point, uniform.dtype) == (expected.zero_point, expected.dtype)
 
 
 def test_cv18xx_takes_a_symmetric_range() -> None:
@@ -220,9 +220,9 @@ def test_cv18xx_takes_a_symmetric_range() -> None:
 def test_real_zero_is_an_integer_of_an_asymmetric_type(low: float, high: float) -> None:
     if high - low < 1e-3:
         return
-    made = uniform_type(low, high, asymmetric=True)
-    assert made.dtype.min <= made.zero_point <= made.dtype.max
-    assert dequantize(torch.tensor([made.zero_point]), made).tolist() == [0.0]
+    uniform = uniform_type(low, high, asymmetric=True)
+    assert uniform.dtype.min <= uniform.zero_point <= uniform.dtype.max
+    assert dequantize(torch.tensor([uniform.zero_point]), uniform).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,15 @@ def draw(seed: int, count: int = 2000) -> Tensor:
 @settings(max_examples=40)
 def test_a_histogram_counts_magnitudes_to_the_nearest_bin(seed: int, bins: int) -> None:
     x = torch.cat([draw(seed, 50), torch.zeros(3)])
-    made = histogram(x, bins)
+    result = histogram(x, bins)
     width = np.float32(float(x.abs().max()) / (bins - 1))
     expected = [0] * bins
     for v in np.abs(x.numpy()):
         if v != 0:
             expected[int(np.floor(np.float32(v / width) + np.float32(0.5)))] += 1
-    assert made.counts.tolist() == expected
-    assert made.top == float(x.abs().max()) and made.width == pytest.approx(float(width))
-    assert int(made.counts.sum()) == 50
+    assert result.counts.tolist() == expected
+    assert result.top == float(x.abs().max()) and result.width == pytest.approx(float(width))
+    assert int(result.counts.sum()) == 50
 
 
 def test_a_batch_within_the_range_is_counted_in_the_same_bins() -> None:
@@ -61,14 +61,14 @@ def test_a_batch_past_the_range_appends_whole_steps() -> None:
 
 
 def test_no_value_is_lost_over_batches() -> None:
-    made = histogram(draw(0), 256)
+    gathered = histogram(draw(0), 256)
     for seed in range(1, 6):
-        made = extend_histogram(made, draw(seed) * seed)
-    assert int(made.counts.sum()) == 6 * 2000
-    assert made.top >= max(float((draw(s) * max(s, 1)).abs().max()) for s in range(6))
+        gathered = extend_histogram(gathered, draw(seed) * seed)
+    assert int(gathered.counts.sum()) == 6 * 2000
+    assert gathered.top >= max(float((draw(s) * max(s, 1)).abs().max()) for s in range(6))
 
 
-def test_a_leap_starts_over_and_zeros_give_way() -> None:
+def test_a_range_that_grows_too_far_or_from_zero_starts_the_histogram_over() -> None:
     leap = extend_histogram(histogram(torch.tensor([1e-6]), 16), torch.tensor([100.0, 50.0]), 16)
     assert leap.counts.numel() == 16 and int(leap.counts.sum()) == 2
     nothing = histogram(torch.zeros(4), 16)
@@ -78,7 +78,7 @@ def test_a_leap_starts_over_and_zeros_give_way() -> None:
 
 # ---------------------------------------------------------------- kl
 def divergence_by_loops(hist: list[int], end: int, groups: int) -> float:
-    """One candidate, bin by bin, with numpy's float32 where the engine has it."""
+    """The divergence of one candidate, bin by bin, in float32 where TPU-MLIR uses it."""
     f = np.float32
     p = [f(0)] * end
     for j, count in enumerate(hist):
@@ -114,12 +114,12 @@ def test_a_long_tail_is_clipped_and_a_flat_histogram_is_not() -> None:
 
 
 def test_kl_of_batches_is_that_of_their_histogram() -> None:
-    made = extend_histogram(histogram(draw(0)), draw(1) * 3)
-    threshold = calibration.kl_threshold_of_histogram(made)
-    assert threshold == kl_threshold_of_counts(made.counts, made.width)
-    assert 0 < threshold <= made.top * 1.001
-    four = calibration.kl_threshold_of_histogram(made, 4)
-    assert four == kl_threshold_of_counts(made.counts, made.width, 8) and four < threshold
+    gathered = extend_histogram(histogram(draw(0)), draw(1) * 3)
+    threshold = calibration.kl_threshold_of_histogram(gathered)
+    assert threshold == kl_threshold_of_counts(gathered.counts, gathered.width)
+    assert 0 < threshold <= gathered.top * 1.001
+    four = calibration.kl_threshold_of_histogram(gathered, 4)
+    assert four == kl_threshold_of_counts(gathered.counts, gathered.width, 8) and four < threshold
 
 
 # ---------------------------------------------------------------- other methods
@@ -193,7 +193,7 @@ def test_thresholds_scale_with_the_values_and_ignore_their_sign(method: str) -> 
     assert one > 0
 
 
-def test_nothing_but_zeros() -> None:
+def test_values_that_are_all_zero() -> None:
     zeros = torch.zeros(10)
     assert calibration.threshold(zeros, "mse") == 1.0
     for method in ("max", "kl", "percentile9999", "aciq_gauss", "aciq_laplace"):

@@ -32,20 +32,20 @@ def _divide_by_pot(vector: Vector) -> Answer:
 
 
 def _gemm(vector: Vector) -> Answer:
-    done = gemmlowp.quantized_gemm(torch.tensor(vector["inputs"]["lhs"]), torch.tensor(vector["inputs"]["rhs"]))
+    gemm = gemmlowp.quantized_gemm(torch.tensor(vector["inputs"]["lhs"]), torch.tensor(vector["inputs"]["rhs"]))
     return {
-        "lhs_scale": done.lhs_scale,
-        "lhs_zp": done.lhs_zero_point,
-        "rhs_scale": done.rhs_scale,
-        "rhs_zp": done.rhs_zero_point,
-        "result_scale": done.result_scale,
-        "result_zp": done.result_zero_point,
-        "lhs_q": done.lhs.tolist(),
-        "rhs_q": done.rhs.tolist(),
-        "real_multiplier": done.real_multiplier,
-        "quantized_multiplier": done.multiplier,
-        "right_shift": done.right_shift,
-        "result_q": done.result.tolist(),
+        "lhs_scale": gemm.lhs_scale,
+        "lhs_zp": gemm.lhs_zero_point,
+        "rhs_scale": gemm.rhs_scale,
+        "rhs_zp": gemm.rhs_zero_point,
+        "result_scale": gemm.result_scale,
+        "result_zp": gemm.result_zero_point,
+        "lhs_q": gemm.lhs.tolist(),
+        "rhs_q": gemm.rhs.tolist(),
+        "real_multiplier": gemm.real_multiplier,
+        "quantized_multiplier": gemm.multiplier,
+        "right_shift": gemm.right_shift,
+        "result_q": gemm.result.tolist(),
     }
 
 

@@ -1,4 +1,4 @@
-"""DoReFa-Net's ops of the vectors, by the public functions of hago.emulation.dorefa."""
+"""The functions that compute the conformance vectors of DoReFa-Net, by the prefix of their op."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def weight(vector: Vector) -> dict[str, Any]:
 
 
 def activation(vector: Vector) -> dict[str, Any]:
-    if "clip" in vector.op:  # as the op says, also at 32 bits
+    if "clip" in vector.op:  # the op names the clip, which is then applied at 32 bits too
         return _run(vector, lambda x: quantize_k(x.clamp(0.0, 1.0), _bits(vector)))
     return _run(vector, lambda x: quantize_activation(x, _bits(vector), _variant(vector)))
 
@@ -53,7 +53,7 @@ def gradient(vector: Vector) -> dict[str, Any]:
 
 
 def gradient_statistics(vector: Vector) -> dict[str, Any]:
-    """The mean of many draws, and the levels that they lie on (in units of the example's largest)."""
+    """The mean of many draws, and the levels that they have, relative to the largest value of the example."""
     dr, bits = tensor(vector.inputs["dr"]), _bits(vector)
     generator = torch.Generator().manual_seed(0)
     draws = []
@@ -64,8 +64,8 @@ def gradient_statistics(vector: Vector) -> dict[str, Any]:
         draws.append(x.grad)
     drawn = torch.stack(draws)
     levels = torch.linspace(-1, 1, 2**bits, dtype=torch.float64)
-    seen = (drawn / dr.abs().amax(1, keepdim=True)).to(torch.float64).unique()
-    assert float((seen[:, None] - levels).abs().amin(1).max()) < 1e-5
+    fractions = (drawn / dr.abs().amax(1, keepdim=True)).to(torch.float64).unique()
+    assert float((fractions[:, None] - levels).abs().amin(1).max()) < 1e-5
     return {"mean": drawn.mean(0), "levels_over_rowmax": levels}
 
 
@@ -82,7 +82,7 @@ def ternary(vector: Vector) -> dict[str, Any]:
     return {"y": y} | dict(zip(("grad_x", "grad_Wp", "grad_Wn"), grads, strict=False))
 
 
-#: By prefix of the op; the longest that fits counts.
+#: Functions by a prefix of the op; the longest prefix that matches is used.
 DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "fw (": weight,
     "weight_quantize_fn": weight,

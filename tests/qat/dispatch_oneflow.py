@@ -1,4 +1,4 @@
-"""OneFlow's ops of the vectors, by the public functions of hago.emulation.oneflow."""
+"""The functions that compute the conformance vectors of OneFlow, by the prefix of their op."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def moving_average(vector: Vector) -> dict[str, Any]:
     observer.train(p.get("training", True))
     rows = vector.inputs["x"]
     steps = p.get("current_train_step", [0] * len(rows))
-    found = []
+    results = []
     for x, step in zip(rows, steps, strict=True):
         scale, zero = observer(tensor(x, dtype_of(vector)), step)
-        found.append([scale, zero, observer.moving_max.clone(), observer.moving_min.clone()])
-    return {"steps": found}
+        results.append([scale, zero, observer.moving_max.clone(), observer.moving_min.clone()])
+    return {"steps": results}
 
 
 def fake_quantization(vector: Vector) -> dict[str, Any]:
     scale, zero = (tensor(vector.params[k], dtype_of(vector)).reshape(-1) for k in ("scale", "zero_point"))
-    how = quantizer_of(vector.params)
+    quantizer = quantizer_of(vector.params)
     x = tensor(vector.inputs["x"], dtype_of(vector))
-    y, grads = with_gradient(lambda v: how.fake_quantize(v, scale, zero), x, vector.inputs.get("grad_out"))
+    y, grads = with_gradient(lambda v: quantizer.fake_quantize(v, scale, zero), x, vector.inputs.get("grad_out"))
     return {"y": y} | ({"grad_x": grads[0]} if grads else {})
 
 
@@ -116,8 +116,8 @@ def qat_conv_steps(vector: Vector) -> dict[str, Any]:
 
 def _ranges(layer: QLayer) -> dict[str, Any]:
     assert isinstance(layer.qi, Range) and isinstance(layer.qo, Range)
-    held = {"qi": layer.qi, "qw": layer.qw, "qo": layer.qo}
-    return {name: [r.scale.clone(), r.zero_point.clone()] for name, r in held.items()}
+    ranges = {"qi": layer.qi, "qw": layer.qw, "qo": layer.qo}
+    return {name: [r.scale.clone(), r.zero_point.clone()] for name, r in ranges.items()}
 
 
 def q_layer(vector: Vector) -> dict[str, Any]:
@@ -130,11 +130,11 @@ def q_layer(vector: Vector) -> dict[str, Any]:
         )
     else:
         layer = QLayer(_conv(vector.inputs), quantizer_of(vector.params))
-    found = {"y": layer(tensor(vector.inputs["x"])), **_ranges(layer)}
+    results = {"y": layer(tensor(vector.inputs["x"])), **_ranges(layer)}
     if "M" in vector.expected:
         frozen = layer.freeze(upstream=True)
-        found |= {"M": frozen.multiplier, "weight": frozen.weight, "bias": frozen.bias}
-    return found
+        results |= {"M": frozen.multiplier, "weight": frozen.weight, "bias": frozen.bias}
+    return results
 
 
 def q_conv_bn(vector: Vector) -> dict[str, Any]:
@@ -142,22 +142,22 @@ def q_conv_bn(vector: Vector) -> dict[str, Any]:
     conv = _conv(vector.inputs)
     bn = nn.BatchNorm2d(conv.out_channels, eps=p.get("eps", 1e-5), momentum=p.get("momentum", 0.1))
     with torch.no_grad():
-        for held, name in ((bn.weight, "gamma"), (bn.bias, "beta")):
-            held.copy_(tensor(p[name]))
+        for ranges, name in ((bn.weight, "gamma"), (bn.bias, "beta")):
+            ranges.copy_(tensor(p[name]))
         for buffer, name in ((bn.running_mean, "running_mean"), (bn.running_var, "running_var")):
             assert isinstance(buffer, Tensor)
             buffer.copy_(tensor(p[name]))
     layer = QConvBN(conv, bn, quantizer_of(p), inverted_momentum=True)
     x = tensor(vector.inputs["x"])
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if "y_train" in vector.expected:
-        found = {"y_train": layer(x), **_ranges(layer)}
-    found |= {"running_mean": bn.running_mean, "running_var": bn.running_var}
-    found["y_eval"] = layer.eval()(x)
+        results = {"y_train": layer(x), **_ranges(layer)}
+    results |= {"running_mean": bn.running_mean, "running_var": bn.running_var}
+    results["y_eval"] = layer.eval()(x)
     if "M" in vector.expected:
         frozen = layer.freeze(upstream=True)
-        found |= {"M": frozen.multiplier, "weight": frozen.weight, "bias": frozen.bias}
-    return _ranges(layer) | found
+        results |= {"M": frozen.multiplier, "weight": frozen.weight, "bias": frozen.bias}
+    return _ranges(layer) | results
 
 
 DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {

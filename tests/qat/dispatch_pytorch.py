@@ -1,4 +1,4 @@
-"""PyTorch's ops of the vectors, by the public functions of hago.emulation.pytorch."""
+"""The functions that compute the conformance vectors of PyTorch, by the prefix of their op."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def observer(vector: Vector) -> dict[str, Any]:
     per_channel = "PerChannel" in vector.op
     averaging = None
     if "MovingAverage" in vector.op:
-        stated = re.search(r"averaging_constant=([0-9.]+)", vector.op)
-        averaging = float(stated[1]) if stated else p.get("averaging_constant", 0.01)
+        in_name = re.search(r"averaging_constant=([0-9.]+)", vector.op)
+        averaging = float(in_name[1]) if in_name else p.get("averaging_constant", 0.01)
     qrange = _qrange(p, "per_channel_affine" if per_channel else "per_tensor_affine")
     module = MinMaxObserver(qrange, ch_axis=p.get("ch_axis", 0), averaging_constant=averaging)
     for batch in _batches(vector):
@@ -61,13 +61,13 @@ def observer(vector: Vector) -> dict[str, Any]:
 
 
 def histogram(vector: Vector) -> dict[str, Any]:
-    stated = re.search(r"bins=([0-9]+)", vector.op)
-    module = HistogramObserver(_qrange(vector.params), bins=int(stated[1]) if stated else 2048)
+    in_name = re.search(r"bins=([0-9]+)", vector.op)
+    module = HistogramObserver(_qrange(vector.params), bins=int(in_name[1]) if in_name else 2048)
     for batch in _batches(vector):
         module(batch)
     scale, zero = module.qparams()
-    seen = {"min_val": module.min_val, "max_val": module.max_val, "histogram": module.histogram}
-    return seen | {"scale": scale, "zero_point": zero}
+    state = {"min_val": module.min_val, "max_val": module.max_val, "histogram": module.histogram}
+    return state | {"scale": scale, "zero_point": zero}
 
 
 def fake_quantize_state(vector: Vector) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def quantized(vector: Vector) -> dict[str, Any]:
     return {"q": q.to(torch.int64)}
 
 
-#: By prefix of the op; the longest that fits counts.
+#: Functions by a prefix of the op; the longest prefix that matches is used.
 DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "MinMaxObserver": observer,
     "HistogramObserver": histogram,

@@ -1,4 +1,4 @@
-"""TensorFlow's ops of the vectors, by the public functions of hago.emulation.tensorflow.fake_quantize."""
+"""The functions that compute the conformance vectors of TensorFlow, by the prefix of their op."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .vectors import Vector, tensor, with_gradient, wrong
 
 
 def kernel_of(vector: Vector) -> Kernel:
-    """The release that a vector names; 2.15 where it names none."""
+    """The release that a vector names, by default 2.15."""
     return "1.15" if str(vector.params.get("kernel", vector.op)).find("1.15") >= 0 else "2.15"
 
 
 def fake_quant(vector: Vector) -> dict[str, Any]:
     """Args, Vars and VarsPerChannel, their gradients and the edge cases."""
     p, inputs = vector.params, vector.inputs
-    how = FakeQuant(p.get("num_bits", 8), p.get("narrow_range", False), kernel_of(vector))
+    options = FakeQuant(p.get("num_bits", 8), p.get("narrow_range", False), kernel_of(vector))
     x = tensor(inputs["x"])
     x = x.reshape(inputs["shape"]) if "shape" in inputs else x
     grad_out = inputs.get("grad_out")
     if "Args" in vector.op:
         low, high = float(p.get("min", -6.0)), float(p.get("max", 6.0))
-        y, grads = with_gradient(lambda v: how.args(v, low, high), x, grad_out)
+        y, grads = with_gradient(lambda v: options.args(v, low, high), x, grad_out)
     else:
-        call = how.vars_per_channel if "PerChannel" in vector.op else how.vars
+        call = options.vars_per_channel if "PerChannel" in vector.op else options.vars
         y, grads = with_gradient(call, x, grad_out, tensor(p["min"]), tensor(p["max"]))
     return {"y": y} | dict(zip(("grad_x", "grad_min", "grad_max"), grads, strict=False))
 
@@ -60,22 +60,22 @@ def observer(vector: Vector) -> dict[str, Any]:
         **more,
     )
     module.train(p.get("is_training", True))
-    found: dict[str, Any] = {"min": [], "max": [], "y": []}
+    results: dict[str, Any] = {"min": [], "max": [], "y": []}
     for batch in batches:
-        found["y"].append(module(batch))
-        found["min"].append(module.minimum.clone())
-        found["max"].append(module.maximum.clone())
+        results["y"].append(module(batch))
+        results["min"].append(module.minimum.clone())
+        results["max"].append(module.maximum.clone())
     final = {"min": float(module.minimum.mean()), "max": float(module.maximum.mean())}
     for key, bound in vector.expected.items():  # inequalities on the final range
         name, _, relation = key.partition("_")
         if relation:
             holds = final[name] > bound if relation == "gt" else final[name] < bound
-            found[key] = bound if holds else float("nan")
-    return found
+            results[key] = bound if holds else float("nan")
+    return results
 
 
 def folded_layer(vector: Vector) -> FoldedLayer:
-    """Conv2D, batch norm and Relu6 as the vectors have them (NHWC, HWIO, no padding)."""
+    """The layer of a vector: Conv2D, batch norm and Relu6 without padding, given in NHWC and HWIO."""
     p, inputs = vector.params, vector.inputs
     weight = tensor(inputs["W"]).permute(3, 2, 0, 1).contiguous()
     conv = nn.Conv2d(weight.shape[1], weight.shape[0], tuple(weight.shape[2:]), bias=False)
@@ -89,14 +89,16 @@ def folded_layer(vector: Vector) -> FoldedLayer:
             buffer.copy_(tensor(inputs[name]))
     low, high = p.get("weight_range", (-6.0, 6.0)), p.get("act_range", (0.0, 6.0))
     symmetric = p.get("symmetric", False)
-    weight_how = FakeQuant(p.get("weight_bits", 8), True, "1.15")
-    act_how = FakeQuant(p.get("activation_bits", 8), False, "1.15")
+    weight_options = FakeQuant(p.get("weight_bits", 8), True, "1.15")
+    activation_options = FakeQuant(p.get("activation_bits", 8), False, "1.15")
     return FoldedLayer(
         conv,
         bn,
         functional.relu6,
-        weight_quantizer=LastValueQuantize(weight_how, symmetric=symmetric, init_min=low[0], init_max=low[1]),
-        activation_quantizer=MovingAvgQuantize(act_how, symmetric=symmetric, init_min=high[0], init_max=high[1]),
+        weight_quantizer=LastValueQuantize(weight_options, symmetric=symmetric, init_min=low[0], init_max=low[1]),
+        activation_quantizer=MovingAvgQuantize(
+            activation_options, symmetric=symmetric, init_min=high[0], init_max=high[1]
+        ),
         schedule=Schedule(p.get("quant_delay") or 0, p.get("freeze_bn_delay")),
     )
 
@@ -126,11 +128,11 @@ def _pass(layer: FoldedLayer, x: Tensor) -> dict[str, Any]:
     runs: list[FoldedPass] = []
     trace = layer.trace
 
-    def kept(value: Tensor) -> FoldedPass:
+    def record(value: Tensor) -> FoldedPass:
         runs.append(trace(value))
         return runs[-1]
 
-    layer.trace = kept  # type: ignore[method-assign]
+    layer.trace = record  # type: ignore[method-assign]
     try:
         out = layer(x)
     finally:
@@ -139,8 +141,11 @@ def _pass(layer: FoldedLayer, x: Tensor) -> dict[str, Any]:
 
 
 def _starts(vector: Vector, x: Tensor) -> Iterator[FoldedLayer]:
-    """The layer before step 1. A vector of a later step may give the statistics before step 1 or
-    before its own; the batch is the same at every step, so the latter can be wound back."""
+    """Yield the layer before step 1 in two ways.
+
+    A vector of a later step gives the statistics before step 1 or before its own step. The batch is the same at every
+    step, so that the statistics before step 1 follow from the latter too.
+    """
     yield folded_layer(vector)
     layer = folded_layer(vector)
     with torch.no_grad():
@@ -156,13 +161,13 @@ def _starts(vector: Vector, x: Tensor) -> Iterator[FoldedLayer]:
 
 def training_fold(vector: Vector) -> dict[str, Any]:
     x = tensor(vector.inputs["X"]).permute(0, 3, 1, 2).contiguous()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for layer in _starts(vector, x):
         for _ in range(vector.inputs.get("step", 1)):
-            found = _pass(layer, x)
-        if not any(wrong(found[k], e, vector.tolerance) for k, e in vector.expected.items()):
+            results = _pass(layer, x)
+        if not any(wrong(results[k], e, vector.tolerance) for k, e in vector.expected.items()):
             break
-    return found
+    return results
 
 
 def eval_fold(vector: Vector) -> dict[str, Any]:
@@ -182,14 +187,14 @@ def schedule(vector: Vector) -> dict[str, Any]:
 
 
 def insertion_points(vector: Vector) -> dict[str, Any]:
-    """Each as `scope  <-  producer -> consumers`, in order of scope."""
+    """The insertion points as `scope  <-  producer -> consumers`, in order of scope."""
     drawn = vector.inputs["graph"]
     ops = named(drawn) if isinstance(drawn, str) else [Op(name, kind, tuple(inputs)) for name, kind, inputs in drawn]
-    made = quantize_ops(ops, training="eval" not in vector.op, scope=vector.params.get("scope")).fake_quants
-    return {"fake_quants": sorted(f"{q.name}  <-  {q.producer} -> {', '.join(sorted(q.consumers))}" for q in made)}
+    inserted = quantize_ops(ops, training="eval" not in vector.op, scope=vector.params.get("scope")).fake_quants
+    return {"fake_quants": sorted(f"{q.name}  <-  {q.producer} -> {', '.join(sorted(q.consumers))}" for q in inserted)}
 
 
-#: By prefix of the op; the longest that fits counts.
+#: Functions by a prefix of the op; the longest prefix that matches is used.
 DISPATCH: Mapping[str, Callable[[Vector], dict[str, Any]]] = {
     "FakeQuantWithMinMax": fake_quant,
     "LastValueQuantize": observer,

@@ -1,7 +1,7 @@
-"""The graphs that TensorFlow's insertion points were recorded on, built from their names.
+"""The graphs for which TensorFlow's insertion points were recorded, built from their names.
 
-A name is read word by word: a layer, then what follows it. Layers stand in the scope `a` (`dw` if
-depthwise), within `s` where an add joins; what a graph ends with is the Identity `o`.
+A name is a sequence of words: a layer, then the ops after it. Layers have the scope `a` (`dw` if depthwise), inside `s`
+if the graph has an add; a graph ends with the Identity `o`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ACTIVATIONS = {"relu": "Relu", "relu6": "Relu6", "identity": "Identity"}
 
 
 class Drawing:
-    """Ops in the order they are drawn; each method returns the name of what it drew."""
+    """A graph under construction; each method adds ops and returns the name of the last one."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -53,7 +53,7 @@ def named(pattern: str) -> list[Op]:
     """The graph of a pattern's name.
 
     Raises:
-        KeyError: a word that stands for nothing.
+        KeyError: a word is unknown.
     """
     drawing, words = Drawing(), pattern.split("_")
     x = drawing.op("x", "Placeholder")
@@ -61,19 +61,19 @@ def named(pattern: str) -> list[Op]:
         ends = [drawing.op(f"{s}/Relu", "Relu", drawing.layer("conv", s, x)) for s in "ab"]
         drawing.op("concat", "ConcatV2", *ends, drawing.op("concat/axis", "Const"))
         return drawing.ops
-    joins = any("bypass" in w for w in words)
-    scope = ("s/" if joins else "") + ("dw" if words[0] == "depthwise" else "a")
+    has_add = any("bypass" in w for w in words)
+    scope = ("s/" if has_add else "") + ("dw" if words[0] == "depthwise" else "a")
     y = drawing.layer(words[0], scope, x, bias="bn" not in words)
-    here = scope
+    current_scope = scope
     for word in words[1:]:
         if word in ("biasadd", "only", "fused", "unfused"):
             continue
-        if word == "sep":  # a separable convolution's first half has its activation
+        if word == "sep":  # the first half of a separable convolution has an activation
             word = "relu6"
         if word == "bn":
             y = drawing.unfused_norm(scope, y) if "unfused" in words else drawing.fused_norm(scope, y)
         elif word in ("bypass", "postbypass"):
-            y, here = drawing.op("s/add", "AddV2", y, drawing.op("s/other", "Placeholder")), "s"
+            y, current_scope = drawing.op("s/add", "AddV2", y, drawing.op("s/other", "Placeholder")), "s"
         elif word == "sigmoid":
             return [*drawing.ops, Op("Sigmoid", "Sigmoid", (y,))]
         elif word == "maxpool":
@@ -82,7 +82,7 @@ def named(pattern: str) -> list[Op]:
             y = drawing.op("Reshape", "Reshape", y, drawing.op("Reshape/shape", "Const"))
         else:
             kind = _ACTIVATIONS[word]
-            y = drawing.op(f"{here}/{'id' if kind == 'Identity' else kind}", kind, y)
+            y = drawing.op(f"{current_scope}/{'id' if kind == 'Identity' else kind}", kind, y)
     if "only" not in words:
         drawing.op("o", "Identity", y)
     return drawing.ops

@@ -1,7 +1,6 @@
-"""Every quantizer gives what the original gives, and where vectors say so, its gradient.
+"""Conformance vectors of training: every quantizer gives the results and gradients of the original implementation.
 
-The vectors are in tests/golden/conformance_*.json. The environment variable HAGO_CONFORMANCE may
-name a further file of the same kind.
+The vectors are in tests/golden/conformance_*.json. The environment variable HAGO_CONFORMANCE may name one more file.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ DISPATCH: Mapping[str, Mapping[str, Run]] = {
     "pytorch": dispatch_pytorch.DISPATCH,
 }
 
-#: Ops that are torch's own machinery.
+#: Ops that are whole workflows of torch; `test_pytorch.py` tests them.
 ELSEWHERE = ("prepare_fx",)
 
 
 def vectors() -> list[Vector]:
-    found = [v for system in SYSTEMS for v in read(GOLDEN / f"conformance_{system}.json")]
+    golden = [v for system in SYSTEMS for v in read(GOLDEN / f"conformance_{system}.json")]
     further = os.environ.get("HAGO_CONFORMANCE")
     if further:
-        found += [replace(v, id=f"further:{v.id}") for v in read(Path(further))]
-    return [v for v in found if not v.op.startswith(ELSEWHERE)]
+        golden += [replace(v, id=f"further:{v.id}") for v in read(Path(further))]
+    return [v for v in golden if not v.op.startswith(ELSEWHERE)]
 
 
 def run_of(vector: Vector) -> Run:
-    """What computes a vector: the longest prefix of its op."""
+    """The function that computes a vector: that of the longest prefix of its op."""
     table = DISPATCH[vector.system]
     fitting = [prefix for prefix in table if vector.op.startswith(prefix)]
     assert fitting, f"no quantizer for {vector.system} {vector.op!r}"
@@ -53,12 +52,11 @@ def test_conforms(vector: Vector) -> None:
     got = run_of(vector)(vector)
     missing = vector.expected.keys() - got.keys()
     assert not missing, f"not computed: {sorted(missing)}"
-    found = {key: wrong(got[key], expected, vector.tolerance) for key, expected in vector.expected.items()}
-    assert not any(found.values()), {key: why for key, why in found.items() if why}
+    mismatches = {key: wrong(got[key], expected, vector.tolerance) for key, expected in vector.expected.items()}
+    assert not any(mismatches.values()), {key: why for key, why in mismatches.items() if why}
 
 
-def test_every_vector_bites() -> None:
-    """A result that is off by one quantum, or by sign, is refused."""
+def test_the_comparison_finds_differences() -> None:
     assert wrong([1.0, 2.0], [1.0, 2.0], 0) == ""
     assert wrong([1.0, 2.0000002], [1.0, 2.0], 0) != ""
     assert wrong([1.0], [1.0, 2.0], 1e-6) != ""

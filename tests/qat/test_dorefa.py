@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import pytest
@@ -50,9 +49,8 @@ def test_weights_lie_on_two_to_the_k_levels(variant, bits: int) -> None:
 @pytest.mark.parametrize("bits", [2, 8])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weight_gradient_is_that_of_the_curve_before_rounding(variant, bits: int) -> None:
-    """By finite differences of tanh(w) / max|tanh(w)|, the max fixed where it is a constant."""
+    """By finite differences of tanh(w) / max|tanh(w)|, or of tanh(w) where the maximum is constant."""
     w = weights(9)
-    fixed = torch.tanh(w).abs().max()
     tensorpack = variant == "tensorpack"
 
     def curve(v: torch.Tensor) -> torch.Tensor:
@@ -66,7 +64,6 @@ def test_weight_gradient_is_that_of_the_curve_before_rounding(variant, bits: int
     steps = torch.eye(9, dtype=torch.float64) * h
     numeric = torch.stack([((curve(w + s) - curve(w - s)) * grad_out).sum() / (2 * h) for s in steps])
     assert leaf.grad is not None and torch.allclose(leaf.grad, numeric, atol=1e-7)
-    assert fixed < 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -79,7 +76,7 @@ def test_one_bit_weights(variant) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_32_bits_is_no_quantization(variant) -> None:
+def test_32_bits_do_not_quantize(variant) -> None:
     x = torch.tensor([-0.123, 0.123, 3.0])
     assert torch.equal(quantize_weight(x, 32, variant), x)
     assert torch.equal(quantize_gradient(x, 32), x)
@@ -163,7 +160,7 @@ def test_ternary_values_and_their_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: quantize_weight(torch.ones(2), 9, "zzzxxxttt"), "9 bits; expected an integer from 1 to 8"),
         (lambda: quantize_weight(torch.ones(2), 0), "0 bits"),
@@ -175,8 +172,8 @@ def test_ternary_values_and_their_gradients() -> None:
         (lambda: stochastic_gradient(torch.ones(2), 2, torch.ones(2), "none"), "zeros is 'none'"),  # type: ignore[arg-type]
     ],
 )
-def test_bad_input_is_refused(wrong, said: str) -> None:
-    with pytest.raises(HagoError, match=said):
+def test_bad_input_is_refused(wrong, message: str) -> None:
+    with pytest.raises(HagoError, match=message):
         wrong()
 
 
@@ -184,4 +181,3 @@ def test_noise_may_be_given() -> None:
     x = torch.zeros(1, 2, requires_grad=True)
     quantize_gradient(x, 1, noise=torch.tensor([[0.0, 0.4]])).backward(torch.tensor([[1.0, -0.2]]))
     assert x.grad is not None and x.grad.tolist() == [[1.0, 1.0]]
-    assert math.isclose(float(x.grad.abs().max()), 1.0)

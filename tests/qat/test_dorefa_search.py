@@ -1,4 +1,4 @@
-"""Searching with DoReFa-Net's quantizers: every point is what training starts from, and integers throughout."""
+"""Searches with DoReFa-Net's quantizers: training starts from their integers at every point, and ships them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _few(desc: OpDesc) -> OpDesc:
 
 
 def low(chip: Hardware) -> Hardware:
-    """The same chip, searched from 2 to 5 bits: DoReFa's 1 to 4."""
+    """The same chip with 2 to 5 bits, which are 1 to 4 of DoReFa."""
     few = {op: tuple(_few(d) for d in descs) for op, descs in chip.ops.items()}
     return replace(chip, ops=few)
 
@@ -50,7 +50,7 @@ def data(channels: int = 1, size: int = 8, samples: int = 32) -> list[Tensor]:
 
 
 def expected(weight: Tensor, bits: int, scheme: str) -> tuple[Tensor, float]:
-    """DoReFa's integers and what 1 stands for, in float64 from the paper's formulas."""
+    """DoReFa's integers and their scale, in float64 by the formulas of the paper."""
     unit = 1.0 if scheme == "dorefa" else float(weight.abs().max()) * 4.0
     w, top = weight.double() / unit, (1 << bits) - 1
     if bits == 1:
@@ -66,7 +66,7 @@ def expected(weight: Tensor, bits: int, scheme: str) -> tuple[Tensor, float]:
     ("hardware", "scheme"),
     [("x86_vnni", "dorefa"), ("x86_vnni", "dorefa_relative"), ("symmetric", "dorefa"), ("unsigned", "dorefa_relative")],
 )
-def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware: str, scheme: str) -> None:
+def test_every_point_has_dorefas_integers_from_which_training_starts(hardware: str, scheme: str) -> None:
     residual = hardware == "x86_vnni"
     batches, chip = data(3, 16, 4) if residual else data(), HARDWARE[hardware]
     model = hago.from_torch(randomized(ResNet((4, 8), 1) if residual else Small()), (batches[0],))
@@ -88,9 +88,9 @@ def test_every_point_has_dorefas_integers_and_is_where_training_starts(hardware:
     strategy = hago.quantize(model, chip, batches, estimator=f"{scheme}:max_range").strategy
     quantizer = hago.create_quantizer(model, chip, strategy)
     trained = prepare_qat(model, chip, strategy, scheme=scheme)
-    found = quantizer.simulate()(batches[0])
-    assert torch.equal(trained.eval()(batches[0]), found) and torch.equal(trained.train()(batches[0]), found)
-    assert torch.equal(quantizer.quantize()(batches[0]), found)
+    output = quantizer.simulate()(batches[0])
+    assert torch.equal(trained.eval()(batches[0]), output) and torch.equal(trained.train()(batches[0]), output)
+    assert torch.equal(quantizer.quantize()(batches[0]), output)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -113,8 +113,8 @@ def test_paper_activations_stand_for_0_to_1_and_relative_ones_for_their_threshol
 
 @pytest.mark.parametrize("spec", ["dorefa", "dorefa_relative", "dorefa_relative:percentile:99.0"])
 def test_an_estimator_is_found_by_its_name(spec: str) -> None:
-    found = estimator_of(spec)
-    assert isinstance(found, DoReFaEstimator) and estimator_of(found.name) == found
+    estimator = estimator_of(spec)
+    assert isinstance(estimator, DoReFaEstimator) and estimator_of(estimator.name) == estimator
     assert estimator_of("mse") == Mse() and estimator_of(Mse()) == Mse()
 
 
@@ -125,15 +125,15 @@ def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> Non
     model, chip, log = randomized(Small()), HARDWARE["x86_vnni"], tmp_path / "log.jsonl"
     options: dict[str, Any] = {"estimator": "dorefa_relative:max_range", "budget": 5, "log": log, "progress": False}
     goal = {"budget_cost": "weight_bytes <= 200"}
-    found, before = hago.search_quantize_strategy(model, chip, data(), **options, **goal)
-    assert found.made_by["weights"] == "dorefa_relative" and max(found.bits.values()) <= 5
-    assert hago.replay(model, chip, log, data()).same and hago.replay(model, chip, found, data()).same
+    untrained, before = hago.search_quantize_strategy(model, chip, data(), **options, **goal)
+    assert untrained.made_by["weights"] == "dorefa_relative" and max(untrained.bits.values()) <= 5
+    assert hago.replay(model, chip, log, data()).same and hago.replay(model, chip, untrained, data()).same
     weights, held_out = tmp_path / "w.safetensors", data(samples=8)
     tuning = {"scheme": "dorefa_relative", "steps": 40, "batch_size": 16, "lr": 5e-3, "save_weights": weights}
     strategy, after = hago.search_quantize_strategy(
         model, chip, data(), **options, **goal, finetune=tuning, held_out=iter(held_out)
     )
-    assert after > before + 1.0 and strategy.bits == found.bits
+    assert after > before + 1.0 and strategy.bits == untrained.bits
     assert "weights" not in strategy.made_by and strategy.made_by["held_out"]["samples"] == 8
     shipped = randomized(Small())
     shipped.load_state_dict(read_weights(weights))
@@ -144,7 +144,7 @@ def test_a_search_of_2_to_4_bits_is_trained_and_confirmed(tmp_path: Path) -> Non
         assert bool((integers % 2 == 1).all())
 
 
-def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
+def test_workers_give_the_result_of_one_process(tmp_path: Path) -> None:
     options: dict[str, Any] = {"estimator": "dorefa_relative", "budget": 4, "progress": False, "searcher": "random"}
     one, other = (
         hago.search_quantize_strategy(randomized(Small()), HARDWARE["x86_vnni"], data(), executor=e, **options)
@@ -194,7 +194,7 @@ def test_the_command_line_searches_and_trains(
 
 
 # ---------------------------------------------------------------- bad input
-def test_what_cannot_be_is_refused() -> None:
+def test_unsupported_hardware_and_weights_are_refused() -> None:
     model = randomized(Small())
     with pytest.raises(HagoError, match="vta cannot hold DoReFa's weights"):
         hago.quantize(model, "vta", data(), estimator="dorefa_relative")
@@ -206,9 +206,9 @@ def test_what_cannot_be_is_refused() -> None:
         hago.quantize(model, HARDWARE["x86_vnni"], data(), estimator="dorefa_relative")
 
 
-def test_what_is_trained_with_another_scheme_starts_from_dorefas_integers() -> None:
+def test_training_with_another_scheme_starts_from_dorefas_integers() -> None:
     model, chip = randomized(Small()), HARDWARE["x86_vnni"]
     strategy = hago.quantize(model, chip, data(), estimator="dorefa_relative").strategy
     trained = prepare_qat(model, chip, strategy, scheme="lsq").train()
-    found = trained(data()[0])
-    assert torch.equal(found, from_qat(trained).quantize()(data()[0]))
+    output = trained(data()[0])
+    assert torch.equal(output, from_qat(trained).quantize()(data()[0]))

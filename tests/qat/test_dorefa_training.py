@@ -67,10 +67,10 @@ def test_the_integers_shipped_are_dorefas_levels(hardware: str, bits: int, varia
         trained(data()).square().mean().backward()
         torch.optim.SGD(trained.parameters(), 0.05).step()
         trained.zero_grad()
-    found = trained(data())
+    output = trained(data())
     quantizer = from_qat(trained)
-    assert torch.equal(found, trained.eval()(data()))
-    assert torch.equal(found, quantizer.simulate()(data())) and torch.equal(found, quantizer.quantize()(data()))
+    assert torch.equal(output, trained.eval()(data()))
+    assert torch.equal(output, quantizer.simulate()(data())) and torch.equal(output, quantizer.quantize()(data()))
     k = bits - 1
     for name in "abc":
         plan = quantizer.plan.nodes[name]
@@ -93,21 +93,21 @@ def test_activations_are_clipped_to_one() -> None:
 def test_gradients_of_few_bits_are_noisy_and_unbiased() -> None:
     exact, noisy = prepared("x86_vnni", 5), prepared("x86_vnni", 5, gradient_bits=3)
     (expected,) = _gradients(exact, 1)
-    found = torch.stack(_gradients(noisy, 200))
-    assert not torch.equal(found[0], found[1])
-    error = (found.mean(0) - expected).abs().max()
-    assert error < 0.25 * (found - expected).abs().amax() and error < 0.2 * expected.abs().max()
+    output = torch.stack(_gradients(noisy, 200))
+    assert not torch.equal(output[0], output[1])
+    error = (output.mean(0) - expected).abs().max()
+    assert error < 0.25 * (output - expected).abs().amax() and error < 0.2 * expected.abs().max()
 
 
 def _gradients(trained: QatModel, count: int) -> list[Tensor]:
-    found = []
+    output = []
     for _ in range(count):
         trained.zero_grad()
         trained(data()).square().sum().backward()
         grad = trained.weights.get_parameter("c/weight").grad
         assert grad is not None
-        found.append(grad.clone())
-    return found
+        output.append(grad.clone())
+    return output
 
 
 # ---------------------------------------------------------------- live batch norms
@@ -152,9 +152,9 @@ def test_live_batch_norms_see_the_quantized_layer(bits: int, scheme: str) -> Non
             x = torch.relu(x) if index == 0 and scheme != "dorefa" else x.clamp(0, 1) if index == 0 else x
         return x
 
-    found, expected = trained(data()), paper(data())
-    assert (found - expected).square().mean() < 2e-3 * expected.square().mean()  # activations of 8 bits
-    found.square().mean().backward()
+    output, expected = trained(data()), paper(data())
+    assert (output - expected).square().mean() < 2e-3 * expected.square().mean()  # activations of 8 bits
+    output.square().mean().backward()
     expected.square().mean().backward()
     for name in "ab":
         ours = trained.norms[name].weight.grad.flatten()

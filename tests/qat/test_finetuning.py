@@ -1,4 +1,4 @@
-"""Fine-tuning: it helps, it resumes where it was killed, and its strategy can be used like any other."""
+"""Fine-tuning: it improves the model, it resumes after a kill, and its strategy can be used like any other."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ HARDWARE = "x86_vnni"
 
 
 def data(samples: int = 96, seed: int = 1) -> list[Tensor]:
-    made = torch.randn(samples, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return list(made.split(32))
+    images = torch.randn(samples, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return list(images.split(32))
 
 
 @functools.cache
@@ -51,22 +51,22 @@ def same(a: Finetuned, b: Finetuned) -> bool:
     return one.model_hash == other.model_hash and one.thresholds == other.thresholds and a.after == b.after
 
 
-# ---------------------------------------------------------------- what it gives
-def test_it_recovers_what_low_bits_lost() -> None:
-    found = tuned(steps=60, held_out=data(64, seed=2))
-    assert found.kept and found.steps == 60
-    assert found.after["sqnr"] > found.before["sqnr"] + 2.0
-    plan = found.quantizer.plan
+# ---------------------------------------------------------------- results
+def test_it_recovers_accuracy_at_low_bits() -> None:
+    result = tuned(steps=60, held_out=data(64, seed=2))
+    assert result.kept and result.steps == 60
+    assert result.after["sqnr"] > result.before["sqnr"] + 2.0
+    plan = result.quantizer.plan
     assert compare_plan_exactly(plan, [data()[0]]).same
 
 
 @pytest.mark.parametrize("objective", ["mse", "kl", lambda o, r, labels: (o[0] - r[0]).abs().mean()])
 def test_any_objective_without_labels(objective: Any) -> None:
-    found = tuned(steps=30, lr=2e-3, range_lr=0.0, objective=objective)
-    assert found.kept and found.after["sqnr"] > found.before["sqnr"]
+    result = tuned(steps=30, lr=2e-3, range_lr=0.0, objective=objective)
+    assert result.kept and result.after["sqnr"] > result.before["sqnr"]
 
 
-def test_an_interrupt_ends_the_step_keeps_it_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_completes_its_step_and_can_be_resumed(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def distance(outputs: Any, reference: Any, labels: Any) -> Tensor:
@@ -82,24 +82,24 @@ def test_an_interrupt_ends_the_step_keeps_it_and_the_run_goes_on(tmp_path: Path)
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(calls) == 4 and (tmp_path / "run.safetensors").exists()
-    cut = tuned(objective=distance, checkpoint=tmp_path / "run.safetensors")
-    assert cut.steps == 8 and same(cut, tuned(objective=distance))
+    resumed = tuned(objective=distance, checkpoint=tmp_path / "run.safetensors")
+    assert resumed.steps == 8 and same(resumed, tuned(objective=distance))
 
 
 def test_labels_train_too() -> None:
     model, strategy = started()
     labelled = [(x, run_real(model, [x])[0].argmax(1)) for x in data()]
-    found = hago.finetune(model, HARDWARE, strategy, labelled, steps=20, objective="labels")
-    assert found.after["sim_acc"] >= found.before["sim_acc"]
+    result = hago.finetune(model, HARDWARE, strategy, labelled, steps=20, objective="labels")
+    assert result.after["sim_acc"] >= result.before["sim_acc"]
 
 
 def test_the_result_is_a_strategy_like_any_other(tmp_path: Path) -> None:
-    """It is saved, loaded, applied and replayed with the trained float model."""
-    found = tuned()
-    found.quantizer.strategy.save(tmp_path / "s.json")
-    graph = found.quantizer.plan.graph
+    """It can be saved, loaded, applied and replayed with the trained float model."""
+    result = tuned()
+    result.quantizer.strategy.save(tmp_path / "s.json")
+    graph = result.quantizer.plan.graph
     again = hago.create_quantizer(graph, HARDWARE, tmp_path / "s.json")
-    assert torch.equal(again.simulate()(data()[0]), found.quantizer.quantize()(data()[0]))
+    assert torch.equal(again.simulate()(data()[0]), result.quantizer.quantize()(data()[0]))
     assert hago.replay(graph, HARDWARE, tmp_path / "s.json", data()).trials == 1
     with pytest.raises(StrategyMismatch):
         hago.create_quantizer(started()[0], HARDWARE, tmp_path / "s.json")
@@ -107,10 +107,10 @@ def test_the_result_is_a_strategy_like_any_other(tmp_path: Path) -> None:
 
 def test_training_that_does_not_help_is_dropped() -> None:
     model, strategy = started()
-    found = hago.finetune(model, HARDWARE, strategy, data(), steps=3, lr=30.0)
-    assert not found.kept and found.after == found.before
-    assert found.quantizer.strategy.model_hash == strategy.model_hash
-    assert found.quantizer.strategy.thresholds == strategy.thresholds
+    result = hago.finetune(model, HARDWARE, strategy, data(), steps=3, lr=30.0)
+    assert not result.kept and result.after == result.before
+    assert result.quantizer.strategy.model_hash == strategy.model_hash
+    assert result.quantizer.strategy.thresholds == strategy.thresholds
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
@@ -120,19 +120,19 @@ def test_the_same_seed_gives_the_same_result() -> None:
 # ---------------------------------------------------------------- log and checkpoints
 def test_the_log_has_before_and_after(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    found = [tuned(log=log), tuned(log=log, seed=1)]
+    result = [tuned(log=log), tuned(log=log, seed=1)]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["what"] for line in lines] == ["before", "after", "before", "after"]
-    assert lines[0]["results"]["sqnr"] == found[0].before["sqnr"]
-    assert lines[3]["results"]["sqnr"] == found[1].after["sqnr"] and lines[3]["seed"] == 1
-    assert lines[3]["trained_model_hash"] == found[1].quantizer.strategy.model_hash
+    assert lines[0]["results"]["sqnr"] == result[0].before["sqnr"]
+    assert lines[3]["results"]["sqnr"] == result[1].after["sqnr"] and lines[3]["seed"] == 1
+    assert lines[3]["trained_model_hash"] == result[1].quantizer.strategy.model_hash
 
 
 class Stop(Exception):
     pass
 
 
-def test_a_run_that_stops_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     calls = []
 
     def stops(outputs: Any, reference: Any, labels: Any) -> Tensor:
@@ -148,10 +148,10 @@ def test_a_run_that_stops_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     path, log = tmp_path / "c.safetensors", tmp_path / "log.jsonl"
     with pytest.raises(Stop):
         tuned(checkpoint=path, every=3, objective=stops, log=log)
-    found = tuned(checkpoint=path, every=3, objective=goes_on, log=log)
-    assert same(found, tuned(objective=goes_on)) and found.steps == 8
+    result = tuned(checkpoint=path, every=3, objective=goes_on, log=log)
+    assert same(result, tuned(objective=goes_on)) and result.steps == 8
     assert [json.loads(line)["what"] for line in log.read_text().splitlines()] == ["before", "after"]
-    assert same(tuned(checkpoint=path, every=3, objective=goes_on), found)  # a finished run is found finished
+    assert same(tuned(checkpoint=path, every=3, objective=goes_on), result)  # a finished run is not trained further
     with pytest.raises(StrategyMismatch, match="is of a run with seed 0, this one has 1"):
         tuned(checkpoint=path, objective=goes_on, seed=1)
     assert same(tuned(checkpoint=path, objective=goes_on, seed=1, resume=False), tuned(objective=goes_on, seed=1))
@@ -180,20 +180,20 @@ while True:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_run_ends_as_one_that_was_not_killed(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "c.safetensors")],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    found, kills = done.stdout.split()[-2:]
+    assert process.returncode == 0, process.stderr
+    result, kills = process.stdout.split()[-2:]
     assert int(kills) >= 2
-    assert found == tuned(steps=30).quantizer.strategy.model_hash
+    assert result == tuned(steps=30).quantizer.strategy.model_hash
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["c.safetensors"]
 
 

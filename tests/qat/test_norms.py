@@ -1,4 +1,4 @@
-"""Batch norms in training: unquantized they are torch's, frozen they are the folded layer, whatever the style."""
+"""Batch norms in training: without quantization they equal torch's, and frozen they equal the folded layer."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def prepared(style: str, **options: Any) -> tuple[nn.Module, QatModel]:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_unquantized_they_are_torchs(style: str) -> None:
-    """Outputs, moving statistics, and (TensorFlow's, which passes statistics a gradient) gradients."""
+def test_without_quantization_they_equal_torchs(style: str) -> None:
+    """Outputs and moving statistics; in TensorFlow's style, whose statistics have a gradient, gradients too."""
     model, trained = prepared(style)
     trained.quantizing = False
     reference = copy.deepcopy(model).train()
     for step in range(2):
         x = data(seed=step)
-        found, expected = trained(x), reference(x)
+        output, expected = trained(x), reference(x)
         if style == "tensorflow":
-            assert torch.allclose(found, expected, atol=1e-4)
-    found.square().mean().backward()
+            assert torch.allclose(output, expected, atol=1e-4)
+    output.square().mean().backward()
     expected.square().mean().backward()
     for name in ("a", "b", "c", "d") if style == "tensorflow" else ("a",):  # OneFlow's variance is unbiased
         norm, bn = trained.norms[name], getattr(reference, f"bn_{name}")
@@ -77,7 +77,7 @@ def test_before_training_they_are_the_folded_layers(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_is_trained_is_what_is_shipped(style: str) -> None:
+def test_the_trained_model_is_the_shipped_one(style: str) -> None:
     _, trained = prepared(style)
     step = torch.optim.SGD(trained.parameters(), 0.05)
     for seed in range(3):
@@ -86,12 +86,12 @@ def test_what_is_trained_is_what_is_shipped(style: str) -> None:
         step.zero_grad()
     x = data(seed=9)
     quantizer = from_qat(trained)
-    found = trained.eval()(x)
-    assert torch.equal(found, quantizer.simulate()(x)) and torch.equal(found, quantizer.quantize()(x))
+    output = trained.eval()(x)
+    assert torch.equal(output, quantizer.simulate()(x)) and torch.equal(output, quantizer.quantize()(x))
     trained.train().freeze_norms()
     trained.observe(False)
     before = trained.norms["a"].mean.clone()
-    assert torch.equal(trained(x), found) and torch.equal(trained.norms["a"].mean, before)
+    assert torch.equal(trained(x), output) and torch.equal(trained.norms["a"].mean, before)
     trained(x).sum().backward()
     assert trained.norms["a"].gamma.grad.abs().sum() > 0
 
@@ -102,8 +102,8 @@ def test_at_8_bits_training_is_nearly_unquantized(style: str) -> None:
     other = copy.deepcopy(trained)
     other.quantizing = False
     x = data(64, seed=3)
-    found, expected = trained(x), other(x)
-    assert (found - expected).square().mean() < 5e-3 * expected.square().mean()
+    output, expected = trained(x), other(x)
+    assert (output - expected).square().mean() < 5e-3 * expected.square().mean()
 
 
 def test_tensorflows_is_that_of_its_single_layer() -> None:
@@ -116,8 +116,8 @@ def test_tensorflows_is_that_of_its_single_layer() -> None:
     assert torch.allclose(folded.weight, expected.mul_fold, atol=1e-6)
     assert folded.correction is not None and folded.shift is not None
     conv = nn.functional.conv2d(x, folded.weight, padding=1)
-    found = conv * folded.correction.reshape(1, -1, 1, 1) + folded.shift.reshape(1, -1, 1, 1)
-    assert torch.allclose(found, expected.add_fold, atol=1e-5)
+    output = conv * folded.correction.reshape(1, -1, 1, 1) + folded.shift.reshape(1, -1, 1, 1)
+    assert torch.allclose(output, expected.add_fold, atol=1e-5)
     assert torch.allclose(trained.norms["a"].variance, layer.bn.running_var, rtol=1e-6)
 
 

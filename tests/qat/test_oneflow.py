@@ -1,4 +1,4 @@
-"""OneFlow's quantizers against exact arithmetic, and what they promise beyond the vectors."""
+"""OneFlow's quantizers against exact arithmetic, and laws beyond the vectors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_two_observers_round_zero_points_differently() -> None:
 @pytest.mark.parametrize(
     ("given_zero", "used"), [(-10.0, 246), (300.0, 44), (128.5, 129), (torch.inf, 0), (-0.25, 0), (-0.5, 255)]
 )
-def test_zero_point_wraps_where_asked_alone(given_zero: float, used: int) -> None:
+def test_zero_point_wraps_only_if_asked(given_zero: float, used: int) -> None:
     zero = torch.tensor([given_zero])
     assert Quantizer(scheme="affine", wraps=True).zero_point_used(zero).tolist() == [used]
     assert Quantizer(scheme="affine").zero_point_used(zero).tolist() == [given_zero]
@@ -107,7 +107,7 @@ def test_channels_are_quantized_each_alone(scheme) -> None:
 
 
 class TestMovingAverage:
-    def test_a_buffer_at_zero_starts_anew(self) -> None:
+    def test_a_buffer_at_zero_is_replaced(self) -> None:
         observer = MovingAverageMinMaxObserver(Quantizer(scheme="affine"), 10)
         observer(torch.tensor([0.0, 1.0]))
         observer(torch.tensor([-2.0, 1.0]))
@@ -131,7 +131,7 @@ class TestMovingAverage:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: Quantizer(formula="gogle"), "Did you mean 'google'"),  # type: ignore[arg-type]
         (lambda: Quantizer(scheme="afine"), "expected one of symmetric, affine"),  # type: ignore[arg-type]
@@ -145,6 +145,6 @@ class TestMovingAverage:
         (lambda: Quantizer("cambricon").quantize(torch.ones(2), torch.ones(2), torch.ones(2)), "2 scales"),
     ],
 )
-def test_bad_input_is_refused(wrong, said: str) -> None:
-    with pytest.raises(HagoError, match=said):
+def test_bad_input_is_refused(wrong, message: str) -> None:
+    with pytest.raises(HagoError, match=message):
         wrong()

@@ -1,4 +1,4 @@
-"""OneFlow's layers: what freezing keeps, with and without the demo's defects."""
+"""OneFlow's layers: their integers after freezing, with and without the defects of the demo."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def seeded(module: nn.Module) -> nn.Module:
 
 
 def integer_output(layer: QLayer, frozen: Frozen, x: Tensor, qi: Range, qo: Range) -> Tensor:
-    """The frozen layer in integers, as real values."""
-    how = qi.quantizer
-    q = how.quantize(x, qi.scale, qi.zero_point) - how.zero_point_used(qi.zero_point)
+    """Run the frozen layer in integers, and dequantize its output."""
+    quantizer = qi.quantizer
+    q = quantizer.quantize(x, qi.scale, qi.zero_point) - quantizer.zero_point_used(qi.zero_point)
     copy = seeded(nn.Conv2d(3, 4, 3, padding=1)) if isinstance(layer.layer, nn.Conv2d) else seeded(nn.Linear(6, 4))
     with torch.no_grad():
         copy.weight.copy_(frozen.weight)
         copy.bias.copy_(frozen.bias)
         acc = copy(q)
     m = frozen.multiplier if acc.ndim == 2 else frozen.multiplier.reshape(1, -1, 1, 1)
-    zero = how.zero_point_used(qo.zero_point)
-    top = 2.0 ** (how.bits - 1) - 1 if how.symmetric else 2.0**how.bits - 1
-    out = (torch.round(acc * m) + zero).clamp(-top - 1 if how.symmetric else 0.0, top)
+    zero = quantizer.zero_point_used(qo.zero_point)
+    top = 2.0 ** (quantizer.bits - 1) - 1 if quantizer.symmetric else 2.0**quantizer.bits - 1
+    out = (torch.round(acc * m) + zero).clamp(-top - 1 if quantizer.symmetric else 0.0, top)
     return (out - zero) * qo.step
 
 
@@ -62,21 +62,21 @@ def test_frozen_integers_give_the_trained_output(kind: str, quantizer: Quantizer
     y = layer(x)
     frozen = layer.freeze()
     assert layer.qi is not None and layer.qo is not None
-    away = (integer_output(layer, frozen, x, layer.qi, layer.qo) - y.detach()).abs() / layer.qo.step
-    # the bias alone is rounded anew, so an output may move by one quantum at a tie
-    assert float(away.max()) <= 1.001
-    assert float((away > 0.5).float().mean()) < 0.02
+    difference = (integer_output(layer, frozen, x, layer.qi, layer.qo) - y.detach()).abs() / layer.qo.step
+    # only the bias is rounded again, so that an output may change by one quantum at a tie
+    assert float(difference.max()) <= 1.001
+    assert float((difference > 0.5).float().mean()) < 0.02
     assert torch.equal(frozen.weight, frozen.weight.round())
 
 
 def test_negative_biases_are_kept_unless_upstream() -> None:
     layer = QLayer(seeded(nn.Conv2d(3, 4, 3)))
     layer(torch.randn(1, 3, 5, 5, generator=generator()))
-    ours, theirs = layer.freeze(), layer.freeze(upstream=True)
-    assert ours.bias is not None and theirs.bias is not None
-    assert bool((ours.bias < 0).any())
-    assert torch.equal(theirs.bias, ours.bias.clamp_min(0))
-    assert torch.equal(theirs.weight, ours.weight) and torch.allclose(theirs.multiplier, ours.multiplier)
+    corrected, upstream = layer.freeze(), layer.freeze(upstream=True)
+    assert corrected.bias is not None and upstream.bias is not None
+    assert bool((corrected.bias < 0).any())
+    assert torch.equal(upstream.bias, corrected.bias.clamp_min(0))
+    assert torch.equal(upstream.weight, corrected.weight) and torch.allclose(upstream.multiplier, corrected.multiplier)
 
 
 def test_upstream_folds_with_the_variance_itself() -> None:
@@ -89,24 +89,24 @@ def test_upstream_folds_with_the_variance_itself() -> None:
 
 
 @pytest.mark.parametrize("bad", [QLayer(nn.Linear(2, 2)), QLayer(nn.Conv2d(1, 1, 1), Quantizer(per_layer=False))])
-def test_upstream_cannot_freeze_what_the_demo_cannot(bad: QLayer) -> None:
+def test_upstream_refuses_layers_that_the_demo_cannot_freeze(bad: QLayer) -> None:
     with pytest.raises(HagoError, match="the demo cannot freeze"):
         bad.freeze(upstream=True)
 
 
 def test_ranges_come_from_the_layer_or_from_its_neighbour() -> None:
-    own = QLayer(nn.Linear(2, 2))
-    none = QLayer(nn.Linear(2, 2), quantize_input=False, quantize_output=False)
+    observing = QLayer(nn.Linear(2, 2))
+    unobserved = QLayer(nn.Linear(2, 2), quantize_input=False, quantize_output=False)
     given = Range(Quantizer())
     with pytest.raises(HagoError, match="qi is given"):
-        own.freeze(qi=given)
+        observing.freeze(qi=given)
     with pytest.raises(HagoError, match="qo is missing"):
-        none.freeze(qi=given)
+        unobserved.freeze(qi=given)
     x = torch.ones(3, 2)
     given.update(x)
-    none(x)
-    frozen = none.freeze(given, given)
-    assert torch.allclose(frozen.multiplier, none.qw.scale)
+    unobserved(x)
+    frozen = unobserved.freeze(given, given)
+    assert torch.allclose(frozen.multiplier, unobserved.qw.scale)
 
 
 @pytest.mark.parametrize(("kind", "rank"), [(QatConv1d, 1), (QatConv2d, 2), (QatConv3d, 3)])

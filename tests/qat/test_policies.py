@@ -1,4 +1,4 @@
-"""Policies on models: which tensors are fake-quantized, and what an integer plan makes of it."""
+"""Policies on models: the tensors that they fake-quantize, and the integer Plans that follow them."""
 
 from __future__ import annotations
 
@@ -108,45 +108,46 @@ def test_a_plan_quantizes_no_operand_that_tensorflow_leaves_float(network: str, 
 
 # ---------------------------------------------------------------- TensorFlow, by name
 def test_tensorflow_on_a_residual_network() -> None:
-    found = points(place_policy("tensorflow", imported("resnet"), load_hardware("vta")))
-    assert found["conv1/weights_quant"] == ("conv1.weight", "conv1:1")
-    assert found["conv1/act_quant"] == ("relu", "maxpool:0")
+    quantized = points(place_policy("tensorflow", imported("resnet"), load_hardware("vta")))
+    assert quantized["conv1/weights_quant"] == ("conv1.weight", "conv1:1")
+    assert quantized["conv1/act_quant"] == ("relu", "maxpool:0")
     # a shortcut: quantized before the add, and after the relu that follows it
-    assert found["stages/0/0/conv2/conv_quant"] == ("stages.0.0.conv2", "stages.0.0:1")
-    assert found["stages/0/0/act_quant"][0] == "stages.0.0.relu.relu_1"
+    assert quantized["stages/0/0/conv2/conv_quant"] == ("stages.0.0.conv2", "stages.0.0:1")
+    assert quantized["stages/0/0/act_quant"][0] == "stages.0.0.relu.relu_1"
     # two layers meet in an add: one is its bypassed layer, the other ends at its bias
-    assert found["stages/1/0/downsample/0/conv_quant"] == ("stages.1.0.downsample.0", "stages.1.0:0")
-    assert found["stages/1/0/conv2/act_quant"] == ("stages.1.0.conv2", "stages.1.0:1")
-    assert found["fc/act_quant"] == ("fc", "output:0")
-    assert not any(source in ("stages.0.0", "stages.1.0", "maxpool", "avgpool") for source, _ in found.values())
+    assert quantized["stages/1/0/downsample/0/conv_quant"] == ("stages.1.0.downsample.0", "stages.1.0:0")
+    assert quantized["stages/1/0/conv2/act_quant"] == ("stages.1.0.conv2", "stages.1.0:1")
+    assert quantized["fc/act_quant"] == ("fc", "output:0")
+    assert not any(source in ("stages.0.0", "stages.1.0", "maxpool", "avgpool") for source, _ in quantized.values())
 
 
 def test_tensorflow_on_separable_layers_and_a_gate() -> None:
     placed = place_policy("tensorflow", imported("gated", fold=False), load_hardware("x86_vnni"))
-    found = points(placed)
-    assert found["stem/0/act_quant"] == ("stem.2", "depth.0:0 add:0")
-    assert found["post_activation_bypass_quant"] == ("add", "gate:0 mul:0")
-    assert found["gate/act_quant"] == ("gate", "sigmoid:0")
-    assert found["mul/activation_Mul_quant"] == ("mul", "max_pool2d:0")
-    assert found["head/act_quant"] == ("norm", "output:0")
+    quantized = points(placed)
+    assert quantized["stem/0/act_quant"] == ("stem.2", "depth.0:0 add:0")
+    assert quantized["post_activation_bypass_quant"] == ("add", "gate:0 mul:0")
+    assert quantized["gate/act_quant"] == ("gate", "sigmoid:0")
+    assert quantized["mul/activation_Mul_quant"] == ("mul", "max_pool2d:0")
+    assert quantized["head/act_quant"] == ("norm", "output:0")
     norms = {p.source: p.norm for p in placed.points if p.role == "weight"}
     assert norms["depth.0.weight"] == "depth.1" and norms["head.weight"] == "norm" and norms["gate.weight"] is None
-    assert placed.keep_float == ("sigmoid", "mul")  # the gate is not quantized, so what it multiplies is not integer
+    # the gate is not quantized, so that its product is not computed in integers
+    assert placed.keep_float == ("sigmoid", "mul")
 
 
 # ---------------------------------------------------------------- DoReFa
 def test_dorefa_leaves_the_first_and_the_last_layer_float() -> None:
     placed = place_policy("dorefa", imported("resnet"), load_hardware("vta"))
-    found = points(placed)
+    quantized = points(placed)
     assert placed.keep_float == ("conv1", "fc")
     inner = {"stages.0.0.conv1", "stages.0.0.conv2", "stages.1.0.conv1", "stages.1.0.conv2", "stages.1.0.downsample.0"}
     assert {p.source for p in placed.points if p.role == "gradient"} == inner
     assert {p.source for p in placed.points if p.role == "weight"} == {f"{n}.weight" for n in inner}
-    assert found["relu:activation"] == ("relu", "maxpool:0")  # where it is made, before the pooling
-    assert "stages.1.0.relu.relu_1:activation" not in found  # the last activation
+    assert quantized["relu:activation"] == ("relu", "maxpool:0")  # where it is made, before the pooling
+    assert "stages.1.0.relu.relu_1:activation" not in quantized  # the last activation
 
 
-def test_what_the_last_layer_reads_stays_float_for_it_alone() -> None:
+def test_an_activation_of_the_last_layer_stays_float_on_that_edge_only() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -24,7 +24,7 @@ from hago.errors import HagoError
 #: Half integers times a scale: every other value is a tie.
 HALVES = st.lists(st.integers(-600, 600), min_size=1, max_size=24)
 SCALES = st.sampled_from([0.5, 0.1, 0.3, 0.0117647, 7.0])
-#: Where scales are powers of two, no machine's order of operations (a fused multiply-add) shows.
+#: Powers of two, with which a fused multiply-add on some machines changes nothing.
 DYADIC = st.sampled_from([0.5, 0.125, 4.0])
 ENDS = st.sampled_from([(-128, 127), (0, 255), (-8, 7), (0, 15)])
 
@@ -59,18 +59,18 @@ def test_fake_quantize_per_channel_is_torchs(axis: int) -> None:
 
 
 FLOATS = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
-#: Any scale, and values of which many are next to ties.
+#: Any scale, and places of values, many of which are next to ties.
 ANY_SCALE = st.floats(2**-10, 8.0, width=32)
 NEAR_TIES = st.lists(st.tuples(st.integers(-300, 300), st.integers(-3, 3)), min_size=1, max_size=24)
 
 
 def near_ties(places: list[tuple[int, int]], scale: float, dtype: torch.dtype) -> Tensor:
-    """Half integers times a scale, and so many values of the dtype beside."""
-    found = (torch.tensor([half for half, _ in places], dtype=torch.float64) * 0.5 * scale).to(dtype)
+    """Half integers times a scale, moved by a few representable values of the dtype."""
+    values = (torch.tensor([half for half, _ in places], dtype=torch.float64) * 0.5 * scale).to(dtype)
     for step in range(3):
-        aside = torch.tensor([(off > step) - (off < -step) for _, off in places], dtype=torch.float64)
-        found = torch.where(aside == 0, found, torch.nextafter(found, (aside * torch.inf).to(dtype)))
-    return found
+        direction = torch.tensor([(off > step) - (off < -step) for _, off in places], dtype=torch.float64)
+        values = torch.where(direction == 0, values, torch.nextafter(values, (direction * torch.inf).to(dtype)))
+    return values
 
 
 @given(NEAR_TIES, ANY_SCALE, FLOATS, ENDS, st.integers(0, 15))
@@ -104,7 +104,7 @@ def test_learnable_of_any_dtype_is_torchs(places, scale, dtype, ends, zero, chan
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("axis", [None, 0])
 def test_learnable_of_any_dtype_has_the_gradients_of_float32(dtype: torch.dtype, axis: int | None) -> None:
-    """torch has none for float16 and float64; on values that all dtypes hold there is no other answer."""
+    """torch has no such gradients for float16 and float64; on values that all dtypes represent, they must be equal."""
     x = torch.arange(-48, 48).reshape(2, -1) * 0.125
     s, z = torch.full((1 if axis is None else 2,), 0.5), torch.zeros(1 if axis is None else 2)
     ours = grads(lambda *t: fake_quantize_learnable(*t, -8, 7, 1.0, axis), x.to(dtype), s, z)
@@ -283,7 +283,7 @@ def test_switches_of_the_fake_quantization() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: QRange("qint9"), "Did you mean"),
         (lambda: QRange(qscheme="per_tensor"), "expected one of per_tensor_affine"),
@@ -298,8 +298,8 @@ def test_switches_of_the_fake_quantization() -> None:
         (lambda: quantize(torch.ones(2), 1.0, 0, "qint7"), "dtype is 'qint7'"),
     ],
 )
-def test_bad_input_is_refused(wrong, said: str) -> None:
-    with pytest.raises(HagoError, match=said):
+def test_bad_input_is_refused(wrong, message: str) -> None:
+    with pytest.raises(HagoError, match=message):
         wrong()
 
 
@@ -330,12 +330,12 @@ def test_calibrated_and_converted_it_is_torchs_quantized_network() -> None:
         theirs = convert_fx(prepared)
         y = theirs(x)
     layer = theirs[0] if hasattr(theirs, "__getitem__") else theirs.get_submodule("0")
-    found = []
+    qparams = []
     for value in (x, torch.relu(conv(x)).detach()):
         observer = MinMaxObserver(QRange("quint8", quant_min=0, quant_max=127))
         observer(value)
-        found.append([t.reshape(()) for t in observer.qparams()])
-    (x_scale, x_zero), (y_scale, y_zero) = found
+        qparams.append([t.reshape(()) for t in observer.qparams()])
+    (x_scale, x_zero), (y_scale, y_zero) = qparams
     weights = MinMaxObserver(QRange("qint8", "per_tensor_symmetric"))
     weights(conv.weight.detach())
     w_scale, w_zero = weights.qparams()

@@ -1,4 +1,4 @@
-"""The histogram observer against torch's own, and what it promises by itself."""
+"""The histogram observer against that of torch, and laws of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same(batches: list[Tensor], bins: int, *options) -> None:
 
 
 @pytest.mark.parametrize("bins", [1, 3, 16, 100])
-def test_any_batches_give_what_torch_gives(bins: int) -> None:
+def test_any_batches_give_the_results_of_torch(bins: int) -> None:
     g = torch.Generator().manual_seed(bins)
     for sizes in ([1, 9, 3], [40, 2]):
         same([torch.randint(-64, 64, (n,), generator=g) / 8 for n in sizes], bins)
@@ -59,7 +59,7 @@ def test_long_tails_are_cut_as_torch_cuts_them(power: int, options) -> None:
     assert power == 1 or high - low < ours.max_val - ours.min_val
 
 
-def test_constants_and_what_follows_them() -> None:
+def test_constant_batches_and_others_after_them() -> None:
     same([torch.ones(4)], 8)
     same([torch.ones(4), torch.zeros(3), torch.zeros(2), torch.tensor([2.0, 5.0])], 3)
 
@@ -81,7 +81,7 @@ def test_a_lone_value_far_off_is_cut_away() -> None:
     assert least_error_bins(histogram, 0.1, 16)[0] == 40
 
 
-def test_infinities_and_nothing_are_passed_over_and_nan_is_refused() -> None:
+def test_infinities_and_empty_tensors_are_ignored_and_nan_is_refused() -> None:
     observer = HistogramObserver(bins=4)
     assert [t.tolist() for t in observer.qparams()] == [[1.0], [0]]
     observer(torch.zeros(0))
@@ -105,13 +105,13 @@ def test_it_drives_a_fake_quantization_whose_state_round_trips() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: HistogramObserver(bins=0), "positive integer"),
         (lambda: HistogramObserver(QRange(qscheme="per_channel_affine")), "whole tensor"),
         (lambda: HistogramObserver()(torch.ones(2, dtype=torch.int64)), "floating-point"),
     ],
 )
-def test_bad_input_is_refused(wrong, said: str) -> None:
-    with pytest.raises(HagoError, match=said):
+def test_bad_input_is_refused(wrong, message: str) -> None:
+    with pytest.raises(HagoError, match=message):
         wrong()

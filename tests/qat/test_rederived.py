@@ -1,7 +1,7 @@
-"""The quantizers once more, value by value in numpy's float32, from nothing but their documented formulas.
+"""The quantizers against a second implementation of their documented formulas, value by value in numpy's float32.
 
-Over bits, ranges, shapes, axes and steps that the recorded vectors leave out. Ties and range ends
-that are not powers of two are among the values, so that the order of operations shows.
+The tests cover bits, ranges, shapes, axes and steps that the conformance vectors do not. Values include ties, and range
+ends that are not powers of two, so that the order of operations matters.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def away(v: float) -> float:
 @given(SEEDS, st.integers(2, 8), st.sampled_from(["symmetric", "affine"]), st.sampled_from([(3, 4), (2, 3, 2, 2)]))
 def test_oneflow_per_channel(seed: int, bits: int, scheme, shape: tuple[int, ...]) -> None:
     x = drawn(seed, *shape) + 0.25
-    how = Quantizer(bits=bits, scheme=scheme, per_layer=False)
-    scale, zero = how.observe(x)
-    y = how.fake_quantize(x, scale, zero)
+    options = Quantizer(bits=bits, scheme=scheme, per_layer=False)
+    scale, zero = options.observe(x)
+    y = options.fake_quantize(x, scale, zero)
     top = F(2 ** (bits - 1) - 1) if scheme == "symmetric" else F(2**bits - 1)
     for row, got, s, z in zip(x.numpy(), y.numpy(), scale.numpy(), zero.numpy(), strict=True):
         low, high = row.min(), row.max()
@@ -75,15 +75,15 @@ def test_oneflow_moving_average(batches: list[list[float]], momentum: float) -> 
 
 
 # ---------------------------------------------------------------- TensorFlow
-def grid(v: np.float32, low: np.float32, high: np.float32, how: FakeQuant, divides: bool) -> float:
-    """One value, in the order of operations of the kernel."""
-    qmin, qmax = F(how.qmin), F(how.qmax)
+def grid(v: np.float32, low: np.float32, high: np.float32, options: FakeQuant, divides: bool) -> float:
+    """Fake-quantize one value in the order of operations of the kernel."""
+    qmin, qmax = F(options.qmin), F(options.qmax)
     scale, inverse = F(high - low) / (qmax - qmin), (qmax - qmin) / F(high - low)
     zero = F(qmin - F(low / scale))
     zero = qmin if zero < qmin else qmax if zero > qmax else F(away(float(zero)))
     first, last = F((qmin - zero) * scale), F((qmax - zero) * scale)
     c = F(min(max(v, first), last))
-    if how.kernel == "1.15":
+    if options.kernel == "1.15":
         steps = F(F(c - first) / scale) if divides else F(F(c - first) * F(1 / scale))
         return float(F(F(np.floor(F(steps + F(0.5))) * scale) + first))
     steps = F(F(c - first) / scale) if divides else F(F(c - first) * inverse)
@@ -91,32 +91,32 @@ def grid(v: np.float32, low: np.float32, high: np.float32, how: FakeQuant, divid
     return float(F(np.floor(F(F(steps - middle) + F(0.5))) * scale))
 
 
-HOWS = st.builds(FakeQuant, st.integers(2, 16), st.booleans(), st.sampled_from(["2.15", "1.15"]))
+OPTIONS = st.builds(FakeQuant, st.integers(2, 16), st.booleans(), st.sampled_from(["2.15", "1.15"]))
 
 
-@given(HOWS, FLOATS, st.floats(0.0078125, 50, width=32), st.lists(FLOATS, min_size=1, max_size=6))
-def test_tensorflow_kernels(how: FakeQuant, low: float, width: float, values: list[float]) -> None:
+@given(OPTIONS, FLOATS, st.floats(0.0078125, 50, width=32), st.lists(FLOATS, min_size=1, max_size=6))
+def test_tensorflow_kernels(options: FakeQuant, low: float, width: float, values: list[float]) -> None:
     first, last = F(low), F(F(low) + F(width))
-    middles = [F(first + F((k + 0.5) * float(last - first) / (how.qmax - how.qmin))) for k in range(3)]
+    middles = [F(first + F((k + 0.5) * float(last - first) / (options.qmax - options.qmin))) for k in range(3)]
     x = torch.tensor([*map(float, middles), *values])
     a, b = torch.tensor(float(first)), torch.tensor(float(last))
-    by_division = [grid(v, first, last, how, True) for v in x.numpy()]
-    by_product = [grid(v, first, last, how, False) for v in x.numpy()]
-    assert how.vars(x, a, b).tolist() == by_division
-    assert how.args(x, float(a), float(b)).tolist() == by_product
-    channels = how.vars_per_channel(x[None], a.repeat(len(x)), b.repeat(len(x)))
-    assert channels[0].tolist() == (by_division if how.kernel == "1.15" else by_product)
+    by_division = [grid(v, first, last, options, True) for v in x.numpy()]
+    by_product = [grid(v, first, last, options, False) for v in x.numpy()]
+    assert options.vars(x, a, b).tolist() == by_division
+    assert options.args(x, float(a), float(b)).tolist() == by_product
+    channels = options.vars_per_channel(x[None], a.repeat(len(x)), b.repeat(len(x)))
+    assert channels[0].tolist() == (by_division if options.kernel == "1.15" else by_product)
 
 
 @pytest.mark.parametrize("shape", [(4,), (5, 4), (2, 3, 2, 4)])
 def test_tensorflow_channel_gradients(shape: tuple[int, ...]) -> None:
-    """Sums over all axes but the last, value by value."""
-    how = FakeQuant(5, True)
+    """The gradients of the ends are sums over all axes but the last."""
+    options = FakeQuant(5, True)
     x = (drawn(1, *shape) * 3).requires_grad_()
     low, high = (torch.tensor(v, requires_grad=True) for v in ([-1.0, -0.3, 0.0, -2.2], [1.0, 2.0, 0.0, 0.1]))
     grad = drawn(2, *shape)
-    how.vars_per_channel(x, low, high).backward(grad)
-    first, last, *_ = how.nudge(low.detach(), high.detach())
+    options.vars_per_channel(x, low, high).backward(grad)
+    first, last, *_ = options.nudge(low.detach(), high.detach())
     sums = np.zeros((3, 4))
     for index in np.ndindex(*shape):
         channel, v, g = index[-1], float(x.detach()[index]), float(grad[index])
@@ -168,14 +168,14 @@ def test_tensorflow_folding_step_by_step(index: int, delay: int, freeze: int | N
         torch.manual_seed(index)
         nn.init.uniform_(bn.weight, 0.5, 2)
         nn.init.uniform_(bn.bias)
-    how = FakeQuant(bits, True, "1.15")
+    options = FakeQuant(bits, True, "1.15")
     folded = FoldedLayer(
-        layer, bn, torch.relu, weight_quantizer=LastValueQuantize(how), schedule=Schedule(delay, freeze)
+        layer, bn, torch.relu, weight_quantizer=LastValueQuantize(options), schedule=Schedule(delay, freeze)
     )
     gamma, beta, eps, rate = bn.weight.detach(), bn.bias.detach(), bn.eps, bn.momentum
     mean, var = bn.running_mean.clone(), bn.running_var.clone()
     weight = layer.weight.detach()
-    lines = (-1,) + (1,) * (weight.ndim - 1)
+    weight_shape = (-1,) + (1,) * (weight.ndim - 1)
 
     def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(layer, nn.Linear):
@@ -189,17 +189,18 @@ def test_tensorflow_folding_step_by_step(index: int, delay: int, freeze: int | N
         mu, population, unbiased = y.mean(dims), y.var(dims, correction=0), y.var(dims)
         sigma_b, sigma_m = torch.sqrt(population + eps), torch.sqrt(var + eps)
         frozen = freeze is not None and step >= freeze
-        w = weight * (gamma / sigma_m).reshape(lines)
+        w = weight * (gamma / sigma_m).reshape(weight_shape)
         if step >= delay:
-            w = how.vars(w, w.min().clamp_max(0), w.max().clamp_min(0))
-        along = (1, -1) + (1,) * (y.ndim - 2)
+            w = options.vars(w, w.min().clamp_max(0), w.max().clamp_min(0))
+        output_shape = (1, -1) + (1,) * (y.ndim - 2)
         recip = torch.ones_like(sigma_m) if frozen else sigma_m / sigma_b
         offset = gamma * (mu / sigma_b - mean / sigma_m) if frozen else torch.zeros_like(mu)
         bias = 0 if layer.bias is None else layer.bias.detach()
-        # mu holds the layer's bias, which the folded layer has not
+        # mu includes the layer's bias, which the folded layer does not have
         centre = (mu - bias) * gamma / sigma_b
         offset = offset + (bias * gamma * (1 / sigma_m - 1 / sigma_b) if frozen else 0)
-        expected = torch.relu(run(x, w, None) * recip.reshape(along) + (offset + beta - centre).reshape(along))
+        shift = (offset + beta - centre).reshape(output_shape)
+        expected = torch.relu(run(x, w, None) * recip.reshape(output_shape) + shift)
         # a value at a tie of the weight's grid may round either way
         assert float(((folded(x) - expected).abs() > 1e-4).float().mean()) < 0.02
         if not frozen:
@@ -228,7 +229,7 @@ def test_dorefa_weights_and_activations(seed: int, bits: int, shape: tuple[int, 
 @settings(max_examples=40)
 @given(SEEDS, st.integers(1, 8), st.sampled_from([(4, 3), (2, 3, 2), (2, 2, 3, 2)]))
 def test_dorefa_gradients(seed: int, bits: int, shape: tuple[int, ...]) -> None:
-    """Example by example, with the noise that the generator gives."""
+    """Each example has its own scale, and the noise comes from the generator."""
     dr = drawn(seed, *shape).to(torch.float64)
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
     x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)

@@ -21,7 +21,7 @@ from hago.emulation.tensorflow.fake_quantize import (
 )
 from hago.errors import HagoError
 
-HOWS = st.builds(FakeQuant, st.integers(2, 16), st.booleans(), st.sampled_from(["2.15", "1.15"]))
+OPTIONS = st.builds(FakeQuant, st.integers(2, 16), st.booleans(), st.sampled_from(["2.15", "1.15"]))
 ENDS = st.tuples(st.floats(-100, 100, width=32), st.floats(0.0078125, 100, width=32)).map(lambda p: (p[0], p[0] + p[1]))
 
 
@@ -29,43 +29,45 @@ def ends_of(pair: tuple[float, float]) -> tuple[Tensor, Tensor]:
     return torch.tensor(pair[0]), torch.tensor(pair[1])
 
 
-@given(HOWS, ENDS)
-def test_zero_is_on_the_grid(how: FakeQuant, pair: tuple[float, float]) -> None:
+@given(OPTIONS, ENDS)
+def test_zero_is_on_the_grid(options: FakeQuant, pair: tuple[float, float]) -> None:
     low, high = ends_of(pair)
-    nudged_low, nudged_high, _, _ = how.nudge(low, high)
+    nudged_low, nudged_high, _, _ = options.nudge(low, high)
     assert nudged_low <= 0 <= nudged_high
-    assert how.vars(torch.zeros(3), low, high).abs().max() <= 1e-6 * (high - low)
+    assert options.vars(torch.zeros(3), low, high).abs().max() <= 1e-6 * (high - low)
 
 
-@given(HOWS, st.integers(-6, 6), st.data())
-def test_exact_grids_round_half_up(how: FakeQuant, exponent: int, data: st.DataObject) -> None:
-    """Where the scale is a power of two nothing is lost, so fractions must agree, ties included."""
-    zero = data.draw(st.integers(how.qmin, how.qmax))
+@given(OPTIONS, st.integers(-6, 6), st.data())
+def test_exact_grids_round_half_up(options: FakeQuant, exponent: int, data: st.DataObject) -> None:
+    """With a power-of-two scale everything is exact, so that fractions must agree, ties included."""
+    zero = data.draw(st.integers(options.qmin, options.qmax))
     scale = Fraction(2) ** exponent
-    low, high = (float((q - zero) * scale) for q in (how.qmin, how.qmax))
+    low, high = (float((q - zero) * scale) for q in (options.qmin, options.qmax))
     halves = data.draw(st.lists(st.integers(-(2**17), 2**17), min_size=1, max_size=20))
     values = [float(h * scale / 2) for h in halves]
     expected = []
     for v in values:
         q = math.floor(Fraction(v) / scale + zero + Fraction(1, 2))
-        expected.append(float((min(max(q, how.qmin), how.qmax) - zero) * scale))
+        expected.append(float((min(max(q, options.qmin), options.qmax) - zero) * scale))
     x = torch.tensor(values)
     channels = torch.full((len(values),), low), torch.full((len(values),), high)
-    assert how.vars(x, torch.tensor(low), torch.tensor(high)).tolist() == expected
-    assert how.args(x, low, high).tolist() == expected
-    assert how.vars_per_channel(x, *channels).tolist() == expected
+    assert options.vars(x, torch.tensor(low), torch.tensor(high)).tolist() == expected
+    assert options.args(x, low, high).tolist() == expected
+    assert options.vars_per_channel(x, *channels).tolist() == expected
 
 
-@given(HOWS, ENDS, st.lists(st.integers(-300, 300), min_size=1, max_size=12))
-def test_gradients_share_out_what_came(how: FakeQuant, pair: tuple[float, float], values: list[int]) -> None:
-    """Every finite value's gradient goes to x, low or high, whole, and to one of them."""
+@given(OPTIONS, ENDS, st.lists(st.integers(-300, 300), min_size=1, max_size=12))
+def test_gradients_go_to_the_value_or_to_an_end(
+    options: FakeQuant, pair: tuple[float, float], values: list[int]
+) -> None:
+    """The gradient of every finite value goes to exactly one of x, low and high."""
     low, high = (t.requires_grad_() for t in ends_of(pair))
     x = torch.tensor([float(v) for v in values], requires_grad=True)
     grad = torch.arange(1.0, len(values) + 1)
-    how.vars(x, low, high).backward(grad)
+    options.vars(x, low, high).backward(grad)
     assert x.grad is not None and low.grad is not None and high.grad is not None
     assert x.grad.sum() + low.grad + high.grad == grad.sum()
-    nudged_low, nudged_high, _, _ = how.nudge(low.detach(), high.detach())
+    nudged_low, nudged_high, _, _ = options.nudge(low.detach(), high.detach())
     inside = (x >= nudged_low) & (x <= nudged_high)
     assert torch.equal(x.grad, torch.where(inside, grad, 0.0))
     assert high.grad == grad[x > nudged_high].sum()
@@ -79,7 +81,7 @@ def test_channels_multiply_in_one_release_and_divide_in_the_other() -> None:
     low, high = torch.tensor([-1.37]), torch.tensor([0.77])
     x = (torch.arange(0, 255) + 0.5) * ((high - low) / 255) + FakeQuant().nudge(low, high)[0]
     new, old = FakeQuant(), FakeQuant(kernel="1.15")
-    by_channel = [how.vars_per_channel(x[None], low, high, 0) for how in (new, old)]
+    by_channel = [options.vars_per_channel(x[None], low, high, 0) for options in (new, old)]
     args = new.args(x, low.item(), high.item())
     assert torch.equal(by_channel[0][0], args) and torch.equal(by_channel[1][0], old.vars(x, low, high))
     assert not torch.equal(args, new.vars(x, low, high))
@@ -88,34 +90,34 @@ def test_channels_multiply_in_one_release_and_divide_in_the_other() -> None:
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("kernel", ["2.15", "1.15"])
 def test_channels_are_quantized_each_alone(kernel, axis: int) -> None:
-    how = FakeQuant(4, kernel=kernel)
+    options = FakeQuant(4, kernel=kernel)
     x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     size = x.shape[axis]
     low, high = torch.linspace(-1, -0.1, size).requires_grad_(), torch.linspace(0, 2, size).requires_grad_()
-    y = how.vars_per_channel(x, low, high, axis)
+    y = options.vars_per_channel(x, low, high, axis)
     y.sum().backward()
     assert low.grad is not None and high.grad is not None and x.grad is not None
     for i in range(size):
         part = x.detach().select(axis, i).clone().requires_grad_()
         one_low, one_high = low[i].detach().clone().requires_grad_(), high[i].detach().clone().requires_grad_()
-        one = how.vars(part, one_low, one_high)
+        one = options.vars(part, one_low, one_high)
         if kernel == "2.15":
-            one = how.args(part.detach(), one_low.item(), one_high.item())
+            one = options.args(part.detach(), one_low.item(), one_high.item())
         assert torch.allclose(one, y.select(axis, i), atol=1e-6)
-        how.vars(part, one_low, one_high).sum().backward()
+        options.vars(part, one_low, one_high).sum().backward()
         assert one_low.grad == low.grad[i] and one_high.grad == high.grad[i]
         assert torch.equal(part.grad, x.grad.select(axis, i))
 
 
 def test_kernels_differ_at_ties() -> None:
-    """Each of the four orders of operations is one of its own."""
+    """The four orders of operations differ from each other at ties."""
     differing = dict.fromkeys(itertools.combinations(range(4), 2), 0)
     for first, last in itertools.product([-1.37, -0.3, -5.1], [2.91, 0.77, 6.0]):
         low, high = torch.tensor(first), torch.tensor(last)
         scale = (high - low) / 255
         x = (torch.arange(0, 255) + 0.5) * scale + FakeQuant().nudge(low, high)[0]
-        hows = FakeQuant(), FakeQuant(kernel="1.15")
-        outputs = [h.vars(x, low, high) for h in hows] + [h.args(x, first, last) for h in hows]
+        kernels = FakeQuant(), FakeQuant(kernel="1.15")
+        outputs = [h.vars(x, low, high) for h in kernels] + [h.args(x, first, last) for h in kernels]
         steps = [torch.round(y / scale) for y in outputs]
         for i, j in differing:
             differing[i, j] += int((steps[i] != steps[j]).sum())
@@ -182,7 +184,7 @@ class TestObservers:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: FakeQuant(1), "1 bits; expected an integer from 2 to 16"),
         (lambda: FakeQuant(kernel="2.16"), "expected one of 2.15, 1.15"),  # type: ignore[arg-type]
@@ -198,6 +200,6 @@ class TestObservers:
         (lambda: LastValueQuantize(channels=2)(torch.zeros(3, 3)), "2 entries per channel"),
     ],
 )
-def test_bad_input_is_refused(wrong, said: str) -> None:
-    with pytest.raises(HagoError, match=said):
+def test_bad_input_is_refused(wrong, message: str) -> None:
+    with pytest.raises(HagoError, match=message):
         wrong()

@@ -1,4 +1,4 @@
-"""Folding a batch norm in training changes nothing but what is quantized."""
+"""FoldedLayer equals the layer and its batch norm without quantization, and else quantizes the deployed weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
 }
 
 
-def made(name: str, *, affine: bool = True) -> tuple[Any, Any, Tensor]:
+def layer_norm_and_input(name: str, *, affine: bool = True) -> tuple[Any, Any, Tensor]:
     """A float64 layer and its norm, both random, and an input."""
     make, norm, shape = LAYERS[name]
     g = torch.Generator().manual_seed(5)
@@ -39,7 +39,7 @@ def made(name: str, *, affine: bool = True) -> tuple[Any, Any, Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_unquantized_it_is_layer_then_norm(name: str, affine: bool) -> None:
     """Outputs, gradients, moving statistics, and eval."""
-    layer, bn, x = made(name, affine=affine)
+    layer, bn, x = layer_norm_and_input(name, affine=affine)
     folded = FoldedLayer(copy.deepcopy(layer), copy.deepcopy(bn), torch.relu)
     for _ in range(2):
         xs = [x.clone().requires_grad_() for _ in range(2)]
@@ -59,7 +59,7 @@ def test_unquantized_it_is_layer_then_norm(name: str, affine: bool) -> None:
 
 
 def test_gradients_by_finite_differences() -> None:
-    layer, bn, x = made("conv2d")
+    layer, bn, x = layer_norm_and_input("conv2d")
 
     def output(x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         folded = FoldedLayer(copy.deepcopy(layer), copy.deepcopy(bn))
@@ -75,7 +75,7 @@ def test_gradients_by_finite_differences() -> None:
 
 
 def quantized(schedule: Schedule | None = None, **more: Any) -> tuple[FoldedLayer, Tensor]:
-    layer, bn, x = made("conv2d")
+    layer, bn, x = layer_norm_and_input("conv2d")
     return FoldedLayer(
         layer.float(),
         bn.float(),
@@ -88,7 +88,7 @@ def quantized(schedule: Schedule | None = None, **more: Any) -> tuple[FoldedLaye
 
 
 def test_quantized_weights_are_those_of_the_deployed_layer() -> None:
-    """The weight that training sees is folded with the moving sigma, on the grid that eval will use."""
+    """The quantized weight in training is folded with the moving sigma, and on the grid that eval uses."""
     folded, x = quantized()
     assert folded.bn.running_var is not None
     sigma = torch.sqrt(folded.bn.running_var + folded.bn.eps)

@@ -1,4 +1,4 @@
-"""TensorFlow's insertion patterns on networks in torch: where the policy puts them, and where a Plan has them."""
+"""TensorFlow's insertion patterns on torch networks: the points of the policy, and those of a Plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hago.qat.prepare import prepare_qat
 
 
 class Pattern(nn.Module):
-    """A pattern's name read word by word, as in `insertion_graphs`: a layer, then what follows it."""
+    """The network of a pattern's name, whose words are a layer and the ops after it, as in `insertion_graphs`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Pattern(nn.Module):
         return y
 
 
-#: Of each pattern, what is fake-quantized beside the weight: the last part of its name, and the node.
+#: The fake quantizations of each pattern besides that of the weight: the last part of its name, and the node.
 EXPECTED = {
     "conv_relu": {("act_quant", "relu")},
     "conv_relu6": {("act_quant", "clamp")},
@@ -95,11 +95,11 @@ def sources(placement: Placement, role: str) -> set[str]:
 
 @pytest.mark.parametrize("pattern", EXPECTED)
 def test_the_policy_has_tensorflows_points(pattern: str) -> None:
-    """Those of the recorded graphs, on the values that their ops compute, and on all their readers."""
+    """The points are those of the recorded graphs, and each is on all edges of its value."""
     _, graph = imported(pattern)
     placed = place_policy("tensorflow", graph, load_hardware("tflite"))
-    found = {(p.name.rpartition("/")[2], p.source) for p in placed.points if p.role == "activation"}
-    assert found == EXPECTED[pattern]
+    activations = {(p.name.rpartition("/")[2], p.source) for p in placed.points if p.role == "activation"}
+    assert activations == EXPECTED[pattern]
     layers = {"a", "b"} if pattern == "concat_two" else {"a"}
     assert sources(placed, "weight") == {f"{n}.weight" for n in layers}
     assert all(set(p.edges) == set(graph.out_edges[p.source]) for p in placed.points)
@@ -118,7 +118,7 @@ def test_a_plan_for_chips_that_requantize_at_outputs_has_them_all(pattern: str) 
 @pytest.mark.parametrize("hardware", ["x86_vnni", "vta"])
 @pytest.mark.parametrize("pattern", ["conv_relu_postbypass", "conv_bypass_relu", "concat_two", "conv_sigmoid"])
 def test_a_plan_for_other_chips_has_those_that_integer_nodes_read(pattern: str, hardware: str) -> None:
-    """What the caller or a float node reads is the accumulator, which is exact: no integers are asked for there."""
+    """A value that only the caller or a float node reads is the accumulator, which is exact and not quantized."""
     model, graph = imported(pattern)
     placed = place_policy("tensorflow", graph, load_hardware(hardware))
     weights, values = quantized(model, graph, placed, hardware)
@@ -137,17 +137,19 @@ def test_a_plan_for_other_chips_has_those_that_integer_nodes_read(pattern: str, 
 
 
 def quantized(model: Pattern, graph: Graph, placed: Placement, hardware: str) -> tuple[set[str], set[str]]:
-    """The constants and the values (but inputs) that have a range of their own in the Plan of `prepare_qat`; a value
-    that is moved, or cut off, before it is stored is the one that the policy quantizes there."""
+    """The constants and the values, without inputs, that have a range in the Plan of `prepare_qat`.
+
+    For a value that is moved or clipped before it is quantized, the value that the policy quantizes is returned.
+    """
     trained = prepare_qat(model, hardware, dataset=[model.example()], policy="tensorflow", estimator="max_range")
     ranged = {g.source for g in trained.space.groups.values()}
     weights = {s for s in ranged if graph[s].op == CONST}
-    values = {made for name in ranged - weights - set(graph.inputs) for made in _made_of(graph, placed, name)}
+    values = {value for name in ranged - weights - set(graph.inputs) for value in _components_of(graph, placed, name)}
     return weights, values
 
 
-def _made_of(graph: Graph, placed: Placement, name: str) -> set[str]:
-    """The values that one consists of: operands of a concatenation share a range."""
+def _components_of(graph: Graph, placed: Placement, name: str) -> set[str]:
+    """The values of which a value consists, because the operands of a concatenation share a range."""
     if name in sources(placed, "activation") or graph[name].op not in MOVES | {"relu", "clamp", "concat"}:
         return {name}
-    return {made for source in graph[name].inputs for made in _made_of(graph, placed, source)}
+    return {value for source in graph[name].inputs for value in _components_of(graph, placed, source)}

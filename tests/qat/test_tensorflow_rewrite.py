@@ -1,4 +1,4 @@
-"""Where contrib.quantize puts fake quantization: its patterns, one graph each, and what holds for all graphs."""
+"""The insertion points of contrib.quantize: a graph for each of its patterns, and laws for all graphs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .insertion_graphs import Drawing, named
 
 def points(ops: list[Op], **options: object) -> set[str]:
     """Fake quantizations as `name <- producer -> consumers`."""
-    made = quantize_ops(ops, **options).fake_quants  # type: ignore[arg-type]
-    assert len({q.name for q in made}) == len(made)
-    return {f"{q.name} <- {q.producer} -> {','.join(q.consumers)}" for q in made}
+    inserted = quantize_ops(ops, **options).fake_quants  # type: ignore[arg-type]
+    assert len({q.name for q in inserted}) == len(inserted)
+    return {f"{q.name} <- {q.producer} -> {','.join(q.consumers)}" for q in inserted}
 
 
 WEIGHT = "a/weights_quant <- a/weights/read -> a/Conv2D"
@@ -56,7 +56,7 @@ def test_patterns(pattern: str) -> None:
 
 
 def test_a_bypass_that_nothing_follows_is_quantized_itself() -> None:
-    """The add is the end of the match; the layer's own bias is what the match starts from."""
+    """The bias of the layer is quantized as its end, and the add as a sum of quantized tensors."""
     drawing = Drawing()
     x = drawing.op("x", "Placeholder")
     y = drawing.layer("conv", "s/a", x)
@@ -208,18 +208,18 @@ def graphs(draw: st.DrawFn) -> list[Op]:
         kind = draw(st.sampled_from(["conv", "matmul", "depthwise", "norm", "join", "Relu", "Identity", "MaxPool"]))
         if kind in ("conv", "matmul", "depthwise"):
             weight = draw(st.sampled_from([*weights, None]))
-            made = drawing.layer(kind, scope, first, bias=draw(st.booleans()), weight=weight)
+            inserted = drawing.layer(kind, scope, first, bias=draw(st.booleans()), weight=weight)
             weights += [op.inputs[1] for op in drawing.ops if op.name.startswith(f"{scope}/") and len(op.inputs) == 2][
                 :1
             ]
         elif kind == "norm":
             y = drawing.layer("conv", scope, first, bias=False)
-            made = (drawing.fused_norm if draw(st.booleans()) else drawing.unfused_norm)(scope, y)
+            inserted = (drawing.fused_norm if draw(st.booleans()) else drawing.unfused_norm)(scope, y)
         elif kind == "join":
-            made = drawing.op(f"{scope}/join", draw(st.sampled_from(["Add", "AddV2", "Mul"])), first, second)
+            inserted = drawing.op(f"{scope}/join", draw(st.sampled_from(["Add", "AddV2", "Mul"])), first, second)
         else:
-            made = drawing.op(f"{scope}/{kind}", kind, first)
-        values.append(made)
+            inserted = drawing.op(f"{scope}/{kind}", kind, first)
+        values.append(inserted)
     return drawing.ops
 
 
@@ -240,11 +240,11 @@ def test_nothing_is_quantized_twice_and_a_second_rewrite_changes_nothing(ops: li
 def test_what_reads_a_quantized_tensor_reads_its_fake_quantization(ops: list[Op]) -> None:
     rewritten = quantize_ops(ops)
     by_name = {op.name: op for op in rewritten.ops}
-    for made in rewritten.fake_quants:
-        fake = f"{made.name}/{FAKE_QUANT}"
-        readers = {op.name for op in rewritten.ops if made.producer in op.inputs}
-        assert readers == {fake} and by_name[fake].inputs == (made.producer,)
-        assert all(fake in by_name[name].inputs for name in made.consumers)
+    for inserted in rewritten.fake_quants:
+        fake = f"{inserted.name}/{FAKE_QUANT}"
+        readers = {op.name for op in rewritten.ops if inserted.producer in op.inputs}
+        assert readers == {fake} and by_name[fake].inputs == (inserted.producer,)
+        assert all(fake in by_name[name].inputs for name in inserted.consumers)
     bare = {op.name: op.type for op in rewritten.ops if op.type != FAKE_QUANT}
     assert all(bare[op.name] == op.type for op in ops)
 

@@ -1,4 +1,4 @@
-"""TPU-MLIR's fake quantization is its cast there and back, with a gradient where nothing saturates."""
+"""TPU-MLIR's fake quantization is its cast to integers and back, with a gradient where nothing saturates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trained weights back in the user's own module, and the command line that writes them."""
+"""The trained weights as a state dict of the user's module, and the command line that writes them."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Odd(nn.Module):
 
 
 def trained(model: nn.Module, data: Tensor) -> Any:
-    made = prepare_qat(model, "x86_vnni", dataset=[data]).train()
-    made(data).square().mean().backward()
-    torch.optim.SGD(made.parameters(), 0.02).step()
-    return made
+    qat_model = prepare_qat(model, "x86_vnni", dataset=[data]).train()
+    qat_model(data).square().mean().backward()
+    torch.optim.SGD(qat_model.parameters(), 0.02).step()
+    return qat_model
 
 
 @pytest.mark.parametrize("model", [Odd(), ResNet((4, 8), 1)])
-def test_the_users_module_holds_what_was_trained(model: nn.Module) -> None:
+def test_the_users_module_with_the_trained_state_is_the_trained_model(model: nn.Module) -> None:
     model = randomized(model)
     data = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    made = trained(model, data)
-    quantizer = from_qat(made)
+    qat_model = trained(model, data)
+    quantizer = from_qat(qat_model)
     state = trained_state(model, quantizer.plan.graph)
     assert state.keys() == model.state_dict().keys()
     model.load_state_dict(state)
     again = hago.create_quantizer(model, "x86_vnni", quantizer.strategy)
-    assert torch.equal(again.quantize()(data), made.eval()(data))
+    assert torch.equal(again.quantize()(data), qat_model.eval()(data))
 
 
 class Shared(nn.Module):
@@ -63,7 +63,7 @@ class Shared(nn.Module):
         return self.two(self.conv(self.one(self.conv(x))))
 
 
-def test_weights_that_were_shared_and_are_no_more_are_refused() -> None:
+def test_shared_weights_that_were_trained_separately_are_refused() -> None:
     model, data = randomized(Shared()), torch.randn(4, 3, 8, 8)
     with pytest.raises(HagoError, match=r"cannot hold the trained weights"):
         trained_state(model, from_qat(trained(model, data)).plan.graph)
@@ -95,7 +95,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_search_ends_with_training(tmp_path: Path) -> None:
-    """The strategy returned is for the weights that were written, and no worse than what was found."""
+    """The returned strategy is for the weights that were written, and no worse than that of the search."""
     pytest.importorskip("safetensors")
     from hago.graph.model_source import read_weights
 

@@ -1,4 +1,4 @@
-"""Training with the Plan in the forward pass: what is trained is what is shipped, on random networks and hardware."""
+"""Training with the Plan in the forward pass: the trained model is the shipped one, on random networks and hardware."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from hago.qat.scheme import TRAINING_SCHEMES
 from hago.search.prepare import QuantizationOptions, make_strategy, prepare
 
 
-def outputs(found: Any) -> list[Tensor]:
-    return list(found) if isinstance(found, (tuple, list)) else [found]
+def outputs(returned: Any) -> list[Tensor]:
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -49,8 +49,8 @@ def in_training(seed: int, name: str, scheme: str) -> tuple[QatModel, list[Tenso
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
-    """In training the forward pass is the simulation, before a step and after one; so is the integer model."""
+def test_the_trained_model_is_the_shipped_one(seed: int) -> None:
+    """The forward pass in training, the simulation and the integer model are equal, before and after a step."""
     rng = random.Random(seed)
     scheme = rng.choice(sorted(TRAINING_SCHEMES))
     name = rng.choice(sorted(EVERY))
@@ -60,14 +60,14 @@ def test_what_is_trained_is_what_is_shipped(seed: int) -> None:
         assert "cannot hold DoReFa's weights" in str(error) or "DoReFa's grid needs one number" in str(error)
         trained, inputs = in_training(seed, name, "hago")
     for _ in range(2):
-        trained.train()(*inputs)  # ranges take in the inputs
+        trained.train()(*inputs)  # updates the ranges with the inputs
         trained.observe(False)
-        found = trained(*inputs)
-        assert equal(found, trained.eval()(*inputs)), (seed, scheme)
+        output = trained(*inputs)
+        assert equal(output, trained.eval()(*inputs)), (seed, scheme)
         quantizer = from_qat(trained)
-        assert equal(found, quantizer.simulate()(*inputs)) and equal(found, quantizer.quantize()(*inputs))
+        assert equal(output, quantizer.simulate()(*inputs)) and equal(output, quantizer.quantize()(*inputs))
         trained.observe(True)
-        loss = torch.stack([o.square().mean() for o in outputs(found)]).sum()
+        loss = torch.stack([o.square().mean() for o in outputs(output)]).sum()
         if not loss.requires_grad:  # no constant before the output, or a comparison between
             return
         loss.backward()
@@ -81,31 +81,31 @@ def test_training_without_quantization_is_float_training(seed: int) -> None:
     trained, inputs = in_training(seed, "x86_vnni", "lsq")
     trained.quantizing = False
     expected = run_real(trained.graph, inputs)
-    for found in (trained(*inputs), trained.eval()(*inputs)):
-        for a, b in zip(outputs(found), outputs(expected), strict=True):
-            # torch's kernels of some CPUs add in another order where weights are trained
+    for output in (trained(*inputs), trained.eval()(*inputs)):
+        for a, b in zip(outputs(output), outputs(expected), strict=True):
+            # on some CPUs torch's kernels sum in another order if weights are trained
             torch.testing.assert_close(a, b, rtol=0.0, atol=1e-5 * max(1.0, float(b.abs().max())))
 
 
 # ---------------------------------------------------------------- gradients
-@pytest.mark.parametrize("scheme", sorted(set(TRAINING_SCHEMES) - {"dorefa"}))  # which squashes its weights
+@pytest.mark.parametrize("scheme", sorted(set(TRAINING_SCHEMES) - {"dorefa"}))  # dorefa squashes its weights
 def test_gradients_at_8_bits_are_nearly_those_of_the_float_model(scheme: str) -> None:
     model, data = (
         randomized(Small()),
         [torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))],
     )
     trained = prepare_qat(model, "x86_vnni", dataset=data, scheme=scheme, estimator="max_range").train()
-    found = {}
+    gradients = {}
     for quantizing in (False, True):
         trained.quantizing = quantizing
         trained.zero_grad()
         trained(data[0]).square().mean().backward()
-        found[quantizing] = {n: p.grad.clone() for n, p in trained.named_parameters() if n[0] != "r"}
-    assert len(found[True]) == (6 if TRAINING_SCHEMES[scheme].norms == "frozen" else 8)  # with gamma and beta
-    for name, grad in found[True].items():
-        if name == "norms.stem/0.bias":  # a batch norm takes it out again
+        gradients[quantizing] = {n: p.grad.clone() for n, p in trained.named_parameters() if n[0] != "r"}
+    assert len(gradients[True]) == (6 if TRAINING_SCHEMES[scheme].norms == "frozen" else 8)  # with gamma and beta
+    for name, grad in gradients[True].items():
+        if name == "norms.stem/0.bias":  # without effect, because a batch norm subtracts it again
             continue
-        assert torch.cosine_similarity(grad.flatten(), found[False][name].flatten(), 0) > 0.95, name
+        assert torch.cosine_similarity(grad.flatten(), gradients[False][name].flatten(), 0) > 0.95, name
     if TRAINING_SCHEMES[scheme].activation.learned:
         assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.ranges.parameters())
         assert any(p.grad.abs().sum() > 0 for p in trained.ranges.parameters())
@@ -152,7 +152,7 @@ def test_the_model_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
-def test_a_state_dict_carries_all_that_was_trained(scheme: str) -> None:
+def test_a_state_dict_holds_the_whole_state_of_training(scheme: str) -> None:
     model, data = randomized(Small()), data_of()
     strategy = hago.quantize(model, "x86_vnni", data).strategy
     one, other = (prepare_qat(model, "x86_vnni", strategy, scheme=scheme).train() for _ in range(2))
@@ -172,7 +172,7 @@ def test_eval_sees_every_change_of_the_weights() -> None:
     trained = prepare_qat(randomized(Small()), "x86_vnni", dataset=data_of()).eval()
     before = trained(data_of()[0])
     assert equal(before, trained(data_of()[0]))
-    next(trained.weights.parameters()).data.mul_(3.0)  # which counts no version
+    next(trained.weights.parameters()).data.mul_(3.0)  # through .data, which does not change the version
     assert not equal(before, trained(data_of()[0]))
 
 
@@ -184,8 +184,8 @@ def test_bfloat16_autocast_trains() -> None:
     losses = []
     for _ in range(20):
         with torch.autocast("cpu", torch.bfloat16):
-            found = trained(data[0])
-        loss = (found.float() - reference).square().mean()
+            output = trained(data[0])
+        loss = (output.float() - reference).square().mean()
         step.zero_grad()
         loss.backward()
         step.step()
@@ -196,7 +196,7 @@ def test_bfloat16_autocast_trains() -> None:
 
 # ---------------------------------------------------------------- distributed
 def test_distributed_data_parallel_trains_as_one(tmp_path: Path) -> None:
-    """One process in a gloo group: the gradients are those without it, and what is inside is shipped."""
+    """One process in a gloo group has the gradients of training without it, and the wrapped model can be shipped."""
     distributed = torch.distributed
     if not distributed.is_available() or distributed.is_initialized():
         pytest.skip("needs a process group of its own")
@@ -206,9 +206,9 @@ def test_distributed_data_parallel_trains_as_one(tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         together = nn.parallel.DistributedDataParallel(inner)
-        for made in (alone, together):
-            made(data[0]).square().mean().backward()
-            torch.optim.SGD(made.parameters(), 0.01).step()
+        for model_in_training in (alone, together):
+            model_in_training(data[0]).square().mean().backward()
+            torch.optim.SGD(model_in_training.parameters(), 0.01).step()
     finally:
         distributed.destroy_process_group()
     assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), inner.parameters(), strict=True))
@@ -216,31 +216,22 @@ def test_distributed_data_parallel_trains_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["tflite", "dequantize"])
-def test_ops_that_go_to_the_output_by_themselves(form: str) -> None:
-    """Forms of add: their own integers forward, the real op's gradient backward."""
-    how = {
+def test_ops_that_requantize_their_own_output(form: str) -> None:
+    """Such forms of add compute their integers forward, and have the gradient of the float op."""
+    requantize = {
         "tflite": Requantize("multiplier_shift", "half_away", two_stage=True),
         "dequantize": Requantize("float32"),
     }
-    chip = Chip(at="output", scheme="affine", requantize=how[form]).hardware()
+    chip = Chip(at="output", scheme="affine", requantize=requantize[form]).hardware()
     chip = replace(chip, ops={**chip.ops, "add": (replace(chip.ops["add"][0], form=form),)})
     trained = prepare_qat(randomized(Small()), chip, dataset=data_of(), scheme="lsq").train()
-    found = trained(data_of()[0])
-    assert equal(found, trained.eval()(data_of()[0]))
+    output = trained(data_of()[0])
+    assert equal(output, trained.eval()(data_of()[0]))
     trained.train()(data_of()[0]).square().mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained.weights.parameters())
 
 
 # ---------------------------------------------------------------- bad input
-def test_pending_gradients_are_refused() -> None:
-    model = randomized(Small())
-    model(data_of()[0]).sum().backward()
-    with pytest.raises(HagoError, match="holds a gradient that no optimizer step has used"):
-        prepare_qat(model, "x86_vnni", dataset=data_of())
-    model.zero_grad()
-    prepare_qat(model, "x86_vnni", dataset=data_of())
-
-
 def test_bad_input_is_refused_by_name() -> None:
     model = randomized(Small())
     with pytest.raises(HagoError, match="needs a strategy, or a data set"):

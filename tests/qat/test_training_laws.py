@@ -95,13 +95,13 @@ def test_simulation_is_the_integer_model_after_training(scheme: str, network: st
     for seed in range(2):
         step(trained.train(), images(seed=seed))
     quantizer = from_qat(trained)
-    found = trained.eval()(images(seed=9))
-    assert not torch.equal(found, before)
+    output = trained.eval()(images(seed=9))
+    assert not torch.equal(output, before)
     assert compare_plan_exactly(quantizer.plan, [images(seed=9)]).same
-    assert torch.equal(found, quantizer.quantize()(images(seed=9)))
+    assert torch.equal(output, quantizer.quantize()(images(seed=9)))
     trained.train().observe(False)
     trained.freeze_norms()
-    assert torch.equal(trained(images(seed=9)), found)
+    assert torch.equal(trained(images(seed=9)), output)
 
 
 @pytest.mark.parametrize(
@@ -125,45 +125,45 @@ def test_onnx_of_a_trained_model_is_its_integer_model(scheme: str, hardware: str
     quantizer = from_qat(trained)
     quantizer.export_onnx(tmp_path / "net.onnx", form=form)
     assert (tmp_path / "net.onnx").stat().st_size > 0
-    found = check_onnx(make_onnx(quantizer.plan, form), quantizer.plan, [[images(seed=9)]])
-    assert found.same and found.compared > 0, str(found)
+    check = check_onnx(make_onnx(quantizer.plan, form), quantizer.plan, [[images(seed=9)]])
+    assert check.same and check.compared > 0, str(check)
 
 
 # ---------------------------------------------------------------- an ordinary nn.Module
 @pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_a_copy_trains_on_its_own(scheme: str) -> None:
-    """Of a model in the middle of training, batch norms, observers and all."""
+    """A copy in the middle of training has its own batch norms and observers."""
     one = prepared("conv", scheme)
     step(one, images())
-    other, kept = copy.deepcopy(one), {n: t.clone() for n, t in one.state_dict().items()}
+    other, before = copy.deepcopy(one), {n: t.clone() for n, t in one.state_dict().items()}
     step(other, images(seed=2))
-    assert all(torch.equal(t, kept[n]) for n, t in one.state_dict().items())
+    assert all(torch.equal(t, before[n]) for n, t in one.state_dict().items())
     step(one, images(seed=2))
-    found = one.state_dict()
-    assert all(torch.equal(t, found[n]) for n, t in other.state_dict().items())
+    state = one.state_dict()
+    assert all(torch.equal(t, state[n]) for n, t in other.state_dict().items())
 
 
 @pytest.mark.parametrize("scheme", ["tensorflow", "oneflow", "pytorch"])
 def test_eval_and_frozen_observers_change_nothing(scheme: str) -> None:
     trained = prepared("conv", scheme)
     step(trained, images())
-    kept = {n: t.clone() for n, t in trained.state_dict().items()}
+    before = {n: t.clone() for n, t in trained.state_dict().items()}
     first = trained.eval()(images(seed=5) * 10)
     assert torch.equal(first, trained(images(seed=5) * 10))
-    assert all(torch.equal(t, kept[n]) for n, t in trained.state_dict().items())
+    assert all(torch.equal(t, before[n]) for n, t in trained.state_dict().items())
     trained.train().observe(False)
     trained.freeze_norms()
     trained(images(seed=5) * 10)
-    changed = {n for n, t in trained.state_dict().items() if not torch.equal(t, kept[n])}
+    changed = {n for n, t in trained.state_dict().items() if not torch.equal(t, before[n])}
     assert {n for n in changed if n.startswith("ranges.")} <= {n for n in changed if "weight" in n}
     assert not {n for n in changed if n.startswith("norms.")}
     trained.observe(True)
     trained(images(seed=5) * 10)
-    assert {n for n, t in trained.state_dict().items() if not torch.equal(t, kept[n]) and n.startswith("ranges.")}
+    assert {n for n, t in trained.state_dict().items() if not torch.equal(t, before[n]) and n.startswith("ranges.")}
 
 
 @pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
-def test_bfloat16_autocast_trains_what_is_shipped(scheme: str) -> None:
+def test_a_model_trained_with_bfloat16_autocast_is_exact(scheme: str) -> None:
     trained = prepared("conv", scheme)
     for seed in range(2):
         trained.zero_grad()
@@ -211,16 +211,18 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    """Half of every batch each: ranks agree to the bit on weights and ranges. Where nothing is observed, they do
-    what one process does on whole batches; observers are those of the first rank."""
+    """Two ranks with half of every batch each agree on weights and ranges bit for bit.
+
+    Without observers they train as one process does on whole batches; with observers, those of the first rank count.
+    """
     if not torch.distributed.is_available():
         pytest.skip("torch without distributed")
     tests = Path(__file__).parents[1]
     places = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-3000:]
     for scheme in ("lsq", "pytorch"):
         one, other = (torch.load(tmp_path / f"{scheme}-{rank}.pt", weights_only=True) for rank in range(2))
         assert one.keys() == other.keys()
@@ -234,9 +236,9 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
         alone.zero_grad()
         alone(torch.cat([images(seed=seed)[rank::2] for rank in range(2)])).square().mean().backward()
         torch.optim.SGD(alone.parameters(), 0.02).step()
-    found = torch.load(tmp_path / "lsq-0.pt", weights_only=True)
+    together = torch.load(tmp_path / "lsq-0.pt", weights_only=True)
     for name, value in alone.state_dict().items():
-        assert torch.allclose(value.double(), found[name].double(), atol=1e-6), name
+        assert torch.allclose(value.double(), together[name].double(), atol=1e-6), name
 
 
 # ---------------------------------------------------------------- bad input
@@ -255,7 +257,7 @@ def test_a_model_in_the_middle_of_a_step_is_refused() -> None:
 
 @pytest.mark.parametrize("scheme", sorted(TRAINING_SCHEMES))
 def test_one_sample_under_a_batch_norm(scheme: str) -> None:
-    """One value per channel is refused where the batch's statistics are used, and trains where they are not."""
+    """One value per channel is refused if the statistics of the batch are used, and trains otherwise."""
     trained = prepared("linear", scheme)
     if TRAINING_SCHEMES[scheme].norms == "frozen":
         step(trained, images(1))
@@ -267,7 +269,7 @@ def test_one_sample_under_a_batch_norm(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["lsq", "tensorflow", "oneflow", "pytorch"])
 def test_nan_and_infinity_in_the_data(scheme: str) -> None:
-    """NaN is refused at the input; what observes refuses infinity, what does not clips it."""
+    """NaN is refused at the input; infinity is refused by observers, and clipped without."""
     trained = prepared("residual", scheme)
     x = images()
     x[0, 0, 0, 0] = math.nan
@@ -284,8 +286,8 @@ def test_nan_and_infinity_in_the_data(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["tensorflow", "oneflow", "pytorch"])
-def test_an_observer_that_saw_nothing_leaves_the_range_where_it_started(scheme: str) -> None:
-    """Observers start from the strategy's ranges: in eval, frozen, or before the first batch there is no other."""
+def test_without_a_batch_observed_ranges_are_those_of_the_strategy(scheme: str) -> None:
+    """Observed ranges start from those of the strategy, which eval uses before the first batch."""
     trained = prepared("conv", scheme)
     quantizer = from_qat(trained)
     model, strategy = started("conv")

@@ -11,7 +11,7 @@ import hago
 from hago.hardware.hardware import Hardware
 
 DATA = [(images(8, 1, 8, 8),)]
-SOLELY = chip(INT4)
+WEIGHT_ONLY = chip(INT4)
 
 
 def start(hardware: Hardware, keep_float: tuple[str, ...] = ()) -> tuple[torch.nn.Module, hago.Quantizer]:
@@ -22,17 +22,19 @@ def start(hardware: Hardware, keep_float: tuple[str, ...] = ()) -> tuple[torch.n
 def trained(
     model: torch.nn.Module, hardware: Hardware, first: hago.Quantizer, scheme: str, norms: str | None
 ) -> object:
-    made = hago.prepare_qat(model, hardware, first.strategy, scheme=scheme, norms=norms, example_inputs=DATA[0])
-    assert made.eval()(*DATA[0]).equal(first.simulate()(*DATA[0]))
-    made.train()
-    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+    qat_model = hago.prepare_qat(model, hardware, first.strategy, scheme=scheme, norms=norms, example_inputs=DATA[0])
+    assert qat_model.eval()(*DATA[0]).equal(first.simulate()(*DATA[0]))
+    qat_model.train()
+    optimizer = torch.optim.SGD(qat_model.parameters(), lr=1e-3)
     goal = model(*DATA[0]).detach()
     for _ in range(2):
         optimizer.zero_grad()
-        (made(*DATA[0]) - goal).square().mean().backward()
+        (qat_model(*DATA[0]) - goal).square().mean().backward()
         optimizer.step()
-    assert all(p.grad is not None and bool(p.grad.abs().sum()) for n, p in made.named_parameters() if "weight" in n)
-    return made.eval()
+    assert all(
+        p.grad is not None and bool(p.grad.abs().sum()) for n, p in qat_model.named_parameters() if "weight" in n
+    )
+    return qat_model.eval()
 
 
 @pytest.mark.parametrize(
@@ -46,17 +48,17 @@ def trained(
         ("nudged", None),
     ],
 )
-def test_what_is_trained_is_what_is_shipped(scheme: str, norms: str | None) -> None:
-    model, first = start(SOLELY)
+def test_the_trained_model_is_the_shipped_one(scheme: str, norms: str | None) -> None:
+    model, first = start(WEIGHT_ONLY)
     assert first.plan.weights and not first.plan.nodes
-    made = trained(model, SOLELY, first, scheme, norms)
-    shipped = hago.from_qat(made)
+    qat_model = trained(model, WEIGHT_ONLY, first, scheme, norms)
+    shipped = hago.from_qat(qat_model)
     outputs = [
         shipped.simulate()(*DATA[0]),
         shipped.quantize()(*DATA[0]),
         shipped.quantize(engine="reference")(*DATA[0]),
     ]
-    assert all(o.equal(made(*DATA[0])) for o in outputs)
+    assert all(o.equal(qat_model(*DATA[0])) for o in outputs)
     assert not outputs[0].equal(first.simulate()(*DATA[0]))
 
 
@@ -64,14 +66,14 @@ def test_a_layer_among_integer_ones() -> None:
     hardware = chip(MAC, REAL, INT4)
     model, first = start(hardware, ("fc:0",))
     assert [e.dst for e in first.plan.weights] == ["fc"] and first.plan.nodes
-    made = trained(model, hardware, first, "lsq", None)
-    assert hago.from_qat(made).quantize()(*DATA[0]).equal(made(*DATA[0]))
+    qat_model = trained(model, hardware, first, "lsq", None)
+    assert hago.from_qat(qat_model).quantize()(*DATA[0]).equal(qat_model(*DATA[0]))
 
 
 def test_fine_tuning_recovers_four_bits() -> None:
     hardware, data = chip(INT4, INT8), [(images(48, 1, 8, 8),)]
     model = randomized(Small()).eval()
     fixed = hago.quantize(model, hardware, data, fix_bits={"*:1": 4}, estimator="max_range")
-    found = hago.finetune(model, hardware, fixed.strategy, data, steps=30, batch_size=16, progress=False)
-    assert found.kept and found.after["sqnr"] > found.before["sqnr"] + 1
-    assert {w.qparams.dtype.name for w in found.quantizer.plan.weights.values()} == {"int4"}
+    tuned = hago.finetune(model, hardware, fixed.strategy, data, steps=30, batch_size=16, progress=False)
+    assert tuned.kept and tuned.after["sqnr"] > tuned.before["sqnr"] + 1
+    assert {w.qparams.dtype.name for w in tuned.quantizer.plan.weights.values()} == {"int4"}

@@ -1,4 +1,4 @@
-"""Conformance vectors: reading them, and judging what a quantizer gave against what is expected."""
+"""Conformance vectors: a reader, and the comparison of a quantizer's results with the expected ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEMS = ("oneflow", "tensorflow", "dorefa", "pytorch")
 
 @dataclass(frozen=True)
 class Vector:
-    """One case: what went in and what an original implementation gave."""
+    """One case: inputs, and the results of the original implementation."""
 
     id: str
     system: str
