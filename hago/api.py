@@ -1,4 +1,4 @@
-"""The functions that users call. Each hands its arguments to the packages below, and decides nothing itself."""
+"""The functions that users call. Each passes its arguments to the packages below and holds no logic of its own."""
 
 from __future__ import annotations
 
@@ -75,75 +75,75 @@ def search_quantize_strategy(
     search_topology: bool | None = None,
     finetune: Mapping[str, Any] | None = None,
 ) -> tuple[Strategy, SearchScore]:
-    """Search for the best strategy.
+    """Search for the bits and thresholds that quantize a model best on a piece of hardware.
 
     Args:
         model: an nn.Module in eval mode, an ExportedProgram, or a Graph.
-        hardware: a Hardware, a name in hardware_specs, or a path.
+        hardware: a Hardware, a name in `available_hardware()`, or the path of a hardware file.
         dataset: an iterable of batches: tensors, tuples, (inputs, labels) or dicts.
-        searcher: auto (limited where a cost is minimised or limited below that of the most bits, else
-            gradient), gradient (thresholds refined by a few gradient passes, then few evaluations), limited
-            (thresholds of all choices refined in one pass, then few evaluations where the limits are), greedy,
-            annealing, random, exhaustive, default (the start alone), sensitivity (guided by one pass over the
-            data) or pareto (guided too, thresholds refined as for limited; docs/design.md),
-            each with options where wanted ("greedy:tolerance=0.1"), or an object with `ask` and `tell`; a
-            function of (space, start, seed) makes one for this search.
-        estimator: of thresholds, e.g. "mse" or "percentile:99.9", which no searcher then refines; "dorefa" and
-            "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.
-        objective: what is maximised: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
-            function of (reference outputs, outputs, labels).
-        budget: "200 trials", "10m", "50 forwards", a number of trials, or None for as long as the
-            searcher goes.
-        seed: of all randomness.
-        log: a path for the JSON lines; a log that stands there is continued if `resume`.
-        progress: show a bar on a terminal.
-        keep_float: shell patterns over nodes that stay float, or edges whose values do (`fc:0`: the data of
-            fc, whose weight may still be quantized), or a policy (`policy:dorefa`).
-        fix_bits: bits by shell pattern over edges or nodes.
-        thresholds: of nodes, instead of the estimator's: the (low, high) that their integers should stand for,
-            by name, or the path of a TPU-MLIR calibration table. Nodes without one are estimated;
-            `made_by["estimated"]` of the strategy names them.
-        modes: of nodes: F32, F16 and BF16 keep one float, INT8, INT4 and W4INT8 fix the bits of what it
-            reads; by name, or the path of a TPU-MLIR quantize table.
-        held_out: further batches that the best strategy is reported on.
-        save: a path that always holds the best strategy so far.
-        allow_overflow: return a strategy that overflowed on the data if none did not.
-        maximize: the same as `objective`.
-        minimize: a cost to make least instead, e.g. "cycles" or "weight_bytes"; ties go to the objective.
-        keep: limits on measures, e.g. "agreement >= 99 %" or ["accuracy >= 0.9", "sqnr >= 20 dB"].
-        budget_cost: limits on costs, e.g. "weight_bytes <= 4 MB, cycles <= 2M"; docs/cost.md has them all.
-        executor: where the points that a searcher asks together are scored: "processes:8", "threads:4",
-            "dask://host:port", or any concurrent.futures.Executor. It changes no line of the log.
-        cache_bytes: how much of earlier trials each process keeps, so that a trial computes only what its
-            changed edges can reach; by default a quarter of the free memory, and never so much that the
-            machine would swap.
-        front: a path that always holds the points that none beats in both the objective and a cost: the first
-            that the goal names, else weight_bytes.
-        reuse: logs of other searches for this model, hardware and data, by any searcher and for any goal: an
-            equal Plan that stands there is not evaluated again.
-        search_topology: whether nodes that the hardware takes in integers and in float may be either; by
-            default where a cost is in use that knows what float takes: bops, cycles, latency or energy.
-        race: give a point up once its samples say that it is worse than the best so far. A number is the
-            probability at most with which one that is not is given up, 0.01 for True; see `hago.search.racing`. The
-            best is always measured on all samples.
+        searcher: the name of a searcher, which may have options ("greedy:tolerance=0.1"); an object with `ask` and
+            `tell`; or a function of (space, start, seed) that makes such an object. The names are:
 
+            - auto: limited if a cost is minimized or limited below the cost of the most bits, else gradient;
+            - gradient: refines thresholds in a few gradient passes, then evaluates few points;
+            - limited: refines the thresholds of all choices in one pass, then evaluates few points near the limits;
+            - sensitivity: is guided by one pass over the data;
+            - pareto: is guided as well, with thresholds refined as for limited (docs/design.md);
+            - greedy, annealing, random, exhaustive: evaluate points without such guidance;
+            - default: evaluates the start alone.
+        estimator: estimates thresholds, e.g. "mse" or "percentile:99.9"; if it is given, no searcher refines them.
+            "dorefa" and "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.
+        objective: the measure to maximize: sqnr, kl, mse, cosine, agreement, accuracy (with labels), or a
+            function of (reference outputs, outputs, labels).
+        budget: "200 trials", "10m", "50 forwards", a number of trials, or None to stop when the searcher is done.
+        seed: the seed of all randomness.
+        log: the path of the log, in JSON lines. If the file exists and `resume` is true, the search continues from it.
+        progress: whether to show a progress bar on a terminal.
+        keep_float: shell patterns of nodes that stay float, or of edges whose values do (`fc:0`: the data of
+            fc, whose weight may still be quantized), or a policy (`policy:dorefa`).
+        fix_bits: bits by shell pattern of edges or nodes.
+        thresholds: ranges (low, high) of nodes by name, which their integers should represent, or the path of a
+            TPU-MLIR calibration table. They replace those of the estimator. The other nodes are estimated;
+            `made_by["estimated"]` of the strategy names them.
+        modes: modes of nodes by name, or the path of a TPU-MLIR quantize table: F32, F16 and BF16 keep a node float,
+            INT8, INT4 and W4INT8 fix the bits of its operands.
+        held_out: further batches, on which the best strategy is reported.
+        save: a path that always holds the best strategy so far.
+        allow_overflow: whether to return a strategy that overflowed on the data if all did.
+        maximize: the same as `objective`.
+        minimize: a cost to minimize instead, e.g. "cycles" or "weight_bytes"; the objective breaks ties.
+        keep: limits on measures, e.g. "agreement >= 99 %" or ["accuracy >= 0.9", "sqnr >= 20 dB"].
+        budget_cost: limits on costs, e.g. "weight_bytes <= 4 MB, cycles <= 2M"; docs/cost.md lists all costs.
+        executor: where the points that a searcher asks for together are scored: "processes:8", "threads:4",
+            "dask://host:port", or any concurrent.futures.Executor. The log is the same on all of them.
+        cache_bytes: the bytes of values of earlier trials that each process keeps, so that a trial computes only
+            what its changed edges can reach; by default a quarter of the free memory, and never so much that the
+            machine would swap.
+        front: a path that always holds the Pareto front so far, of the objective and a cost: the first cost that the
+            goal names, else weight_bytes.
+        reuse: logs of other searches for this model, hardware and data, by any searcher and for any goal. A Plan that
+            such a log holds is not evaluated again.
+        search_topology: whether nodes that the hardware can run in integers and in float may be either; by
+            default, if the goal uses a cost that counts float nodes: bops, cycles, latency or energy.
+        race: stop evaluating a point once its samples show that it is worse than the best so far. A number is the
+            largest probability of stopping a point that is not worse, 0.01 for True; see `hago.search.racing`. The
+            best point is always measured on all samples.
         finetune: train the best strategy further: options of `hago.finetune`, and `save_weights`, a path for the
-            trained weights, which the strategy is then for; see `hago.qat.finetune`.
+            trained weights, to which the strategy then belongs; see `hago.qat.finetune`.
 
     Returns:
-        The best strategy and its score: accuracy on the data where it has labels, else the
-        objective's value (of a trained one: the SQNR). `score.front` is what no other point of the search
-        beats in both the objective and the cost of `front`, as a value; see `hago.load_front`.
+        The best strategy and its score: the accuracy if the data has labels, else the objective's value; the SQNR if
+        the strategy was trained. `score.front` is the Pareto front of the search, as `hago.load_front` gives it.
 
     Raises:
-        InfeasibleBits: no point keeps the limits; the nearest value that can be reached is said.
-        HagoError: bad input, or no point that the hardware can run; what and where is said.
-        KeyboardInterrupt: the user interrupted, and `log`, `save` and `front` hold all until there; the same call goes
-            on from the log.
+        InfeasibleBits: no point meets the limits; the message says the nearest value that can be reached.
+        HagoError: bad input, or no point that the hardware can run; the message says what is wrong and where.
+        KeyboardInterrupt: the user interrupted the search. `log`, `save` and `front` hold the results so far, and the
+            same call continues from the log.
     """
     if finetune is not None:
         check_distinct({"log": log, "save": save, "front": front, **training_files(finetune)})
-        # the data is read once more
+        # training reads the data again
         dataset = Batches(dataset, input_names(model))
         held_out = None if held_out is None else Batches(held_out, input_names(model))
     options = SearchOptions(
@@ -179,17 +179,17 @@ def search_quantize_strategy(
             cache_bytes=cache_bytes,
         ),
     )
-    found = run_search(model, hardware, dataset, options)
+    outcome = run_search(model, hardware, dataset, options)
     if isinstance(dataset, Batches) and finetune is not None:
-        best, measure = (found.strategy, found.score), objective if maximize is None else maximize
+        best, measure = (outcome.strategy, outcome.score), objective if maximize is None else maximize
         training = dict(finetune)
         weights = training.pop("save_weights", None)
         tuned = finetune_after_search(
             model, hardware, dataset, best, FinetuneOptions(**training),
             save_weights=weights, save=save, held_out=held_out, measure=measure,
         )  # fmt: skip
-        return tuned.strategy, SearchScore.of(replace(found, score=tuned.score))
-    return found.strategy, SearchScore.of(found)
+        return tuned.strategy, SearchScore.of(replace(outcome, score=tuned.score))
+    return outcome.strategy, SearchScore.of(outcome)
 
 
 def quantize(
@@ -203,15 +203,13 @@ def quantize(
     thresholds: ThresholdsLike | None = None,
     modes: ModesLike | None = None,
 ) -> Quantizer:
-    """Post-training quantization without a search: the widest bits whose accumulators hold what the
-    calibration data needs.
+    """Quantize a model without a search, to the widest bits whose accumulators do not overflow on the data.
 
-    Args:
-        thresholds, modes: as in `search_quantize_strategy`.
+    All arguments are as in `search_quantize_strategy`.
 
     Raises:
         InfeasibleBits: accumulators overflow on the data at every width.
-        HagoError: other bad input; what and where is said.
+        HagoError: other bad input; the message says what is wrong and where.
     """
     options = QuantizationOptions(
         estimator=estimator, keep_float=keep_float, fix_bits=fix_bits, thresholds=thresholds, modes=modes
@@ -227,10 +225,10 @@ def quantize(
 def create_quantizer(
     model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, example_inputs: Sequence[Any] = ()
 ) -> Quantizer:
-    """A strategy applied to a model.
+    """Apply a strategy to a model.
 
     Args:
-        example_inputs: to export an nn.Module with; only needed where it takes arguments that are
+        example_inputs: arguments with which an nn.Module is exported; only needed if it takes arguments that are
             not tensors.
 
     Raises:
@@ -243,15 +241,17 @@ def create_quantizer(
 
 
 def load_integer_model(path: str | PathLike[str], ops: Ops = OPS, engine: str = "auto") -> IntegerModel:
-    """The integer model that `IntegerModel.save` or `hago realize --save` wrote, without the model it
-    was made of: its outputs are equal bit for bit.
+    """Load an integer model that `IntegerModel.save` or `hago realize --save` wrote.
+
+    The model that it was made from is not needed. The outputs are equal bit for bit to those of the saved model.
 
     Args:
         ops: only for a model with operators of your own: `{**OPS, "my_op": RULE}`.
         engine: as in `Quantizer.quantize`.
 
     Raises:
-        ModelFileError: unreadable, cut, changed, not ours, or of operators that `ops` lacks.
+        ModelFileError: the file is unreadable, truncated, edited or not written by hago, or has operators that `ops`
+            lacks.
     """
     return named_engine(engine)(*load_plan(path, ops))
 
@@ -266,18 +266,18 @@ def replay(
     estimator: str | Estimator | None = None,
     best_only: bool = False,
 ) -> Replay:
-    """Evaluate a strategy or a whole log again and compare every figure bit for bit.
+    """Evaluate a strategy or a whole log again, and compare every figure bit for bit.
 
     Args:
         record: a Strategy, or the path of a strategy (.json) or a log (.jsonl).
-        objective: needed where the search had one of your own.
-        estimator: of a log, needed where the search had one of your own.
-        best_only: of a log, the best trial alone.
+        objective: needed if the search used an objective of your own.
+        estimator: needed for a log whose search used an estimator of your own.
+        best_only: whether to evaluate only the best trial of a log.
 
     Raises:
-        StrategyMismatch: made for another model, hardware or data; both hashes are named.
-        LogError: the file is damaged or not ours, or names an objective or an estimator that is none of hago's own, and
-            none is given.
+        StrategyMismatch: the record was made for another model, hardware or data; the message names both hashes.
+        LogError: the file is damaged or not written by hago, or it names an objective or an estimator of your own that
+            is not given.
     """
     if isinstance(record, Strategy) or Path(record).suffix != ".jsonl":
         return replay_strategy(model, hardware, record, dataset, objective)
@@ -285,9 +285,6 @@ def replay(
 
 
 # ---------------------------------------------------------------- reports
-# What will be integer, what it costs, how good it is, and why.
-
-
 def evaluate_strategy(
     model: ModelLike,
     hardware: HardwareLike,
@@ -295,7 +292,7 @@ def evaluate_strategy(
     dataset: Iterable[Any],
     objective: ObjectiveLike = "sqnr",
 ) -> Score:
-    """How a strategy does on a data set."""
+    """Measure a strategy on a data set."""
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
     return Evaluator(plan.graph, batches, named_objective(objective), plan.ops).score(plan, chosen.bits)
@@ -309,10 +306,10 @@ def explain(
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
 ) -> Explanation:
-    """What will be integer, what stays float and why, before any search.
+    """Explain which nodes run in integers and which stay float, and why, before any search.
 
     Args:
-        example_inputs: one batch, to export an nn.Module with.
+        example_inputs: one batch, with which an nn.Module is exported.
     """
     chip = as_hardware(hardware)
     ops = chip.known_ops
@@ -329,12 +326,14 @@ def estimate_cost(
     *,
     batch: int = 1,
 ) -> Cost:
-    """What a strategy takes on the hardware: bytes, operations, and cycles and energy as far as the
-    hardware's description gives figures for them; `.missing` says what it does not give.
+    """Estimate the cost of a strategy on the hardware: bytes, operations, cycles and energy.
+
+    Cycles and energy are counted as far as the hardware file gives figures for them; `.missing` lists the figures that
+    it does not give.
 
     Args:
-        example_inputs: see create_quantizer.
-        batch: samples in one run.
+        example_inputs: see `create_quantizer`.
+        batch: the number of samples in one run.
 
     Raises:
         StrategyMismatch: the strategy was made for another model or hardware.
@@ -353,16 +352,17 @@ def measure_sensitivity(
     fix_bits: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Sensitivity:
-    """The expected loss of every choice of bits on every edge, from one forward and one backward pass
-    over the data: what a search of bits is guided by.
+    """Estimate the loss of every choice of bits on every edge, from one forward and one backward pass over the data.
+
+    The searchers sensitivity, limited and pareto are guided by these estimates.
 
     Args:
-        objective: what is lost: accuracy reads labels, kl and agreement compare class probabilities,
-            everything else the outputs themselves.
-        seed: of the random signs.
+        objective: the objective whose loss is estimated: accuracy reads labels, kl and agreement compare class
+            probabilities, and all others compare the outputs themselves.
+        seed: the seed of the random signs.
 
     Returns:
-        A table: print it, or take `.losses`, `.save(path)`, `.to_json()`.
+        A table, which prints itself and has `.losses`, `.save(path)` and `.to_json()`.
     """
     options = QuantizationOptions(estimator=estimator, keep_float=keep_float, fix_bits=fix_bits)
     prepared = prepare(model, hardware, dataset, options)
@@ -377,7 +377,7 @@ def explain_cost(
     keep_float: str | Sequence[str] = (),
     fix_bits: Mapping[str, int] | None = None,
 ) -> CostRange:
-    """What the model takes at its most bits, at its fewest, and in float, before any search."""
+    """Estimate the cost of a model with the most bits, with the fewest bits, and in float, before any search."""
     chip = as_hardware(hardware)
     ops = chip.known_ops
     graph = import_on(chip, model, example_inputs)
@@ -388,9 +388,9 @@ def explain_cost(
 def inspect_graph_statistic(
     model: ModelLike, hardware: HardwareLike, strategy: StrategyLike, dataset: Iterable[Any]
 ) -> GraphStatistic:
-    """Node by node, float against simulated against integer, and the cause of every error.
+    """Compare the float model, the simulation and the integer model node by node, and name the cause of every error.
 
     Returns:
-        A table: print it, or take `.to_json()`, `.to_csv()`, `.first_wrong`.
+        A table, which prints itself and has `.to_json()`, `.to_csv()` and `.first_wrong`.
     """
     return inspect_plan(*plan_and_batches(model, hardware, strategy, dataset))

@@ -1,4 +1,4 @@
-"""Memory: `LRU`, the one kind of cache that hago keeps, and how many bytes this process may still take."""
+"""Caching: `LRU`, the cache that all packages use, and the memory that is free for caches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ V = TypeVar("V")
 
 
 class LRU(Generic[K, V]):
-    """The most recently used values whose sizes sum to at most `capacity`.
+    """A cache that evicts the least recently used values when the sum of their sizes exceeds `capacity`.
+
+    The latest value is always kept, even if it alone is larger than `capacity`.
 
     Args:
-        capacity: in the unit that `size` measures; entries where it is not given.
-        size: of one value.
+        capacity: the largest sum of sizes.
+        size: gives the size of one value; by default every value counts as 1.
     """
 
     def __init__(self, capacity: int, size: Callable[[V], int] = lambda value: 1) -> None:
@@ -26,14 +28,14 @@ class LRU(Generic[K, V]):
         self._values: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """The value, now the most recent, or None."""
+        """The value of a key, which becomes the most recently used one; None if it is not in the cache."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key]
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value; the least recent ones go while the sum is over the bound."""
+        """Store a value, and evict the least recently used ones while the sum of sizes exceeds the capacity."""
         if key in self._values:
             self.used -= self._size(self._values.pop(key))
         self._values[key] = value
@@ -43,12 +45,12 @@ class LRU(Generic[K, V]):
             self.used -= self._size(dropped)
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
-        """The value of a key; made by `make()` and kept where there is none yet. Values are not None."""
-        found = self.get(key)
-        if found is None:
-            found = make()
-            self.put(key, found)
-        return found
+        """The value of a key. If it is not in the cache, `make()` makes it and it is stored. Values are not None."""
+        value = self.get(key)
+        if value is None:
+            value = make()
+            self.put(key, value)
+        return value
 
     def __len__(self) -> int:
         return len(self._values)
@@ -56,11 +58,11 @@ class LRU(Generic[K, V]):
 
 # ---------------------------------------------------------------- free memory
 
-#: Of the free memory, what a cache takes by default.
+#: The part of the free memory that a cache takes by default.
 SHARE: Final = 0.25
 
 _MEMINFO: Final = Path("/proc/meminfo")
-#: (limit, use) of the process's control group, in its second and first version.
+#: The files of the memory limit and the memory in use of the process's control group, for cgroup versions 2 and 1.
 _GROUPS: Final = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -71,10 +73,10 @@ _GROUPS: Final = (
 
 
 def free_bytes() -> int:
-    """What the machine, and the control group where there is one, can give without swapping.
+    """The bytes that this process can still allocate without swapping.
 
-    Linux says what is available; elsewhere it is the free pages, and a gigabyte where even those are
-    not told.
+    On Linux, this is the memory that the kernel reports as available, or what the control group leaves if that is
+    less. Elsewhere it is the size of the free pages, or one gibibyte if the system does not report them.
     """
     return max(0, min([_machine(), *(_group(limit, use) for limit, use in _GROUPS)]))
 

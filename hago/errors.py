@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Final
 
-#: Characters of a message at most, and of a text that it quotes.
+#: The most characters of a message, and of a text that a message quotes.
 LONGEST_MESSAGE: Final = 2000
 LONGEST_QUOTE: Final = 80
 
@@ -39,7 +39,7 @@ class InfeasibleBits(HagoError):
     """Bits that no signature of the hardware can hold.
 
     Args:
-        node: the node that cannot hold them, where it is one.
+        node: the node that cannot hold them; empty if no single node is the cause.
     """
 
     def __init__(self, message: str, node: str = "") -> None:
@@ -52,36 +52,39 @@ class GraphError(HagoError):
 
 
 class LogError(HagoError):
-    """A log or strategy file that is truncated, edited or not ours."""
+    """A log or strategy file that is truncated, edited or not written by hago."""
 
 
 class ModelFileError(HagoError):
-    """A stored integer model that is truncated, edited or not ours."""
+    """A stored integer model that is truncated, edited or not written by hago."""
 
 
 class DataError(HagoError):
     """Calibration data that is empty, ragged, or not finite."""
 
 
-def shortened_to(text: str, most: int) -> str:
-    """A text of at most `most` characters: its begin and its end, where it is longer."""
-    if len(text) <= most:
+def shortened_to(text: str, limit: int) -> str:
+    """The text, or its beginning and its end if it has more than `limit` characters."""
+    if len(text) <= limit:
         return text
-    end = most // 4
-    return f"{text[: most - end - 5]} ... {text[len(text) - end :]}"
+    end = limit // 4
+    return f"{text[: limit - end - 5]} ... {text[len(text) - end :]}"
 
 
 def shortened(value: Any) -> str:
-    """How a message quotes a value: its `repr`, cut in the middle where it is long."""
+    """The form in which messages quote a value: its `repr`, cut in the middle if it is long."""
     return shortened_to(repr(value), LONGEST_QUOTE)
 
 
 class HagoWarning(UserWarning):
-    """hago did something else than what was asked or expected; the message says what, and what would help."""
+    """The category of hago's warnings: hago did something other than what the user asked for or would expect.
+
+    The message says what hago did instead, and how to get what was asked for.
+    """
 
 
 def warn(text: str) -> None:
-    """Warn the caller of hago: the warning names the line outside hago that led to it.
+    """Issue a `HagoWarning` that is attributed to the line of the user's code that called hago.
 
     Python shows equal warnings of one line once; `warnings.simplefilter("error", hago.HagoWarning)` makes them errors.
     """
@@ -92,27 +95,28 @@ def warn(text: str) -> None:
 
 
 def as_strings(given: str | Iterable[str] | None, what: str) -> tuple[str, ...]:
-    """The strings of an argument that takes several: one string is one entry, and None is none.
+    """The strings of an argument that takes one string or several.
 
     Args:
-        what: the argument, for the message.
+        given: a single string, an iterable of strings, or None for no strings.
+        what: the name of the argument, for the message.
 
     Raises:
-        HagoError: it is something else.
+        HagoError: an entry is not a string.
     """
     if given is None:
         return ()
     if isinstance(given, str):
         return (given,)
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
-    odd = [entry for entry in found if not isinstance(entry, str)]
+    entries = tuple(given) if isinstance(given, Iterable) else (given,)
+    odd = [entry for entry in entries if not isinstance(entry, str)]
     if odd:
         raise HagoError(f"{what} holds {odd[0]!r}, a {type(odd[0]).__name__}; expected a string, or a list of strings")
-    return found
+    return entries
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'conv2d'?"` where a known name is close to `got`, else an empty string."""
+    """`" Did you mean 'conv2d'?"` if a known name is close to `got`, else an empty string."""
     if len(got) > LONGEST_QUOTE:
         return ""
     close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)

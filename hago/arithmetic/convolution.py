@@ -1,4 +1,4 @@
-"""Convolutions whose gradients are right on every CPU."""
+"""A rewrite of convolutions that avoids a wrong gradient of oneDNN on some CPUs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from torch import Tensor
 def without_stride(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: str | Sequence[int]
 ) -> tuple[Tensor, Sequence[int]]:
-    """What a convolution reads, and its stride, such that the weight's gradient is right.
+    """The input and the stride of an equal convolution whose gradient of the weight is right.
 
-    Where single places are read and some are left out (a kernel of 1, a stride of 2), oneDNN's gradient of the weight
-    for AVX2 is wrong, or ends the process, if channels are few and last (oneDNN issue 6035, seen up to torch 2.13).
-    Another kernel computes it where the places that are left out are not there. Nothing changes without gradients.
+    For a kernel of 1 with a stride above 1, oneDNN's gradient of the weight for AVX2 is wrong, or crashes the process,
+    if channels are few and last in memory (oneDNN issue 6035, present up to torch 2.13). Taking every `stride`-th
+    entry of the input first gives an equal convolution of stride 1, whose gradient another kernel computes.
+
+    Returns:
+        (x, stride) unchanged if the gradient is not affected, or not needed.
     """
     is_padded = padding not in ("valid", "same") and any(padding)
     is_point = math.prod(weight.shape[2:]) == 1 and not is_padded and any(step > 1 for step in stride)

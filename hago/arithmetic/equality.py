@@ -1,8 +1,8 @@
 """Equality: the one definition of when two values are equal, which every comparison of hago calls.
 
-Integers and conditions are compared as int64, whatever type holds them. Floats are compared by value: NaN equals NaN,
+Integers and booleans are compared as int64, whatever dtype holds them. Floats are compared by value: NaN equals NaN,
 and -0 equals 0. A float equals an integer if it is that integer exactly, also beyond 2**53. Tensors of different
-shapes have no entry in common. There is no tolerance; a comparison with one has another name and says its tolerance.
+shapes differ in every entry. There is no tolerance; a comparison that has one is called otherwise and states it.
 
 Real numbers that an engine gives for quanta are rounded to integers first, by `to_quanta` and nowhere else.
 """
@@ -22,12 +22,12 @@ _BEYOND_INT64: Final = 2.0**63
 
 
 class Differences(NamedTuple):
-    """How far two values are apart.
+    """The number and the size of the differences of two values.
 
     Args:
-        differing: how many entries differ.
-        largest: the largest |a - b| of these. 0 if nothing differs; the largest float64 where a NaN or an infinity
-            stands against something else, and where shapes or structures differ.
+        differing: the number of entries that differ.
+        largest: the largest |a - b| of these. 0 if nothing differs; the largest float64 if a NaN or an infinity
+            is compared with something else, or if shapes or structures differ.
     """
 
     differing: int
@@ -45,9 +45,9 @@ def count_differing(a: Any, b: Any) -> int:
 
 
 def differences(a: Any, b: Any) -> Differences:
-    """How many entries of two values differ, and by how much at most.
+    """Compare two values, and return how many entries differ and by how much at most.
 
-    Where shapes or structures differ, every entry of the larger value counts, and one at least.
+    If shapes or structures differ, every entry of the larger value counts, and at least one.
 
     Args:
         a, b: tensors, numbers, or tuples, lists and dicts of such; anything else is compared with `==`.
@@ -65,10 +65,10 @@ def differences(a: Any, b: Any) -> Differences:
 
 
 def to_quanta(values: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Quanta that an engine gave as real numbers, as whole numbers in float64; integers are left as they are.
+    """Convert quanta that an engine gave as real numbers to whole numbers in float64; integers are returned unchanged.
 
     Args:
-        values: multiples of `scale` up to the engine's own rounding. NaN and infinities stay what they are.
+        values: multiples of `scale` up to the engine's own rounding. NaN and infinities are kept.
         scale: real units per quantum; broadcasts against the values.
     """
     return (values.to(torch.float64) / scale).round() if values.is_floating_point() else values
@@ -82,22 +82,22 @@ def _tensor_differences(a: Tensor, b: Tensor) -> Differences:
 
 
 def _comparable(x: Tensor) -> Tensor:
-    """Integers and conditions as int64, complex numbers as pairs of floats, floats as they are."""
+    """Integers and booleans as int64, complex numbers as pairs of floats, floats unchanged."""
     if x.is_complex():
         return torch.view_as_real(x.resolve_conj())
     return x if x.is_floating_point() else x.to(torch.int64)
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
-    """Whether entries differ, of tensors of floats or of int64."""
+    """Entry by entry, whether two tensors of float or int64 dtypes differ."""
     if a.is_floating_point() and b.is_floating_point():
         return (a != b) & ~(a.isnan() & b.isnan())
     if not a.is_floating_point() and not b.is_floating_point():
         return a != b
     floats, integers = (a.to(torch.float64), b) if a.is_floating_point() else (b.to(torch.float64), a)
     # a whole number of float64 within int64 converts exactly, where int64 would be rounded in float64
-    whole = (floats >= -_BEYOND_INT64) & (floats < _BEYOND_INT64) & (floats == floats.trunc())
-    return ~whole | (torch.where(whole, floats, 0.0).to(torch.int64) != integers)
+    converts = (floats >= -_BEYOND_INT64) & (floats < _BEYOND_INT64) & (floats == floats.trunc())
+    return ~converts | (torch.where(converts, floats, 0.0).to(torch.int64) != integers)
 
 
 def _largest_gap(a: Tensor, b: Tensor) -> float:
@@ -110,7 +110,7 @@ def _largest_gap(a: Tensor, b: Tensor) -> float:
 
 
 def _gap(a: float, b: float) -> float:
-    """|a - b| of two numbers of Python, of which integers may be larger than any float."""
+    """|a - b| of two Python numbers; integers may be larger than any float."""
     try:
         gap = abs(float(a) - float(b))
     except OverflowError:

@@ -1,5 +1,6 @@
-"""Multipliers: a real ratio of scales as an integer and a shift, `m * 2**-n`, one function per way of
-finding them. The numbered equations are in docs/numerics.md.
+"""Multipliers: real ratios of scales as an integer and a shift, `m * 2**-n`; one function for each way to choose them.
+
+The numbered equations are in docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hago.arithmetic.rounding import ROUNDINGS, round_half_away
 
-#: TFLite's multipliers from here on would round up to 16 bits.
+#: Multipliers of 31 bits from here on would round up to 16 bits; they are cut to the largest of 15 bits.
 _LARGEST_31: Final = 0x7FFF0000
 _LARGEST_15: Final = 0x7FFF
 
@@ -31,10 +32,10 @@ def multiplier_and_shift(ratio: Tensor, bits: int = 31) -> tuple[Tensor, Tensor]
 
 
 def reduced_multiplier(ratio: Tensor, bits: int = 15) -> tuple[Tensor, Tensor]:
-    """The nearest multiplier of 31 bits, cut to 15 with its half rounded up  (N4a).
+    """The nearest multiplier of 31 bits, rounded half up to 15 bits  (N4a).
 
     Args:
-        bits: 15; there is no other.
+        bits: 15; no other number of bits is defined.
 
     References:
         TFLite `MultiplyByQuantizedMultiplier(int64_t, ...)`; CMSIS-NN `REDUCE_MULTIPLIER`.
@@ -45,10 +46,10 @@ def reduced_multiplier(ratio: Tensor, bits: int = 15) -> tuple[Tensor, Tensor]:
 
 
 def least_error_multiplier(ratio: Tensor, bits: int = 31, first: int = -32) -> tuple[Tensor, Tensor]:
-    """The first shift n of `first` to 30, and `m = round(r * 2**n)`, with the least error  (N4b).
+    """The shift n from `first` to 30 with the least error, the first of equals, and `m = round(r * 2**n)`  (N4b).
 
     r is the ratio in float32; m rounds half away from zero and stays below `2**bits - 1`; the error
-    `|m / 2**n - r|` is compared in float32. Where no m fits, n is 0.
+    `|m / 2**n - r|` is compared in float32. If no m fits, n is 0.
 
     References:
         TPU-MLIR `get_scale_and_shift` and `get_scale_and_shift_positive` (lib/Support/MathUtils.cpp).
@@ -65,10 +66,10 @@ def least_error_multiplier(ratio: Tensor, bits: int = 31, first: int = -32) -> t
     return ROUNDINGS["half_away"](real * torch.exp2(chosen)).to(torch.int64), chosen.to(torch.int64)
 
 
-Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+MultiplierFunction = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
-#: How a hardware file names them; all give `ratio ~ m * 2**-n`.
-MULTIPLIERS: Final[Mapping[str, Search]] = {
+#: The functions by their names in hardware files; all give `ratio ~ m * 2**-n`.
+MULTIPLIERS: Final[Mapping[str, MultiplierFunction]] = {
     "nearest": multiplier_and_shift,
     "reduced": reduced_multiplier,
     "least_error": least_error_multiplier,

@@ -1,8 +1,8 @@
 """The exact arithmetic of hago: round, wrap, saturate, quantize, requantize, dequantize.
 
 Values are *centered integers* `c = q - zero_point`, held in an integer tensor (int64) or in a float tensor (the
-simulator's carrier). Every function gives the same integers on both; that is what makes the simulator and the integer
-model agree. The numbered equations are in docs/numerics.md.
+simulator's carrier). Every function gives the same integers on both, so the simulator and the integer model agree.
+The numbered equations are in docs/numerics.md.
 
 Values are centered because every form rounds before it adds the zero point: the zero point only moves the clipping
 range, and padding is 0 whatever it is.
@@ -29,19 +29,19 @@ RequantizeForm = Literal["float32", "onnxruntime", "multiplier_shift", "shift"]
 
 @dataclass(frozen=True, slots=True)
 class Requantize:
-    """How a piece of hardware moves an integer from one scale to another.
+    """The arithmetic with which a piece of hardware converts integers from one scale to another.
 
     Args:
         form: `float32` multiplies by a float32 ratio of scales; `onnxruntime` by a float32 ratio of
             scales that are themselves float32; `multiplier_shift` by an integer and a right shift;
             `shift` by a power of two only.
-        rounding: how ties (and, for the last two modes, everything) round.
+        rounding: the rounding of all conversions, a name in `rounding.ROUNDINGS`.
         multiplier_bits: magnitude bits of the integer multiplier (31 in TFLite, 7 or 31 in TPU-MLIR).
-        two_stage: TFLite's double rounding: a doubling high multiply, then a rounding shift.
-        search: how the multiplier is found: a name in MULTIPLIERS.
-        shift_rounding: how the shift of one stage rounds, where it differs from everything else.
-        wide: `reduced`: registers of more than 32 bits take a multiplier cut to 15 bits, rounded half up
-            once (TFLite, CMSIS-NN); None: they are as others.
+        two_stage: whether rounding is TFLite's: a doubling high multiply that rounds, then a rounding shift.
+        search: the function that chooses the multiplier, a name in `multipliers.MULTIPLIERS`.
+        shift_rounding: the rounding of the shift if there is one stage; None for `rounding`.
+        wide: `reduced` if registers of more than 32 bits take a multiplier of 15 bits and one rounding half up
+            (TFLite, CMSIS-NN); None if they take the same as other registers.
     """
 
     form: RequantizeForm = "float32"
@@ -76,55 +76,56 @@ class Requantize:
 
     @property
     def power_of_two(self) -> bool:
-        """Whether only power-of-two ratios of scales can be expressed."""
+        """Whether ratios of scales must be powers of two."""
         return self.form == "shift"
 
     def of_register(self, dtype: DType) -> Requantize:
-        """What holds for integers that leave a register of that dtype."""
+        """The arithmetic for integers that leave a register of that dtype."""
         if self.wide is None or dtype.bits <= 32:
             return self
         return Requantize(self.form, self.rounding, 15, False, "reduced", "half_up")
 
     def multiplier(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """Integers (m, n) that stand for ratios of scales as `m * 2**-n`, in the form multiplier_shift."""
+        """Integers (m, n) that represent ratios of scales as `m * 2**-n`, in the form multiplier_shift."""
         return MULTIPLIERS[self.search](ratio, self.multiplier_bits)
 
 
 # ---------------------------------------------------------------- types and exact ranges
 
 Overflow = Literal["wrap", "saturate_end", "saturate_pairs", "wrap_pairs", "saturate_each"]
-#: The order in which products are added where every addition saturates: channel by channel, with all places of the
-#: window for each (channels_outer), or place by place, with all channels for each (channels_inner).
+#: The order in which products are added if every addition saturates: channel by channel, with all positions of the
+#: window for each (channels_outer), or position by position, with all channels for each (channels_inner).
 Order = Literal["channels_outer", "channels_inner"]
-#: Where every addition saturates: whether the bias is the first addend or the last.
+#: Whether the bias is the first addend or the last, if every addition saturates.
 BiasAt = Literal["first", "last"]
 
-#: float32 holds every integer up to here, float64 up to the next.
+#: float32 holds every integer up to the first exactly, float64 up to the second.
 EXACT_FLOAT32: Final = 1 << 24
 EXACT_FLOAT64: Final = 1 << 53
-#: Values that are multiplied and shifted at a time: the dozen passes over them read a core's cache, not memory.
+#: Values that are multiplied and shifted at a time, so that a dozen passes over them stay in a core's cache.
 BLOCK: Final = 1 << 18
-#: Times a multiplier of 31 bits, and a half more: float64 holds integers below this one exactly.
+#: float64 holds the product of an integer below this one and a multiplier of 31 bits, plus a half, exactly.
 _DIRECT: Final = (1 << 22) - 1
 
 
 def extremes(c: Tensor) -> tuple[float, float]:
-    """The smallest and the largest value; (0, 0) of nothing. Read in the order of memory, so not copied."""
+    """The smallest and the largest value; (0, 0) if there are no values."""
     if not c.numel():
         return 0.0, 0.0
+    # in the order of memory: torch would copy a tensor of another layout
     low, high = torch.aminmax(c.permute(sorted(range(c.ndim), key=c.stride, reverse=True)))
     return float(low), float(high)
 
 
 # ---------------------------------------------------------------- overflow
 def wrap(c: Tensor, dtype: DType) -> Tensor:
-    """`c` modulo 2**bits into the range of `dtype`, as two's complement registers do.
+    """Reduce `c` modulo 2**bits into the range of `dtype`, as two's complement registers do.
 
     Args:
-        c: int64, or floats holding integers exactly; NaN stays NaN.
+        c: int64, or floats that hold integers exactly; NaN stays NaN.
 
     Returns:
-        `c` itself where nothing wraps.
+        `c` itself if nothing wraps.
     """
     if dtype.bits == 64:
         return c
@@ -132,33 +133,33 @@ def wrap(c: Tensor, dtype: DType) -> Tensor:
     if c.is_floating_point():
         low, high = extremes(c)
         if dtype.min <= low and high <= dtype.max:
-            return c  # looking is one pass over memory, wrapping four
+            return c  # the check takes one pass over memory, wrapping takes four
         turns = (c / size).add_(0.5 if dtype.signed else 0.0).floor_()
         return torch.add(c, turns, alpha=-size)
     return torch.bitwise_and(c - dtype.min, size - 1) + dtype.min
 
 
 def saturate(c: Tensor, dtype: DType) -> Tensor:
-    """`c` clamped into the range of `dtype`."""
+    """Clamp `c` to the range of `dtype`."""
     return c if dtype.bits == 64 else c.clamp(dtype.min, dtype.max)
 
 
 def overflowed(c: Tensor, dtype: DType) -> Tensor:
-    """How many entries of `c` do not fit `dtype`, as an int64 scalar."""
+    """The number of entries of `c` that do not fit `dtype`, as an int64 scalar."""
     return ((c < dtype.min) | (c > dtype.max)).sum()
 
 
 def apply_overflow(c: Tensor, dtype: DType, overflow: Overflow) -> Tensor:
-    """What a register of `dtype` holds where `c` was computed: saturated, else wrapped.
+    """The value that a register of `dtype` holds after `c` was computed: saturated or wrapped.
 
-    Where pairs of products are cut first, the register that takes them wraps; where every addition saturates, the sum
-    of two values is clamped once (both: `hago.plan.accumulators`).
+    If pairs of products saturate, the register that adds them wraps. If every addition saturates, the sum of two
+    values saturates once; longer sums are computed by `saturate_each`. See `hago.plan.accumulators`.
     """
     return saturate(c, dtype) if overflow in ("saturate_end", "saturate_each") else wrap(c, dtype)
 
 
 def saturate_each(terms: Tensor, dtype: DType) -> Tensor:
-    """What a register of `dtype` holds that starts at 0, adds terms one by one and saturates every time  (N15).
+    """The value of a register of `dtype` that starts at 0, adds the terms one by one and saturates each time  (N15).
 
     Args:
         terms: (K, ...), in the order of additions, in an integer type that holds the sum of their magnitudes.
@@ -174,12 +175,12 @@ def saturate_each(terms: Tensor, dtype: DType) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lost:
-    """What accumulators of one node lost before their sums were complete.
+    """The effect of partial sums that overflowed, on the accumulators of one node. Made by `NodePlan.lost`.
 
     Args:
-        amount: what is added to every exact sum of centered integers, int64.
-        cut: the accumulators of which a partial sum was cut, even where the losses cancel out.
-        peak: the largest partial sum that was computed, as a part of what holds it.
+        amount: int64, the difference of every accumulator from its exact sum.
+        cut: whether a partial sum of the accumulator overflowed, even if the differences cancel out.
+        peak: the largest partial sum, relative to the largest value of the register that holds it.
     """
 
     amount: Tensor
@@ -189,7 +190,7 @@ class Lost:
 
 # ---------------------------------------------------------------- requantization
 def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
-    """The range of centered integers: `qmin - zero_point`, `qmax - zero_point`."""
+    """The range of the centered integers: `qmin - zero_point` and `qmax - zero_point`."""
     if target.zero_point.numel() == 1:
         zero = int(target.zero_point.item())
         return target.qmin - zero, target.qmax - zero
@@ -197,7 +198,7 @@ def clip_range(target: QParams) -> tuple[Tensor | int, Tensor | int]:
 
 
 def passes_float32(target: QParams) -> bool:
-    """Whether float32 cannot hold every centered integer of the range, or its width."""
+    """Whether the range of the centered integers, or its width, exceeds the integers that float32 holds exactly."""
     ends = [int(v.abs().max()) if isinstance(v, Tensor) else abs(v) for v in clip_range(target)]
     return max(*ends, target.qmax - target.qmin) > EXACT_FLOAT32
 
@@ -213,15 +214,15 @@ def _clip(c: Tensor, target: QParams) -> Tensor:
 
 
 def _number(t: Tensor) -> Tensor | float:
-    """A Python number where the tensor holds one: multiplying by it reads no memory."""
+    """A Python number if the tensor holds only one value: multiplying by it reads no memory."""
     return float(t.item()) if t.numel() == 1 else t
 
 
 def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
-    """Real values to centered integers: `clip(round(x / float32(scale)))`  (N1).
+    """Quantize real values to centered integers: `clip(round(x / float32(scale)))`  (N1).
 
-    What is not a number becomes the least integer, as in PyTorch's `fake_quantize` and ONNX Runtime's QuantizeLinear:
-    a float node may divide 0 by a divisor that integers rounded to 0.
+    NaN becomes the smallest integer, as in PyTorch's `fake_quantize` and ONNX Runtime's QuantizeLinear. It occurs when
+    a float node divides 0 by a divisor that was rounded to 0.
 
     Args:
         x: float32 of any shape that the scale broadcasts against, or float64 (then the division
@@ -235,7 +236,7 @@ def quantize(x: Tensor, target: QParams, rounding: str = "half_even") -> Tensor:
 
 
 def dequantize(c: Tensor, source: QParams) -> Tensor:
-    """Centered integers to float32: `float32(c) * float32(scale)`  (N2)."""
+    """Dequantize centered integers to float32: `float32(c) * float32(scale)`  (N2)."""
     return c.to(torch.float32) * _number(source.scale.to(torch.float32))
 
 
@@ -264,7 +265,7 @@ def doubling_high_multiply(a: Tensor, m: Tensor) -> Tensor:
 
 
 def multiply_by_quantized_multiplier(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
-    """`c * m * 2**-n` in int64 as the hardware rounds it  (N4, N5).
+    """`c * m * 2**-n` in int64, with the rounding of the hardware  (N4, N5).
 
     Args:
         c: int64, |c| < 2**31.
@@ -282,7 +283,7 @@ def _multiplied(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor:
 
 
 def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> Tensor:
-    """Centered integers at `source.scale` to centered integers at `target.scale`, clipped.
+    """Requantize centered integers from `source.scale` to `target.scale`, and clip them.
 
     float32 (N3): `clip(round(float32(c) * float32(s_in / s_out)))`; onnxruntime: the same with N10;
     shift (N6): the ratio is `2**-n`, exact in the carrier; multiplier_shift: N4, N5.
@@ -295,7 +296,7 @@ def requantize(c: Tensor, source: QParams, target: QParams, how: Requantize) -> 
     """
     r = ratio_of_float32(source, target) if how.form == "onnxruntime" else ratio(source, target)
     if how.form == "multiplier_shift":
-        if source.scale is target.scale:  # every multiplier of 1 gives c back
+        if source.scale is target.scale:  # the ratio is 1 and c does not change
             return _clip(c.clone(), target)
         return _multiplied_and_shifted(c, source, target, r, how.of_register(source.dtype))
     exact = c.dtype if c.is_floating_point() else torch.float64
@@ -309,16 +310,16 @@ def _scaled(c: Tensor, r: Tensor, rounding: str, adds: bool) -> Tensor:
     """`round(c * r)` in the dtype of c.
 
     Args:
-        adds: half up may be `floor(x + 1/2)`: c * r is an exact integer below 2**f times 2**-n, with
-            f the fraction bits of the dtype and 1 <= n <= f. That errs only where the sum rounds up
-            to an integer, and here the next multiple of 2**n is too far for it.
+        adds: whether rounding half up may be computed as `floor(x + 1/2)`. That is wrong only if the sum itself rounds
+            up to an integer, which it cannot if c * r is an integer below 2**f times 2**-n, with f the fraction bits
+            of the dtype and 1 <= n <= f.
     """
     x = c * _number(r.to(c.dtype))
     return x.add_(0.5).floor_() if adds and rounding == "half_up" else ROUNDINGS[rounding](x)
 
 
 def _multiplied_and_shifted(c: Tensor, source: QParams, target: QParams, r: Tensor, how: Requantize) -> Tensor:
-    """The multiplier_shift form; in float64 where it holds a carrier's products, which is faster than int64."""
+    """Requantize in the form multiplier_shift. A carrier stays in float64 if that holds the products: it is faster."""
     m, n = how.multiplier(r)
     if not c.is_floating_point():
         return _clip(multiply_by_quantized_multiplier(c.to(torch.int64), m, n, how), target)
@@ -350,18 +351,21 @@ def _multiplied_carrier(c: Tensor, dtype: DType, m: Tensor, n: Tensor, how: Requ
 
 
 def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor | None:
-    """`multiply_by_quantized_multiplier` in float64, several times faster than in int64; None where it has no way.
+    """`multiply_by_quantized_multiplier` as two products in float64, several times faster than in int64.
 
     Args:
         c: integers of at most 32 bits on a float carrier.
+
+    Returns:
+        None if the shift or the rounding cannot be computed in float64.
     """
     rounding = how.shift_rounding or how.rounding
     if how.two_stage:
         if not _between(n, 31, 62):
             return None
         doubled = _doubling_high_product(c, m)
-        # A little more than 1 takes ties away from zero, and nothing else to one: |doubled| < 2**32, and what is no tie
-        # is 2**(31 - n) from it or further.
+        # A factor slightly above 1 moves ties away from zero and makes no new ties: |doubled| < 2**32, and any other
+        # value is at least 2**(31 - n) away from a tie.
         return doubled.mul_(torch.ldexp(torch.full_like(n, 1.0 + 2.0**-33, dtype=torch.float64), 31 - n)).round_()
     if not _between(n, 17, 52) or rounding not in ("half_up", "half_away"):
         return None
@@ -372,7 +376,7 @@ def _in_two_products(c: Tensor, m: Tensor, n: Tensor, how: Requantize) -> Tensor
 
 
 def _doubling_high_product(c: Tensor, m: Tensor) -> Tensor:
-    """`doubling_high_multiply` in float64, which holds the products of 31 bits and fewer than 23 as they are."""
+    """`doubling_high_multiply` in float64, which holds products of 31 bits and fewer than 23 bits exactly."""
     low, high = extremes(c)
     if max(-low, high) < _DIRECT:
         return torch.mul(c.to(torch.float64), torch.ldexp(m.to(torch.float64), torch.tensor(-31))).add_(0.5).floor_()
@@ -398,19 +402,19 @@ def _shifted_product(c: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 def _products_fit(c: Tensor, dtype: DType, bits: int) -> bool:
     """Whether float64 holds the product of every c, centered integers of `dtype`, and a multiplier of `bits`."""
-    most = 2.0**dtype.bits
-    if most * 2.0**bits > 2.0**53:
+    largest = 2.0**dtype.bits
+    if largest * 2.0**bits > 2.0**53:
         low, high = extremes(c)
-        most = max(-low, high)
-    return most * 2.0**bits <= 2.0**53
+        largest = max(-low, high)
+    return largest * 2.0**bits <= 2.0**53
 
 
 def _in_blocks(compute: Callable[[Tensor], Tensor], c: Tensor, *factors: Tensor) -> Tensor:
-    """`compute(c)` of a function that takes each element on its own, in blocks of rows that stay in a core's cache.
+    """Apply an elementwise function to blocks of rows of `c` that stay in a core's cache.
 
     Args:
-        compute: makes a tensor of the shape of its argument.
-        factors: what it broadcasts against c; where one varies along axis 0, c is one block.
+        compute: returns a tensor of the shape of its argument.
+        factors: the tensors that `compute` broadcasts against c; if one varies along axis 0, c is a single block.
     """
     rows = max(1, BLOCK * len(c) // max(1, c.numel())) if c.ndim else 1
     varies = any(f.ndim == c.ndim and f.shape[0] > 1 for f in factors if f.ndim)
@@ -429,12 +433,12 @@ def _between(n: Tensor, low: int, high: int) -> bool:
 
 
 def _fraction_bits(dtype: torch.dtype) -> int:
-    """The bits of integers that a float type holds exactly."""
+    """The number of bits of the integers that a float dtype holds exactly."""
     return 24 if dtype == torch.float32 else 53
 
 
 def apply_simq(value: Tensor, simq: SimQ | None, how: Requantize) -> Tensor:
-    """What an edge does to a value: quantize, requantize, dequantize, or nothing."""
+    """Apply the conversion of an edge to a value: quantize, requantize, dequantize, or nothing."""
     if simq is None:
         return value
     if simq.via is not None:
@@ -472,18 +476,21 @@ def simulated_quantize(
     out_dtype: str = "float32",
     rounding: str = "half_even",
 ) -> Tensor:
-    """The RFC's operator on real values: overflow of the producer, then rounding and saturation.
+    """Quantize real values and dequantize them again, as the HAGO RFC's operator of that name does.
 
-    Where `in_dtype` is an integer, `x` is first read as integers at `in_scale` and wrapped into that
-    dtype. Where `out_dtype` is an integer, the value is rounded to a multiple of `out_scale` and
-    clipped to `[clip_min, clip_max]` quanta: round first, then clip, so that saturation holds.
+    If `in_dtype` is an integer dtype, `x` is first rounded to integers at `in_scale` and wrapped into that dtype, as
+    the register of its producer would. If `out_dtype` is an integer dtype, the value is then rounded to a multiple of
+    `out_scale` and clipped to `[clip_min, clip_max]` quanta.
 
     Args:
         x: float tensor of real values.
+        in_scale, out_scale: real units per quantum.
+        clip_min, clip_max: in quanta; the range of `out_dtype` holds as well.
+        in_dtype, out_dtype: names of dtypes, e.g. "int8"; "float32" for no integers.
+        rounding: a name in `hago.arithmetic.rounding.ROUNDINGS`.
 
     Returns:
-        float32 real values. A value at the threshold `2**(bits-1) * out_scale` comes out one
-        quantum below it.
+        float32 real values. A value at the threshold `2**(bits-1) * out_scale` becomes one quantum less.
 
     References:
         The HAGO RFC's `simulated_quantize` (TVM, 2019).

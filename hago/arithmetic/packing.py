@@ -1,8 +1,8 @@
-"""Packing: integers in as few bytes as their range needs, two to a byte where four bits hold them.
+"""Packing: integers stored in as few bytes as their range needs.
 
-Invariant: `unpack(pack(t)) == t`, dtype and shape included, for every integer tensor. Values of at most
-four bits are stored as `value - offset` in 2 or 4 bits each, the first value in the lowest bits of the
-first byte; wider ones in the smallest dtype that holds them.
+Invariant: `unpack(pack(t)) == t`, dtype and shape included, for every integer tensor. If the range of the values fits
+two or four bits, they are stored as `value - offset` in 2 or 4 bits each, the first value in the lowest bits of the
+first byte; other values are stored in the smallest dtype that holds them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from torch import Tensor
 
 from hago.errors import HagoError
 
-#: Smallest first.
-_WHOLE: Final = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+#: The dtypes of values that are not packed, smallest first.
+_STORAGE_DTYPES: Final = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+#: The bits of packed values.
 _WIDTHS: Final = (2, 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Integers as they are stored.
+    """Integers as they are stored. Made by `pack`.
 
     Args:
-        data: uint8 and flat where packed; else of the tensor's shape.
-        bits: of each value where packed, 2 or 4; None where every value has a dtype's own size.
-        offset: what packed values count from.
+        data: uint8 and flat if packed; else of the tensor's shape.
+        bits: bits of each packed value, 2 or 4; None if the values are not packed.
+        offset: the value that packed 0 stands for.
     """
 
     data: Tensor
@@ -36,12 +37,12 @@ class Packed:
 
 
 def pack(values: Tensor) -> Packed:
-    """The smallest form of an integer tensor that holds something."""
+    """Store an integer tensor, which must not be empty, in the fewest bytes."""
     low, high = (int(v) for v in torch.aminmax(values))
     for bits in _WIDTHS:
         if high - low < 1 << bits:
             return Packed(_fold((values.to(torch.int64) - low).to(torch.uint8).flatten(), bits), bits, low)
-    return Packed(values.to(next(d for d in _WHOLE if _holds(d, low, high))).contiguous())
+    return Packed(values.to(next(d for d in _STORAGE_DTYPES if _holds(d, low, high))).contiguous())
 
 
 def _holds(dtype: torch.dtype, low: int, high: int) -> bool:
@@ -50,20 +51,20 @@ def _holds(dtype: torch.dtype, low: int, high: int) -> bool:
 
 
 def _fold(small: Tensor, bits: int) -> Tensor:
-    """Values below 2**bits, uint8 and flat, several to a byte."""
+    """Put several values below 2**bits, uint8 and flat, into each byte."""
     per_byte = 8 // bits
     padded = torch.nn.functional.pad(small, (0, -small.numel() % per_byte)).reshape(-1, per_byte)
-    found = torch.zeros(len(padded), dtype=torch.uint8)
+    packed = torch.zeros(len(padded), dtype=torch.uint8)
     for place in range(per_byte):
-        found |= padded[:, place] << (bits * place)
-    return found
+        packed |= padded[:, place] << (bits * place)
+    return packed
 
 
 def unpack(packed: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The tensor that was packed.
+    """Restore a tensor that was packed.
 
     Raises:
-        HagoError: the data holds another number of values than the shape, or bits other than 2 and 4.
+        HagoError: the data holds another number of values than the shape, or `bits` is neither 2 nor 4.
     """
     data, bits = packed.data, packed.bits
     count = torch.Size(shape).numel()

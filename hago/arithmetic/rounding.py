@@ -1,7 +1,8 @@
-"""Rounding: every mode, on floats and as a shift of integers.
+"""Rounding: every mode, on floats and as a right shift of integers.
 
-All modes agree but on ties (the last two cut instead). They are exact for every float and for every
-int64 product that fits: a float tie is found by a subtraction that has no rounding error.
+The first four modes round to the nearest integer and differ on ties only; `toward_zero` and `floor` truncate. All are
+exact for every float and every int64: a tie of a float is found by a subtraction that has no rounding error. The
+functions may change their argument in place.
 """
 
 from __future__ import annotations
@@ -54,22 +55,28 @@ ROUNDINGS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
 
 
 def rounding_shift(p: Tensor, n: Tensor, rounding: str) -> Tensor:
-    """`round(p / 2**n)` in int64, exact; n < 0 shifts left. Only ties differ between modes."""
+    """`round(p / 2**n)` in int64, exact; n < 0 shifts left.
+
+    Args:
+        p: int64.
+        n: int64, broadcasts against p.
+        rounding: a name in ROUNDINGS.
+    """
     left, right = (-n).clamp_min(0), n.clamp(0, 62)
     p = p << left
-    beyond = (n - 62).clamp(0, 62)  # bits past the word keep their say in one sticky bit
+    beyond = (n - 62).clamp(0, 62)  # bits shifted past the word are or'ed into one sticky bit
     kept = p >> beyond
     p = kept | ((kept << beyond) != p)
     floor = p >> right
-    rest = p - (floor << right)
+    remainder = p - (floor << right)
     half = torch.where(right > 0, torch.ones_like(right) << (right - 1).clamp_min(0), torch.ones_like(right))
-    above, tie = rest > half, (rest == half) & (right > 0)
+    above, tie = remainder > half, (remainder == half) & (right > 0)
     up = {
         "half_even": above | (tie & ((floor & 1) == 1)),
         "half_up": above | tie,
         "half_down": above,
         "half_away": above | (tie & (floor >= 0)),
-        "toward_zero": (rest > 0) & (floor < 0),
+        "toward_zero": (remainder > 0) & (floor < 0),
         "floor": torch.zeros_like(above),
     }[rounding]
     return floor + up

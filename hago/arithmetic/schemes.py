@@ -1,7 +1,7 @@
-"""From a range of real values to quantization parameters: one pure function per scheme.
+"""Schemes: quantization parameters for a range of real values, one pure function per scheme.
 
-A scheme says which integers stand for `[lo, hi]`. All return scales that are exact in float32, as
-engines store them. The numbered equations are in docs/numerics.md.
+A scheme maps thresholds `[lo, hi]`, bits and a dtype to (scale, zero point, qmin, qmax). `make_qparams` calls it and
+rounds the scale to float32, in which engines store it. The numbered equations are in docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scheme = Callable[[Tensor, Tensor, int, DType], tuple[Tensor, Tensor, int, int]]
 
 
 def _offset(lo: Tensor, bits: int, dtype: DType) -> int:
-    """Zero point of a symmetric range: 0, or the middle where a signed tensor meets an unsigned slot."""
+    """The zero point of a symmetric range: 0, or the middle of an unsigned dtype that has to hold negative values."""
     return 1 << (bits - 1) if not dtype.signed and bool((lo < 0).any()) else 0
 
 
@@ -35,9 +35,9 @@ def _unsigned(lo: Tensor, dtype: DType) -> bool:
 def hago(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
     """`scale = max(|lo|, |hi|) / 2**(bits-1)`, q in +-(2**(bits-1) - 1)  (S1).
 
-    A tensor without negative values in an unsigned slot takes `hi / 2**bits` and q in
-    [0, 2**bits - 1]. A power-of-two threshold gives a power-of-two scale, and a value exactly at
-    the threshold saturates one quantum below it.
+    In an unsigned dtype, a tensor without negative values has `scale = hi / 2**bits` and q in [0, 2**bits - 1]. A
+    power-of-two threshold gives a power-of-two scale, and a value exactly at the threshold saturates one quantum below
+    it.
 
     References:
         The HAGO RFC (bits 8, threshold 4.0: scale 0.03125, clip +-127).
@@ -53,7 +53,7 @@ def hago(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tenso
 def symmetric(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
     """`scale = max(|lo|, |hi|) / (2**(bits-1) - 1)`, q in +-(2**(bits-1) - 1)  (S2).
 
-    The threshold itself is represented.
+    The threshold itself is on the grid.
 
     References:
         TFLite's quantization specification (int8 weights); ONNX Runtime's symmetric weights.
@@ -84,7 +84,7 @@ def affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Ten
 def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
     """`scale = (hi - lo) / 2**bits` over a range widened to hold 0; the zero point is rounded  (S4).
 
-    What `hago` is to `symmetric`, this is to `affine`: power-of-two thresholds (-t, t) or (0, t) give
+    It differs from `affine` as `hago` does from `symmetric`: power-of-two thresholds (-t, t) or (0, t) give
     power-of-two scales, and a value exactly at `hi` saturates one quantum below it.
     """
     lo, hi = lo.clamp_max(0.0), hi.clamp_min(0.0)
@@ -96,7 +96,7 @@ def hago_affine(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor
 
 
 def symmetric_full(lo: Tensor, hi: Tensor, bits: int, dtype: DType) -> tuple[Tensor, Tensor, int, int]:
-    """As `symmetric`, with one integer more below: values past the lower threshold reach `-2**(bits-1)`  (S5).
+    """`symmetric` with one more integer: values below the lower threshold reach `-2**(bits-1)`  (S5).
 
     References:
         TPU-MLIR's symmetric activations; TensorRT's int8, which clips to [-128, 127].
@@ -112,24 +112,26 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "affine": affine,
     "hago_affine": hago_affine,
 }
-#: Schemes that use both ends of a range; the others use its largest magnitude.
+#: The schemes that use both ends of a range; the others use its largest magnitude.
 TWO_SIDED: Final = frozenset({"affine", "hago_affine"})
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The integers that will stand for a tensor.
+    """The integers that represent a tensor whose thresholds are still to be estimated.
+
+    Estimators receive it with the statistics of the tensor.
 
     Args:
-        bits: how many, sign included.
+        bits: the number of bits, sign included.
         scheme: a name in `hago.arithmetic.schemes.SCHEMES`.
-        signed: False where no value is negative and the dtype is unsigned: then 2**bits levels
+        signed: False if no value is negative and the dtype is unsigned: then 2**bits integers
             cover [0, hi]; else 2**bits - 1 cover [-t, t] (symmetric), or 2**bits cover [lo, hi]
             (affine).
         power_of_two: whether the threshold must be a power of two.
 
     Raises:
-        HagoError: the scheme is unknown, or the bits are not 2 to 64 (63 where unsigned).
+        HagoError: the scheme is unknown, or the bits are not 2 to 64 (63 if unsigned).
     """
 
     bits: int
@@ -150,17 +152,17 @@ class Grid:
 def make_qparams(
     scheme: str, lo: Tensor, hi: Tensor, bits: int, dtype: DType, *, power_of_two: bool = False
 ) -> QParams:
-    """Quantization parameters for real values in `[lo, hi]`.
+    """Make the quantization parameters of real values in `[lo, hi]`.
 
     Args:
         scheme: a name in SCHEMES.
         lo, hi: float64, same shape, broadcasting against the value.
-        bits: how many, sign included; at most `dtype.bits`.
-        power_of_two: round the threshold up so that the scale is a power of two (the `hago` scheme,
-            zero point 0 or the middle).
+        bits: the number of bits, sign included; at most `dtype.bits`.
+        power_of_two: whether to round the threshold up so that the scale is a power of two, in the `hago` scheme
+            (zero point 0, or the middle of the dtype).
 
     Raises:
-        HagoError: the range is not finite or upside down, or the bits do not fit the dtype.
+        HagoError: `lo` or `hi` is not finite, `lo` exceeds `hi`, or the bits do not fit the dtype.
     """
     if not (torch.isfinite(lo).all() and torch.isfinite(hi).all() and (lo <= hi).all()):
         raise HagoError(f"thresholds must be finite with lo <= hi; got lo {lo.tolist()}, hi {hi.tolist()}")
@@ -177,9 +179,9 @@ def make_qparams(
 
 
 # ---------------------------------------------------------------- quantizable range
-# A threshold means something else in every scheme: in `hago` the largest integer stands for a value one quantum below
-# it, in `symmetric` for the threshold itself. What integers stand for is the same everywhere, so that is what tools
-# exchange. The two functions are each other's inverse.
+# The largest integer represents another value in every scheme: in `hago` one quantum less than the threshold, in
+# `symmetric` the threshold itself. So hago and other tools exchange the quantizable range, the smallest and the largest
+# value that integers represent, instead of thresholds. `quantizable_range` and `thresholds_for` are inverses.
 
 _SIGNED: Final = DTYPES["int64"]
 _UNSIGNED: Final = DTYPES["uint8"]
@@ -188,7 +190,7 @@ Range = tuple[float, float]
 
 
 def quantizable_range(lo: float, hi: float, grid: Grid) -> Range:
-    """The smallest and the largest real value that the integers of a grid stand for.
+    """The smallest and the largest real value that the integers of a grid represent.
 
     Args:
         lo, hi: thresholds, real units.
@@ -203,7 +205,7 @@ def quantizable_range(lo: float, hi: float, grid: Grid) -> Range:
         top = torch.maximum(ends[0].abs(), ends[1].abs())
         ends = [-top, top]
     scheme = SCHEMES["hago" if grid.power_of_two else grid.scheme]
-    # nothing but the sign of a dtype matters to a scheme, and that of the grid is the one that counts
+    # schemes read nothing of a dtype but its sign, which here is that of the grid
     scale, zero, qmin, qmax = scheme(ends[0], ends[1], grid.bits, _SIGNED if grid.signed else _UNSIGNED)
     return _end(qmin - zero, scale), _end(qmax - zero, scale)
 
@@ -213,16 +215,16 @@ def _end(c: Tensor, scale: Tensor) -> float:
 
 
 def thresholds_for(lo: float, hi: float, grid: Grid, slack: float = 0.0) -> Range:
-    """Thresholds that make the integers of a grid stand for `[lo, hi]`: `quantizable_range` gives it back.
+    """The thresholds with which the integers of a grid represent `[lo, hi]`; the inverse of `quantizable_range`.
 
     Args:
         lo, hi: the range, lo <= 0 <= hi.
-        slack: how far the range's ends may be off, real units. Where thresholds are powers of two, one
-            that lies that little above a power is taken for it, and not for the next.
+        slack: the rounding error of `lo` and `hi`, real units. A power-of-two threshold that exceeds a power of two by
+            less than this is rounded down to it, not up to the next one.
     """
     if grid.scheme in TWO_SIDED and not grid.power_of_two:
-        seen = quantizable_range(lo, hi, grid)
-        width = seen[1] - seen[0]
+        represented = quantizable_range(lo, hi, grid)
+        width = represented[1] - represented[0]
         return (lo, lo + (hi - lo) * ((hi - lo) / width)) if width > 0 else (lo, hi)
     slack = slack if grid.power_of_two else 0.0
     below, above = quantizable_range(-1.0 if grid.signed else 0.0, 1.0, grid)

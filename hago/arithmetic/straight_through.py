@@ -1,4 +1,4 @@
-"""The straight-through estimator: a value from one place, a gradient from another."""
+"""The straight-through estimator: the value of one tensor with the gradient of another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """A function with a gradient of its own, called."""
+    """Call a torch.autograd.Function, whose `apply` has no types."""
     result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
     return result
 

@@ -1,8 +1,7 @@
-"""The small frozen values that every layer shares: DType, Edge, QParams, SimQ.
+"""The frozen values that all packages share: DType, Edge, QParams, SimQ.
 
-Invariants: a scale is a positive float64 tensor whose entries are exact in float32 when they
-come from a threshold (products of such scales are exact in float64); a scale broadcasts against
-the value it belongs to; `real = (q - zero_point) * scale`.
+Invariants: a scale is a positive float64 tensor that broadcasts against its value; scales that come from thresholds
+are exact in float32, so that products of two are exact in float64; `real = (q - zero_point) * scale`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,16 @@ Kind = Literal["int", "uint", "float"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A storage type. `min` and `max` are those of the integers it holds."""
+    """A storage dtype.
+
+    Args:
+        name: the name in hardware files, strategies and logs.
+        bits: the number of bits, sign included.
+        torch: the dtype of the torch tensors that hold the values; wider than `bits` if torch has no such dtype.
+
+    Attributes:
+        min, max: the range of the integers that it holds.
+    """
 
     name: str
     bits: int
@@ -51,9 +59,9 @@ class DType:
 
 
 def _dtypes() -> dict[str, DType]:
-    found = [DType(f"int{b}", b, "int", torch.int8) for b in range(2, 9)]
-    found += [DType(f"uint{b}", b, "uint", torch.uint8) for b in range(2, 9)]
-    found += [
+    dtypes = [DType(f"int{b}", b, "int", torch.int8) for b in range(2, 9)]
+    dtypes += [DType(f"uint{b}", b, "uint", torch.uint8) for b in range(2, 9)]
+    dtypes += [
         DType("int16", 16, "int", torch.int16),
         DType("uint16", 16, "uint", torch.int32),
         DType("int24", 24, "int", torch.int32),
@@ -64,7 +72,7 @@ def _dtypes() -> dict[str, DType]:
         DType("float16", 16, "float", torch.float16),
         DType("bfloat16", 16, "float", torch.bfloat16),
     ]
-    return {d.name: d for d in found}
+    return {d.name: d for d in dtypes}
 
 
 DTYPES: Final[dict[str, DType]] = _dtypes()
@@ -74,25 +82,26 @@ def dtype(name: str) -> DType:
     """The DType called `name`.
 
     Raises:
-        HagoError: there is none; the message names the closest.
+        HagoError: there is no such dtype; the message names the closest.
     """
     if name not in DTYPES:
         raise HagoError(f"unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
     return DTYPES[name]
 
 
-#: torch's own dtypes by name, shorter names included.
+#: torch's own dtypes by name, with aliases such as "half".
 TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {name: found for name, found in vars(torch).items() if isinstance(found, torch.dtype)}
 )
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype that torch calls `name`. It is not read as an attribute of torch, which imports modules for some names.
+    """The dtype that torch calls `name`.
 
     Raises:
-        HagoError: there is none; the message names the closest.
+        HagoError: torch has no such dtype; the message names the closest.
     """
+    # not getattr(torch, name), which imports modules for some names
     if not isinstance(name, str) or name not in TORCH_DTYPES:
         raise HagoError(f"torch has no dtype {shortened(name)}.{did_you_mean(str(name), TORCH_DTYPES)}")
     return TORCH_DTYPES[name]
@@ -134,7 +143,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QParams:
-    """How integers of one tensor stand for real values: `real = (q - zero_point) * scale`.
+    """The quantization parameters of one tensor, whose integers q represent `real = (q - zero_point) * scale`.
+
+    Made by `schemes.make_qparams`, compared by `key`.
 
     Args:
         scale: float64, broadcasts against the value; real units per quantum.
@@ -155,7 +166,7 @@ class QParams:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal parameters; hashable."""
+        """A hashable value that is equal for equal parameters."""
         return (
             tuple(self.scale.shape),
             self.scale.numpy().tobytes(),
@@ -177,10 +188,10 @@ ZERO: Final[Tensor] = torch.zeros((), dtype=torch.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimQ:
-    """What happens on an edge: quantize (`source` None), dequantize (`target` None) or requantize.
+    """The conversion on an edge: quantize (`source` is None), dequantize (`target` is None) or requantize.
 
     Args:
-        via: what a value is requantized to before it is requantized to `target`; None where that is one step.
+        via: the parameters to which a value is requantized before it is requantized to `target`; None for one step.
     """
 
     source: QParams | None
@@ -203,13 +214,13 @@ class SimQ:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for SimQs that do the same; hashable."""
+        """A hashable value that is equal for equal conversions."""
         ends = (self.source and self.source.key, self.target and self.target.key)
         return ends if self.via is None else (*ends, self.via.key)
 
     @property
     def steps(self) -> tuple[SimQ, ...]:
-        """One after the other, what it does; none of them has a `via`."""
+        """The one or two conversions without a `via` that it consists of, in order."""
         if self.via is None:
             return (self,)
         return SimQ(self.source, self.via), SimQ(self.via, self.target)

@@ -48,12 +48,12 @@ class AccumulatorExtremes:
             self.latest = _observe(plan, c, lost)
             self.add(node.name, self.latest)
 
-    def add(self, name: str, seen: SeenAccumulators) -> None:
+    def add(self, name: str, observed: SeenAccumulators) -> None:
         """Add the observation of one node in one batch."""
-        self.accumulators[name] = self.accumulators.get(name, 0) + seen.accumulators
-        self.peaks[name] = max(self.peaks.get(name, 0.0), seen.peak)
-        if seen.overflows:
-            self.overflows[name] = self.overflows.get(name, 0) + seen.overflows
+        self.accumulators[name] = self.accumulators.get(name, 0) + observed.accumulators
+        self.peaks[name] = max(self.peaks.get(name, 0.0), observed.peak)
+        if observed.overflows:
+            self.overflows[name] = self.overflows.get(name, 0) + observed.overflows
 
     @property
     def excess_bits(self) -> dict[str, int]:
