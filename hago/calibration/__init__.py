@@ -1,4 +1,4 @@
-"""Thresholds from data: the statistics of one streaming pass, and the estimators that read them."""
+"""Calibration: statistics of tensors from one streaming pass over the data, and estimators of thresholds."""
 
 from hago.calibration.collect import Calibration
 from hago.calibration.estimators import ESTIMATORS, estimator

@@ -1,7 +1,7 @@
 """Collect statistics in one pass of the float model over the calibration data. `search.prepare` calls `collect` for
 all samples, and `search.confirmation` for those that are not kept aside.
 
-Memory: the widest cut of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
+Memory: the live values of the graph for one batch, and for every observed node a histogram of BINS bins and temporaries
 of a fixed size; nothing grows with the number of batches.
 """
 
@@ -43,12 +43,12 @@ class Calibration:
 
     @property
     def peaks(self) -> dict[str, float]:
-        """The largest |value| of every node."""
+        """The largest magnitude of every node's value."""
         return {name: max(abs(lo), abs(hi)) for name, (lo, hi) in self.ranges.items()}
 
 
 def collect(graph: Graph, batches: Iterable[Batch], observed: Collection[str], ops: Ops = OPS) -> Calibration:
-    """Collect the statistics of the `observed` nodes and the ranges of all nodes, constants aside.
+    """Collect the statistics of the `observed` nodes and the ranges of all nodes except constants.
 
     Raises:
         DataError: a node's value is NaN or infinite; names the node.

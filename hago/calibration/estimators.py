@@ -32,10 +32,10 @@ def levels(grid: Grid, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor, int]:
         lo, hi: float64, same shape.
 
     Returns:
-        scale (1 where it would be 0), the lowest centered integer (float64), both of the shape of
-        `lo`, and how many steps there are from the lowest to the highest.
+        The scale (1 where it would be 0) and the lowest centered integer, float64 of the shape of `lo`; and the number
+        of steps from the lowest to the highest integer.
     """
-    # A power-of-two threshold is always read by the hago scheme: see schemes.make_qparams.
+    # Power-of-two thresholds always use the hago scheme; see schemes.make_qparams.
     scheme: Scheme = SCHEMES["hago" if grid.power_of_two else grid.scheme]
     dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
     scale, zero, qmin, qmax = scheme(lo, hi, grid.bits, dtype)
@@ -57,7 +57,7 @@ def observed(statistics: TensorStatistics) -> tuple[Tensor, Tensor]:
 
 
 def unless_empty(statistics: TensorStatistics, lo: Tensor, hi: Tensor) -> tuple[Tensor, Tensor]:
-    """(lo, hi), and the observed range where lo = hi."""
+    """(lo, hi), replaced by the observed range where lo = hi."""
     low, high = observed(statistics)
     return torch.where(lo == hi, low, lo), torch.where(lo == hi, high, hi)
 
@@ -71,7 +71,7 @@ def peak(statistics: TensorStatistics, grid: Grid) -> Tensor:
 def headroom(grid: Grid) -> float:
     """The ratio of a threshold to the largest value that its grid represents exactly.
 
-    1 where the threshold itself is on the grid; 128 / 127 for 8 bits of the hago scheme.
+    It is 1 if the threshold itself is on the grid, and 128 / 127 for 8 bits of the hago scheme.
     """
     lo = torch.full((1,), -1.0 if grid.signed else 0.0, dtype=torch.float64)
     hi = torch.ones_like(lo)
@@ -82,11 +82,10 @@ def headroom(grid: Grid) -> float:
 def around_zero(
     statistics: TensorStatistics, grid: Grid, threshold: Tensor, most: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The range of a symmetric or unsigned grid: values within +-threshold, which is at most `most`
-    times the largest magnitude.
+    """The range of a symmetric or unsigned grid with a threshold, at most `most` times the largest magnitude.
 
-    An end where less was observed stands at what was observed: the larger end is the threshold all
-    the same. A power-of-two grid has the threshold rounded up (0 gives 1) on both ends.
+    The range is cut to the observed one, which moves at most its smaller end, so the threshold remains the larger end.
+    A power-of-two grid has the threshold rounded up (0 gives 1) at both ends.
     """
     lo, hi = observed(statistics)
     threshold = torch.minimum(threshold, peak(statistics, grid) * most)
@@ -94,22 +93,22 @@ def around_zero(
         threshold = power_of_two_at_least(threshold)
         negative = (lo < 0) & grid.signed
         return torch.where(negative, -threshold, torch.zeros_like(threshold)), threshold
-    # `0 - t` instead of `-t`: a strategy should not say -0.0.
+    # `0 - t` instead of `-t`, so that strategies do not hold -0.0
     low = torch.maximum(lo * most, 0.0 - threshold) if grid.signed else torch.zeros_like(lo)
     return low, torch.minimum(hi * most, threshold)
 
 
 def magnitudes(statistics: TensorStatistics, grid: Grid) -> Tensor:
-    """The histogram of |x| over [0, limit], for an unsigned grid of x > 0: float64 (C, BINS / 2)."""
+    """The histogram of |x| over [0, limit], or of positive x for an unsigned grid: float64 (C, BINS / 2)."""
     negative, positive = statistics.histogram.tensor_split(2, dim=1)
     return positive + negative.flip(1) if grid.signed else positive
 
 
 def without_zeros(histogram: Tensor, origin: int) -> Tensor:
-    """A histogram with the spike at zero cut down to its neighbours.
+    """A histogram in which the bin of zero holds no more than the next bin.
 
-    Zero is exact on every grid, so the zeros of a ReLU or of pruning must not count. They share the bin at `origin`
-    with small values, of which there are about as many as in the next bin.
+    Zero is exact on every grid, so the zeros of a ReLU or of pruning must not influence the threshold. They share the
+    bin at `origin` with small values, of which there are about as many as in the next bin.
 
     References:
         NVIDIA's pytorch-quantization replaces the first bin by the second before it looks for
@@ -123,7 +122,7 @@ def without_zeros(histogram: Tensor, origin: int) -> Tensor:
 # ---------------------------------------------------------------- max_range
 @dataclass(frozen=True, slots=True)
 class MaxRange:
-    """max(|min|, |max|); [min, max] for an affine grid."""
+    """Thresholds at max(|min|, |max|), or at [min, max] for an affine grid."""
 
     @property
     def name(self) -> str:
@@ -139,10 +138,9 @@ class MaxRange:
 # ---------------------------------------------------------------- avg_range
 @dataclass(frozen=True, slots=True)
 class AvgRange:
-    """max(|mean of batch minima|, |mean of batch maxima|); both means for an affine grid.
+    """Thresholds at max(|mean of batch minima|, |mean of batch maxima|), or at both means for an affine grid.
 
-    Depends on how the data is cut into batches. Where the means cancel to an empty range, it is the
-    observed one.
+    They depend on how the data is divided into batches. If the means give an empty range, the observed range is used.
 
     References:
         The HAGO RFC's `avg_range` (TVM, 2019), its default.
@@ -169,7 +167,7 @@ class AvgRange:
 # ---------------------------------------------------------------- power2_range
 @dataclass(frozen=True, slots=True)
 class Power2Range:
-    """2**ceil(log2(max(|min|, |max|))), and 1 where all values are 0, whatever the grid asks.
+    """Thresholds at 2**ceil(log2(max(|min|, |max|))), and at 1 if all values are 0, for all grids.
 
     References:
         The HAGO RFC's `power2_range` (TVM, 2019).
@@ -180,15 +178,15 @@ class Power2Range:
         return "power2_range"
 
     def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
-        """(-t, t), or (0, t) where no value is negative; see Estimator."""
+        """(-t, t), or (0, t) if no value is negative; see Estimator."""
         return around_zero(statistics, replace(grid, power_of_two=True), peak(statistics, grid))
 
 
 # ---------------------------------------------------------------- percentile
 def quantile(histogram: Tensor, fraction: float) -> Tensor:
-    """Where `fraction` of a histogram's mass lies below, in bins from its left: float64 (C,).
+    """The point below which `fraction` of a histogram's mass lies, in bins from its left end: float64 (C,).
 
-    Values are taken to be spread evenly inside their bin.
+    Values are assumed to be spread evenly inside their bin.
     """
     below = histogram.cumsum(1)
     target = below[:, -1:] * fraction
@@ -200,10 +198,10 @@ def quantile(histogram: Tensor, fraction: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """The `percent` percentile of |x|; for an affine grid half of the rest is cut off at each end.
+    """Thresholds at a percentile of |x|; for an affine grid, half of the remaining values are cut off at each end.
 
     Args:
-        percent: above 0, at most 100 (then nothing is clipped).
+        percent: above 0, at most 100, which clips nothing.
 
     Raises:
         HagoError: percent is not in that range.
@@ -234,17 +232,17 @@ class Percentile:
 
 
 # ---------------------------------------------------------------- mse
-# Where e_q are the midpoints between neighbouring quantum values and s is the scale,
+# With e_q the midpoints between neighbouring quantum values and s the scale,
 #     E[(x - Q(x))**2] = E[(x - hi)**2] - 2 s sum_q F(e_q),    F(e) = E[max(e - x, 0)],
-# whatever the distribution, clipping on both sides included: a value x with m midpoints above it contributes
-# (x - hi)**2 - 2 s (m (hi - x) - s m**2 / 2) = (x - (hi - s m))**2. F is tabulated once per histogram, values being
-# spread evenly inside their bin, and each candidate costs one look-up per midpoint. For many levels the sum is the
+# for any distribution, clipping on both sides included: a value x with m midpoints above it contributes
+# (x - hi)**2 - 2 s (m (hi - x) - s m**2 / 2) = (x - (hi - s m))**2. F is tabulated once per histogram, with values
+# spread evenly inside their bin, so a candidate costs one look-up per midpoint. For many quantum values the sum is the
 # midpoint rule of an integral, whose error is known:
 #     s sum_q F(e_q) = (integral of F from lo to hi) - s**2 / 24 P(lo < x < hi).
-#: Up to this many steps the sum over midpoints is taken, beyond it the integral.
+#: The most steps for which the sum over midpoints is computed; for more steps, the integral is.
 _MIDPOINTS: Final = 256
-#: Candidates are skipped if the error of their clipping alone exceeds the error of the first candidate by this part of
-#: the sum of squares.
+#: Candidates are skipped if their clipping error alone exceeds the error of the first candidate by this part of the sum
+#: of squares.
 _SLACK: Final = 1e-9
 #: Channels that are processed at a time; their tables take a few megabytes.
 _BLOCK: Final = 64
@@ -257,7 +255,7 @@ class Distribution:
     Args:
         origin: the bin whose left edge is the value 0.
         mass, below, first, second: float64 (C, N + 1), at each bin's left edge: the mass of the bin, the mass
-            below, F, and the integral of F.
+            below, F (see the comment above), and the integral of F.
         moments: float64 (C, 3): sums of 1, x and x**2.
     """
 
@@ -306,7 +304,7 @@ class Distribution:
         return area - area_lo, above - below
 
     def clipped(self, lo: Tensor, hi: Tensor) -> Tensor:
-        """The sum of squared errors of clipping to [lo, hi] (C, K), which is that of an infinitely fine grid."""
+        """The sum of squared errors of clipping to [lo, hi]: (C, K). It is the error of an infinitely fine grid."""
         return self._beyond(hi) - 2 * self.between(lo, hi)[0]
 
     def squared_error(self, scale: Tensor, lowest: Tensor, count: int) -> Tensor:
@@ -332,26 +330,30 @@ class Distribution:
 
 
 def _least(values: Distribution, grid: Grid, lo: Tensor, hi: Tensor, folded: bool) -> Tensor:
-    """The index of the candidate range (C, K) with the least error, the first of equals: int64 (C, 1)."""
+    """The index of the candidate range (C, K) with the least error, the first of equals: int64 (C, 1).
+
+    Args:
+        folded: whether `values` is the distribution of magnitudes, so that only the upper half of a signed grid counts.
+    """
     scale, lowest, count = levels(grid, lo, hi)
     if folded and grid.signed:
         lowest, count = torch.zeros_like(lowest), count // 2
     first = values.squared_error(scale[:, :1], lowest[:, :1], count)
     clipped = values.clipped(lowest * scale, (lowest + count) * scale)
     promising = (clipped <= first + _SLACK * values.moments[:, 2:]).any(0)
-    rest = 1 + promising[1:].nonzero().squeeze(1)
-    errors = torch.cat([first, values.squared_error(scale[:, rest], lowest[:, rest], count)], 1)
-    return torch.cat([rest.new_zeros(1), rest])[errors.argmin(1, keepdim=True)]
+    indices = 1 + promising[1:].nonzero().squeeze(1)
+    errors = torch.cat([first, values.squared_error(scale[:, indices], lowest[:, indices], count)], 1)
+    return torch.cat([indices.new_zeros(1), indices])[errors.argmin(1, keepdim=True)]
 
 
 def _factors(low: int, high: int, per_octave: int) -> Tensor:
-    """1 first, then the powers of two with exponents low / per_octave ... high / per_octave, falling."""
+    """The factors 2**(j / per_octave) for j from `high` down to `low`; 1 comes first."""
     exponents = [0, *(j for j in range(high, low - 1, -1) if j)]
     return torch.tensor([2.0 ** (j / per_octave) for j in exponents], dtype=torch.float64)
 
 
-#: Exponents of candidate factors (see `_factors`): coarse, then fine around the best; for each end of an affine grid;
-#: and for powers of two.
+#: Arguments of `_factors`: coarse candidates, then fine ones around the best; for each end of an affine grid; and for
+#: powers of two.
 _COARSE: Final = (-80, 0, 8)
 _FINE: Final = (-3, 3, 32)
 _COARSE_EACH: Final = (-40, 0, 4)
@@ -377,7 +379,7 @@ def _symmetric(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor
 
 
 def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
-    """The best ends of an affine grid: first cut evenly around zero, then each on its own."""
+    """The best range of an affine grid: among ranges that are symmetric around zero first, then each end by itself."""
     origin = statistics.histogram.shape[1] // 2
     values: Distribution = statistics.derive(
         "values", lambda: Distribution.of(without_zeros(statistics.histogram, origin), origin)
@@ -403,12 +405,12 @@ def _affine(statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Mse:
-    """The threshold of least expected squared error, found among candidates on the histogram.
+    """Thresholds with the least expected squared error on the histogram, chosen among candidates.
 
-    Thresholds from the largest magnitude down to a thousandth of it are compared, and again more
-    finely about the best; where the grid asks for powers of two, those in that reach. For an affine
-    grid the range is cut evenly around zero, then each end on its own. On the histogram the result
-    never errs more than that of max_range. Exact zeros do not count.
+    The candidates are thresholds from the largest magnitude down to a thousandth of it, then finer steps around the
+    best one; or the powers of two in that range, if the grid requires one. For an affine grid they are ranges that are
+    symmetric around zero, then each end is varied by itself. On the histogram, the error of the result is at most that
+    of max_range. Exact zeros do not count.
     """
 
     together: ClassVar[bool] = True
@@ -429,9 +431,9 @@ class Mse:
 # ---------------------------------------------------------------- kl_estimate
 # All candidate thresholds are scored at once: with cumulative sums over the histogram, the divergence of a candidate is
 # a sum over its quantum values instead of over its bins.
-#: Bins per step that the widest candidate must have; with fewer, a step is about one bin, and nothing diverges.
+#: The least number of bins per step of the widest candidate; with fewer, P and Q are almost equal for all candidates.
 _BINS_PER_STEP: Final = 4
-#: Entries of the (candidate, quantum value) tables that are computed at a time.
+#: The number of entries of (candidate, quantum value) tables that are computed at a time.
 _TABLE: Final = 1 << 17
 
 
@@ -442,15 +444,15 @@ def _leading_zero(sums: Tensor) -> Tensor:
 def kl_divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tensor:
     """KL(P || Q) of each candidate threshold, in nats.
 
-    P is the histogram clipped at the threshold: what lies beyond counts in the last bin. Q is the
-    histogram without what lies beyond, each quantum value's mass spread evenly over those of its
-    bins where P is not zero; one whose whole mass lies beyond has the mass of a single value.
+    P is the histogram clipped at the threshold: the mass beyond it counts in the last bin. Q is the histogram up to the
+    threshold, with the mass of each quantum value spread evenly over those of its bins where P is not zero. A quantum
+    value whose mass is all beyond the threshold has the mass of a single value.
 
     Args:
         histogram: float64 (N,), counts of magnitudes.
-        ends: int64 (K,), the bins below each threshold; steps <= ends <= N.
-        steps: from 0 to the threshold, so that the scale is ends / steps bins.
-        top: the highest quantum value. A bin belongs to the value nearest to its centre.
+        ends: int64 (K,), the number of bins below each threshold; steps <= ends <= N.
+        steps: the number of steps from 0 to the threshold, so that the scale is ends / steps bins.
+        top: the highest quantum value. A bin belongs to the quantum value that is nearest to its centre.
 
     Returns:
         float64 (K,); infinite where nothing lies below the threshold.
@@ -476,20 +478,20 @@ def kl_divergence(histogram: Tensor, ends: Tensor, steps: int, top: int) -> Tens
     bins[:, -1] += gap
     shared = torch.xlogy(weight, cell / bins.clamp_min(1.0)).sum(1)
 
-    own = entropy[ends - 1] + torch.xlogy(last + beyond, last + beyond)
-    divergence = (own - shared) / total - torch.log(total) + torch.log(inside)
+    entropy_of_p = entropy[ends - 1] + torch.xlogy(last + beyond, last + beyond)
+    divergence = (entropy_of_p - shared) / total - torch.log(total) + torch.log(inside)
     return torch.where(inside > 0, divergence, torch.inf)
 
 
 def _steps(grid: Grid, one_sided: bool) -> tuple[int, int]:
-    """Steps from 0 to the threshold, and the highest quantum value."""
+    """The number of steps from 0 to the threshold, and the highest quantum value."""
     one = torch.ones(1, dtype=torch.float64)
     scale, lowest, count = levels(grid, torch.zeros_like(one) if one_sided else -one, one)
     return round(1 / float(scale)), round(float(lowest)) + count
 
 
 def _candidates(statistics: TensorStatistics, grid: Grid, steps: int) -> Tensor:
-    """The thresholds to compare, in bins, ascending: at least one bin per step."""
+    """The candidate thresholds in bins, ascending, with at least one bin per step; none if the grid is too fine."""
     largest = peak(statistics, grid)
     widest = power_of_two_at_least(largest) if grid.power_of_two else largest
     end = int(torch.ceil(widest / statistics.bin_width)) if float(largest) > 0 else 0
@@ -502,13 +504,13 @@ def _candidates(statistics: TensorStatistics, grid: Grid, steps: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KlEstimate:
-    """The threshold of least Kullback-Leibler divergence, for any number of bits.
+    """The threshold with the least Kullback-Leibler divergence, for any number of bits.
 
-    Exact zeros do not count: every grid represents them. Where the grid is nearly as fine as the
-    histogram (10 bits and more) the divergence cannot tell them apart, and the result is that of
-    max_range. Per channel it is that of max_range as well: a channel of a weight has too few values
-    for a histogram to say how it is distributed, and Migacz found that clipping weights gains
-    nothing. An affine grid is cut at one threshold on both sides of zero, within what was observed.
+    Exact zeros do not count: every grid represents them. If the grid is nearly as fine as the histogram (10 bits and
+    more), the divergence cannot compare candidates, and the result is that of max_range. For statistics per channel it
+    is that of max_range, too: a channel of a weight has too few values for a meaningful histogram, and Migacz reports
+    no gain from clipping weights. An affine grid has the same threshold on both sides of zero, within the observed
+    range.
 
     References:
         S. Migacz, "8-bit Inference with TensorRT", GTC 2017.
@@ -519,7 +521,7 @@ class KlEstimate:
         return "kl_estimate"
 
     def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The range inside the threshold; see Estimator. Of equally good ones the largest."""
+        """The range of the best threshold, the largest of equals; see Estimator."""
         if statistics.channels > 1:
             return MaxRange()(statistics, grid)
         one_sided = not grid.signed or (two_sided(grid) and float(statistics.minimum) >= 0)
@@ -548,9 +550,10 @@ ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DoReFaEstimator:
-    """DoReFa's weights, and activations by another estimator, or in [0, 1] for schemes that have it so.
+    """DoReFa-Net's quantization of weights, with another estimator for everything else.
 
-    It gives the thresholds of everything but weights; `plan.threshold_sources.estimated_resolver` reads the scheme.
+    Calling it gives thresholds of everything but weights. `plan.threshold_sources.estimated_resolver` reads the scheme, which
+    determines weights and, in some schemes, puts activations in [0, 1].
 
     Args:
         scheme: a name in DOREFAS.
@@ -569,31 +572,31 @@ class DoReFaEstimator:
 
 
 def dorefa_of(estimator: Estimator) -> str | None:
-    """The name in DOREFAS of an estimator's weights; None where it is not DoReFa's."""
+    """The scheme of a `DoReFaEstimator`, a name in DOREFAS; None for other estimators."""
     return estimator.scheme if isinstance(estimator, DoReFaEstimator) else None
 
 
 def estimator(spec: str | Estimator) -> Estimator:
-    """The estimator that `spec` names, e.g. "mse" or "percentile:99.9"; an estimator is returned as it is.
+    """The estimator that `spec` names, e.g. "mse" or "percentile:99.9"; an estimator is returned unchanged.
 
-    The options after the colon are numbers, separated by commas, in the order of the class's fields. After "dorefa:"
-    and "dorefa_relative:" comes the estimator of everything but weights, by default "mse". `estimator(e.name) == e`
-    for every estimator e of hago.
+    The options after the colon are numbers, separated by commas, in the order of the class's fields. The option of
+    "dorefa" and "dorefa_relative" is the estimator of everything but weights, by default "mse".
+    `estimator(e.name) == e` for every estimator e of hago.
 
     Raises:
-        HagoError: no such estimator, or options that it does not take.
+        HagoError: there is no such estimator, or it does not take these options.
     """
     if not isinstance(spec, str):
         if isinstance(spec, type) or not callable(spec) or not hasattr(spec, "name"):
-            raise HagoError(f"{spec!r} is no estimator; expected one of {', '.join(ESTIMATORS)}")
+            raise HagoError(f"{spec!r} is not an estimator; expected one of {', '.join(ESTIMATORS)}")
         return spec
-    name, colon, rest = spec.strip().partition(":")
+    name, colon, options_text = spec.strip().partition(":")
     if name in DOREFAS:
-        return DoReFaEstimator(name, estimator(rest or "mse"))
+        return DoReFaEstimator(name, estimator(options_text or "mse"))
     if name not in ESTIMATORS:
         raise HagoError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}.{did_you_mean(name, ESTIMATORS)}")
     kind = ESTIMATORS[name]
-    options = rest.split(",") if colon else []
+    options = options_text.split(",") if colon else []
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     if len(options) > len(known):
         raise HagoError(f"estimator {spec!r} has {len(options)} options; {name} takes {', '.join(known) or 'none'}")

@@ -1,6 +1,6 @@
-"""Ranges and modes by node that the user gives, e.g. from the tables of another tool, in place of estimated ones.
+"""Ranges and modes of nodes that the user gives instead of estimating them, e.g. from the tables of another tool.
 
-A range is the interval that a node's integers should represent; it becomes thresholds for whatever bits and scheme the
+A range is the interval that a node's integers should represent; it is converted to thresholds for every grid that a
 search asks for. Weights keep their estimated thresholds. A mode keeps a node float, or fixes the bits of its operands.
 `search.prepare` makes a `GivenRanges` of the user's arguments and maps its names to the graph's nodes with `at`.
 """
@@ -32,10 +32,10 @@ from hago.graph.graph import CONST, Graph, Node
 from hago.hardware.hardware import Hardware
 from hago.serialization.json_text import read_file
 
-#: Grids of at most so many bits take the row of the int4 section if there is one.
-_FOUR: Final = 4
-#: Half a unit of the last digit of a printed table.
-PRINTED: Final = 5e-8
+#: Grids of at most this many bits use the ranges of a table's int4 section, if it has any.
+_INT4_BITS: Final = 4
+#: The rounding error of ranges in a printed table: half a unit of the last digit.
+PRINTED_SLACK: Final = 5e-8
 #: Bits of the weight and of the data that a node reads, by mode; None for float.
 _MODES: Final[Mapping[str, tuple[int, int] | None]] = {
     "F32": None,
@@ -46,8 +46,8 @@ _MODES: Final[Mapping[str, tuple[int, int] | None]] = {
     "INT4": (4, 4),
     "W4INT8": (4, 8),
 }
-#: TPU-MLIR names an operator of ONNX by its output and its type.
-_TYPED: Final = re.compile(r"(.+)_[A-Z][A-Za-z0-9]*")
+#: TPU-MLIR's name of an ONNX operator: the name of its output, and its type.
+_NAME_WITH_TYPE: Final = re.compile(r"(.+)_[A-Z][A-Za-z0-9]*")
 
 ThresholdsLike = Mapping[str, Sequence[float]] | CalibrationTable | str | PathLike[str]
 ModesLike = Mapping[str, str] | QuantizeTable | str | PathLike[str]
@@ -61,7 +61,7 @@ class GivenRanges:
         ranges: (low, high) by node, in real units.
         narrow: (low, high) by node for grids of at most four bits; `ranges` for nodes that are absent here.
         modes: by node, a mode of a quantize table.
-        slack: rounding error of the ends of ranges, where they were printed.
+        slack: the rounding error of the ends of ranges that were printed; else 0.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -96,10 +96,11 @@ class GivenRanges:
         yield from self.modes
 
     def at(self, graph: Graph) -> GivenRanges:
-        """These ranges and modes under the names of the graph's nodes.
+        """The same ranges and modes, by the names of the graph's nodes.
 
         Raises:
-            HagoError: a name of no node, with the closest; or two names of one node.
+            HagoError: a name is that of no node, in which case the message says the closest, or two names are those of
+                one node.
         """
         nodes = {n.name for n in graph if n.op != CONST}
         node_of = {name: _node_called(name, nodes) for name in self.names()}
@@ -112,7 +113,12 @@ class GivenRanges:
 
     # ------------------------------------------------------------ thresholds
     def named(self, key: str, source: str) -> str | None:
-        """The node whose range a group takes: the one that is measured, or the one that is requantized."""
+        """The node whose range a group uses, if any has one.
+
+        Args:
+            key: the key of the group.
+            source: the node whose value the group's edges read.
+        """
         node = key.removesuffix(":out") if key.endswith(":out") else source
         return next((n for n in (source, node) if n in self.ranges or n in self.narrow), None)
 
@@ -126,7 +132,7 @@ class GivenRanges:
         return torch.tensor([lo], dtype=torch.float64), torch.tensor([hi], dtype=torch.float64)
 
     def _range(self, name: str, bits: int) -> Range:
-        preferred = (self.narrow, self.ranges) if bits <= _FOUR else (self.ranges, self.narrow)
+        preferred = (self.narrow, self.ranges) if bits <= _INT4_BITS else (self.ranges, self.narrow)
         return next(part[name] for part in preferred if name in part)
 
     # ------------------------------------------------------------ modes
@@ -135,24 +141,32 @@ class GivenRanges:
         return [glob.escape(n) for n, mode in self.modes.items() if _MODES[mode] is None]
 
     def fixed_bits(self, graph: Graph, group_of: Mapping[str, str]) -> dict[str, int]:
-        """Bits by pattern, of the groups that nodes with an integer mode read and write; where nodes ask for
-        several, the most.
+        """The bits of the groups that nodes with an integer mode read and write, as patterns of `fix_bits`.
+
+        If nodes request different bits of a group, the most are taken.
 
         Args:
-            group_of: the key of the group of every quantized edge.
+            group_of: by quantized edge, the key of its group.
         """
         groups = set(group_of.values())
-        found: dict[str, int] = {}
+        bits_of: dict[str, int] = {}
         for name, mode in self.modes.items():
-            asked = _MODES[mode]
-            if asked is not None:
-                for key, bits in _asked(graph, graph[name], asked, group_of):
+            mode_bits = _MODES[mode]
+            if mode_bits is not None:
+                for key, bits in _requested_bits(graph, graph[name], mode_bits, group_of):
                     if key in groups:
-                        found[key] = max(bits, found.get(key, 0))
-        return {glob.escape(key): bits for key, bits in found.items()}
+                        bits_of[key] = max(bits, bits_of.get(key, 0))
+        return {glob.escape(key): bits for key, bits in bits_of.items()}
 
 
-def _asked(graph: Graph, node: Node, bits: tuple[int, int], group_of: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+def _requested_bits(
+    graph: Graph, node: Node, bits: tuple[int, int], group_of: Mapping[str, str]
+) -> Iterator[tuple[str, int]]:
+    """The groups that a node reads and writes, each with the bits that its mode requests.
+
+    Args:
+        bits: of the weight and of the data.
+    """
     weight, data = bits
     for edge in node.edges:
         yield group_of.get(str(edge), str(edge)), weight if graph[graph.source(edge)].op == CONST else data
@@ -161,8 +175,9 @@ def _asked(graph: Graph, node: Node, bits: tuple[int, int], group_of: Mapping[st
 
 
 def _node_called(name: str, known: Iterable[str]) -> str:
-    typed = _TYPED.fullmatch(name)
-    for candidate in (name, typed[1] if typed else name):
+    """The node that a table names, with or without the type of the operator."""
+    with_type = _NAME_WITH_TYPE.fullmatch(name)
+    for candidate in (name, with_type[1] if with_type else name):
         if candidate in known:
             return candidate
     raise HagoError(f"the tables name {name!r}, which is no node of the model.{did_you_mean(name, known)}")
@@ -172,16 +187,17 @@ def _node_called(name: str, known: Iterable[str]) -> str:
 def make_given_ranges(
     thresholds: ThresholdsLike | GivenRanges | None, modes: ModesLike | None, hardware: Hardware
 ) -> GivenRanges:
-    """Make GivenRanges of thresholds and modes for a piece of hardware.
+    """Make the GivenRanges of the user's arguments `thresholds` and `modes`.
 
     Args:
-        thresholds: (low, high) by node, a calibration table, or the path of one. Of a table's row, affine
-            hardware takes the minimum and the maximum, others the threshold, with the minimum's sign.
-        modes: by node, a quantize table, or the path of one.
+        thresholds: (low, high) by node, a calibration table, or the path of one. From a row of a table, hardware with
+            an affine scheme uses the minimum and the maximum, and other hardware the threshold and the sign of the
+            minimum.
+        modes: modes by node, a quantize table, or the path of one.
 
     Raises:
-        HagoError: a file that cannot be read or is no table, a range that is not finite or leaves out 0, or a
-            mode without a counterpart.
+        HagoError: a file cannot be read or is not a table, a range is not finite or does not contain 0, or hago has no
+            counterpart of a mode.
     """
     named = dict(_modes(modes))
     for name, mode in named.items():
@@ -198,8 +214,8 @@ def make_given_ranges(
         return GivenRanges({n: _checked(n, ends) for n, ends in thresholds.items()}, modes=named)
     table = thresholds if isinstance(thresholds, CalibrationTable) else _read(thresholds, parse_calibration_table)
     two_sided = hardware.activation.scheme in TWO_SIDED
-    rows, four = ({n: _of_row(row, two_sided) for n, row in part.items()} for part in (table.rows, table.int4))
-    return GivenRanges(rows, four, named, PRINTED)
+    rows, int4_rows = ({n: _of_row(row, two_sided) for n, row in part.items()} for part in (table.rows, table.int4))
+    return GivenRanges(rows, int4_rows, named, PRINTED_SLACK)
 
 
 def _modes(modes: ModesLike | None) -> Mapping[str, str]:

@@ -2,9 +2,9 @@
 
 `collect` makes one Observer per observed node.
 
-Invariants: a bin's width is a power of two, and the bin of a value at twice the limit is half its
-bin at the limit. So the histogram, the minimum and the maximum are the same however the values are
-cut into batches, and in whichever order these arrive; the batch means alone depend on the cut.
+Invariants: the width of a bin is a power of two, and doubling the limit merges pairs of neighbouring bins. So the
+histogram, the minimum and the maximum do not depend on how the values are divided into batches, or on the order of the
+batches. Only the batch means do.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hago.arithmetic.numerics import power_of_two_at_least
 from hago.calibration.statistics import BINS, TensorStatistics
 from hago.errors import DataError
 
-#: The limit of a tensor that holds nothing larger. Reciprocals of its bins are finite in float32.
+#: The smallest limit of a histogram. The reciprocals of its bins are finite in float32.
 SMALLEST_LIMIT: Final = 2.0**-100
-#: Elements that are binned at a time: the temporaries stay in the second-level cache.
+#: Elements that are binned at a time, so that temporaries stay in the second-level cache.
 _CHUNK: Final = 1 << 17
-#: Values are shrunk by this, exact in float32.
+#: The factor, exact in float32, by which values are shrunk so that +-limit lie inside the outermost bins.
 _INSIDE: Final = 1.0 - 2.0**-24
 
 
 def _cells(value: Tensor, channel_axis: int | None) -> Tensor:
-    """`value` as (outer, C, inner), in the order it lies in memory: a view where it is dense."""
+    """`value` with the shape (outer, C, inner), in the order of its memory: a view if it is dense."""
     order = sorted(range(value.ndim), key=value.stride, reverse=True)
     dense = value.permute(order)
     if channel_axis is None:
@@ -39,7 +39,7 @@ def _cells(value: Tensor, channel_axis: int | None) -> Tensor:
 
 
 def _extremes(cells: Tensor) -> tuple[Tensor, Tensor]:
-    """float64 (C,) minima and maxima; NaN where there is one; zero without a sign."""
+    """The minima and maxima, float64 (C,); NaN if there is one; zeros are positive."""
     if cells.shape[1] == 1:
         low, high = (end.reshape(1) for end in torch.aminmax(cells))
     else:
@@ -49,7 +49,7 @@ def _extremes(cells: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pieces(cells: Tensor, size: int) -> Iterator[Tensor]:
-    """`cells` cut along `outer`, and along `inner` where one slab is larger than `size`."""
+    """Pieces of `cells` of about `size` elements, cut along `outer`, and along `inner` if one slab is larger."""
     outer, channels, inner = cells.shape
     rows = max(1, size // (channels * inner))
     for top in range(0, outer, rows):
@@ -60,11 +60,14 @@ def _pieces(cells: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
-    """A new tensor: values in bins from zero, shrunk so that +-limit fall inside the outermost bins.
+    """A new tensor of the values in units of bins, shrunk so that +-limit lie inside the outermost bins.
 
-    Which bin a value falls into must not depend on how wide the bins are, so the shrinking rounds in
-    the value's own precision, and the power of two that follows must be exact. Where it could
-    underflow, which would turn a small negative value into zero, it is taken in float64.
+    Doubling the width of bins must exactly merge them, so the shrinking rounds in the precision of the value, and the
+    multiplication by a power of two that follows must be exact. If it could underflow, which would turn a small
+    negative value into zero, it is done in float64.
+
+    Args:
+        per_value: float64 (C,), bins per unit; a power of two.
     """
     carrier = piece if piece.dtype == torch.float64 else piece.to(torch.float32)
     if bool((per_value >= 1).all()):
@@ -74,7 +77,7 @@ def _scaled(piece: Tensor, per_value: Tensor) -> Tensor:
 
 
 def _count(cells: Tensor, limit: Tensor) -> Tensor:
-    """How many values of each channel lie in each bin: int64 (C, BINS)."""
+    """The number of values of each channel in each bin: int64 (C, BINS)."""
     channels = cells.shape[1]
     per_value = (BINS // 2) / limit
     first: int | Tensor = BINS // 2
@@ -87,13 +90,13 @@ def _count(cells: Tensor, limit: Tensor) -> Tensor:
     total = torch.zeros(0, dtype=torch.int64)
     for piece in _pieces(cells, size):
         bins = _scaled(piece, per_value).floor_().to(index).add_(first)
-        found = torch.bincount(bins.reshape(-1), minlength=channels * BINS)
-        total = total.add_(found) if len(total) else found
+        counts = torch.bincount(bins.reshape(-1), minlength=channels * BINS)
+        total = total.add_(counts) if len(total) else counts
     return total.view(channels, BINS)
 
 
 def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
-    """A histogram (C, BINS) over [-limit, limit] as one over [-wider, wider]: neighbours merge.
+    """Convert a histogram (C, BINS) over [-limit, limit] to one over [-wider, wider] by merging neighbouring bins.
 
     Args:
         limit, wider: float64 (C,), powers of two, limit <= wider.
@@ -106,12 +109,14 @@ def rebin(histogram: Tensor, limit: Tensor, wider: Tensor) -> Tensor:
 
 
 class Observer:
-    """Accumulates statistics: `update` is called with every batch, `finish` any number of times.
+    """Accumulates the statistics of one tensor. Call `update` with every batch, and `finish` at any time.
+
+    `collect` makes one for every observed node, and `constant_statistics` one for every constant.
 
     Args:
-        channel_axis: keep statistics per index of this axis (negative counts from the end); None
-            for the whole tensor. With C channels the memory is 8 * C * BINS bytes.
-        name: of the node, for errors.
+        channel_axis: the axis along which statistics are kept per channel (negative values count from the end); None
+            for statistics of the whole tensor. With C channels the memory is 8 * C * BINS bytes.
+        name: the name of the node, for errors.
     """
 
     __slots__ = (
@@ -139,8 +144,8 @@ class Observer:
             value: a float tensor of any shape and memory format; it is neither kept nor changed.
 
         Raises:
-            DataError: the batch is empty, not float, holds NaN or an infinity (also one that
-                exceeds float32), or has another number of channels than the batches before it.
+            DataError: the batch is empty, not float, holds NaN or values that are not finite in float32, or has
+                another number of channels than the batches before it.
         """
         cells = self._checked(value.detach())
         low, high = _extremes(cells)
@@ -187,13 +192,13 @@ class Observer:
         self._sum_maximum = self._sum_maximum + high
 
     def finish(self) -> TensorStatistics:
-        """The statistics so far; later updates leave them as they are.
+        """The statistics so far; later updates do not change the returned value.
 
         Raises:
-            DataError: no batch has come.
+            DataError: `update` has not been called.
         """
         if not self._batches:
-            raise DataError(f"node {self._name!r} saw no batch; calibrate with at least one")
+            raise DataError(f"node {self._name!r} was observed on no batch; calibrate with at least one")
         return TensorStatistics(
             count=self._count,
             minimum=self._minimum,
@@ -207,13 +212,12 @@ class Observer:
 
 
 def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: str = "constant") -> TensorStatistics:
-    """Exact statistics of a constant, such as a weight, taken as one batch.
+    """Statistics of a constant, such as a weight, observed as one batch.
 
     Args:
         tensor: float, any shape.
-        channel_axis: per index of this axis, all channels at once (8 * C * BINS bytes); None for
-            the whole tensor.
-        name: of the node, for errors.
+        channel_axis: the axis of the channels (8 * C * BINS bytes); None for statistics of the whole tensor.
+        name: the name of the node, for errors.
 
     Raises:
         DataError: the tensor is empty, not float or not finite, or has no such axis.
@@ -224,10 +228,10 @@ def constant_statistics(tensor: Tensor, channel_axis: int | None = None, name: s
 
 
 def merge_channels(statistics: TensorStatistics) -> TensorStatistics:
-    """Statistics of the whole tensor from those per channel.
+    """Merge statistics per channel into statistics of the whole tensor.
 
-    All are as if observed without a channel axis, but for the batch means: those of the channel
-    that reaches farthest, which the means of the whole tensor's extremes may exceed.
+    They equal those that are observed without a channel axis, except the batch means. The merged means are those of
+    the channels with the least and the greatest mean, which the means of the whole tensor's extremes may exceed.
     """
     if statistics.channels == 1:
         return statistics

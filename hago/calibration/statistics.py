@@ -23,14 +23,14 @@ class TensorStatistics:
     """Statistics of one tensor, per channel (C) or of the whole tensor (C = 1).
 
     Args:
-        count: values seen per channel.
+        count: the number of observed values per channel.
         minimum, maximum: float64 (C,).
         mean_minimum, mean_maximum: float64 (C,), the batch minima and maxima averaged over batches.
         histogram: float64 (C, BINS), counts of values over [-limit, limit]; a positive value on an
             edge belongs to the bin below it, a negative one to the bin above, zero to bin BINS / 2.
         limit: float64 (C,), a power of two at least max(|minimum|, |maximum|).
-        channel_axis: the axis that C runs along, or None where C = 1 is the whole tensor.
-        derived: values that estimators derive from them and keep for the next grid, by keys of their own.
+        channel_axis: the axis of the channels; None if C = 1 is the whole tensor.
+        derived: values that estimators derive from the statistics and keep for further grids; see `derive`.
     """
 
     count: int
@@ -44,13 +44,13 @@ class TensorStatistics:
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The derived value of a key; `make` is called where there is none yet."""
+        """The derived value of a key; `make` makes it when it is first asked for."""
         if key not in self.derived:
             self.derived[key] = make()
         return self.derived[key]
 
     def bytes_at_most(self) -> int:
-        """The most bytes of the histogram and the values derived from it: tables of 4 * BINS numbers a channel."""
+        """An upper bound on the bytes of the histogram and the values derived from it: 4 * BINS numbers per channel."""
         return 5 * self.histogram.numel() * self.histogram.element_size()
 
     @property
@@ -76,7 +76,7 @@ class TensorStatistics:
 
 
 def stack(parts: Sequence[TensorStatistics]) -> TensorStatistics:
-    """Statistics of whole tensors as channels of one; `count` is that of the first."""
+    """Stack the statistics of whole tensors as channels of one tensor; `count` is that of the first."""
     return TensorStatistics(
         count=parts[0].count,
         minimum=torch.cat([p.minimum for p in parts]),
@@ -89,16 +89,16 @@ def stack(parts: Sequence[TensorStatistics]) -> TensorStatistics:
 
 
 class Estimator(Protocol):
-    """Turns statistics into thresholds. Frozen and hashable; its name contains its options.
+    """Estimates thresholds from statistics. `ThresholdCache` calls it, once for every tensor and grid.
 
-    Channels are independent: the thresholds of a channel depend on its own statistics alone. An estimator that is slow
-    and does not read `count` may have `together = True`: it is then called with the statistics of many nodes at once,
-    as channels of one tensor.
+    An estimator is frozen and hashable, and its name contains its options. Channels are independent: the thresholds of
+    a channel depend on its own statistics alone. An estimator that is slow and does not read `count` may have
+    `together = True`: it is then called with the statistics of many nodes at once, as channels of one tensor.
     """
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, statistics: TensorStatistics, grid: Grid) -> tuple[Tensor, Tensor]:
-        """(lo, hi), float64 of shape (C,), finite, lo <= 0 <= hi, lo < hi unless all values are 0."""
+        """Estimate (lo, hi): float64 of shape (C,), finite, lo <= 0 <= hi, and lo < hi unless all values are 0."""
         ...

@@ -1,4 +1,4 @@
-"""A cache of estimated thresholds, by node, grid and channel axis; `EstimatedThresholds` of `hago.plan` makes one."""
+"""A cache of estimated thresholds, by node, grid and channel axis."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from hago.calibration.observer import constant_statistics, merge_channels
 from hago.calibration.statistics import Estimator, TensorStatistics, stack
 from hago.errors import DataError, HagoError, did_you_mean
 
-#: Channels of a constant that are estimated at a time: their histograms take 8 MiB.
+#: The number of channels of a constant that are estimated at a time: their histograms take 8 MiB.
 _BLOCK = 256
-#: Observed nodes that are estimated at a time.
+#: The number of observed nodes that are estimated at a time.
 _TOGETHER = 64
-#: Bytes of statistics of constants' channels that are kept, since a constant is asked for on one grid after another.
+#: The bytes of statistics of constants' channels that are kept, since a search asks for one grid after another.
 _BYTES = 1 << 28
 
 RangeOfNode = tuple[Tensor, Tensor]
-#: Node, grid, channel axis, and which statistics.
-_Asked = tuple[str, Grid, int | None, int]
+#: A node, a grid, a channel axis, and the id of the statistics (of None for a constant).
+_Key = tuple[str, Grid, int | None, int]
 
 
 class ThresholdCache:
-    """The thresholds of an estimator, each computed when it is first asked for.
+    """The thresholds that an estimator gives, each computed when it is first asked for.
 
-    The statistics of a constant are taken then, too. Those of the whole tensor are kept. Those per channel (8 * BINS
-    bytes a channel, far more than the weight itself) are made in blocks, and only the latest blocks are kept.
-    The thresholds of all channels are kept.
+    Made by `plan.threshold_sources.EstimatedThresholds`, which calls it whenever a Plan is resolved. The statistics of a
+    constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 * BINS
+    bytes per channel, far more than the weight itself) are computed in blocks, of which the most recently used are
+    kept.
 
     Args:
-        statistics: of the nodes that were observed, by name.
+        statistics: statistics of the observed nodes, by name.
         constants: float tensors by name; looked up before `statistics`.
-        estimator: turns statistics into thresholds, each channel alone; if `together`, of many nodes in one call.
+        estimator: called for one tensor, or for many nodes at once if it has `together`.
     """
 
     def __init__(
@@ -50,11 +51,10 @@ class ThresholdCache:
         self._whole: dict[str, TensorStatistics] = {}
         self._stacked: dict[str, tuple[tuple[str, ...], TensorStatistics]] = {}
         self._blocks: LRU[tuple[str, int, int], TensorStatistics] = LRU(_BYTES, TensorStatistics.bytes_at_most)
-        self._ranges: dict[_Asked, tuple[RangeOfNode, TensorStatistics | None]] = {}
+        self._ranges: dict[_Key, tuple[RangeOfNode, TensorStatistics | None]] = {}
 
     def with_statistics(self, statistics: Mapping[str, TensorStatistics]) -> ThresholdCache:
-        """A cache with other statistics of the nodes. Both share thresholds of constants, and of statistics that both
-        have."""
+        """A cache with other statistics of observed nodes, which shares all thresholds that do not depend on them."""
         other = ThresholdCache(statistics, self._constants, self.estimator)
         other._whole = {n: s for n, s in self._whole.items() if n in self._constants}
         other._ranges, other._blocks = self._ranges, self._blocks
@@ -65,15 +65,14 @@ class ThresholdCache:
 
         Args:
             node: an observed node or a constant.
-            grid: the integers that will stand for it.
-            channel_axis: one threshold per index of this axis, or None for one in all.
+            grid: the integers that represent its value.
+            channel_axis: the axis of the channels, each of which gets thresholds of its own; None for one pair.
 
         Returns:
-            float64 tensors of shape (C,), (1,) where there is no channel axis; the caller may change
-            them.
+            float64 tensors of shape (C,), or (1,) without a channel axis; the caller may change them.
 
         Raises:
-            HagoError: no such node, or the estimator broke its contract.
+            HagoError: there is no such node, or the estimator broke its contract.
             DataError: the node was not observed along that axis, or its values are not finite.
         """
         if channel_axis is not None and node in self._constants:
@@ -93,18 +92,18 @@ class ThresholdCache:
         return lo.clone(), hi.clone()
 
     def knows(self, node: str) -> bool:
-        """Whether a node was observed, or is constant."""
+        """Whether a node was observed or is a constant."""
         return node in self._statistics or node in self._constants
 
     def range_of(self, node: str) -> tuple[float, float]:
         """The smallest and the largest value of a node.
 
         Raises:
-            HagoError: no such node.
-            DataError: a constant that is empty or not finite.
+            HagoError: there is no such node.
+            DataError: the node is a constant that is empty or not finite.
         """
-        whole = self._whole_tensor(node)
-        return float(whole.minimum), float(whole.maximum)
+        statistics = self._whole_tensor(node)
+        return float(statistics.minimum), float(statistics.maximum)
 
     def _estimate(self, node: str, grid: Grid, channel_axis: int | None) -> RangeOfNode:
         if channel_axis is None:
@@ -125,7 +124,7 @@ class ThresholdCache:
         return torch.cat([lo for lo, _ in ranges]), torch.cat([hi for _, hi in ranges])
 
     def _channels(self, node: str, axis: int, start: int) -> TensorStatistics:
-        """The statistics of a block of a constant's channels."""
+        """The statistics of the block of a constant's channels that begins at `start`."""
 
         def make() -> TensorStatistics:
             return constant_statistics(self._constants[node].movedim(axis, 0)[start : start + _BLOCK], 0, node)
@@ -133,17 +132,19 @@ class ThresholdCache:
         return self._blocks.get_or_make((node, axis, start), make)
 
     def _estimate_together(self, node: str, grid: Grid) -> None:
-        """Estimate a node and others, which will be asked for on the same grid, as channels of one tensor."""
-        names, whole = self._estimated_with(node)
-        lo, hi = self._checked(node, whole, grid)
+        """Estimate a node, and others that will probably be asked for on the same grid, as channels of one tensor."""
+        names, stacked = self._estimated_with(node)
+        lo, hi = self._checked(node, stacked, grid)
         for index, name in enumerate(names):
-            own = slice(index, index + 1)
+            channel = slice(index, index + 1)
             statistics = self._statistics[name]
-            self._ranges[name, grid, None, id(statistics)] = (lo[own], hi[own]), statistics
+            self._ranges[name, grid, None, id(statistics)] = (lo[channel], hi[channel]), statistics
 
     def _estimated_with(self, node: str) -> tuple[tuple[str, ...], TensorStatistics]:
-        """The observed nodes that a node is estimated with, all with negative values or all without, and their stacked
-        statistics."""
+        """The observed nodes that a node is estimated with, and their stacked statistics.
+
+        Either all of them have negative values or none has, so that their grids have the same sign.
+        """
         if not self._stacked:
             signed: dict[bool, list[str]] = {}
             for name in self._statistics:
@@ -151,8 +152,8 @@ class ThresholdCache:
             for names in signed.values():
                 for start in range(0, len(names), _TOGETHER):
                     block = tuple(names[start : start + _TOGETHER])
-                    whole = stack([self._whole_tensor(name) for name in block])
-                    self._stacked |= dict.fromkeys(block, (block, whole))
+                    stacked = stack([self._whole_tensor(name) for name in block])
+                    self._stacked |= dict.fromkeys(block, (block, stacked))
         return self._stacked[node]
 
     def _observed(self, node: str) -> TensorStatistics:
@@ -172,8 +173,8 @@ class ThresholdCache:
     def _checked(self, node: str, statistics: TensorStatistics, grid: Grid) -> RangeOfNode:
         lo, hi = self.estimator(statistics, grid)
         shape = (statistics.channels,)
-        right = all(t.dtype == torch.float64 and tuple(t.shape) == shape for t in (lo, hi))
-        if not (right and bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all())):
+        well_formed = all(t.dtype == torch.float64 and tuple(t.shape) == shape for t in (lo, hi))
+        if not (well_formed and bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all())):
             raise HagoError(
                 f"estimator {self.estimator.name} gave lo {lo.tolist()}, hi {hi.tolist()} for node {node!r}; "
                 f"expected finite float64 of shape {shape} with lo <= 0 <= hi"

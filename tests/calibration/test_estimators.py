@@ -38,8 +38,8 @@ def test_options() -> None:
         ("percentile:0", "at most 100"),
         ("percentile:nan", "at most 100"),
         ("mse:3", "has 1 options; mse takes none"),
-        (3, "3 is no estimator"),
-        (Mse, "is no estimator"),
+        (3, "3 is not an estimator"),
+        (Mse, "is not an estimator"),
     ],
 )
 def test_refusals(spec: object, says: str) -> None:
