@@ -1,8 +1,8 @@
-"""Batches: any iterable of batches, checked once, read as often as needed, within a memory bound.
+"""Batches: a data set of the user that is checked once and can be read many times, in bounded memory.
 
-Invariants: every batch has the graph's inputs, equal shapes past the batch axis, finite values. A
-data set that does not fit the bound is read again from its source each time, and must then give the
-same bytes: a shuffling loader is refused.
+Invariants: every batch has the inputs of the graph, the same shapes except for the batch axis, and finite values. A
+data set that exceeds the memory bound is read from its source each time, and must give the same bytes each time, so a
+shuffling loader is refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ _LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Flat inputs in the graph's order, and labels (batch, ...) where there are any: classes, or what a user's own
-    objective reads."""
+    """One batch. `Batches` makes and yields them.
+
+    Args:
+        inputs: flat inputs in the order of the graph, each of shape (batch, ...).
+        labels: of shape (batch, ...): classes, or values that an objective of the user reads; None if there are none.
+    """
 
     inputs: tuple[Tensor, ...]
     labels: Tensor | None
@@ -39,7 +43,7 @@ class Batch:
         return int(self.inputs[0].shape[0])
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Its samples from `start` up to `stop`, as views."""
+        """Views of the samples `start:stop`."""
         labels = None if self.labels is None else self.labels[start:stop]
         return Batch(tuple(t[start:stop] for t in self.inputs), labels)
 
@@ -54,24 +58,25 @@ class Batch:
 
 
 class Batches:
-    """A data set as batches; iterate it any number of times.
+    """A checked data set, which can be iterated any number of times and yields `Batch`es.
 
     Args:
         dataset: an iterable of batches, each a tensor, a tuple of inputs, `(inputs, labels)` or a
             dict (labels under one of label, labels, target, targets, y); or one tensor of samples.
-        names: of the model's inputs, in order.
-        cache_bytes: how much is kept in memory.
-        like: other data of the same model, whose dicts say the order of the inputs.
+        names: the names of the model's inputs, in order.
+        cache_bytes: the most bytes of batches that are kept in memory.
+        like: other data of the same model; inputs in dicts are read in the order of its first batch.
 
     Attributes:
-        samples: how many there are.
+        samples: the number of samples.
         labelled: whether every batch has labels.
-        classed: whether these are classes: whole numbers, of whatever dtype.
-        sha256: of all inputs and labels.
-        example: the first batch's arguments, nested as the model takes them.
+        classed: whether all labels are classes: whole numbers of any dtype.
+        sha256: the hash of all inputs and labels.
+        example: the arguments of the first batch, nested as the model takes them.
 
     Raises:
-        DataError: empty, ragged, not finite, or not the model's inputs; says which batch.
+        DataError: the data set is empty, ragged or not finite, or does not hold the inputs of the model; the message
+            says which batch.
     """
 
     def __init__(
@@ -89,9 +94,9 @@ class Batches:
         self.example: tuple[Any, ...] = () if like is None else like.example
         self.samples, digest, used = 0, hashlib.sha256(), 0
         self.labelled = self.classed = True
-        whole = isinstance(dataset, (list, tuple))
+        is_materialized = isinstance(dataset, (list, tuple))
         for batch in self._checked():
-            batch = batch if whole else batch.copy()  # a generator may fill the same memory again
+            batch = batch if is_materialized else batch.copy()  # a generator may fill the same memory again
             used += batch.bytes
             if self._cache is not None:
                 self._cache = [*self._cache, batch] if used <= cache_bytes else None
@@ -118,18 +123,18 @@ class Batches:
             yield batch
         if digest.hexdigest() != self.sha256:
             raise DataError(
-                "the data set gave other values when read again; hago reads it more than once, so do not shuffle "
-                "or augment (DataLoader(shuffle=False)), or pass a list"
+                "the data set gave different values when it was read again; hago reads it more than once, so do not "
+                "shuffle or augment (DataLoader(shuffle=False)), or pass a list"
             )
 
     @property
     def kept(self) -> list[Batch] | None:
-        """The batches, where all of them are kept in memory."""
+        """The batches if all of them are kept in memory, else None."""
         return self._cache
 
     @property
     def source(self) -> Iterable[Any]:
-        """What makes the same Batches again: the batches where they are kept in memory."""
+        """An iterable from which equal Batches can be made: the kept batches, or the user's data set."""
         return self._source if self._cache is None else self._cache
 
     def _checked(self) -> Iterator[Batch]:
@@ -155,7 +160,7 @@ class Batches:
 
 
 def are_whole(labels: Tensor) -> bool:
-    """Whether all are whole numbers, as classes are."""
+    """Whether all labels are whole numbers, as classes are."""
     return not labels.is_floating_point() or bool((labels == labels.round()).all())
 
 
@@ -166,7 +171,7 @@ def _digest(digest: Any, batch: Batch) -> None:
 
 
 def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[Any], Any]:
-    """(inputs, labels or None) of one batch as users write them.
+    """Split one batch of the user's data set into (inputs, labels); labels are None if there are none.
 
     Raises:
         DataError: the batch does not hold the model's inputs.
@@ -198,38 +203,41 @@ def split_batch(item: Any, names: Sequence[str], index: int = 0) -> tuple[list[A
 
 
 def _read(item: Any, names: Sequence[str], index: int, first: Sequence[Any]) -> tuple[Batch, tuple[Any, ...]]:
-    """The batch, and its arguments nested as the model takes them.
+    """Convert a batch of the user's data set to a `Batch`, and to the arguments that the model takes.
 
     Args:
-        first: the arguments of the first batch, whose dicts say the order of the inputs; empty for the first.
+        first: the arguments of the first batch, in whose order inputs in dicts are read; empty for the first batch.
     """
     inputs, labels = split_batch(item, names, index)
     if len(inputs) != len(names):
         raise DataError(f"batch {index} holds {len(inputs)} inputs; the model takes {len(names)}: {', '.join(names)}")
-    args = pytree.tree_map(lambda x: _held(x, f"batch {index}"), tuple(inputs))
+    args = pytree.tree_map(lambda x: _cpu_tensor(x, f"batch {index}"), tuple(inputs))
     try:
         tensors = tuple(pytree.tree_structure(tuple(first or args)).flatten_up_to(args))
     except ValueError as error:
-        raise DataError(f"batch {index} is nested otherwise than the first: {error}") from None
+        raise DataError(f"batch {index} is nested differently from the first: {error}") from None
     sizes = {int(t.shape[0]) for t in tensors if t.ndim}
     if len(sizes) != 1 or 0 in sizes:
         raise DataError(f"batch {index}: inputs have batch sizes {sorted(sizes)}; expected one size above 0")
-    made = None if labels is None else _held(labels, f"labels of batch {index}")
-    if made is not None and made.shape[:1] != tensors[0].shape[:1]:
-        raise DataError(f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(made.shape)}")
-    return Batch(tensors, made), args
+    label_tensor = None if labels is None else _cpu_tensor(labels, f"labels of batch {index}")
+    if label_tensor is not None and label_tensor.shape[:1] != tensors[0].shape[:1]:
+        raise DataError(
+            f"batch {index} has {tensors[0].shape[0]} samples but labels of shape {tuple(label_tensor.shape)}"
+        )
+    return Batch(tensors, label_tensor), args
 
 
-def _held(value: Any, where: str) -> Tensor:
+def _cpu_tensor(value: Any, where: str) -> Tensor:
     return as_tensor(value, where).detach().cpu()
 
 
 def as_tensor(value: Any, where: str) -> Tensor:
-    """A value as calibration and every model that hago makes take it: arrays as tensors, real numbers in float32.
-    Integers stay integers: what they would be in real units (images from 0 to 255, say) nobody knows here.
+    """Convert a value to a tensor; floats become float32.
+
+    Integers stay integers, since their real values (of images from 0 to 255, for example) are unknown here.
 
     Raises:
-        DataError: it cannot be a tensor.
+        DataError: the value cannot be converted, or the tensor is not dense.
     """
     try:
         tensor = torch.as_tensor(native(value) if isinstance(value, np.ndarray) else value)
@@ -244,7 +252,7 @@ def as_tensor(value: Any, where: str) -> Tensor:
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array in memory of its own order of bytes, in a dtype that torch has: long doubles become float64."""
+    """The array in native byte order, contiguous, and in a dtype that torch has: long doubles become float64."""
     dtype = np.dtype(np.float64) if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.dtype
     return np.ascontiguousarray(array, dtype=dtype.newbyteorder("="))
 

@@ -1,6 +1,6 @@
-"""Objects that the user names on the command line, as `package.module:name`.
+"""Import of objects that the user names on the command line as `package.module:name`.
 
-Only what the user typed is imported; nothing that a file holds ever comes here.
+Only names that the user typed are imported, never names from files.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from hago.errors import HagoError, did_you_mean
 
 
 def import_object(spec: str, what: str) -> Any:
-    """The object that `package.module:name` names.
+    """Import the object that `package.module:name` names.
 
     Args:
-        what: what it is for, in words; errors begin with it.
+        what: the purpose of the object, in words; errors begin with it.
 
     Raises:
-        HagoError: the text has another form, or there is no such module or name, or importing failed.
+        HagoError: the text has another form, there is no such module or name, or importing the module failed.
     """
     module_name, _, path = spec.partition(":")
     if not module_name or not path:
         raise HagoError(f"{what} {spec!r}: expected 'package.module:callable', e.g. 'my_models:resnet20'")
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except Exception as error:
         raise HagoError(f"{what} {spec!r}: {_why_not_imported(module_name, error)}") from error
     for part in path.split("."):
-        if not hasattr(found, part):
-            known = [n for n in dir(found) if not n.startswith("_")]
+        if not hasattr(value, part):
+            known = [n for n in dir(value) if not n.startswith("_")]
             raise HagoError(f"{what} {spec!r}: {module_name} has no {part!r}.{did_you_mean(part, known)}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _why_not_imported(module: str, error: Exception) -> str:
@@ -44,16 +44,16 @@ def _why_not_imported(module: str, error: Exception) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception that someone else's code raised, in one line."""
+    """The type of an exception that other code raised, and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
 def call_named(function: Callable[[], Any], spec: str, what: str) -> Any:
-    """What the named callable returns.
+    """Call a function that the user named, and return its result.
 
     Raises:
-        HagoError: it is not callable without arguments, or raised.
+        HagoError: the object is not callable, or the call raised an exception.
     """
     if not callable(function):
         raise HagoError(f"{what} {spec!r} is of type {type(function).__name__}; expected a callable without arguments")

@@ -1,7 +1,7 @@
-"""Data source: batches named by text: an .npz file, a folder of images, or `package.module:callable`.
+"""Data sources that the user names: an .npz file, a folder of images, or `package.module:callable`.
 
-Every source gives the same batches however often it is read. Fewer samples than there are means evenly
-spread ones where all are known, so that data sorted by class keeps every class.
+Every source gives the same batches each time it is read. If only some samples of a file or folder are used, they are
+evenly spread, so that data that is sorted by class keeps every class.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from hago.data.batches import native
 from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
 
-#: Samples of one batch, where nothing else is said.
+#: The default number of samples in a batch.
 BATCH_SIZE: Final = 64
-#: How image files end, and what they may hold. Pillow tells a format by its content, whatever a file is called, and has
-#: others that start programs (EPS) or read other files.
+#: The endings of image files.
 _IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+#: The formats that Pillow may read. It detects the format from the content, not from the name, and other formats start
+#: programs (EPS) or read other files.
 _FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageShape:
-    """How image files become a model's input.
+    """The preprocessing of image files.
 
     Args:
-        size: (height, width); an image is scaled until it covers that and cut about its centre. None
-            leaves it as it is.
-        mean, std: by channel or one for all, of values in [0, 1].
-        gray: one channel instead of three.
+        size: (height, width), to which images are scaled and cropped around the centre; None keeps their sizes.
+        mean, std: normalization of values in [0, 1]; one value per channel, or one for all.
+        gray: whether images have one channel instead of three.
     """
 
     size: tuple[int, int] | None = None
@@ -53,54 +53,57 @@ class ImageShape:
             if len(values) not in (1, channels):
                 raise DataError(f"{name} has {len(values)} values; images have {channels} channels")
         if 0.0 in self.std:
-            raise DataError("std holds 0; it divides")
+            raise DataError("std holds 0, by which images would be divided")
 
 
 def load_data(
     spec: str, *, batch_size: int = BATCH_SIZE, samples: int | None = None, images: ImageShape | None = None
 ) -> Iterable[Any]:
-    """The batches that `spec` names.
+    """Load the data that `spec` names.
 
     Args:
-        spec: an `.npz` file whose arrays are called as the model's inputs (or one array of inputs), and
-            maybe `y` or `labels`; a folder of images, one subfolder per class or none; or
+        spec: an `.npz` file whose arrays have the names of the model's inputs (or a single array of inputs), and
+            optionally `y` or `labels`; a folder of images with a subfolder per class, or without subfolders; or
             `package.module:callable`, which returns an iterable of batches.
-        batch_size: of files and folders; a callable makes its own batches.
-        samples: at most so many.
-        images: how image files are read.
+        batch_size: the batch size of files and folders; a callable makes its own batches.
+        samples: the most samples to use; None for all.
+        images: the preprocessing of image files.
+
+    Returns:
+        An iterable of batches, which can be read many times.
 
     Raises:
         DataError: there is no such data, or it cannot be read.
-        HagoError: no such callable, or Pillow is not installed.
+        HagoError: there is no such callable, or Pillow is not installed.
     """
     for name, count in (("batch size", batch_size), ("number of samples", samples)):
         if count is not None and count < 1:
             raise DataError(f"{name} {count}; expected 1 or more")
     path = Path(spec)
-    there = os.path.exists(path)
+    exists = os.path.exists(path)
     if os.path.isdir(path):
         return _image_folder(path, images or ImageShape(), batch_size, samples)
     if path.suffix in FILE_FORMATS and os.path.isfile(path):
         return FILE_FORMATS[path.suffix](path, batch_size, samples)
-    if ":" in spec and not there:
+    if ":" in spec and not exists:
         return CalledBatches(spec, samples)
     raise DataError(
         f"data {spec!r}: "
-        + (f"neither {_FILES} nor a folder" if there else "no such file or folder")
+        + (f"neither {_FILES} nor a folder" if exists else "no such file or folder")
         + f"; expected {_FILES}, a folder of images, or 'package.module:callable'"
     )
 
 
 def spread_indices(count: int, wanted: int | None) -> list[int]:
-    """Evenly spread indices: at most `wanted` of `count`."""
-    taken = count if wanted is None else min(count, wanted)
-    return [i * count // taken for i in range(taken)]
+    """At most `wanted` evenly spread indices below `count`; all of them if `wanted` is None."""
+    number = count if wanted is None else min(count, wanted)
+    return [i * count // number for i in range(number)]
 
 
 # ---------------------------------------------------------------- .npz
 @dataclass(frozen=True, slots=True)
 class ArrayBatches:
-    """Arrays cut into batches along axis 0."""
+    """The batches of an .npz file: its arrays divided along axis 0."""
 
     arrays: Mapping[str, np.ndarray[Any, Any]]
     batch_size: int
@@ -137,7 +140,7 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
 
 
 def _check_sizes(path: Path) -> None:
-    """Refuse arrays that have no values, or fewer bytes than their shape says, before memory is taken for them."""
+    """Refuse arrays without values, or with fewer bytes than their shapes need, before memory is allocated for them."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
@@ -150,7 +153,7 @@ def _check_sizes(path: Path) -> None:
             name = member.filename.removesuffix(".npy")
             if wanted != left and not dtype.hasobject:  # numpy refuses objects
                 raise DataError(
-                    f"data {str(path)!r}: array {name!r} of shape {shape} takes {wanted} bytes; {left} are there"
+                    f"data {str(path)!r}: array {name!r} of shape {shape} needs {wanted} bytes; the file holds {left}"
                 )
             if 0 in shape[1:]:
                 raise DataError(f"data {str(path)!r}: array {name!r} of shape {shape} holds no values")
@@ -159,7 +162,8 @@ def _check_sizes(path: Path) -> None:
 # ---------------------------------------------------------------- images
 @dataclass(frozen=True, slots=True)
 class ImageBatches:
-    """Image files read as (batch, channels, height, width) float32, with labels where there are classes."""
+    """The batches of a folder of images: float32 of shape (batch, channels, height, width), and labels if there are
+    classes."""
 
     files: tuple[Path, ...]
     labels: tuple[int, ...] | None
@@ -177,7 +181,7 @@ def _image_folder(folder: Path, shape: ImageShape, batch_size: int, samples: int
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise HagoError("reading images needs a package more: pip install 'hago[images]'") from None
+        raise HagoError("reading images needs Pillow: pip install 'hago[images]'") from None
     classes = sorted(d for d in folder.iterdir() if d.is_dir() and _image_files(d, "**/*"))
     flat = _image_files(folder, "*")
     if classes and flat:
@@ -195,10 +199,10 @@ def _image_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_image(file: Path, shape: ImageShape) -> Tensor:
-    """(channels, height, width) float32.
+    """Read an image file as float32 of shape (channels, height, width).
 
     Raises:
-        DataError: not an image.
+        DataError: the file is not an image of an accepted format.
     """
     from PIL import Image
 
@@ -233,9 +237,9 @@ def _same_shape(images: list[tuple[Path, Tensor]]) -> list[Tensor]:
 # ---------------------------------------------------------------- callables
 @dataclass(slots=True)
 class CalledBatches:
-    """What a named callable returns, the first `samples` of it.
+    """The first `samples` samples of the batches that a named callable returns.
 
-    An iterator can be read only once, so where the callable returns one it is called for every pass.
+    An iterator can be read only once, so a callable that returns one is called again for every pass.
     """
 
     spec: str
@@ -243,26 +247,26 @@ class CalledBatches:
     _kept: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        made = self._call()
-        self._kept = None if isinstance(made, Iterator) else made
+        batches = self._call()
+        self._kept = None if isinstance(batches, Iterator) else batches
 
     def _call(self) -> Any:
-        made = call_named(import_object(self.spec, "data"), self.spec, "data")
-        if isinstance(made, Tensor):
-            return torch.split(made, BATCH_SIZE)
-        if not isinstance(made, Iterable):
-            raise DataError(f"data {self.spec!r} returned {type(made).__name__}; expected an iterable of batches")
-        return made
+        batches = call_named(import_object(self.spec, "data"), self.spec, "data")
+        if isinstance(batches, Tensor):
+            return torch.split(batches, BATCH_SIZE)
+        if not isinstance(batches, Iterable):
+            raise DataError(f"data {self.spec!r} returned {type(batches).__name__}; expected an iterable of batches")
+        return batches
 
     def __iter__(self) -> Iterator[Any]:
-        left = self.samples
+        remaining = self.samples
         try:
             for batch in self._call() if self._kept is None else self._kept:
-                cut = batch if left is None else pytree.tree_map(lambda t, n=left: _first(t, n), batch)
-                if left is not None:
-                    left -= _size(cut)
+                cut = batch if remaining is None else pytree.tree_map(lambda t, n=remaining: _first(t, n), batch)
+                if remaining is not None:
+                    remaining -= _size(cut)
                 yield cut
-                if left is not None and left <= 0:
+                if remaining is not None and remaining <= 0:
                     return
         except HagoError:
             raise

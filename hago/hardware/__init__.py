@@ -1,4 +1,4 @@
-"""The capabilities of a chip: a value, the file that holds it, the checks of that file, and its table."""
+"""Hardware: the operators, dtypes and arithmetic of a chip, hardware files and their checks, and a printed table."""
 
 from hago.hardware.file import (
     available_hardware,

@@ -1,8 +1,8 @@
-"""Hardware as a file: find it, read it, check it, write it; and the hash by which logs and strategies know it.
+"""Hardware files: finding, reading, checking and writing them; and the hash of hardware in logs and strategies.
 
 Invariants: `hardware_from_document(hardware_to_document(h)) == h` for every hardware that `check_document` accepts;
-what `load_hardware` returns was checked whole, and every mistake is reported at once; a file is replaced whole or not
-at all.
+`load_hardware` returns only hardware without mistakes, and reports all mistakes together; files are replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hago.serialization.json_text import read_file, replace_file
 
 HARDWARE_VERSION: Final = 1
 _SCHEMA: Final = "../hago/serialization/schemas/hardware.schema.json"
-#: Keys of a signature that are no cost figures.
+#: The keys of a signature that are not cost figures.
 _SIGNATURE_KEYS: Final = ("in", "out", "accumulator", "requantize_at", "min_bits", "max_bits", "form", "fixed_out")
 
 
 def hardware_to_document(hardware: Hardware) -> dict[str, Any]:
-    """The hardware as the JSON that a file holds; a signature without a name is given one."""
+    """Convert hardware to the JSON document of its file; signatures without names get names."""
     signatures: dict[str, dict[str, Any]] = {}
     ops = {op: [_name(signatures, desc) for desc in descs] for op, descs in hardware.ops.items()}
     how = hardware.requantize
@@ -55,12 +55,12 @@ def hardware_to_document(hardware: Hardware) -> dict[str, Any]:
 
 
 def _multiplier(how: Requantize) -> dict[str, Any]:
-    """What the form says of its multiplier; for other forms what differs from the default, to be refused."""
-    said: dict[str, Any] = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage, "search": how.search}
-    said |= {"shift_rounding": how.shift_rounding, "wide": how.wide}
+    """The keys of the multiplier. Of forms without one, only values other than the default, which the check refuses."""
+    fields: dict[str, Any] = {"multiplier_bits": how.multiplier_bits, "two_stage": how.two_stage, "search": how.search}
+    fields |= {"shift_rounding": how.shift_rounding, "wide": how.wide}
     plain = Requantize()
     always = ("multiplier_bits", "two_stage") if how.form == "multiplier_shift" else ()
-    return {k: v for k, v in said.items() if k in always or v != getattr(plain, k)}
+    return {k: v for k, v in fields.items() if k in always or v != getattr(plain, k)}
 
 
 def _scheme(scheme: TensorScheme) -> dict[str, str]:
@@ -71,9 +71,9 @@ def _signature(desc: OpDesc) -> dict[str, Any]:
     plain = OpDesc(desc.in_dtypes, desc.out_dtype)
     body: dict[str, Any] = {"in": [d.name for d in desc.in_dtypes], "out": desc.out_dtype.name}
     if desc.register != plain.register:
-        said = {"order": desc.register.order, "bias": desc.register.bias}
+        order = {"order": desc.register.order, "bias": desc.register.bias}
         body["accumulator"] = {"dtype": desc.register.dtype.name, "overflow": desc.register.overflow}
-        body["accumulator"] |= {key: value for key, value in said.items() if value is not None}
+        body["accumulator"] |= {key: value for key, value in order.items() if value is not None}
     for key in ("requantize_at", "min_bits", "max_bits", "form"):
         if getattr(desc, key) != getattr(plain, key):
             body[key] = getattr(desc, key)
@@ -83,7 +83,7 @@ def _signature(desc: OpDesc) -> dict[str, Any]:
 
 
 def _name(signatures: dict[str, dict[str, Any]], desc: OpDesc) -> str:
-    """The name of a signature in the file, which is entered there if it is new."""
+    """The name of a signature in `signatures`, to which the signature is added if it is new."""
     body = _signature(desc)
     wanted = desc.name or "_".join([*body["in"], "to", body["out"]])
     number, name = 1, wanted
@@ -94,10 +94,10 @@ def _name(signatures: dict[str, dict[str, Any]], desc: OpDesc) -> str:
 
 
 def hardware_hash(hardware: Hardware) -> str:
-    """sha256 (hex) of what the hardware is and can do.
+    """The SHA-256 (hex) of the facts that affect results and costs.
 
-    Order of keys, spelling of op names, names of signatures, sources, notes, processor and the file it came
-    from do not count; preference does.
+    The order of keys, the spelling of op names, the names of signatures, sources, notes, processor and origin do not
+    count; the order of signatures does.
     """
     how = hardware.requantize
     content = {
@@ -115,9 +115,9 @@ def hardware_hash(hardware: Hardware) -> str:
 
 
 def _unusual(how: Requantize) -> list[str]:
-    """What only some hardware says: left out of the hash where it is not said, so that hashes last."""
-    said = {k: getattr(how, k) for k in ("search", "shift_rounding", "wide")}
-    return [f"{k}={v}" for k, v in said.items() if v != getattr(Requantize(), k)]
+    """The fields that few hardware files have. Default values are left out, so that older hashes remain valid."""
+    fields = {k: getattr(how, k) for k in ("search", "shift_rounding", "wide")}
+    return [f"{k}={v}" for k, v in fields.items() if v != getattr(Requantize(), k)]
 
 
 def _content(desc: OpDesc) -> list[Any]:
@@ -132,11 +132,11 @@ def _content(desc: OpDesc) -> list[Any]:
 
 
 def hardware_from_document(document: Mapping[str, Any], origin: str, known_ops: Ops) -> Hardware:
-    """The hardware that a document without findings describes.
+    """Make the hardware that a document describes.
 
     Args:
-        document: parsed JSON that `check_document` found nothing in.
-        origin: the file that it was read from.
+        document: parsed JSON in which `check_document` finds no mistake.
+        origin: the file from which it was read.
         known_ops: the ops that it may list.
     """
     descs = {name: _desc(name, body) for name, body in document["signatures"].items()}
@@ -184,25 +184,22 @@ def _desc(name: str, body: Mapping[str, Any]) -> OpDesc:
     )
 
 
-# ---------------------------------------------------------------- files
-
-
-# ---------------------------------------------------------------- finding
+# ---------------------------------------------------------------- finding files
 def _specs() -> Mapping[str, Callable[[], bytes]]:
-    """How to read each shipped file, by name.
+    """Functions that read the hardware files that ship with hago, by name.
 
-    They lie inside the package where it is installed, and beside it in a checkout.
+    The files are inside the package if it is installed, and next to it in a checkout.
     """
     installed = resources.files("hago") / "hardware_specs"
     checkout = Path(__file__).resolve().parents[2] / "hardware_specs"
     for folder in (installed, checkout):
         if folder.is_dir():
-            found = sorted((f.name, f) for f in folder.iterdir() if f.name.endswith(".json"))
-            return {name.removesuffix(".json"): f.read_bytes for name, f in found}
+            paths = sorted((f.name, f) for f in folder.iterdir() if f.name.endswith(".json"))
+            return {name.removesuffix(".json"): f.read_bytes for name, f in paths}
     return {}
 
 
-#: Mistakes that one error says.
+#: The most mistakes that one error lists.
 MOST_SHOWN: Final = 20
 
 
@@ -212,7 +209,7 @@ def available_hardware() -> tuple[str, ...]:
 
 
 def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, bytes]:
-    """Where a description is, in words, and its bytes."""
+    """The path of a hardware file, for messages, and its bytes."""
     text = os.fspath(name_or_path)
     is_path = not isinstance(name_or_path, str) or text.endswith(".json") or Path(text).name != text
     specs = {} if is_path else _specs()
@@ -231,7 +228,7 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, bytes]:
 
 # ---------------------------------------------------------------- reading
 def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) -> Hardware:
-    """The hardware that a file describes.
+    """Load hardware that ships with hago, or from a hardware file.
 
     Args:
         name_or_path: a name in `available_hardware()`, or the path of a JSON file (a str that ends
@@ -239,8 +236,8 @@ def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) ->
         known_ops: the ops that the file may list, e.g. `{**OPS, "my_op": RULE}`.
 
     Raises:
-        HardwareError: there is no such file, or it is no JSON (with line and column), or it is
-            wrong: every mistake with its JSON path, what was got and what is expected.
+        HardwareError: there is no such file, or it is not JSON (the message says line and column), or it has
+            mistakes (the message lists each with its JSON path, what was got and what is expected).
     """
     origin, data = _read(name_or_path)
     try:
@@ -252,10 +249,11 @@ def load_hardware(name_or_path: str | os.PathLike[str], known_ops: Ops = OPS) ->
 
 
 def check_hardware(hardware: Hardware) -> None:
-    """Hold a Hardware that was built in Python to what a file is held to.
+    """Check hardware that was constructed in Python as if it were read from a file.
 
     Raises:
-        HardwareError: every contradiction, by its path in the file that `save_hardware` would write.
+        HardwareError: it has mistakes; the message lists each with its path in the file that `save_hardware` would
+            write.
     """
     _refuse(hardware.name, check_document(hardware_to_document(hardware), hardware.known_ops))
 
@@ -265,33 +263,33 @@ def _refuse(origin: str, findings: Sequence[Finding]) -> None:
         count = "1 mistake" if len(findings) == 1 else f"{len(findings)} mistakes"
         shown = list(map(str, findings[:MOST_SHOWN]))
         if len(findings) > MOST_SHOWN:
-            shown.append(f"and {len(findings) - MOST_SHOWN} more, which are said once these are mended")
+            shown.append(f"and {len(findings) - MOST_SHOWN} more, which are listed once these are fixed")
         raise HardwareError("\n  ".join([f"hardware {origin!r} has {count}:", *shown]))
 
 
 def _parse(data: bytes, origin: str) -> Any:
-    """JSON without repeated keys."""
+    """Parse JSON, and refuse repeated keys."""
     repeated: list[tuple[dict[str, Any], str, int]] = []
 
     def take(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        repeated.extend((found, k, n) for k, n in Counter(k for k, _ in pairs).items() if n > 1)
-        return found
+        values = dict(pairs)
+        repeated.extend((values, k, n) for k, n in Counter(k for k, _ in pairs).items() if n > 1)
+        return values
 
     try:
         document = json.loads(data.decode("utf-8-sig"), object_pairs_hook=take)
     except json.JSONDecodeError as error:
         early = "; the file ends too early" if error.pos >= len(error.doc.rstrip()) else ""
         place = f"line {error.lineno}, column {error.colno}"
-        raise HardwareError(f"hardware file {origin!r} is no JSON at {place}: {error.msg}{early}") from error
+        raise HardwareError(f"hardware file {origin!r} is not JSON at {place}: {error.msg}{early}") from error
     except ValueError as error:
-        raise HardwareError(f"hardware file {origin!r} is no JSON: {error}") from error
-    places = {id(found): path for path, found in _objects(document)}
+        raise HardwareError(f"hardware file {origin!r} is not JSON: {error}") from error
+    places = {id(values): path for path, values in _objects(document)}
     _refuse(
         origin,
         [
-            Finding((*places.get(id(found), ()), key), f"the key stands {count} times; expected once")
-            for found, key, count in repeated
+            Finding((*places.get(id(values), ()), key), f"the key occurs {count} times; expected once")
+            for values, key, count in repeated
         ],
     )
     return document
@@ -311,12 +309,10 @@ def _objects(document: Any) -> Iterable[tuple[tuple[str | int, ...], dict[str, A
 
 # ---------------------------------------------------------------- writing
 def save_hardware(hardware: Hardware, path: str | os.PathLike[str]) -> None:
-    """Write the hardware as a file that `load_hardware` reads back as an equal value.
-
-    The file appears whole: it is written under another name first and then renamed.
+    """Write hardware to a file, from which `load_hardware` reads an equal value. The file is replaced atomically.
 
     Raises:
-        HardwareError: the hardware contradicts itself, or the file cannot be written.
+        HardwareError: the hardware has mistakes, or the file cannot be written.
     """
     check_hardware(hardware)
     try:

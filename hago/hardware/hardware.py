@@ -1,7 +1,7 @@
-"""Hardware: which dtypes each op takes on a chip, and how the chip computes.
+"""Hardware: the signatures in which a chip runs each op, and its arithmetic.
 
-Invariants: every op name is known; every signature's dtypes exist; rounding, overflow and forms are
-those of `numerics`. Declaration order is preference. Reading and checking files: `hardware_file`.
+Invariants: every op name is known; the dtypes of every signature exist; rounding, overflow and forms are those of
+`arithmetic.numerics`. Signatures are listed in order of preference. `hardware.file` reads and writes hardware files.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ OtherOps = Literal["float32", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """The register that sums are made in, and what happens past its range.
+    """The register in which an op computes its sums, and its behaviour on overflow.
 
     Args:
-        order: in which products are added; stated with `saturate_each`, and with nothing else.
-        bias: whether the bias is the first addend or the last; as `order`.
+        order: the order in which products are added; given with `saturate_each`, and only then.
+        bias: whether the bias is the first addend or the last; given with `saturate_each`, and only then.
 
     Raises:
-        HardwareError: `saturate_each` without an order or a place of the bias, another overflow with one, or one
-            that is unknown.
+        HardwareError: `order` or `bias` is missing, unknown, or given with another overflow than `saturate_each`.
     """
 
     dtype: DType
@@ -53,17 +52,17 @@ class Accumulator:
 
     @property
     def on_overflow(self) -> str:
-        """What happens past the range, in words: the overflow, and the order of additions where it counts."""
+        """The behaviour on overflow in words, with the order of additions if it matters."""
         return self.overflow if self.order is None else f"{self.overflow} ({self.order}, bias {self.bias})"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedOut:
-    """The qparams of an output that an engine does not take from calibration.
+    """Quantization parameters of an output that are fixed by the hardware instead of calibrated.
 
     Args:
         scale: exact in float32.
-        zero_point: within the out dtype.
+        zero_point: in the range of the output dtype.
     """
 
     scale: float
@@ -77,26 +76,24 @@ def _dtypes(names: str | DType | Sequence[str | DType]) -> tuple[DType, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OpDesc:
-    """One way the hardware can run an op: a signature.
+    """A signature: one combination of dtypes and arithmetic in which the hardware can run an op.
 
     Args:
-        in_dtypes: of each operand, as names or DTypes; the last repeats for further operands. A
+        in_dtypes: the dtype of each operand, as names or DTypes; the last one is also that of further operands. A
             bias that is not listed has the accumulator's dtype.
-        out_dtypes: one dtype (a single name is taken too).
-        accumulator: the register sums are made in; the out dtype, wrapping, where not given.
-        requantize_at: `edge`: the node emits its accumulator and each consumer requantizes;
-            `output`: the node requantizes once, to `out_dtypes`.
-        name: of the signature in the hardware file; two signatures that do the same are equal
-            whatever they are called.
-        min_bits, max_bits: what a search may choose for an operand.
-        form: the way the op is computed where chips differ.
-        fixed_out: scale and zero point of the output, where the hardware has them once and for all.
-        cost: e.g. {"macs_per_cycle": 64}.
+        out_dtypes: exactly one dtype, in a sequence or by itself.
+        accumulator: the register in which sums are computed; by default one of the output dtype that wraps.
+        requantize_at: `edge` if the node emits its accumulator and each consumer requantizes it; `output` if the node
+            requantizes it once, to `out_dtypes`.
+        name: the name of the signature in the hardware file; it does not count in comparisons.
+        min_bits, max_bits: the bits that a search may choose for an operand.
+        form: the form of the op's arithmetic, if chips differ in it; see docs/hardware.md.
+        fixed_out: the scale and zero point of the output, if the hardware fixes them.
+        cost: cost figures, e.g. {"macs_per_cycle": 64}.
 
     Raises:
-        HardwareError: no dtypes, an accumulator that is no integer for integer operands, integers and floats
-            other than one integer operand of a float node (its weight), or a fixed output of a node that
-            emits its accumulator.
+        HardwareError: there are no dtypes, dtypes mix integers and floats (other than a float node with one integer
+            operand, its weight), or the output is fixed but not requantized at the output.
     """
 
     in_dtypes: Any
@@ -147,17 +144,17 @@ class OpDesc:
 
     @property
     def is_weight_only(self) -> bool:
-        """Whether it computes in float, and one operand, the weight, rests as integers."""
+        """Whether the op computes in float, and one operand, the weight, is stored in integers."""
         integers = sum(d.is_int for d in self.in_dtypes)
         return not (self.is_integer or self.register.dtype.is_int) and integers == 1 < len(self.in_dtypes)
 
     def in_dtype(self, slot: int) -> DType:
-        """The dtype of operand `slot`; the last listed one repeats."""
+        """The dtype of operand `slot`; the last listed one is also that of further operands."""
         return self.in_dtypes[min(slot, len(self.in_dtypes) - 1)]  # type: ignore[no-any-return]
 
     @property
     def widths(self) -> tuple[object, ...]:
-        """What signatures have in common that differ in signs only."""
+        """A value that is equal for signatures that differ only in the signs of their dtypes."""
         bits = tuple(d.bits for d in self.in_dtypes)
         return (bits, self.out_dtype.bits, self.register.dtype.bits, self.requantize_at, self.form)
 
@@ -175,7 +172,7 @@ class OpDesc:
 
 @dataclass(frozen=True, slots=True)
 class TensorScheme:
-    """How real ranges become integers: the scheme and whether scales are per tensor or per channel."""
+    """The scheme of activations or of weights, and whether scales are per tensor or per channel."""
 
     scheme: str = "hago"
     granularity: Granularity = "per_tensor"
@@ -191,20 +188,23 @@ class TensorScheme:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a piece of hardware can run.
+    """A piece of hardware: its ops with their signatures, and its arithmetic.
+
+    `load_hardware` reads it from a file; users can also construct it. It is immutable.
 
     Args:
-        ops: signatures of each op, or the only one, in order of preference. The RFC's names are accepted.
-        name: of the hardware.
+        ops: the signatures of each op in order of preference, or a single one. The RFC's op names are accepted.
+        name: the name of the hardware.
         activation, weight: schemes of data and of constant weights.
-        requantize: how integers move between scales.
-        other_ops: what an unlisted op means, or a node that no listed signature fits (a clamp at
-            1e-12, say): `float32` runs it in float, `reject` refuses it.
-        cost: figures of the whole chip, e.g. {"clock_hz": 1e9, "bytes_per_cycle": 8}.
-        sources: where the facts come from.
-        notes: what could not be found in a source.
-        processor: of a CPU that hago runs on, its family: `x86`, `arm`, or `cpu` for any; else empty.
-        origin: the file that it was read from; empty where it was built in Python.
+        requantize: the arithmetic of requantization.
+        other_ops: the treatment of ops that are not listed, and of nodes that no listed signature fits (e.g. a clamp
+            at 1e-12): `float32` runs them in float, `reject` refuses them.
+        cost: cost figures of the whole chip, e.g. {"clock_hz": 1e9, "bytes_per_cycle": 8}.
+        sources: the documents from which the facts were taken.
+        notes: remarks, e.g. which facts no source gives.
+        processor: the family of the CPU if hago can run on the hardware: `x86`, `arm`, or `cpu` for any; else empty.
+        origin: the file from which it was read; empty if it was constructed in Python.
+        known_ops: the ops that it may list, with their rules; hago's own by default.
     """
 
     ops: Mapping[str, Sequence[OpDesc]]
@@ -235,7 +235,10 @@ class Hardware:
             object.__setattr__(self, listed, as_strings(getattr(self, listed), listed))
 
     def rule(self, op: str, ops: Ops) -> OpRule | None:
-        """The rule of an op with the form that this hardware computes it in; None for an unknown op.
+        """The rule of an op, with the form in which this hardware computes it; None for an unknown op.
+
+        Args:
+            ops: the rules to take it from.
 
         Raises:
             HardwareError: the op has no such form.
@@ -251,7 +254,7 @@ class Hardware:
         return rule.with_form(form)
 
     def computes(self, ops: Ops) -> Ops:
-        """The ops, each with the form that this hardware computes it in."""
+        """The given ops, each with the form in which this hardware computes it."""
         named = {op for op, descs in self.ops.items() if op in ops and any(d.form for d in descs)}
         return {**ops, **{op: rule for op in named if (rule := self.rule(op, ops))}} if named else ops
 
@@ -260,11 +263,13 @@ class Hardware:
         return tuple(d for d in self.ops.get(op, ()) if d.is_integer)
 
     def float_descs(self, op: str, fits: bool = True) -> tuple[OpDesc, ...]:
-        """The float signatures of `op`.
+        """The float signatures of `op`, without those whose weight is stored in integers.
 
-        Where it has none, `other_ops: float32` is one for an op that is not listed, and for a node
-        that the listed signatures do not fit (`fits=False`). Those whose weight rests as integers are no
-        float signatures.
+        If there is none and `other_ops` is `float32`, a float32 signature is returned for an op that is not listed, and
+        for a node that the listed signatures do not fit.
+
+        Args:
+            fits: whether the listed signatures fit the node.
         """
         listed = tuple(d for d in self.ops.get(op, ()) if not (d.is_integer or d.is_weight_only))
         if listed or self.other_ops != "float32" or (fits and op in self.ops):
@@ -273,7 +278,7 @@ class Hardware:
 
 
 def create_sample_hardware() -> Hardware:
-    """The RFC's own listing: int8 convolutions into int32, adds and activations on int32.
+    """The sample hardware of the HAGO RFC: int8 convolutions into int32, adds and activations on int32.
 
     References:
         The HAGO RFC, `create_accelerator_description`; `hardware_specs/sample.json` is the same.

@@ -1,4 +1,4 @@
-"""What a piece of hardware can run, as a table for reading."""
+"""A table of the operators that a piece of hardware can run, for `hago hardware show`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hago.hardware.hardware import Hardware, OpDesc
 
 @dataclass(frozen=True, slots=True)
 class SignatureRow:
-    """One line of a HardwareTable: a way of running an op. Float signatures have no register."""
+    """One line of a HardwareTable: a signature of an op. Float signatures have `-` instead of a register."""
 
     op: str
     operands: tuple[str, ...]
@@ -24,18 +24,18 @@ class SignatureRow:
 
 @dataclass(frozen=True, slots=True)
 class HardwareTable:
-    """What a piece of hardware can run, for reading: prints as a table.
+    """The signatures of a piece of hardware, as a table that prints itself. Made by `explain_hardware`.
 
     Args:
-        head: what holds for every op, in words.
-        rows: by op, preferred signatures first.
+        head: the properties that all ops share, in words.
+        rows: the signatures of each op, preferred ones first.
     """
 
     head: str
     rows: tuple[SignatureRow, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The table as JSON values."""
         return {"head": self.head, "rows": [asdict(r) for r in self.rows]}
 
     def __str__(self) -> str:
@@ -47,8 +47,8 @@ class HardwareTable:
 
 
 def explain_hardware(hardware: Hardware) -> HardwareTable:
-    """Every op with the dtypes it takes, where sums are made, how results are requantized, and
-    which signature of which file says so."""
+    """Make the table of a piece of hardware: the dtypes, register and requantization of every signature, and the file
+    that it comes from."""
     how, origin = hardware.requantize, hardware.origin or "Python"
     form: str = how.form
     if how.form == "multiplier_shift":

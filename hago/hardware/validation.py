@@ -1,7 +1,8 @@
-"""Check a hardware document: report every mistake at once, of its shape first, then of its meaning.
+"""Checks of hardware documents, which report all mistakes together: those of structure, then those of meaning.
 
-A `Finding` names the JSON path, what was got and what is expected. A part whose shape is wrong is left out of the
-checks of meaning, so that one mistake is reported once; everything else is still checked.
+A `Finding` names the JSON path, what was got and what is expected. Parts whose structure is wrong are left out of the
+checks of meaning, so that a mistake is reported once; everything else is still checked. `hardware.file` calls
+`check_document` for every file that it reads or writes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake: where it is, and what was got and expected."""
+    """One mistake: its JSON path, and what was got and expected."""
 
     path: Path
     text: str
@@ -44,27 +45,27 @@ class Finding:
 
 
 def show(value: Any) -> str:
-    """A value as its JSON, cut where it is long."""
+    """A value as JSON text, shortened if it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def any_of(names: Iterable[Any]) -> str:
-    """What may stand there, in words."""
+    """The names, separated by commas."""
     return ", ".join(map(str, names))
 
 
 def known_name(path: Path, got: str, known: Iterable[str], what: str) -> Iterator[Finding]:
-    """That a name is none of those that are known."""
+    """The finding that a name is unknown, if it is."""
     known = list(known)
     if got not in known:
         text = f"unknown {what} {show(got)}; expected one of {any_of(known)}.{did_you_mean(got, known)}"
         yield Finding(path, text)
 
 
-def figures(path: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
-    """Those that are no numbers."""
-    for key, value in given.items():
+def figures(path: Path, values: Mapping[str, Any]) -> Iterator[Finding]:
+    """A finding for every value that is NaN."""
+    for key, value in values.items():
         if isinstance(value, float) and value != value:
             yield Finding((*path, key), "got NaN; expected a number")
 
@@ -72,16 +73,16 @@ def figures(path: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
 # ---------------------------------------------------------------- one signature
 
 DEFAULT_MIN_BITS: Final = 4
-#: What only nodes that compute in integers have.
+#: The keys of signatures that compute in integers.
 _INTEGER_KEYS: Final = ("accumulator", "requantize_at", "fixed_out")
-#: What only integer operands have.
+#: The keys of signatures with integer operands.
 _BITS_KEYS: Final = ("min_bits", "max_bits")
-#: Every integer of so many bits, times a scale, is one rounding in float32.
+#: The most bits of the integer weight of a float node: float32 holds its integers, so dequantizing rounds only once.
 _WIDEST_WEIGHT: Final = 16
 
 
 def check_signature(path: Path, body: Document) -> Iterator[Finding]:
-    """Every mistake in a signature, whatever ops list it."""
+    """The mistakes in a signature that do not depend on the ops that list it."""
     yield from figures(path, {k: v for k, v in body.items() if not isinstance(v, (dict, list))})
     listed = [((*path, "in", i), n) for i, n in enumerate(body["in"])] + [((*path, "out"), body["out"])]
     register = body.get("accumulator", {}).get("dtype", body["out"])
@@ -103,9 +104,10 @@ def check_signature(path: Path, body: Document) -> Iterator[Finding]:
 
 
 def _float_signature(path: Path, body: Document, weight: list[DType]) -> Iterator[Finding]:
-    """
+    """The mistakes in a signature that computes in float.
+
     Args:
-        weight: the integer operand, where there is one.
+        weight: the dtype of the integer operand; empty if there is none.
     """
     refused = _INTEGER_KEYS if weight else (*_INTEGER_KEYS, *_BITS_KEYS)
     for key in (k for k in refused if k in body):
@@ -136,7 +138,7 @@ def _integer_signature(
 
 
 def _order(path: Path, register: Document) -> Iterator[Finding]:
-    """The order of additions is stated where every addition saturates, and nowhere else."""
+    """The order of additions must be given if every addition saturates, and only then."""
     each = register.get("overflow") == "saturate_each"
     for key, known in (("order", get_args(Order)), ("bias", get_args(BiasAt))):
         if each and key not in register:
@@ -148,7 +150,7 @@ def _order(path: Path, register: Document) -> Iterator[Finding]:
 
 
 def _limits(path: Path, body: Document, operands: list[DType]) -> Iterator[Finding]:
-    """Of the bits that operands may be given."""
+    """The mistakes in the bits that a search may choose for operands."""
     widest, narrowest = max(d.bits for d in operands), min(d.bits for d in operands)
     low, high = body.get("min_bits", DEFAULT_MIN_BITS), body.get("max_bits", 64)
     if low > high:
@@ -176,20 +178,23 @@ def _fixed_out(path: Path, body: Document, out: DType) -> Iterator[Finding]:
 
 # ---------------------------------------------------------------- the document
 
-#: Mistakes in a document's shape that are looked for.
+#: The most mistakes of structure that are reported.
 MOST_FOUND: Final = 1000
 
 
 def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
-    """Every mistake in a hardware document; empty for one that can be built. Of MOST_FOUND and more in its shape, so
-    many: what it means is then not looked at.
+    """Check a hardware document.
 
     Args:
         document: parsed JSON.
         known_ops: the ops that it may list.
+
+    Returns:
+        All mistakes; empty for a document of which hardware can be made. If MOST_FOUND mistakes of structure are found,
+        the search for more ends and the meaning is not checked.
     """
-    found = itertools.islice(_validator().iter_errors(document), MOST_FOUND)
-    errors = sorted(found, key=lambda e: [str(p) for p in e.absolute_path])
+    violations = itertools.islice(_validator().iter_errors(document), MOST_FOUND)
+    errors = sorted(violations, key=lambda e: [str(p) for p in e.absolute_path])
     shape = [(e.validator, f) for e in errors for f in _shape_findings(e)]
     if len(errors) == MOST_FOUND:
         return tuple(dict.fromkeys(f for _, f in shape))
@@ -200,14 +205,14 @@ def check_document(document: Any, known_ops: Ops) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys([*(f for _, f in shape), *meaning]))
 
 
-# ---------------------------------------------------------------- shape
+# ---------------------------------------------------------------- structure
 @functools.cache
 def _validator() -> Draft202012Validator:
     text = (resources.files("hago.serialization") / "schemas" / "hardware.schema.json").read_text("utf-8")
     return Draft202012Validator(json.loads(text))
 
 
-#: What is said of a value that a keyword refuses; {} is the keyword's own value.
+#: What each keyword of JSON Schema expects, in words; {} is replaced by the keyword's value.
 _EXPECTED: Final = {
     "const": "{}",
     "type": "a JSON {}",
@@ -241,7 +246,7 @@ def _shape_findings(error: ValidationError) -> Iterator[Finding]:
 
 
 def _without(document: Any, broken: Iterable[Path]) -> Document:
-    """The document without its broken parts: an entry of signatures or ops, else a whole section."""
+    """The document without its broken parts, each an entry of signatures or ops, or else a whole section."""
     if not isinstance(document, dict):
         return {}
     sound = {k: dict(v) if isinstance(v, dict) else v for k, v in document.items()}
@@ -287,14 +292,14 @@ def _requantize(document: Document) -> Iterator[Finding]:
 
 
 # ---------------------------------------------------------------- ops and what they refer to
-def _references(whole: Any, sound: Document, known_ops: Ops) -> Iterator[Finding]:
-    """Op names, signature names, and signatures that nothing names.
+def _references(document: Any, sound: Document, known_ops: Ops) -> Iterator[Finding]:
+    """The mistakes in names of ops and signatures, and signatures that no op lists.
 
     Args:
-        whole: the document, broken parts included: a broken signature still has a name.
-        sound: the same without them.
+        document: with its broken parts, since broken signatures have names, too.
+        sound: the same without its broken parts.
     """
-    names, listed = (whole.get(k) if isinstance(whole, dict) else None for k in ("signatures", "ops"))
+    names, listed = (document.get(k) if isinstance(document, dict) else None for k in ("signatures", "ops"))
     if not isinstance(names, dict) or not isinstance(listed, dict):
         return
     yield from _ops(sound, names, known_ops)
@@ -305,12 +310,12 @@ def _references(whole: Any, sound: Document, known_ops: Ops) -> Iterator[Finding
 
 def _ops(sound: Document, names: Document, known_ops: Ops) -> Iterator[Finding]:
     spelled, signatures = aliases(known_ops), sound.get("signatures", {})
-    seen: dict[str, str] = {}
+    spelling_of: dict[str, str] = {}
     for op, listed in sound.get("ops", {}).items():
         name = spelled.get(op, op)
-        if name in seen:
-            yield Finding(("ops", op), f"lists {name} a second time, after {show(seen[name])}; expected one")
-        seen.setdefault(name, op)
+        if name in spelling_of:
+            yield Finding(("ops", op), f"lists {name} a second time, after {show(spelling_of[name])}; expected one")
+        spelling_of.setdefault(name, op)
         if name not in known_ops:
             close = did_you_mean(op, [*known_ops, *spelled])
             yield Finding(("ops", op), f"unknown op; expected one of {any_of(known_ops)}.{close}")
@@ -342,7 +347,7 @@ def _op_takes(path: Path, op: str, signature: Document, known_ops: Ops, how: Doc
 
 
 def _weight_only(path: Path, op: str, signature: Document, rule: OpRule) -> Iterator[Finding]:
-    """A float signature whose weight is an integer is for ops that have one there."""
+    """The integer operand of a float signature must be the weight of the op."""
     integers = [slot for slot, n in enumerate(signature["in"]) if (d := DTYPES.get(n)) is not None and d.is_int]
     weight = None if rule.integer is None else rule.integer.weight
     if integers and weight is None:
@@ -376,7 +381,7 @@ def _gives_integers(signature: Document) -> bool:
 
 
 def _one_form(path: Path, integers: Document) -> Iterator[Finding]:
-    """A chip computes an op in one way."""
+    """All integer signatures of an op must have the same form."""
     named = list(dict.fromkeys(s.get("form") for s in integers.values()))
     if len(named) > 1:
         forms = any_of(n or "none" for n in named)
@@ -384,7 +389,8 @@ def _one_form(path: Path, integers: Document) -> Iterator[Finding]:
 
 
 def _one_place(path: Path, integers: Document, rule: OpRule) -> Iterator[Finding]:
-    """A chip requantizes an op's result in one place. Where that must be the output, each signature is told so."""
+    """All integer signatures of an op must requantize in the same place. Signatures of forms that must requantize at
+    the output are checked by `_form_takes`."""
     forms = [rule.integer if (named := s.get("form")) is None else rule.forms.get(named) for s in integers.values()]
     if any(form is None or form.table or form.requantizes_output for form in forms):
         return

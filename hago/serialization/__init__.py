@@ -1,1 +1,1 @@
-"""Checked JSON, tensor files, tables of text and JSON schemas; reading a file never executes anything."""
+"""File formats: checked JSON, JSON Schemas, tensor files and text tables. Reading a file never executes code."""

@@ -1,7 +1,8 @@
-"""JSON text: the one way JSON is written, read strictly, and checked against a JSON Schema.
+"""JSON text: written in a canonical form, read strictly, and checked against JSON Schemas; and safe reading and writing
+of files.
 
-The text is canonical: sorted keys, ASCII, floats in the shortest form that reads back exactly. Errors
-name the file, the JSON path, what was got and what was expected.
+Canonical text has sorted keys, ASCII characters, and floats in the shortest form that reads back exactly. Errors name
+the file, the JSON path, what was got and what was expected.
 """
 
 from __future__ import annotations
@@ -26,26 +27,29 @@ import jsonschema
 
 from hago.errors import LogError, did_you_mean, shortened
 
-#: Integers of more digits than this would not fit a float.
+#: The most digits of an integer; a float holds all of them.
 _DIGITS: Final = 300
 _LARGEST: Final = 10**_DIGITS
-#: Lists and objects within one another, at most.
+#: The most levels of nested lists and objects.
 _DEEPEST: Final = 100
-#: Seconds after which a temporary file that no process holds is taken for one that a killed process left.
+#: Seconds after which a temporary file that no process has locked counts as left by a killed process.
 _STALE_SECONDS: Final = 60.0
 
 
 def canonical(value: Any) -> str:
-    """The one text of JSON values: sorted keys, one line, ASCII, floats that read back exactly."""
+    """The canonical text of JSON values: sorted keys, one line, ASCII, floats that read back exactly."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
 def json_values(value: Any, where: str) -> Any:
-    """`value` with only what JSON has: numbers become Python's, tuples lists, and numbers that are
-    not finite the texts "inf", "-inf" and "nan".
+    """Convert a value to JSON values: numbers become Python numbers, tuples become lists, and numbers that are not
+    finite become the strings "inf", "-inf" and "nan".
+
+    Args:
+        where: the JSON path of the value, for errors.
 
     Raises:
-        LogError: something that is no JSON value, with its path.
+        LogError: a part of the value has no JSON form; the message says its path.
     """
     if value is None or isinstance(value, (str, bool)):
         return value
@@ -61,10 +65,10 @@ def json_values(value: Any, where: str) -> Any:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The values of one JSON text, read strictly: no NaN, no number that overflows, no key twice.
+    """Parse a JSON text strictly: NaN, numbers that overflow and repeated keys are errors.
 
     Raises:
-        LogError: naming `where` and what is wrong.
+        LogError: the text is not such JSON; the message names `where` and what is wrong.
     """
 
     def integer(digits: str) -> int:
@@ -81,11 +85,11 @@ def parse_json(text: str, where: str) -> Any:
         raise ValueError(f"{name} is not a JSON number")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        values = dict(pairs)
+        if len(values) < len(pairs):
             keys = [k for k, _ in pairs]
-            raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands twice")
-        return found
+            raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice")
+        return values
 
     try:
         value = json.loads(text, parse_int=integer, parse_float=real, parse_constant=refuse, object_pairs_hook=unique)
@@ -96,7 +100,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse what is nested deeper than anything that hago writes: what reads it further is recursive."""
+    """Refuse values that are nested deeper than any that hago writes, since the code that reads them is recursive."""
     layer, depth = [value], 0
     while layer:
         layer = [v for x in layer if isinstance(x, (dict, list)) for v in (x.values() if isinstance(x, dict) else x)]
@@ -106,10 +110,10 @@ def _check_depth(value: Any) -> None:
 
 
 def check_version(value: Any, newest: int, where: str) -> None:
-    """Refuse JSON values of a form that this hago does not read.
+    """Refuse JSON values whose version this hago does not read.
 
     Raises:
-        LogError: naming the version got and those it reads.
+        LogError: the message names the version and those that hago reads.
     """
     version = value.get("version") if isinstance(value, Mapping) else None
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= newest:
@@ -122,17 +126,17 @@ def check_version(value: Any, newest: int, where: str) -> None:
 @functools.cache
 def _validator(name: str) -> Any:
     text = (files("hago.serialization") / "schemas" / f"{name}.schema.json").read_text("utf-8")
-    # JSON Schema takes 4.0 for an integer; Python's range and shifts do not
+    # JSON Schema accepts 4.0 as an integer; Python's range and shifts do not
     base = jsonschema.Draft202012Validator
-    whole = base.TYPE_CHECKER.redefine("integer", lambda _, v: isinstance(v, int) and not isinstance(v, bool))
-    return jsonschema.validators.extend(base, type_checker=whole)(json.loads(text))
+    type_checker = base.TYPE_CHECKER.redefine("integer", lambda _, v: isinstance(v, int) and not isinstance(v, bool))
+    return jsonschema.validators.extend(base, type_checker=type_checker)(json.loads(text))
 
 
 def check_schema(value: Any, name: str, where: str) -> None:
-    """Refuse JSON values that break `schemas/<name>.schema.json`.
+    """Refuse JSON values that do not match `schemas/<name>.schema.json`.
 
     Raises:
-        LogError: naming `where`, the JSON path, what was got and what was expected.
+        LogError: the message names `where`, the JSON path, what was got and what was expected.
     """
     error = jsonschema.exceptions.best_match(_validator(name).iter_errors(value))
     if error is not None:
@@ -158,7 +162,7 @@ def _short(value: Any) -> str:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a regular file stands at a path; also False of what can be no path, such as one that is too long."""
+    """Whether a path is that of a regular file; False also for invalid paths, such as one that is too long."""
     try:
         return os.path.isfile(path)
     except (OSError, ValueError):
@@ -166,13 +170,13 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def read_file(path: str | os.PathLike[str], most: int = -1) -> bytes:
-    """The bytes of a regular file, the first `most` where that is given.
+    """Read a regular file, or its first `most` bytes.
 
-    Pipes and devices are refused: a read of them may never end.
+    Pipes and devices are refused, since reading them may never end.
 
     Raises:
-        OSError: there is none, it is something else, or it cannot be read.
-        ValueError: no path can be so.
+        OSError: there is no such file, it is not a regular file, or it cannot be read.
+        ValueError: the path is invalid.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -181,15 +185,18 @@ def read_file(path: str | os.PathLike[str], most: int = -1) -> bytes:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file, also a pipe that nobody writes."""
+    """Open a file without blocking, even if it is a pipe that no process writes to."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Put `content` (text in UTF-8) at `path` at once: written beside it, synced, then renamed over it.
+    """Replace a file atomically: write a temporary file next to it, sync it, and rename it.
+
+    Args:
+        content: bytes, or text that is written in UTF-8.
 
     Raises:
-        LogError: it could not be written; what stood at `path` is untouched.
+        LogError: the file could not be written; a file that was at `path` is unchanged.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -202,14 +209,18 @@ def replace_file(path: Path, content: str | bytes) -> None:
         os.replace(beside, path)
         sync_folder(path.parent)
     except (OSError, ValueError) as error:
-        raise LogError(f"cannot write {path}: {error}; what stood there is unchanged") from None
+        raise LogError(f"cannot write {path}: {error}; a file that was there is unchanged") from None
     finally:
         with contextlib.suppress(OSError, ValueError):
             beside.unlink()
 
 
 def _lock(fd: int) -> bool:
-    """Whether a file is now held by this process, where the system has such locks; they end with the process."""
+    """Try to lock an open file until this process closes it or ends.
+
+    Returns:
+        Whether it is locked now; False on systems without such locks.
+    """
     try:
         import fcntl
 
@@ -220,29 +231,29 @@ def _lock(fd: int) -> bool:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove what processes that were killed while they wrote `path` left beside it."""
+    """Remove the temporary files of processes that were killed while they wrote `path`."""
     with contextlib.suppress(OSError):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-            with open(left, "rb") as file:
+        for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            with open(temporary, "rb") as file:
                 if time.time() - os.fstat(file.fileno()).st_mtime > _STALE_SECONDS and _lock(file.fileno()):
-                    left.unlink()
+                    temporary.unlink()
 
 
 def check_distinct(paths: Mapping[str, str | os.PathLike[str] | None]) -> None:
-    """Refuse files to write of which one would replace another.
+    """Refuse output files of which one would overwrite another.
 
     Args:
-        paths: by the argument that gave them; None where there is none.
+        paths: the path of each argument, by the name of the argument; None for no file.
 
     Raises:
-        LogError: two of them are one file, also by way of links; both arguments are named.
+        LogError: two paths are those of one file, possibly through links; the message names both arguments.
     """
     given = [(name, _real(name, path)) for name, path in paths.items() if path is not None]
     for (first, a), (second, b) in itertools.combinations(given, 2):
         both = os.path.exists(a) and os.path.exists(b)
         if os.path.normcase(a) == os.path.normcase(b) or (both and os.path.samefile(a, b)):
             raise LogError(
-                f"{first} and {second} are one file, {a}, and each would write over the other; give each a path of "
+                f"{first} and {second} name the same file, {a}, and would overwrite each other; give each a path of "
                 "its own"
             )
 
@@ -251,11 +262,11 @@ def _real(name: str, path: str | os.PathLike[str]) -> str:
     try:
         return os.path.realpath(path)
     except (OSError, ValueError) as error:
-        raise LogError(f"{name} is {shortened(os.fspath(path))}, which is no path: {error}") from None
+        raise LogError(f"{name} is {shortened(os.fspath(path))}, which is not a valid path: {error}") from None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new name in `folder` survive a power failure, where the system can."""
+    """Sync a folder, so that a new name in it survives a power failure, if the system supports it."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -1,9 +1,9 @@
-"""Tensor file: a JSON document and tensors in one file of the safetensors layout, guarded by a checksum.
+"""Tensor files: a JSON document and tensors in one file of the safetensors format, with a checksum.
 
-The layout is eight bytes of length, a JSON header, and the tensors' bytes; any safetensors reader opens
-it. It is written here rather than by that package so that equal content gives equal bytes and no
-package more is needed. The document and a sha256 over every byte of the file (its own digits read as
-zeros) stand in the header's metadata, so a file that was cut or changed anywhere is refused.
+The file holds eight bytes of length, a JSON header, and the bytes of the tensors; any safetensors reader opens it. It
+is not written by the safetensors package, so that equal content gives equal bytes and hago does not depend on that
+package. The document and a SHA-256 of the whole file (computed with zeros in place of its own digits) are in the
+metadata of the header, so a file that was truncated or edited anywhere is refused.
 
 References:
     The safetensors format, https://github.com/huggingface/safetensors#format.
@@ -35,27 +35,28 @@ _NAMES: Final[Mapping[torch.dtype, str]] = {
     torch.bool: "BOOL",
 }
 _DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+#: The order in which tensors are written, by dtype.
 _RANK: Final = {dtype: i for i, dtype in enumerate(_NAMES)}
 _NO_DIGEST: Final = "0" * 64
-#: No tensor may be called so.
+#: The key of the metadata in the header, which no tensor may have as its name.
 RESERVED: Final = "__metadata__"
 
 
 def storable(dtype: torch.dtype) -> bool:
-    """Whether a tensor of this dtype can stand in a file."""
+    """Whether tensors of this dtype can be stored."""
     return dtype in _NAMES
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """How torch calls a dtype, e.g. `float32`."""
+    """The name that torch gives a dtype, e.g. `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def storable_dtype(name: str) -> torch.dtype:
-    """The dtype that torch calls so.
+    """The storable dtype to which torch gives that name.
 
     Raises:
-        HagoError: there is none that can stand in a file.
+        HagoError: there is no such dtype, or it cannot be stored.
     """
     for dtype in _NAMES:
         if dtype_name(dtype) == name:
@@ -65,14 +66,14 @@ def storable_dtype(name: str) -> torch.dtype:
 
 # ---------------------------------------------------------------- writing
 def to_bytes(kind: str, document: Any, tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a file.
+    """The content of a tensor file.
 
     Args:
-        kind: what the file is, in words; `from_bytes` asks for the same.
+        kind: the kind of file, in words; `from_bytes` refuses files of other kinds.
         document: JSON values.
-        tensors: of storable dtypes.
+        tensors: tensors of storable dtypes, by name.
     """
-    # widest elements first: every tensor is then aligned to its own
+    # widest elements first, so that every tensor is aligned to its elements
     order = sorted(tensors, key=lambda n: (_RANK[tensors[n].dtype], n))
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     entries: dict[str, Any] = {RESERVED: {"kind": kind, "sha256": _NO_DIGEST, "document": text}}
@@ -84,13 +85,13 @@ def to_bytes(kind: str, document: Any, tensors: Mapping[str, Tensor]) -> bytes:
         entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     header = json.dumps(entries).encode("ascii")
     header += b" " * (-len(header) % 8)
-    whole = b"".join([len(header).to_bytes(8, "little"), header, *parts])
-    digest = hashlib.sha256(whole).hexdigest()
-    return whole.replace(_quoted(_NO_DIGEST), _quoted(digest), 1)
+    content = b"".join([len(header).to_bytes(8, "little"), header, *parts])
+    digest = hashlib.sha256(content).hexdigest()
+    return content.replace(_quoted(_NO_DIGEST), _quoted(digest), 1)
 
 
 def begins(data: bytes, kind: str) -> bool:
-    """Whether bytes begin as a file of that kind, whole or not."""
+    """Whether bytes begin like a file of that kind; the file may be incomplete."""
     return data[8:].startswith(json.dumps({RESERVED: {"kind": kind}}).rstrip("}").encode("ascii"))
 
 
@@ -100,19 +101,24 @@ def _quoted(digest: str) -> bytes:
 
 # ---------------------------------------------------------------- reading
 def from_bytes(data: bytes, kind: str, where: str) -> tuple[Any, dict[str, Tensor]]:
-    """The document and the tensors of a file, whole and unchanged.
+    """Read the document and the tensors from the content of a file.
+
+    Args:
+        where: the name of the file, for errors.
 
     Raises:
-        ModelFileError: it is of another kind, or was cut or changed.
+        ModelFileError: the file is of another kind, or was truncated or edited.
     """
     header, body = _header(data, kind, where)
-    said = header.pop(RESERVED, None)
-    if not isinstance(said, dict) or said.get("kind") != kind:
-        other = said.get("kind") if isinstance(said, dict) else None
-        raise ModelFileError(f"{where} is no {kind}" + (f" but a {other}" if isinstance(other, str) else ""))
-    digest, text = said.get("sha256"), said.get("document")
+    metadata = header.pop(RESERVED, None)
+    if not isinstance(metadata, dict) or metadata.get("kind") != kind:
+        other = metadata.get("kind") if isinstance(metadata, dict) else None
+        raise ModelFileError(f"{where} is not a {kind}" + (f" but a {other}" if isinstance(other, str) else ""))
+    digest, text = metadata.get("sha256"), metadata.get("document")
     if not isinstance(digest, str) or not isinstance(text, str) or len(digest) != 64 or not _whole(data, digest):
-        raise ModelFileError(f"{where} was cut or changed after it was written: its checksum differs; write it again")
+        raise ModelFileError(
+            f"{where} was truncated or edited after it was written, as its checksum shows; write it again"
+        )
     tensors = {name: _tensor(name, entry, body, where) for name, entry in header.items()}
     try:
         return parse_json(text, where), tensors
@@ -123,13 +129,13 @@ def from_bytes(data: bytes, kind: str, where: str) -> tuple[Any, dict[str, Tenso
 def _header(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], memoryview]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
-        raise ModelFileError(f"{where} is no {kind}, or was cut: it has {len(data)} bytes")
+        raise ModelFileError(f"{where} is not a {kind}, or was truncated: it has {len(data)} bytes")
     try:
         header = parse_json(bytes(data[8 : 8 + size]).decode("utf-8"), where)
     except (UnicodeDecodeError, HagoError):
         header = None
     if not isinstance(header, dict):
-        raise ModelFileError(f"{where} is no {kind}: it does not begin as one")
+        raise ModelFileError(f"{where} is not a {kind}: it does not begin like one")
     return header, memoryview(data)[8 + size :]
 
 
@@ -148,4 +154,6 @@ def _tensor(name: str, entry: Any, body: memoryview, where: str) -> Tensor:
         flat = torch.frombuffer(bytearray(body[start:end]), dtype=dtype) if end > start else torch.empty(0, dtype=dtype)
         return flat.reshape(shape)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
-        raise ModelFileError(f"{where}: tensor {name!r} is described wrongly: {str(entry)[:80]}") from None
+        raise ModelFileError(
+            f"{where}: tensor {name!r} has an invalid entry in the header: {str(entry)[:80]}"
+        ) from None

@@ -1,4 +1,4 @@
-"""Text tables: what reports share when they print themselves."""
+"""Text tables and numbers, in the form in which reports print them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-#: Wider reports would wrap in most terminals.
+#: The width of wrapped text. Wider lines would wrap in most terminals.
 WIDTH: Final = 140
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
-    """Lines of a table whose columns are as wide as their widest cell.
+    """The lines of a table whose columns are as wide as their widest cell.
 
     Args:
-        right: titles of columns that are aligned to the right.
+        right: the titles of the columns that are aligned to the right.
     """
     cells = [tuple(titles), *(tuple(r) for r in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(titles))]
@@ -26,34 +26,34 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def tail(text: str, width: int) -> str:
-    """The end of a name that is longer than `width`: the end is what tells nodes apart."""
+    """The text, or its end if it is longer than `width`; for names of nodes, which differ in their ends."""
     return text if len(text) <= width else ".." + text[2 - width :]
 
 
 def head(text: str, width: int) -> str:
-    """The start of a text that is longer than `width`."""
+    """The text, or its beginning if it is longer than `width`."""
     return text if len(text) <= width else text[: width - 2] + ".."
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """`digits` significant digits; `-` where there is no number."""
+    """A number with `digits` significant digits; `-` for None."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def decimals(value: float | None, places: int = 1) -> str:
-    """A fixed number of places; `-` where there is no number."""
+    """A number with a fixed number of decimal places; `-` for None."""
     return "-" if value is None else f"{value:.{places}f}"
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction as whole percents; `<1` where it is smaller, empty where it is next to nothing."""
+    """A fraction in whole percent: `<1` below one percent, and empty for None or almost 0."""
     if fraction is None or abs(fraction) < 1e-6:
         return ""
     return "<1" if abs(fraction) < 0.01 else f"{100.0 * fraction:.0f}"
 
 
 def wrapped(text: str, indent: str = "  ") -> list[str]:
-    """A sentence broken at WIDTH, further lines indented."""
+    """The lines of a sentence that is wrapped at WIDTH, with all but the first indented."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
@@ -65,6 +65,6 @@ def count(value: int) -> str:
     return f"{value / 1000**power:.3g}{' kMG'[power]}"
 
 
-def ratio_text(part: int, whole: int) -> str:
-    """`62.5 %` of a whole that may be 0."""
-    return "-" if whole == 0 else f"{100.0 * part / whole:.1f} %"
+def ratio_text(part: int, total: int) -> str:
+    """The percentage that `part` is of `total`, e.g. `62.5 %`; `-` if the total is 0."""
+    return "-" if total == 0 else f"{100.0 * part / total:.1f} %"

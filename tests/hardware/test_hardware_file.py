@@ -74,13 +74,13 @@ def test_truncation_anywhere(tmp_path: Path) -> None:
     text = json.dumps(small(), indent=1)
     for end in range(0, len(text) - 1, 37):
         message = refusal(tmp_path, text[:end])
-        assert "is no JSON at line" in message, end
+        assert "is not JSON at line" in message, end
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "chip.json"
     path.write_bytes(b'{"name": "\xff\xfe"}')
-    with pytest.raises(HardwareError, match="is no JSON"):
+    with pytest.raises(HardwareError, match="is not JSON"):
         load_hardware(path)
 
 
@@ -95,8 +95,8 @@ def test_repeated_keys_are_refused(tmp_path: Path) -> None:
     text = text.replace('"overflow": "wrap"', '"overflow": "wrap", "overflow": "saturate_end"')
     text = text.replace('"name": "custom"', '"name": "a", "name": "b", "name": "c"')
     message = refusal(tmp_path, text)
-    assert "$.signatures.mac.accumulator.overflow: the key stands 2 times" in message
-    assert "$.name: the key stands 3 times" in message
+    assert "$.signatures.mac.accumulator.overflow: the key occurs 2 times" in message
+    assert "$.name: the key occurs 3 times" in message
 
 
 # ---------------------------------------------------------------- names and paths
