@@ -95,7 +95,7 @@ def load_digits(seed: int = 0) -> Digits:
     try:
         digits = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError:
-        raise HagoError("the demo needs a package more: pip install 'hago[demo]'") from None
+        raise HagoError("the demo needs scikit-learn: pip install 'hago[demo]'") from None
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1)[order] / 16.0
     labels = torch.tensor(digits.target, dtype=torch.int64)[order]

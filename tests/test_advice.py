@@ -731,7 +731,7 @@ CASES: Final = (
                    hago.from_torch(Calling(Cached()).eval(), (torch.ones(4, 3),))],
     ),
     Case(
-        "keep the model for as long as its graphs",
+        "keep a reference to the model while its graph is used",
         lambda _: compiled_without(small_quantized()),
         lambda _: compiled_with(small_quantized()),
     ),
@@ -762,12 +762,12 @@ CASES: Final = (
         lambda p: exported_by(p, "--check", "--data", "test_advice:data"),
     ),
     Case(
-        "is no stored integer model; give MODEL and STRATEGY, or such a file",
+        "is not a stored integer model; give MODEL and STRATEGY, or the file of a stored model",
         lambda p: api_command("export", "test_advice:small", "--format", "onnx"),
         lambda p: exported_by(p),
     ),
     Case(
-        "explain needs the model's inputs: give --data or --input-shape, one of them",
+        "explain needs the model's inputs: give either --data or --input-shape",
         lambda _: api_command("explain", "test_advice:small", "--hardware", CHIP),
         lambda _: api_command("explain", "test_advice:small", "--hardware", CHIP, "--input-shape", "1,6,6"),
     ),
@@ -1215,8 +1215,8 @@ PACKAGE: Final = "a package would have to be taken away and installed"
 PROCESS: Final = "another process, machine or disk"
 #: Advice that nothing here takes, and why.
 UNTRIED: Final = {
-    "reading images needs a package more": PACKAGE,
-    "the demo needs a package more": PACKAGE,
+    "reading images needs Pillow": PACKAGE,
+    "the demo needs scikit-learn": PACKAGE,
     "this needs the package {}: pip install": PACKAGE,
     "ONNX export needs the package onnx": PACKAGE,
     "reading .safetensors needs a package more": PACKAGE,

@@ -180,7 +180,7 @@ def test_no_two_files_of_a_search_are_one(model: nn.Module, tmp_path: Path, one:
     for name, where in ((one, path), (other, second)):
         outer, _, inner = name.partition(":")
         (given[outer] if inner else given)[inner or outer] = where
-    with pytest.raises(hago.HagoError, match=r"are one file, .*give each a path of its own"):
+    with pytest.raises(hago.HagoError, match=r"name the same file, .*give each a path of its own"):
         hago.search_quantize_strategy(model, CHIP, DATA, **given, **QUIET)
     assert path.read_text() == ""
 

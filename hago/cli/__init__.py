@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hago: error: {error}", file=stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
-        said = f" {error}" if str(error) else ""
+        progress = f" {error}" if str(error) else ""
         again = f"; continue with:\n  {command_line(*words)}" if words[:1] in (["search"], ["finetune"]) else ""
-        print(f"\nhago: interrupted{said}{again}", file=stderr)
+        print(f"\nhago: interrupted{progress}{again}", file=stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
@@ -92,15 +92,15 @@ def _json(value: Any) -> str:
 @contextlib.contextmanager
 def warnings_as_lines(note: Callable[[str], None]) -> Iterator[None]:
     """While this lasts, a warning of hago is one line, said once; those of others are as they were."""
-    said: set[str] = set()
+    shown: set[str] = set()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if not issubclass(category, HagoWarning):
                 show(message, category, *where, **more)
-            elif str(message) not in said:
-                said.add(str(message))
+            elif str(message) not in shown:
+                shown.add(str(message))
                 note(f"warning: {message}")
 
         warnings.simplefilter("always", HagoWarning)

@@ -162,10 +162,10 @@ def fail(text: str) -> NoReturn:
 def numbers(text: str) -> tuple[float, ...]:
     """Numbers with commas between."""
     try:
-        found = tuple(float(part) for part in text.split(","))
+        values = tuple(float(part) for part in text.split(","))
     except ValueError:
         fail(f"got {text!r}, expected numbers with commas between, e.g. 0.485,0.456,0.406")
-    return found if all(map(math.isfinite, found)) else fail(f"got {text!r}, expected finite numbers")
+    return values if all(map(math.isfinite, values)) else fail(f"got {text!r}, expected finite numbers")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -178,19 +178,19 @@ def size(text: str) -> tuple[int, int]:
 
 def byte_count(text: str) -> int:
     """A size of memory."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|k|M|G)i?B?", text.strip(), re.ASCII | re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|k|M|G)i?B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if not match:
         fail(f"got {text!r}, expected a size such as 500MB or 2GB")
-    return int(float(found[1]) * 1024 ** " kmg".index(found[2].lower() or " "))
+    return int(float(match[1]) * 1024 ** " kmg".index(match[2].lower() or " "))
 
 
 def share(text: str) -> float:
     """A number between 0 and 1."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
         fail(f"got {text!r}, expected a number between 0 and 1")
-    return found if 0.0 < found < 1.0 else fail(f"got {text!r}, expected a number between 0 and 1")
+    return value if 0.0 < value < 1.0 else fail(f"got {text!r}, expected a number between 0 and 1")
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:

@@ -54,7 +54,7 @@ from hago.study.log import read_log
 def explain_command(args: Namespace, voices: Voices) -> Outcome:
     """What will be integer, and why."""
     if (args.data is None) == (args.input_shape is None):
-        raise HagoError("explain needs the model's inputs: give --data or --input-shape, one of them")
+        raise HagoError("explain needs the model's inputs: give either --data or --input-shape")
     model = load_model(args.model, args.weights)
     if args.data is None:
         inputs: tuple[Any, ...] = tuple(_zeros(*shape) for shape in args.input_shape)
@@ -62,17 +62,17 @@ def explain_command(args: Namespace, voices: Voices) -> Outcome:
         first = next(iter(load_batches(args)), None)
         inputs = Batches([] if first is None else [first], input_names(model)).example
     chip, bits = load_chip(args, args.hardware), fixed_bits(args)
-    found = reports.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
+    explanation = reports.explain(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
     if not args.cost:
-        return Outcome(str(found), found.to_json())
+        return Outcome(str(explanation), explanation.to_json())
     costs = reports.explain_cost(model, chip, inputs, keep_float=args.keep_float, fix_bits=bits)
-    return Outcome(f"{found}\n\n{range_text(costs)}", {**found.to_json(), "cost": costs.to_json()})
+    return Outcome(f"{explanation}\n\n{range_text(costs)}", {**explanation.to_json(), "cost": costs.to_json()})
 
 
 def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
     dtype = TORCH_DTYPES.get(name)
     if dtype is None:
-        raise HagoError(f"input shape: {name!r} is no dtype; expected e.g. float32 or int64")
+        raise HagoError(f"input shape: {name!r} is not a dtype; expected e.g. float32 or int64")
     return torch.zeros((2, *shape), dtype=dtype)
 
 
@@ -81,8 +81,8 @@ def _judge(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
-    found = report_plan(plan, batches, integer=integer)
-    return strategy, plan, Outcome(str(found), found.to_json(), OK if found.same else NO)
+    report = report_plan(plan, batches, integer=integer)
+    return strategy, plan, Outcome(str(report), report.to_json(), OK if report.same else NO)
 
 
 def simulate(args: Namespace, voices: Voices) -> Outcome:
@@ -94,8 +94,8 @@ def realize(args: Namespace, voices: Voices) -> Outcome:
     """Float against simulated against integer; the integer model is stored where they agree."""
     strategy, plan, outcome = _judge(args, integer=True)
     if args.explain:
-        found = Executor(plan).explain()
-        outcome = Outcome(f"{outcome.text}\n\n{found}", {**outcome.json, "kernels": found.to_json()}, outcome.code)
+        kernels = Executor(plan).explain()
+        outcome = Outcome(f"{outcome.text}\n\n{kernels}", {**outcome.json, "kernels": kernels.to_json()}, outcome.code)
     if args.save is None or outcome.code != OK:
         return outcome
     return store_model(outcome, args.save, plan, strategy)
@@ -105,13 +105,13 @@ def cost(args: Namespace, voices: Voices) -> Outcome:
     """What a strategy takes, node by node."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    found = reports.estimate_cost(model, hardware, strategy, batch=args.batch)
-    return Outcome(cost_text(found), found.to_json())
+    plan_cost = reports.estimate_cost(model, hardware, strategy, batch=args.batch)
+    return Outcome(cost_text(plan_cost), plan_cost.to_json())
 
 
 def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
     """The expected loss of every choice."""
-    found = reports.measure_sensitivity(
+    losses = reports.measure_sensitivity(
         load_model(args.model, args.weights),
         load_chip(args, args.hardware),
         load_batches(args),
@@ -122,24 +122,24 @@ def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
         seed=args.seed,
     )
     if args.save is not None:
-        found.save(make_folder_of(Path(args.save)))
+        losses.save(make_folder_of(Path(args.save)))
         voices.note(f"wrote {args.save}")
-    return Outcome(str(found), found.to_json())
+    return Outcome(str(losses), losses.to_json())
 
 
 def inspect(args: Namespace, voices: Voices) -> Outcome:
     """Every layer, in a table."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
-    found = reports.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
+    statistic = reports.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
     if args.csv is not None:
         try:
-            make_folder_of(Path(args.csv)).write_text(found.to_csv(), "utf-8")
+            make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")
         except OSError as error:
             raise HagoError(f"cannot write {args.csv}: {error}") from None
         voices.note(f"wrote {args.csv}")
-    text = f"{found}\n\n{found.values()}" if args.values else str(found)
-    return Outcome(text, found.to_json(), NO if found.total_differences else OK)
+    text = f"{statistic}\n\n{statistic.values()}" if args.values else str(statistic)
+    return Outcome(text, statistic.to_json(), NO if statistic.total_differences else OK)
 
 
 def replay_command(args: Namespace, voices: Voices) -> Outcome:
@@ -147,7 +147,7 @@ def replay_command(args: Namespace, voices: Voices) -> Outcome:
     record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
     hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
-    found = api.replay(
+    comparison = api.replay(
         model,
         hardware,
         args.record,
@@ -156,7 +156,7 @@ def replay_command(args: Namespace, voices: Voices) -> Outcome:
         estimator=named_estimator(args.estimator),
         best_only=args.best_only,
     )
-    return Outcome(str(found), found.to_json(), OK if found.same else NO)
+    return Outcome(str(comparison), comparison.to_json(), OK if comparison.same else NO)
 
 
 # ---------------------------------------------------------------- hardware and demo
@@ -176,7 +176,7 @@ def hardware(args: Namespace, voices: Voices) -> Outcome:
     except HardwareError as error:
         first, *mistakes = [line.strip() for line in str(error).splitlines()]
         return Outcome(str(error), {"ok": False, "mistakes": mistakes or [first]}, NO)
-    return Outcome(f"{args.hardware} is right: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
+    return Outcome(f"{args.hardware} is valid: {len(chip.ops)} ops", {"ok": True, "mistakes": [], "ops": len(chip.ops)})
 
 
 def _list(known: tuple[Hardware, ...]) -> Outcome:
@@ -200,25 +200,25 @@ def _measure(args: Namespace, voices: Voices) -> Outcome:
     """A measured copy, beside what it was made of."""
     chip, saved = load_chip(args, args.hardware), Path(args.output)
     if saved.suffix != ".json":
-        raise HagoError(f"--output {args.output}: hardware is read from files that end in .json")
+        raise HagoError(f"--output {args.output}: expected a path that ends in .json")
     if Path(args.hardware).exists() and saved.exists() and saved.samefile(args.hardware):
         raise HagoError(f"--output {args.output} is the file that is measured; the copy needs another name")
     voices.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
-    found = measure_hardware(chip)
-    save_hardware(found.hardware, make_folder_of(saved))
-    return Outcome(f"{found}\nhardware  {saved}", {**found.to_json(), "hardware": str(saved)})
+    measured = measure_hardware(chip)
+    save_hardware(measured.hardware, make_folder_of(saved))
+    return Outcome(f"{measured}\nhardware  {saved}", {**measured.to_json(), "hardware": str(saved)})
 
 
 def demo(args: Namespace, voices: Voices) -> Outcome:
     """Train, search, realize, check."""
     out = Path(args.out)
-    found = run_demo(out, voices.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
-    strategy, log = found.results[-1].strategy, found.results[-1].log
+    results = run_demo(out, voices.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
+    strategy, log = results.results[-1].strategy, results.results[-1].log
     weights, kept = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
     shared = ["--weights", weights, "--batch-size", str(BATCH_SIZE), "--data"]
     again = command_line("replay", MODEL, str(log), *shared, kept)
-    text = f"\n{found}\n\nthe best of the last search is {strategy}; to have every figure of it again:\n  {again}"
-    return Outcome(text, found.to_json(), OK if found.same else NO)
+    text = f"\n{results}\n\nthe best of the last search is {strategy}; to have every figure of it again:\n  {again}"
+    return Outcome(text, results.to_json(), OK if results.same else NO)
 
 
 COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {

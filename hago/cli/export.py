@@ -38,7 +38,7 @@ def compare_command(args: Namespace, voices: Voices) -> Outcome:
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     names = [n.strip() for n in args.realizations.split(",") if n.strip()]
     if not names:
-        raise HagoError("--realizations names none")
+        raise HagoError("--realizations is empty; expected names such as reference,fast")
     comparison = compare_realizations(model, hardware, strategy, load_batches(args), names, args.base)
     ours = [a for a in comparison.against if a.name in _EXACT and comparison.base in ("reference", *_EXACT)]
     wrong = any(p.differing for a in ours for p in (*a.integers, *a.outputs))
@@ -94,7 +94,9 @@ def _load_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
 def _load_stored(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
     """The same of a stored integer model, which stands where MODEL does."""
     if not is_stored(args.model):
-        raise HagoError(f"{args.model!r} is no stored integer model; give MODEL and STRATEGY, or such a file")
+        raise HagoError(
+            f"{args.model!r} is not a stored integer model; give MODEL and STRATEGY, or the file of a stored model"
+        )
     quantizer = stored_quantizer(args)
     path = Path(args.save or Path("exports") / Path(args.model).stem)
     batches = None if args.data is None else Batches(load_batches(args), quantizer.plan.graph.inputs)

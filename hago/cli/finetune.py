@@ -101,9 +101,9 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
             resume=not args.no_resume,
             held_out=None if args.held_out is None else load_batches(args, args.held_out),
         )
-        found = finetune_with(model, hardware, strategy, batches, options)
-    found.quantizer.strategy.save(saved)
-    return _outcome(args, found, log, saved, _save_weights(args, model, found, saved, voices))
+        tuned = finetune_with(model, hardware, strategy, batches, options)
+    tuned.quantizer.strategy.save(saved)
+    return _outcome(args, tuned, log, saved, _save_weights(args, model, tuned, saved, voices))
 
 
 def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:
@@ -117,22 +117,22 @@ def _hardware(args: Namespace, strategy: Strategy) -> Hardware:
     return load_chip(args, args.hardware or name)
 
 
-def _save_weights(args: Namespace, model: Any, found: Finetuned, saved: Path, voices: Voices) -> Path | None:
+def _save_weights(args: Namespace, model: Any, tuned: Finetuned, saved: Path, voices: Voices) -> Path | None:
     path = make_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
     if not isinstance(model, nn.Module):
-        voices.note("the model is no nn.Module, so the trained weights cannot be written for it")
+        voices.note("the model is not an nn.Module, so its trained weights cannot be written")
         return None
-    save_state(trained_state(model, found.quantizer.plan.graph, found.quantizer.plan.ops), path)
+    save_state(trained_state(model, tuned.quantizer.plan.graph, tuned.quantizer.plan.ops), path)
     return path
 
 
-def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights: Path | None) -> Outcome:
-    how = "the trained strategy" if found.kept else "training did not help on the samples kept aside; as it was"
+def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights: Path | None) -> Outcome:
+    how = "the trained strategy" if tuned.kept else "training did not help on the samples kept aside; as it was"
     lines = [
-        f"trained {found.steps} steps in {found.seconds:.1f} s: {how}",
+        f"trained {tuned.steps} steps in {tuned.seconds:.1f} s: {how}",
         *(
             f"{when:<7} {figures_in_words(results)}"
-            for when, results in (("before", found.before), ("after", found.after))
+            for when, results in (("before", tuned.before), ("after", tuned.after))
         ),
         f"log       {log}",
         f"strategy  {saved}",
@@ -142,11 +142,11 @@ def _outcome(args: Namespace, found: Finetuned, log: Path, saved: Path, weights:
         again = ["realize", args.model, str(saved), "--weights", str(weights), "--data", args.data]
         lines.append(f"check it  {command_line(*again)}")
     values = {
-        "before": dict(found.before),
-        "after": dict(found.after),
-        "kept": found.kept,
-        "steps": found.steps,
-        "seconds": found.seconds,
+        "before": dict(tuned.before),
+        "after": dict(tuned.after),
+        "kept": tuned.kept,
+        "steps": tuned.steps,
+        "seconds": tuned.seconds,
         "log": str(log),
         "strategy": str(saved),
         "weights": None if weights is None else str(weights),

@@ -86,10 +86,10 @@ def training_so_far(checkpoint: Path) -> str:
 def stamp(path: Path) -> tuple[int, int] | None:
     """What tells whether a file was written anew; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 # ---------------------------------------------------------------- what options mean
@@ -160,8 +160,8 @@ def named_estimator(spec: str | None) -> Any:
     arguments."""
     if spec is None or spec.partition(":")[0] in (*ESTIMATORS, *DOREFAS) or not _OBJECT.fullmatch(spec):
         return spec
-    found = import_object(spec, "estimator")
-    return found() if isinstance(found, type) else found
+    named_object = import_object(spec, "estimator")
+    return named_object() if isinstance(named_object, type) else named_object
 
 
 def default_path(args: Namespace, hardware: Hardware, folder: str, suffix: str) -> Path:

@@ -67,24 +67,24 @@ def tuning_options(text: str) -> dict[str, Any]:
     Raises:
         HagoError: an unknown name, or a value that is not of its kind.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = (p.strip() for p in part.partition("="))
         if name not in OPTIONS or not value:
             near = did_you_mean(name, OPTIONS)
             raise HagoError(f"--finetune got {part!r}; expected NAME=VALUE,... with {', '.join(OPTIONS)}.{near}")
         try:
-            found[name] = OPTIONS[name](value)
+            options[name] = OPTIONS[name](value)
         except ValueError:
             raise HagoError(f"--finetune got {part!r}; expected a number, e.g. steps=400 or lr=0.002") from None
-    return found
+    return options
 
 
 def tune(
-    args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, found: SearchOutcome, saved: Path
+    args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
-    mark = hashlib.sha256(canonical(found.strategy.to_json()).encode()).hexdigest()[:12]
+    mark = hashlib.sha256(canonical(outcome.strategy.to_json()).encode()).hexdigest()[:12]
     checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
     log = default_path(args, hardware, "logs", "-finetune.jsonl")
     voices.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
@@ -94,7 +94,7 @@ def tune(
             model,
             hardware,
             Batches(data, input_names(model)),
-            (found.strategy, found.score),
+            (outcome.strategy, outcome.score),
             options,
             save_weights=weights_of(saved),
             save=saved,
@@ -133,9 +133,9 @@ def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
     }
 
 
-def strategy_of(found: SearchOutcome, tuned: Tuned | None) -> Strategy:
+def strategy_of(outcome: SearchOutcome, tuned: Tuned | None) -> Strategy:
     """The strategy that a search and its training end with."""
-    return found.strategy if tuned is None else tuned.strategy
+    return outcome.strategy if tuned is None else tuned.strategy
 
 
 # ---------------------------------------------------------------- search and quantize
@@ -190,9 +190,9 @@ def search_command(args: Namespace, voices: Voices) -> Outcome:
         ),
     )
     with resumable(so_far):
-        found = run_search(model, hardware, data, options)
-    tuned = None if args.finetune is None else tune(args, voices, model, hardware, data, found, saved)
-    return _outcome(args, voices, found, log, saved, tuned, _took(args, found, earlier))
+        outcome = run_search(model, hardware, data, options)
+    tuned = None if args.finetune is None else tune(args, voices, model, hardware, data, outcome, saved)
+    return _outcome(args, voices, outcome, log, saved, tuned, _took(args, outcome, earlier))
 
 
 def goal_options(args: Namespace) -> GoalOptions:
@@ -207,28 +207,28 @@ def goal_options(args: Namespace) -> GoalOptions:
     )
 
 
-def _took(args: Namespace, found: SearchOutcome, earlier: int) -> str:
+def _took(args: Namespace, outcome: SearchOutcome, earlier: int) -> str:
     """The time of all sessions; of a single one, also the time before the first trial, and the forwards of this
     process."""
-    took = f"{found.result.trials[-1].elapsed:.1f} s"
+    took = f"{outcome.result.trials[-1].elapsed:.1f} s"
     if earlier:
         return took
-    forwards = "" if args.executor else f" and {found.forwards:.1f} forwards"
-    return f"{took} ({found.before:.1f} s before the first){forwards}"
+    forwards = "" if args.executor else f" and {outcome.forwards:.1f} forwards"
+    return f"{took} ({outcome.before:.1f} s before the first){forwards}"
 
 
 def _outcome(
-    args: Namespace, voices: Voices, found: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
+    args: Namespace, voices: Voices, outcome: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
 ) -> Outcome:
-    strategy, trials, best = strategy_of(found, tuned), found.result.trials, found.result.best
+    strategy, trials, best = strategy_of(outcome, tuned), outcome.result.trials, outcome.result.best
     held_out = strategy.made_by.get("held_out")
     repeats = sum(t.same_as is not None for t in trials)
     lines = [
         f"searched {len(trials)} trials ({repeats} repeats) in {took}; the best is trial {best.index}",
-        *_strategy_lines(found.strategy),
+        *_strategy_lines(outcome.strategy),
         f"  {_costs(best)}",
         f"  {_overflow(best)}",
-        *_confirmed_lines(found.strategy),
+        *_confirmed_lines(outcome.strategy),
         *([] if tuned is None else tuned_lines(tuned, saved)),
         *([] if held_out is None else [f"  held out: {_figures(held_out)}"]),
         f"log       {log}",
@@ -239,7 +239,7 @@ def _outcome(
     values = {
         "model": args.model,
         "hardware": strategy.hardware.name,
-        "score": found.score if tuned is None else tuned.score,
+        "score": outcome.score if tuned is None else tuned.score,
         "finetuned": None if tuned is None else tuned_values(tuned, saved),
         "results": dict(strategy.made_by["results"]),
         "held_out": held_out,
@@ -267,16 +267,22 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
 
 def _confirmed_lines(strategy: Strategy) -> list[str]:
     """The gain of refined thresholds on samples that did not shape them, where it was measured."""
-    kept, found = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
-    if not isinstance(kept, Mapping) or not isinstance(found, Mapping):
+    kept, confirmed = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
+    if not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
         return []
     samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
     if not kept["kept_aside"]:
         return ["  thresholds are as estimated: with one sample none can be kept aside to confirm better ones"]
-    if "gain" not in found or {"refined", "weighted", "mse", "refined once"}.isdisjoint(map(str, found.values())):
+    if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
+        map(str, confirmed.values())
+    ):
         return [f"  thresholds are as estimated: none refined were surely better on {samples}"]
-    clipped = f"{100 * found['clipped']:.2g} % of activations clipped, {100 * found['clipped_before']:.2g} % without"
-    gain = f"{100 * found['gain']:.3g} % less error on {samples} ({found['standard_errors']:.3g} standard errors)"
+    clipped = (
+        f"{100 * confirmed['clipped']:.2g} % of activations clipped, {100 * confirmed['clipped_before']:.2g} % without"
+    )
+    gain = (
+        f"{100 * confirmed['gain']:.3g} % less error on {samples} ({confirmed['standard_errors']:.3g} standard errors)"
+    )
     return [f"  refined thresholds: {gain}; {clipped}"]
 
 
@@ -331,11 +337,11 @@ def quantize_command(args: Namespace, voices: Voices) -> Outcome:
     strategy = quantizer.strategy
     strategy.save(saved)
     lines = ["the widest bits that do not overflow on the data:", *_strategy_lines(strategy), f"strategy  {saved}"]
-    found = {
+    values = {
         "model": args.model,
         "hardware": strategy.hardware.name,
         "results": dict(strategy.made_by["results"]),
         "bits": dict(strategy.bits),
         "strategy": str(saved),
     }
-    return Outcome("\n".join([*lines, f"check it  {_next(args, saved)}"]), found)
+    return Outcome("\n".join([*lines, f"check it  {_next(args, saved)}"]), values)

@@ -124,8 +124,7 @@ class Cost:
     @functools.cached_property
     def figures(self) -> Mapping[str, float]:
         """The totals by metric, see METRICS; without those that the hardware file gives no figures for."""
-        found = {name: total for name, metric in METRICS.items() if (total := metric.total_of(self)) is not None}
-        return found
+        return {name: total for name, metric in METRICS.items() if (total := metric.total_of(self)) is not None}
 
     def __getitem__(self, metric: str) -> float:
         """The total of one metric.

@@ -59,8 +59,8 @@ def run_compiled(leaves: Sequence[Any], handle: str) -> list[Tensor]:
     """A model's outputs, as one call in the graph that is being made."""
     # no torch.no_grad: where inputs are refused in the middle of it, tracing leaves gradients off for good
     tensors = [as_tensor(x, "an input").detach() for x in leaves if isinstance(x, (Tensor, np.ndarray))]
-    found: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
-    return found
+    outputs: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
+    return outputs
 
 
 @functools.cache
@@ -76,7 +76,9 @@ def _known() -> _Known:
 def _model(handle: str) -> Runs:
     model = _known().models.get(handle)
     if model is None:
-        raise HagoError(f"a compiled graph runs {handle}, which is gone; keep the model for as long as its graphs")
+        raise HagoError(
+            f"a compiled graph runs {handle}, which was deleted; keep a reference to the model while its graph is used"
+        )
     return model
 
 
@@ -85,12 +87,12 @@ def _run(inputs: Sequence[Tensor], handle: str) -> list[Tensor]:
     model = _model(handle)
     consts = [x for x in model.plan.graph.consts.values() if isinstance(x, Tensor)]
     taken = {x.untyped_storage().data_ptr() for x in (*inputs, *consts)}
-    found = []
+    outputs = []
     for value in model.run(check_inputs(model.plan.graph, inputs)):
         place = value.untyped_storage().data_ptr()
-        found.append(value.clone(memory_format=torch.contiguous_format) if place in taken else value.contiguous())
+        outputs.append(value.clone(memory_format=torch.contiguous_format) if place in taken else value.contiguous())
         taken.add(place)
-    return found
+    return outputs
 
 
 def _shapes(inputs: Sequence[Tensor], handle: str) -> list[Tensor]:

@@ -43,21 +43,21 @@ def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
 
     Memory: all values of one batch, so keep the batch small.
     """
-    seen: dict[str, Tensor] = {}
-    found: dict[str, int] = {}
+    simulated: dict[str, Tensor] = {}
+    differences: dict[str, int] = {}
     compared = 0
 
     def keep(place: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            seen[place] = value.clone()
+            simulated[place] = value.clone()
 
     def check(place: str, value: Any) -> None:
         nonlocal compared
         if isinstance(value, Tensor):
-            other = seen.pop(place)
+            other = simulated.pop(place)
             compared += value.numel()
             if count := count_differing(other, value):
-                found[place] = count
+                differences[place] = count
 
     def check_node(node: Node, value: Any) -> None:
         node_plan = plan.nodes.get(node.name)
@@ -79,5 +79,5 @@ def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
         check(f"output:{i} unwatched", value)
     for i, value in enumerate(Executor(plan).run(inputs)):
         check(f"output:{i} fast", value)
-    assert not seen, f"the integer model never made {sorted(seen)}"
-    return Exactness(compared, found)
+    assert not simulated, f"the integer model never made {sorted(simulated)}"
+    return Exactness(compared, differences)

@@ -67,8 +67,8 @@ class IntegerModel(nn.Module):
 
         def step(node: Node, values: Sequence[Any]) -> Any:
             if node.name in self.plan.nodes:
-                made = self.plan.nodes[node.name]
-                return compute_integer(self.plan, node, made, values, self._constant, on_edge)
+                node_plan = self.plan.nodes[node.name]
+                return compute_integer(self.plan, node, node_plan, values, self._constant, on_edge)
             return compute_float(self.plan, node, values, self._constant, self.plan.edges)
 
         with torch.no_grad():
@@ -136,7 +136,7 @@ def compute_float(
 def compute_integer(
     plan: Plan,
     node: Node,
-    made: NodePlan,
+    node_plan: NodePlan,
     values: Sequence[Any],
     constant: Callable[[str, int], Tensor],
     on_edge: OnStoredEdge | None = None,
@@ -152,27 +152,27 @@ def compute_integer(
         floats: whether the op computes on float carriers, which hold its integers exactly, instead of int64.
     """
     how = plan.hardware.requantize
-    operands = [_operand(made, node.name, slot, value, constant, how) for slot, value in enumerate(values)]
+    operands = [_operand(node_plan, node.name, slot, value, constant, how) for slot, value in enumerate(values)]
     if on_edge is not None:
         for edge, operand in zip(node.edges, operands, strict=True):
             on_edge(edge, operand)
-    if made.table is not None:
-        return store(made.look_up(operands[0]), made.out)
+    if node_plan.table is not None:
+        return store(node_plan.look_up(operands[0]), node_plan.out)
     rule = plan.ops[node.op]
     if floats:
-        carried = [operand.to(made.operand_carrier) for operand in operands]
-        c = rule.compute_int_in_parts(made.attrs, carried, made.parts).to(torch.int64)
+        carried = [operand.to(node_plan.operand_carrier) for operand in operands]
+        c = rule.compute_int_in_parts(node_plan.attrs, carried, node_plan.parts).to(torch.int64)
     else:
-        c = rule.compute_int(made.attrs, *operands)
-    return store(apply_simq(made.held(c, made.lost(operands)), made.out_simq, how), made.out)
+        c = rule.compute_int(node_plan.attrs, *operands)
+    return store(apply_simq(node_plan.held(c, node_plan.lost(operands)), node_plan.out_simq, how), node_plan.out)
 
 
 def _operand(
-    made: NodePlan, node: str, slot: int, value: Any, constant: Callable[[str, int], Tensor], how: Requantize
+    node_plan: NodePlan, node: str, slot: int, value: Any, constant: Callable[[str, int], Tensor], how: Requantize
 ) -> Any:
     """Centered int64 integers, after a trip through the operand's storage dtype."""
-    qparams, simq = made.operands[slot], made.simqs[slot]
-    if slot in made.consts:
+    qparams, simq = node_plan.operands[slot], node_plan.simqs[slot]
+    if slot in node_plan.consts:
         assert qparams is not None
         return center(constant(node, slot), qparams)
     if simq is None:

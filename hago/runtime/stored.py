@@ -67,15 +67,15 @@ def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:
         GraphError: a node that cannot be stored, by name, and why.
     """
     document, tensors = plan_to_document(plan)
-    said = None
+    origin = None
     if provenance is not None:
-        said = {
+        origin = {
             "model_hash": provenance.model_hash,
             "bits": dict(provenance.bits),
             "made_by": json_values(provenance.made_by, "$.provenance.made_by"),
         }
     made_with = {"hago": HAGO_VERSION, "torch": torch.__version__.partition("+")[0]}
-    return to_bytes(KIND, document | {"version": STORED_VERSION, "made_with": made_with, "provenance": said}, tensors)
+    return to_bytes(KIND, document | {"version": STORED_VERSION, "made_with": made_with, "provenance": origin}, tensors)
 
 
 def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Provenance | None]:
@@ -90,8 +90,8 @@ def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Prov
         check_schema(document, "integer_model", where)
     except (LogError, RecursionError) as error:
         raise ModelFileError(str(error)) from None
-    said = document["provenance"]
-    return plan_from_document(document, tensors, where, ops), None if said is None else Provenance(**said)
+    origin = document["provenance"]
+    return plan_from_document(document, tensors, where, ops), None if origin is None else Provenance(**origin)
 
 
 def save_plan(path: str | PathLike[str], plan: Plan, provenance: Provenance | None = None) -> StoredSize:

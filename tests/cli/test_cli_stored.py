@@ -124,11 +124,11 @@ def test_export_starts_from_a_stored_model(run: Run) -> None:
     "words, why",
     [
         (["run", "gone", "--data", DATA], "cannot read stored model 'gone'"),
-        (["run", STRATEGY, "--data", DATA], "is no hago integer model"),
+        (["run", STRATEGY, "--data", DATA], "is not a hago integer model"),
         (["run", "cut.safetensors", "--data", DATA], "its checksum differs"),
         (["run", FILE, "--data", DATA, "--save", "stored_zoo.py/y.npz"], "cannot make the folder"),
         (["run", FILE, "--data", DATA, "--engine", "warp"], "invalid choice"),
-        (["export", MODEL, "--format", "tpu-mlir"], "is no stored integer model"),
+        (["export", MODEL, "--format", "tpu-mlir"], "is not a stored integer model"),
         ([*REALIZE, "--save", "stored_zoo.py/m"], "cannot make the folder"),
     ],
 )

@@ -152,7 +152,7 @@ def damaged(edit: Callable[[dict[str, Any]], object]) -> str:
         (damaged(lambda r: r["thresholds"].update({"conv:0": [1.0]})), r"\['conv:0'\]: got \[1.0\]"),
         (damaged(lambda r: r["thresholds"].update({"conv:0": [[], []]})), r"at \$.thresholds\['conv:0'\]"),
         (damaged(lambda r: r["thresholds"].update({"conv:0": [0, math.inf]})), "Infinity is not a JSON"),
-        ('{"version": 1, "bits": {"a": 1, "a": 2}}', "key 'a' stands twice"),
+        ('{"version": 1, "bits": {"a": 1, "a": 2}}', "key 'a' occurs twice"),
     ],
 )
 def test_a_damaged_file_is_refused(text: str, words: str, tmp_path: Path) -> None:

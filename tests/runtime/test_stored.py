@@ -373,11 +373,11 @@ def test_other_bytes_are_no_model(other: bytes) -> None:
 
 def test_other_files_say_what_they_are(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
-    assert "is no hago integer model" in str(refused(safetensors.save({"w": torch.zeros(3)})))
+    assert "is not a hago integer model" in str(refused(safetensors.save({"w": torch.zeros(3)})))
     assert "but a song" in str(refused(to_bytes("song", {}, {})))
     torch.save({"w": torch.zeros(3)}, tmp_path / "m.pt")
     for path, why in (
-        (tmp_path / "m.pt", "is no hago integer model"),
+        (tmp_path / "m.pt", "is not a hago integer model"),
         (tmp_path, "cannot read"),
         ("gone", "cannot read"),
     ):

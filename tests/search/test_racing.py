@@ -211,7 +211,7 @@ def test_nested_data_mean_one_thing_in_any_order() -> None:
         for data in ([same, turned], [same, same])
     )
     assert in_turn["sqnr"] == equal["sqnr"]
-    with pytest.raises(DataError, match="batch 1 is nested otherwise than the first"):
+    with pytest.raises(DataError, match="batch 1 is nested differently from the first"):
         run_search(net, "x86_vnni", [same, {"left": left, "other": right}], SearchOptions.of(progress=False, budget=1))
 
 

@@ -131,7 +131,7 @@ def test_an_edit_that_only_a_replay_shows_is_refused(whole: bytes, tmp_path: Pat
         (b"", "not the JSON that hago writes"),
         (b"\xff", "not text"),
         (b"[1]", r"at \$.version: got None"),
-        (b'{"version": 1, "version": 1}', "key 'version' stands twice"),
+        (b'{"version": 1, "version": 1}', "key 'version' occurs twice"),
         (b'{"version": NaN}', "NaN is not a JSON number"),
         (b'{"version": 1e999}', "1e999 is too large"),
         (b'{"version": ' + b"1" * 400 + b"}", "an integer of 400 digits"),

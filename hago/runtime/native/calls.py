@@ -34,8 +34,8 @@ def channels_inner(x: Tensor, axis: int) -> Tensor:
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape to which all shapes are broadcast."""
     rank = max(map(len, shapes))
-    whole = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*whole, strict=True))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def expand_batch(values: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -93,14 +93,14 @@ class ConvCall:
         if g.pointwise:
             pixels = images * height * width
             shape = native.Shape(1, 1, pixels, 1, pixels)
-        made = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
+        outputs = [empty_channels_inner(out, axis, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], axis) if len(values) > 1 else None
-        epilogue = self.epilogue.bind(made, g.out_channels, addend)
-        if made[0].numel():
+        epilogue = self.epilogue.bind(outputs, g.out_channels, addend)
+        if outputs[0].numel():
             self.calls.hago_conv(
                 addressof(self.template), addressof(shape), addressof(epilogue), x.data_ptr(), torch.get_num_threads()
             )
-        return made
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +129,17 @@ class RowsCall:
             x = channels_inner(x, self.axis)
         elif not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
             x = x.contiguous()
-        made = [torch.empty_like(x, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = [torch.empty_like(x, dtype=dtype) for dtype in self.epilogue.dtypes]
         addend = other
         if other is not None and (other.shape != x.shape or other.stride() != x.stride()):
             addend = torch.empty_like(x, dtype=other.dtype).copy_(other)
-        epilogue = self.epilogue.bind(made, 0, addend)
+        epilogue = self.epilogue.bind(outputs, 0, addend)
         code, zero = self.source
         if x.numel():
             self.calls.hago_rows(
                 addressof(epilogue), x.data_ptr(), code, zero, x.numel(), self.period, torch.get_num_threads()
             )
-        return made
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,22 +163,22 @@ class QuantizeCall:
         x = values[0]
         if x.ndim == 4 and x.is_contiguous() and x.shape[1] <= 4:  # an image: to channels innermost on the way
             images, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
-            made = torch.empty(x.shape, dtype=self.dtype, memory_format=CHANNELS_LAST)
+            output = torch.empty(x.shape, dtype=self.dtype, memory_format=CHANNELS_LAST)
             sizes = (images, channels, pixels, channels * pixels, pixels, 1)
         else:
             if x.ndim == 4:
                 x = x.contiguous(memory_format=CHANNELS_LAST)
             elif not x.is_contiguous():
                 x = x.contiguous()
-            made = torch.empty_like(x, dtype=self.dtype)
+            output = torch.empty_like(x, dtype=self.dtype)
             sizes = (1, 1, x.numel(), 0, 0, 1)
         code, zero = self.stored
         if x.numel():
             self.calls.hago_quantize(
-                x.data_ptr(), *sizes, made.data_ptr(), self.scale, self.low, self.high, self.rounding, code, zero,
+                x.data_ptr(), *sizes, output.data_ptr(), self.scale, self.low, self.high, self.rounding, code, zero,
                 torch.get_num_threads(),
             )  # fmt: skip
-        return (made,)
+        return (output,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +207,16 @@ class PoolCall:
         code, zero = self.source
         threads = torch.get_num_threads()
         if self.epilogue is None:
-            made = [empty_channels_inner(shape, 1, x.dtype)]
-            self.calls.hago_max_pool(addressof(window), code, x.data_ptr(), made[0].data_ptr(), threads)
-            return made
-        made = [empty_channels_inner(shape, 1, dtype) for dtype in self.epilogue.dtypes]
+            outputs = [empty_channels_inner(shape, 1, x.dtype)]
+            self.calls.hago_max_pool(addressof(window), code, x.data_ptr(), outputs[0].data_ptr(), threads)
+            return outputs
+        outputs = [empty_channels_inner(shape, 1, dtype) for dtype in self.epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
-        epilogue = self.epilogue.bind(made, channels, addend)
+        epilogue = self.epilogue.bind(outputs, channels, addend)
         self.calls.hago_sum_pool(
             addressof(window), addressof(epilogue), code, zero, x.data_ptr(), self.epilogue.period, threads
         )
-        return made
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +242,17 @@ class ReduceCall:
         sizes, width = [values[0].shape[a] for a in kept], math.prod(values[0].shape[a] for a in self.axes)
         channels, images = sizes[-1], math.prod(sizes[:-1])
         window = native.Window(images, 1, width, 1, 1, channels, 1, width, 1, 1, 0, 0, 1, 1)
-        made = [torch.empty(sizes, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = [torch.empty(sizes, dtype=dtype) for dtype in self.epilogue.dtypes]
         addend = values[1].reshape(sizes).contiguous() if len(values) > 1 else None
-        epilogue = self.epilogue.bind(made, channels, addend)
+        epilogue = self.epilogue.bind(outputs, channels, addend)
         self.calls.hago_sum_pool(
             addressof(window), addressof(epilogue), *self.source, x.data_ptr(), self.epilogue.period,
             torch.get_num_threads(),
         )  # fmt: skip
         if not self.keepdim:
-            return made
-        whole = [1 if a in self.axes else n for a, n in enumerate(values[0].shape)]
-        return [m.reshape(whole) for m in made]
+            return outputs
+        kept_shape = [1 if a in self.axes else n for a, n in enumerate(values[0].shape)]
+        return [m.reshape(kept_shape) for m in outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,15 +277,15 @@ class ConvPoolCall:
         size = self.pool.size(inner)
         shape = native.Shape(images, height, width, *inner)
         window = native.Window(images, *inner, *size, channels, *self.pool.window)
-        made = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in epilogue.dtypes]
+        outputs = [empty_channels_inner((images, channels, *size), 1, dtype) for dtype in epilogue.dtypes]
         addend = channels_inner(values[1], 1) if len(values) > 1 else None
-        epilogues = conv.epilogue.bind((), channels, addend), epilogue.bind(made, channels)
-        if made[0].numel():
+        epilogues = conv.epilogue.bind((), channels, addend), epilogue.bind(outputs, channels)
+        if outputs[0].numel():
             conv.calls.hago_conv_max_pool(
                 addressof(conv.template), addressof(shape), addressof(epilogues[0]), addressof(window),
                 addressof(epilogues[1]), x.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
-        return made
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +305,11 @@ class TableCall:
         x = values[0]
         if not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
             x = x.contiguous()
-        made = torch.empty_like(x, dtype=self.dtype)
+        output = torch.empty_like(x, dtype=self.dtype)
         self.calls.hago_table(
-            x.data_ptr(), self.entries.data_ptr(), made.data_ptr(), x.numel(), torch.get_num_threads()
+            x.data_ptr(), self.entries.data_ptr(), output.data_ptr(), x.numel(), torch.get_num_threads()
         )
-        return (made,)
+        return (output,)
 
 
 # ---------------------------------------------------------------- products
@@ -320,9 +320,9 @@ Pair = tuple[Tensor | None, Tensor | None]
 
 
 def _operands(consts: Pair, values: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-    rest = iter(values)
-    a, b = (next(rest) if const is None else const for const in consts)
-    return a, b, next(rest, None)
+    remaining = iter(values)
+    a, b = (next(remaining) if const is None else const for const in consts)
+    return a, b, next(remaining, None)
 
 
 # ---------------------------------------------------------------- entry by entry
@@ -352,10 +352,10 @@ class MultiplyCall:
         order = _order(a.expand(shape), self.axis)
         large, small = (x.expand(shape).permute(order) for x in (a, b))
         large = large.contiguous()
-        made = [torch.empty(large.shape, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = [torch.empty(large.shape, dtype=dtype) for dtype in self.epilogue.dtypes]
         if addend is not None:
             addend = addend.expand(shape).permute(order).contiguous()
-        epilogue = self.epilogue.bind(made, 0, addend)
+        epilogue = self.epilogue.bind(outputs, 0, addend)
         if large.numel():
             spread, small = _broadcast_layout(small)
             pair = [native.Operand(x.data_ptr(), *place) for x, place in zip((large, small), formats, strict=True)]
@@ -363,7 +363,7 @@ class MultiplyCall:
                 addressof(epilogue), *map(addressof, pair), addressof(spread), large.numel(), self.channels,
                 period(self.channels), torch.get_num_threads(),
             )  # fmt: skip
-        return [m.permute(_back(order)) for m in made]
+        return [m.permute(_back(order)) for m in outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,10 +383,10 @@ class PairTableCall:
         shape = broadcast_shape(a.shape, b.shape)
         order = _order((a if a.shape == shape else b).expand(shape), None)
         a, b = (x.expand(shape).permute(order).contiguous() for x in (a, b))
-        made = torch.empty(a.shape, dtype=self.entries.dtype)
-        pointers = (x.data_ptr() for x in (a, b, self.entries, made))
-        self.calls.hago_pair_table(*pointers, made.numel(), torch.get_num_threads())
-        return (made.permute(_back(order)),)
+        output = torch.empty(a.shape, dtype=self.entries.dtype)
+        pointers = (x.data_ptr() for x in (a, b, self.entries, output))
+        self.calls.hago_pair_table(*pointers, output.numel(), torch.get_num_threads())
+        return (output.permute(_back(order)),)
 
 
 def _order(x: Tensor, axis: int | None) -> list[int]:
@@ -436,7 +436,7 @@ class MatmulCall:
         product = (*broadcast_shape(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         shape = product if addend is None else broadcast_shape(product, addend.shape)
         *batch, rows, columns = shape
-        made = [torch.empty(shape, dtype=dtype) for dtype in self.epilogue.dtypes]
+        outputs = [torch.empty(shape, dtype=dtype) for dtype in self.epilogue.dtypes]
         a, b = a.expand(*a.shape[:-2], rows, a.shape[-1]), b.expand(*b.shape[:-1], columns)
         if b.ndim == 2:  # all rows are independent
             a = a.expand(*batch, *a.shape[-2:]).reshape(1, -1, a.shape[-1])
@@ -451,13 +451,13 @@ class MatmulCall:
         )  # fmt: skip
         # the bound structure does not keep this tensor alive
         addend = None if addend is None else addend.expand(shape).contiguous()
-        epilogue = self.epilogue.bind(made, columns, addend)
-        if made[0].numel():
+        epilogue = self.epilogue.bind(outputs, columns, addend)
+        if outputs[0].numel():
             self.calls.hago_matmul(
                 addressof(matrices), addressof(epilogue), a.data_ptr(), b.data_ptr(), self.epilogue.period,
                 torch.get_num_threads(),
             )  # fmt: skip
-        return made
+        return outputs
 
 
 def _two_batches(x: Tensor, batch: Sequence[int]) -> Tensor:

@@ -248,12 +248,12 @@ class FusedEpilogues:
         Returns:
             Whether there is an output that the kernel can store.
         """
-        made = self.plan.nodes[end.name]
-        if made.out_simq is not None:
-            requantization = self._requantization(made.out_simq, epilogue.channels, largest_sum(made))
-            if requantization is None or stored_type(made.out) is None:
+        node_plan = self.plan.nodes[end.name]
+        if node_plan.out_simq is not None:
+            requantization = self._requantization(node_plan.out_simq, epilogue.channels, largest_sum(node_plan))
+            if requantization is None or stored_type(node_plan.out) is None:
                 return False
-            epilogue.stored = [StoredOutput(end.name, requantization, made.out)]
+            epilogue.stored = [StoredOutput(end.name, requantization, node_plan.out)]
         end = self._fuse_clamp(epilogue, end)
         if epilogue.stored:  # requantized at the output: further steps make the requested conversions
             epilogue.stored = [replace(epilogue.stored[0], name=end.name)]
@@ -326,16 +326,16 @@ class FusedEpilogues:
             return node
         if self.plan.edges[end.edges[0]] is not None:
             return node
-        form, made = self.plan.ops[end.op].integer, self.plan.nodes[end.name]
+        form, node_plan = self.plan.ops[end.op].integer, self.plan.nodes[end.name]
         assert form is not None and form.limits is not None
-        limits = form.limits(made.attrs)
+        limits = form.limits(node_plan.attrs)
         numbers = all(v is None or isinstance(v, int) for v in limits)
         fits = numbers or all(v is None or isinstance(v, int) or v.numel() in (1, epilogue.channels) for v in limits)
-        if made.out_simq is not None or stored_type(made.out) is None or not fits:
+        if node_plan.out_simq is not None or stored_type(node_plan.out) is None or not fits:
             return node
         if not epilogue.stored:
             epilogue.clamp(*limits)
-        elif numbers and int(made.out.zero_point) == int(self.plan.nodes[node.name].out.zero_point):
+        elif numbers and int(node_plan.out.zero_point) == int(self.plan.nodes[node.name].out.zero_point):
             epilogue.clamp_stored(*limits)
         else:
             return node
@@ -344,26 +344,26 @@ class FusedEpilogues:
 
     def _store(self, epilogue: Epilogue, end: Node) -> None:
         """Store as many of the conversions that readers request as the kernel can."""
-        made = self.plan.nodes[end.name]
+        node_plan = self.plan.nodes[end.name]
         conversions = self.layouts.conversions(end.name) or {end.name: None}
-        each = [self._stored(name, simq, made, epilogue.channels) for name, simq in conversions.items()]
+        each = [self._stored(name, simq, node_plan, epilogue.channels) for name, simq in conversions.items()]
         outputs = [s for s in each if s is not None]
         if (len(outputs) < len(conversions) or len(outputs) > MOST_OUTPUTS) and end.name not in conversions:
-            own = _unchanged(end.name, made.out)  # later steps convert the node's own value
+            own = _unchanged(end.name, node_plan.out)  # later steps convert the node's own value
             outputs = [] if own is None else [own, *outputs]
         if end.name in conversions and all(s.name != end.name for s in outputs):
             outputs = []
         outputs.sort(key=lambda s: s.name != end.name)
         epilogue.stored = outputs[:MOST_OUTPUTS]
 
-    def _stored(self, name: str, simq: SimQ | None, made: NodePlan, channels: int) -> StoredOutput | None:
+    def _stored(self, name: str, simq: SimQ | None, node_plan: NodePlan, channels: int) -> StoredOutput | None:
         if simq is None:
-            return _unchanged(name, made.out)
+            return _unchanged(name, node_plan.out)
         if simq.target is None:
             assert simq.source is not None
             real = to_real(simq.source, channels)
             return None if isinstance(real, str) else StoredOutput(name, real, None)
-        requantization = self._requantization(simq, channels, largest_value(made))
+        requantization = self._requantization(simq, channels, largest_value(node_plan))
         return None if requantization is None else StoredOutput(name, requantization, simq.target)
 
     def _requantization(self, simq: SimQ, channels: int, largest: float) -> Requantization | None:
@@ -379,12 +379,14 @@ def _unchanged(name: str, qparams: QParams) -> StoredOutput | None:
     return None if stored_type(qparams) is None else StoredOutput(name, AS_IS, qparams)
 
 
-def largest_value(made: NodePlan) -> float:
+def largest_value(node_plan: NodePlan) -> float:
     """The largest |c| of a node's own value."""
-    return largest_sum(made) if made.out_simq is None and made.table is None else largest_of(made.out)
+    return (
+        largest_sum(node_plan) if node_plan.out_simq is None and node_plan.table is None else largest_of(node_plan.out)
+    )
 
 
-def largest_sum(made: NodePlan) -> float:
+def largest_sum(node_plan: NodePlan) -> float:
     """The largest |c| of a node's result before its output is requantized."""
-    whole = largest_of(made.out if made.out_simq is None else made.register)
-    return min(whole, made.bound) if made.proved and not made.keeps_input_dtype else whole
+    type_limit = largest_of(node_plan.out if node_plan.out_simq is None else node_plan.register)
+    return min(type_limit, node_plan.bound) if node_plan.proved and not node_plan.keeps_input_dtype else type_limit

@@ -58,49 +58,49 @@ def _requantize_before_movers(plan: Plan) -> Plan:
     """The Plan with the requantizations that follow movers and joiners moved before them."""
     nodes, edges = dict(plan.nodes), dict(plan.edges)
     for node in reversed(plan.graph.nodes):
-        made = nodes.get(node.name)
-        common = None if made is None else _common_form(plan, node, made, edges)
-        simqs = None if made is None or common is None else _before(plan, node, made, common)
-        if made is None or common is None or simqs is None:
+        node_plan = nodes.get(node.name)
+        common = None if node_plan is None else _common_form(plan, node, node_plan, edges)
+        simqs = None if node_plan is None or common is None else _before(plan, node, node_plan, common)
+        if node_plan is None or common is None or simqs is None:
             continue
         edges.update(zip(node.edges, simqs, strict=True))
-        joined, left = len(node.edges) if node.op in JOINERS else 1, made.operands
+        joined, left = len(node.edges) if node.op in JOINERS else 1, node_plan.operands
         target = common.target
         assert target is not None
-        nodes[node.name] = replace(made, operands=(*[target] * joined, *left[joined:]), simqs=simqs,
+        nodes[node.name] = replace(node_plan, operands=(*[target] * joined, *left[joined:]), simqs=simqs,
                                    register=target, out=target)  # fmt: skip
         edges.update(dict.fromkeys(plan.graph.out_edges[node.name]))
     return _with_edges(replace(plan, nodes=nodes), {e: s for e, s in edges.items() if e.dst != OUTPUT})
 
 
-def _common_form(plan: Plan, node: Node, made: NodePlan, edges: Mapping[Edge, SimQ | None]) -> SimQ | None:
+def _common_form(plan: Plan, node: Node, node_plan: NodePlan, edges: Mapping[Edge, SimQ | None]) -> SimQ | None:
     """The requantization that all readers of a mover apply to its value, if it is the same one and its target has fewer
     bits; else None."""
     out = plan.graph.out_edges[node.name]
-    zeros = not made.attrs.get("value")  # any other padding value would have to be requantized, too
-    commutes = (node.op in MOVERS and made.keeps_input_dtype and zeros) or _joins(plan, node, made)
-    if not commutes or made.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
+    zeros = not node_plan.attrs.get("value")  # any other padding value would have to be requantized, too
+    commutes = (node.op in MOVERS and node_plan.keeps_input_dtype and zeros) or _joins(plan, node, node_plan)
+    if not commutes or node_plan.out_simq is not None or not out or any(e.dst == OUTPUT for e in out):
         return None
     simqs = [edges[e] for e in out]
     first = simqs[0]
     if first is None or first.source is None or first.target is None or first.target.scale.numel() > 1:
         return None
     same = all(s is not None and s.target is first.target and s.via is first.via for s in simqs)
-    return first if same and first.target.dtype.bits < made.out.dtype.bits else None
+    return first if same and first.target.dtype.bits < node_plan.out.dtype.bits else None
 
 
-def _before(plan: Plan, node: Node, made: NodePlan, common: SimQ) -> tuple[SimQ | None, ...] | None:
+def _before(plan: Plan, node: Node, node_plan: NodePlan, common: SimQ) -> tuple[SimQ | None, ...] | None:
     """The SimQs of a mover's in-edges if it runs after the requantization of its readers; None if that is not exact."""
     simqs: list[SimQ | None] = []
     for slot, name in enumerate(node.inputs):
-        simq, source = made.simqs[slot], plan.nodes.get(name)
+        simq, source = node_plan.simqs[slot], plan.nodes.get(name)
         if slot and node.op not in JOINERS:
             simqs.append(simq)
         elif source is None:
             return None
         elif simq is None:
             # the very scale that readers requantized from: one object in two places means "no change of scale"
-            simqs.append(replace(common, source=replace(source.out, scale=made.out.scale)))
+            simqs.append(replace(common, source=replace(source.out, scale=node_plan.out.scale)))
         elif node.op in JOINERS and simq.source is not None and simq.via is None and common.via is None:
             simqs.append(replace(simq, target=common.target, via=simq.target))
         else:
@@ -108,14 +108,14 @@ def _before(plan: Plan, node: Node, made: NodePlan, common: SimQ) -> tuple[SimQ 
     return tuple(simqs)
 
 
-def _joins(plan: Plan, node: Node, made: NodePlan) -> bool:
+def _joins(plan: Plan, node: Node, node_plan: NodePlan) -> bool:
     """Whether a node reads all its operands on the scale of its own value."""
-    form, out = plan.ops[node.op].integer, made.out
+    form, out = plan.ops[node.op].integer, node_plan.out
     common = node.op in JOINERS and form is not None and form.slots == ("common",) and not form.requantizes_output
     return (
         common
-        and made.proved
-        and all(q is not None and q.scale is out.scale and q.dtype == out.dtype for q in made.operands)
+        and node_plan.proved
+        and all(q is not None and q.scale is out.scale and q.dtype == out.dtype for q in node_plan.operands)
     )
 
 
@@ -124,9 +124,9 @@ def _with_edges(plan: Plan, simqs: Mapping[Edge, SimQ | None]) -> Plan:
     edges = {**plan.edges, **simqs}
     nodes = dict(plan.nodes)
     for name in {e.dst for e in simqs} & nodes.keys():
-        own = tuple(edges[e] for e in plan.graph[name].edges)
-        if any(new is not old for new, old in zip(own, nodes[name].simqs, strict=True)):
-            nodes[name] = replace(nodes[name], simqs=own)
+        simqs_of_node = tuple(edges[e] for e in plan.graph[name].edges)
+        if any(new is not old for new, old in zip(simqs_of_node, nodes[name].simqs, strict=True)):
+            nodes[name] = replace(nodes[name], simqs=simqs_of_node)
     return replace(plan, nodes=nodes, edges=edges)
 
 

@@ -200,9 +200,9 @@ def library() -> Library:
         why = str(said).strip().splitlines()[-1][:200]
         if os.environ.get("HAGO_NATIVE") != "0":
             warn(
-                f"hago's kernels cannot be built ({why}): slower ones of torch run instead, with the same integers. "
+                f"hago's kernels cannot be built ({why}): slower kernels of torch run instead, with the same results. "
                 "Install a C++ compiler with OpenMP (g++ or clang++) and see that the folder HAGO_CACHE names can be "
-                "written; HAGO_NATIVE=0 takes the slower ones without a word"
+                "written; HAGO_NATIVE=0 selects the slower kernels without this warning"
             )
         return Library(None, f"no kernels of our own: {why}")
     for name, arguments in _ARGUMENTS.items():
@@ -276,7 +276,7 @@ def _refuse_open(folder: Path) -> None:
     """
     mode = folder.stat().st_mode
     if hasattr(os, "getuid") and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise OSError(f"everybody may write {folder}, so what it holds cannot be trusted; chmod o-w it")
+        raise OSError(f"every user can write to {folder}, so its files cannot be trusted; run chmod o-w on it")
 
 
 def _is_own(found: os.stat_result) -> bool:

@@ -72,9 +72,9 @@ def _quantize(plan: Plan, root: str, simq: SimQ, calls: Any) -> Run | None:
 def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:
     source, shape = simq.source, plan.graph[root].shape
     assert source is not None
-    code, made = stored_type(source), plan.nodes.get(root)
+    code, node_plan = stored_type(source), plan.nodes.get(root)
     axis = channel_axis(source.scale, len(shape or ()))
-    if code is None or made is None or not shape or isinstance(axis, str):
+    if code is None or node_plan is None or not shape or isinstance(axis, str):
         return None
     channels = 1 if axis is None else shape[axis]
     if simq.target is None:
@@ -82,7 +82,7 @@ def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:
     elif stored_type(simq.target) is None:
         return None
     else:
-        moved = requantization_of(simq, plan.hardware.requantize, channels, largest_value(made))
+        moved = requantization_of(simq, plan.hardware.requantize, channels, largest_value(node_plan))
     if isinstance(moved, str):
         return None
     epilogue = Epilogue(channels, [], stored=[StoredOutput(root, moved, simq.target)]).build()
@@ -169,13 +169,13 @@ class Lowering:
 
     def _conversion_key(self, root: str, name: str) -> object:
         """The key that distinguishes the conversions of a value."""
-        simq, made = self.layouts.conversions(root).get(name), self.plan.nodes.get(root)
-        return simq.key if simq is not None else None if made is None else made.out.key
+        simq, node_plan = self.layouts.conversions(root).get(name), self.plan.nodes.get(root)
+        return simq.key if simq is not None else None if node_plan is None else node_plan.out.key
 
     def _bytes(self, root: str, name: str) -> int:
         """The bytes of a value at batch 1."""
-        simq, made = self.layouts.conversions(root).get(name), self.plan.nodes.get(root)
-        qparams = simq.target if simq is not None else None if made is None else made.out
+        simq, node_plan = self.layouts.conversions(root).get(name), self.plan.nodes.get(root)
+        qparams = simq.target if simq is not None else None if node_plan is None else node_plan.out
         each = 4 if qparams is None else qparams.dtype.torch.itemsize
         return each * math.prod(self.graph[root].shape or ())
 

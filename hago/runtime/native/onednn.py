@@ -48,21 +48,21 @@ class OnednnConv:
         """Convolve uint8 values of shape (N, channels, H, W); the output has the shape (N, out_channels, H', W')."""
         g = self.geometry
         zeros = torch.zeros(g.out_channels, dtype=torch.int32)
-        made: Tensor = torch.ops.onednn.qconv_pointwise(
+        output: Tensor = torch.ops.onednn.qconv_pointwise(
             x.contiguous(memory_format=CHANNELS_LAST), 1.0, self.zero, self.weight, self.scales, zeros, self.bias,
             list(g.stride), list(g.padding), list(g.dilation), g.groups, 1.0, self.out_zero, self.dtype,
             "none", [], "",
         )  # fmt: skip
-        return made
+        return output
 
 
 def prepack(weight: Tensor, geometry: Geometry, zero: int) -> Tensor:
     """int8 weights of shape (out, in / groups, h, w) in oneDNN's own order."""
     g = geometry
-    made: Tensor = torch.ops.onednn.qconv_prepack(
+    prepacked: Tensor = torch.ops.onednn.qconv_prepack(
         weight, torch.ones(g.out_channels), 1.0, zero, list(g.stride), list(g.padding), list(g.dilation), g.groups, None
     )
-    return made
+    return prepacked
 
 
 def requantizes_exactly(simq: SimQ, how: Requantize) -> bool:

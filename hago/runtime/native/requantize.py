@@ -150,13 +150,13 @@ def _no_rounding(rounding: str) -> str:
 def _by_ratio(
     r: Tensor, how: Requantize, target: QParams, channels: int, low: float, high: float
 ) -> Requantization | str:
-    made = r.to(torch.float32)
-    if not bool(torch.isfinite(made).all()):
+    ratio32 = r.to(torch.float32)
+    if not bool(torch.isfinite(ratio32).all()):
         return "a ratio of scales that float32 does not hold"
     if how.rounding not in native.ROUNDINGS:
         return _no_rounding(how.rounding)
     wide = passes_float32(target)
-    entries = repeat_to_row(made, channels)
+    entries = repeat_to_row(ratio32, channels)
     rounding = native.ROUNDINGS.index(how.rounding)
     plain = how.rounding == "half_even" and not wide
     move = native.Move(native.RATIO, rounding, wide, plain, entries.data_ptr(), None, None, low, high, low, high)
@@ -197,10 +197,10 @@ def tflite_sum_requantizations(
         _by_multiplier(m, n, how, 1, clip),
         *(_by_multiplier(m, n, how, 1, ends) for m, n in into),
     ]
-    made = [m for m in tried if not isinstance(m, str)]
-    if len(made) < len(tried):
+    requantizations = [m for m in tried if not isinstance(m, str)]
+    if len(requantizations) < len(tried):
         return next(m for m in tried if isinstance(m, str))
-    before, out, first, second = made
+    before, out, first, second = requantizations
     return out, _in_sequence(before, first), _in_sequence(before, second)
 
 

@@ -77,10 +77,10 @@ def conv_geometry(attrs: Mapping[str, Any], weight: Tensor) -> Geometry | str:
     if padding == "valid":
         padding = [0] * dims
     elif padding == "same":
-        whole = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        if any(n % 2 for n in whole):
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        if any(n % 2 for n in totals):
             return "padding that is wider on one side"
-        padding = [n // 2 for n in whole]
+        padding = [n // 2 for n in totals]
     ones = [1] * (2 - dims)
     pairs = [(*ones, *kernel), (*ones, *attrs["stride"]), (*[0] * (2 - dims), *padding), (*ones, *dilation)]
     channels, groups = int(weight.shape[1]) * attrs["groups"], int(attrs["groups"])
@@ -139,8 +139,8 @@ class KernelConstantCache:
     def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
         """`make(weight)`, computed once for every weight and key."""
         # holding the key's object keeps its id unique
-        made: Made = self._kept.get_or_make((id(weight), key), lambda: (weight, make(weight)))[1]
-        return made
+        derived: Made = self._kept.get_or_make((id(weight), key), lambda: (weight, make(weight)))[1]
+        return derived
 
     def requantization(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
         """`requantize.requantization_of`, computed once for equal arguments."""
