@@ -50,7 +50,7 @@ from hago.plan.strategy import HardwareId
 from hago.qat.losses import cross_entropy_loss as labels_loss
 from hago.qat.losses import divergence_loss
 from hago.qat.trained_state import trained_state
-from hago.runtime.compiling import registered, run_compiled
+from hago.runtime.compiling import register, run_compiled
 from hago.runtime.native.library import _refuse_open
 from hago.search.objective import OBJECTIVES, cross_entropy_probe
 from hago.search.racing import shuffled
@@ -1109,11 +1109,11 @@ def small_quantized() -> Any:
 
 
 def compiled_with(model: Any) -> object:
-    return run_compiled([DATA[0]], registered(model))
+    return run_compiled([DATA[0]], register(model))
 
 
 def compiled_without(model: Any) -> object:
-    handle = registered(copy.copy(model))
+    handle = register(copy.copy(model))
     gc.collect()
     return run_compiled([DATA[0]], handle)
 

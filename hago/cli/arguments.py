@@ -15,7 +15,8 @@ from hago.cli.export import compare_options, export_options
 from hago.cli.finetune import add_options as finetune_options
 from hago.cli.stored import run_options
 from hago.cost.cost import METRICS
-from hago.data.sources import BATCH_SIZE, EXPECTED_DATA
+from hago.data.batches import BATCH_SIZE
+from hago.data.sources import EXPECTED_DATA
 from hago.demo import HARDWARE
 from hago.emulation.dorefa import DOREFAS
 from hago.errors import HagoError

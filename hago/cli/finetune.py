@@ -17,16 +17,14 @@ from hago.cli.options import (
     Voices,
     command_line,
     default_path,
+    hardware_of,
     load_batches,
-    load_chip,
     make_folder_of,
     named,
     resumable,
     training_so_far,
 )
-from hago.errors import HagoError
 from hago.graph.model_source import load_model
-from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware
 from hago.plan.strategy import Strategy
 from hago.qat.finetune import Finetuned, FinetuneOptions, finetune_with
@@ -77,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_finetune(args: Namespace, voices: Voices) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy = Strategy.load(args.record)
-    hardware, model = _hardware(args, strategy), load_model(args.model, args.weights)
+    hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     log = _path(args, args.log, hardware, "logs", "-finetune.jsonl")
     checkpoint = _path(args, args.checkpoint, hardware, "logs", "-finetune.safetensors")
     saved = _path(args, args.save, hardware, "strategies", "-finetuned.json")
@@ -108,13 +106,6 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
 
 def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:
     return make_folder_of(Path(given or default_path(args, hardware, folder, suffix)))
-
-
-def _hardware(args: Namespace, strategy: Strategy) -> Hardware:
-    name = strategy.hardware.name
-    if args.hardware is None and name not in available_hardware():
-        raise HagoError(f"{args.record} was made for hardware {name!r}, which does not ship with hago; give --hardware")
-    return load_chip(args, args.hardware or name)
 
 
 def _save_weights(args: Namespace, model: Any, tuned: Finetuned, saved: Path, voices: Voices) -> Path | None:

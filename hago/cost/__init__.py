@@ -1,4 +1,4 @@
-"""The bytes, cycles, latency and energy that a Plan takes on its hardware."""
+"""Costs: the bytes, operations, cycles, latency and energy of a Plan on its hardware."""
 
 from hago.cost.cost import METRICS, Cost, EdgeCost, Metric, NodeCost, float_cost, plan_cost
 from hago.cost.report import CostRange, cost_range, cost_text

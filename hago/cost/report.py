@@ -65,7 +65,7 @@ class CostRange:
 
 
 def static_resolver(graph: Graph, hardware: Hardware, topology: Topology, space: Space, ops: Ops = OPS) -> Resolver:
-    """A Resolver whose plans have true costs and made-up scales."""
+    """A Resolver that needs no calibration: its Plans have made-up scales, on which costs do not depend."""
     return Resolver(graph, hardware, topology, space, MadeUpThresholds(graph), ops)
 
 
@@ -137,7 +137,7 @@ def _row(node: NodeCost, edges: Sequence[EdgeCost]) -> tuple[str, ...]:
 
 
 def _edge(edge: EdgeCost) -> str:
-    """Bits, with a mark where they are made while the model runs: `>8`; `f` for real values."""
+    """The bits of an edge, `f` for real values; with a `>` if the edge is converted while the model runs: `>8`."""
     bits = "f" if edge.dtype.startswith(("float", "bfloat")) else str(edge.bits)
     return f">{bits}" if edge.requantized else bits
 

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from hago.errors import DataError
 
-#: Bytes of inputs and labels that are kept in memory.
+#: The most bytes of inputs and labels that are kept in memory.
 CACHE_BYTES: Final = 1 << 30
-#: Batch size for a data set given as one tensor.
+#: The default number of samples in a batch.
 BATCH_SIZE: Final = 64
 _LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 

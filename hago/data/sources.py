@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hago.data.batches import native
+from hago.data.batches import BATCH_SIZE, native
 from hago.data.named_objects import call_named, import_object, one_line
 from hago.errors import DataError, HagoError
 
-#: The default number of samples in a batch.
-BATCH_SIZE: Final = 64
 #: The endings of image files.
 _IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 #: The formats that Pillow may read. It detects the format from the content, not from the name, and other formats start

@@ -6,6 +6,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from hago.hardware.hardware import Hardware, OpDesc
+from hago.serialization.text_table import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,8 @@ class HardwareTable:
 
     def __str__(self) -> str:
         titles = ("op", "operands", "result", "register", "overflow", "requantize", "form", "source")
-        cells = [titles, *((r.op, ", ".join(r.operands), *astuple(r)[2:]) for r in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
-        return "\n".join([self.head, *lines])
+        rows = [(r.op, ", ".join(r.operands), *astuple(r)[2:]) for r in self.rows]
+        return "\n".join([self.head, *table(titles, rows)])
 
 
 def explain_hardware(hardware: Hardware) -> HardwareTable:

@@ -1,4 +1,4 @@
-"""The Plan as an integer model: the reference, the native engine, stored models, and the exactness check."""
+"""Integer models: the reference engine, the native engine, stored models, and the exactness check."""
 
 from hago.runtime.reference import IntegerModel
 from hago.runtime.stored import load_plan, save_plan

@@ -1,11 +1,11 @@
-"""Integer models in graphs of torch.compile: one operator runs a whole model, so that no graph breaks at it.
+"""Support of torch.compile: one custom operator runs a whole integer model, so that the graph does not break there.
 
-The operator is opaque on purpose. What a compiler fuses around a float island changes its last bits, and the
-promise is that an integer model's outputs are the same however it is run.
+The operator is opaque on purpose. If a compiler fused operators of a float island, the last bits of its values would
+change, and the outputs of an integer model must be the same wherever it runs.
 
-The operator and the models that it can find are made with the first model of a process; a model is found by its
-handle, a text, which torch.compile guards, so that one model's graph never runs another. Graphs do not keep
-models alive: whoever compiled one holds it.
+The operator is defined when the first integer model of a process is made. It finds a model by its handle, a string
+that torch.compile guards, so that the graph of one model never runs another. Graphs do not keep models alive: the
+caller of torch.compile must.
 """
 
 from __future__ import annotations
@@ -29,52 +29,56 @@ from hago.plan.plan import Plan
 _NAME: Final = "hago::run_integer_model"
 
 
-class Runs(Protocol):
-    """What the operator needs of a model."""
+class CompilableModel(Protocol):
+    """The interface of a model that the operator runs; `reference.IntegerModel` has it."""
 
     plan: Plan
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """The outputs of flat inputs."""
+        """The outputs for flat inputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """The models of this process by handle, and the library that the operator lives in."""
+class _Registry:
+    """The models of this process by handle, and the torch library that defines the operator."""
 
     library: Any
-    models: MutableMapping[str, Runs] = field(default_factory=WeakValueDictionary)
+    models: MutableMapping[str, CompilableModel] = field(default_factory=WeakValueDictionary)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
-def registered(model: Runs) -> str:
-    """The handle by which the operator finds a model for as long as it lives."""
-    known = _known()
-    handle = f"integer model {next(known.numbers)} of this process"
-    known.models[handle] = model
+def register(model: CompilableModel) -> str:
+    """Register a model, and return the handle by which the operator finds it as long as it exists."""
+    registry = _registry()
+    handle = f"integer model {next(registry.numbers)} of this process"
+    registry.models[handle] = model
     return handle
 
 
 def run_compiled(leaves: Sequence[Any], handle: str) -> list[Tensor]:
-    """A model's outputs, as one call in the graph that is being made."""
-    # no torch.no_grad: where inputs are refused in the middle of it, tracing leaves gradients off for good
+    """The outputs of a model, as a single call in the graph that torch.compile traces.
+
+    Args:
+        leaves: the flattened arguments of the model's forward.
+    """
+    # no torch.no_grad: if inputs are refused inside of it, tracing leaves gradients switched off
     tensors = [as_tensor(x, "an input").detach() for x in leaves if isinstance(x, (Tensor, np.ndarray))]
     outputs: list[Tensor] = torch.ops.hago.run_integer_model(tensors, handle)
     return outputs
 
 
 @functools.cache
-def _known() -> _Known:
+def _registry() -> _Registry:
     untyped: Any = torch.library
     library = untyped.Library("hago", "FRAGMENT")
     library.define("run_integer_model(Tensor[] inputs, str model) -> Tensor[]")
     library.impl("run_integer_model", _run, "CompositeExplicitAutograd")
     torch.library.register_fake(_NAME, _shapes, lib=library)
-    return _Known(library)
+    return _Registry(library)
 
 
-def _model(handle: str) -> Runs:
-    model = _known().models.get(handle)
+def _model(handle: str) -> CompilableModel:
+    model = _registry().models.get(handle)
     if model is None:
         raise HagoError(
             f"a compiled graph runs {handle}, which was deleted; keep a reference to the model while its graph is used"
@@ -83,20 +87,20 @@ def _model(handle: str) -> Runs:
 
 
 def _run(inputs: Sequence[Tensor], handle: str) -> list[Tensor]:
-    """The outputs, each in memory of its own, as graphs expect of an operator."""
+    """Run a model. Outputs do not share memory with inputs or constants, as torch requires of an operator."""
     model = _model(handle)
     consts = [x for x in model.plan.graph.consts.values() if isinstance(x, Tensor)]
-    taken = {x.untyped_storage().data_ptr() for x in (*inputs, *consts)}
+    used = {x.untyped_storage().data_ptr() for x in (*inputs, *consts)}
     outputs = []
     for value in model.run(check_inputs(model.plan.graph, inputs)):
-        place = value.untyped_storage().data_ptr()
-        outputs.append(value.clone(memory_format=torch.contiguous_format) if place in taken else value.contiguous())
-        taken.add(place)
+        address = value.untyped_storage().data_ptr()
+        outputs.append(value.clone(memory_format=torch.contiguous_format) if address in used else value.contiguous())
+        used.add(address)
     return outputs
 
 
 def _shapes(inputs: Sequence[Tensor], handle: str) -> list[Tensor]:
-    """The outputs without their values: those of the float model, whose shapes and dtypes are the same."""
+    """Empty tensors of the outputs' shapes and dtypes, which are those of the float model."""
     plan = _model(handle).plan
     consts = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in plan.graph.consts.items()}
     real = run_graph(plan.graph, inputs, lambda node, values: compute_real(node, values, plan.ops), consts=consts)

@@ -1,7 +1,7 @@
-"""Exactness: the simulator against the integer model, on every output, node and edge; outputs on the fast
-engine too.
+"""The exactness check: compares the simulator with the integer model, on every output, node and edge, and with the
+native engine on every output.
 
-Values are equal as `hago.arithmetic.equality` defines it.
+`hago.arithmetic.equality` defines when values are equal.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hago.simulation.simulator import Simulator
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """What a comparison found.
+    """The result of `compare_plan_exactly`.
 
     Args:
-        compared: how many values.
-        differences: differing values by place ("node", "node:slot" or "output:i"), where there are any.
+        compared: the number of compared values.
+        differences: the number of differing values by place ("node", "node:slot" or "output:i"), without zeros.
     """
 
     compared: int
@@ -39,9 +39,10 @@ class Exactness:
 
 
 def compare_plan_exactly(plan: Plan, inputs: Sequence[Tensor]) -> Exactness:
-    """Run both models, the integer one on both engines, on one batch and compare everything.
+    """Run the simulator and both engines of the integer model on one batch, and compare all values.
 
-    Memory: all values of one batch, so keep the batch small.
+    The simulator runs a second time without observing values, since it then fuses clamps. All values of the batch are
+    held in memory, so keep the batch small.
     """
     simulated: dict[str, Tensor] = {}
     differences: dict[str, int] = {}

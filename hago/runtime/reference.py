@@ -1,8 +1,8 @@
-"""The integer model: the Plan on true integers, the reference engine.
+"""The integer model: a Plan computed on integers, by the reference engine.
 
-Every value rests in its storage dtype (int8, uint8, int16, int32 ...) as q, zero point included;
-arithmetic is int64. The simulator has its own schedule and carriers; it shares the Plan, the op rules,
-`arithmetic.numerics` and `graph.execute` with this engine. Tests check that the two agree bit for bit.
+Every value is stored in its storage dtype (int8, uint8, int16, int32 ...) as q, zero point included; arithmetic is
+int64. The simulator has its own schedule and carriers. It shares the Plan, the op rules, `arithmetic.numerics` and
+`graph.execute` with this engine. Tests check that the two agree bit for bit.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from hago.ops import OPS
 from hago.ops._rule import OpRule
 from hago.plan.document import own_rules
 from hago.plan.plan import NodePlan, Plan
-from hago.runtime.compiling import registered, run_compiled
+from hago.runtime.compiling import register, run_compiled
 from hago.runtime.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
 
 OnStoredEdge = Callable[[Edge, Any], None]
 
 
 class IntegerModel(nn.Module):
-    """A realized Plan: real values in and out, integers inside.
+    """A module that computes a Plan on integers; its inputs and outputs are real values.
 
-    Weights are buffers in their storage dtypes, named `node:slot` with dots and colons replaced. It can
-    be copied and sent to another process as it is: what travels is the stored form.
+    `Quantizer.quantize` and `hago.load_integer_model` make it. Weights are buffers in their storage dtypes, named
+    `node:slot` with slashes for dots. It can be copied and pickled, for which it is converted to its stored form.
 
     Args:
-        plan: what to compute.
-        provenance: where the Plan comes from; stored with it.
+        plan: the Plan to compute.
+        provenance: the origin of the Plan, which is stored with it.
     """
 
     def __init__(self, plan: Plan, provenance: Provenance | None = None) -> None:
         super().__init__()
         self.plan, self.provenance = plan, provenance
-        self._nesting, self._handle = nesting_of(plan.graph), registered(self)
-        held: dict[tuple[str, object], Tensor] = {}
+        self._nesting, self._handle = nesting_of(plan.graph), register(self)
+        shared: dict[tuple[str, object], Tensor] = {}
         for edge, values, qparams in _constants(plan):
             stored = store(values, qparams)
-            kept = held.setdefault((plan.graph.source(edge), qparams.key), stored)
-            self.register_buffer(_buffer(edge), kept if kept.equal(stored) else stored)
+            first = shared.setdefault((plan.graph.source(edge), qparams.key), stored)
+            self.register_buffer(_buffer(edge), first if first.equal(stored) else stored)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The integer model's outputs, nested as the model's."""
+        """The outputs, nested like those of the float model."""
         leaves = self._nesting.leaves(args, kwargs)
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             return self._nesting.nested(run_compiled(leaves, self._handle))
@@ -62,8 +62,12 @@ class IntegerModel(nn.Module):
         on_value: Callable[[Node, Any], None] | None = None,
         on_edge: OnStoredEdge | None = None,
     ) -> list[Any]:
-        """The outputs of flat inputs; `on_value` sees every node's stored integers, `on_edge` the
-        centered integers that arrive at integer nodes."""
+        """The outputs for flat inputs.
+
+        Args:
+            on_value: called with every node and its stored integers.
+            on_edge: called with every edge of an integer node and the centered integers that arrive on it.
+        """
 
         def step(node: Node, values: Sequence[Any]) -> Any:
             if node.name in self.plan.nodes:
@@ -76,14 +80,14 @@ class IntegerModel(nn.Module):
             return [laid_out(real_value(self.plan.edges[Edge(OUTPUT, i)], v)) for i, v in enumerate(outputs)]
 
     def save(self, path: str | PathLike[str]) -> StoredSize:
-        """Write the model as one file; `hago.load_integer_model` gives a model with equal outputs.
+        """Write the model to a file, from which `hago.load_integer_model` makes a model with equal outputs.
 
         Returns:
-            How large the file is, beside the float model's weights.
+            The sizes of the file and of the float model's weights.
 
         Raises:
-            GraphError: a node that cannot be stored, by name; nothing is written.
-            ModelFileError: the file could not be written; what stood there is untouched.
+            GraphError: a node cannot be stored; the message names it, and nothing is written.
+            ModelFileError: the file could not be written; a file that was there is unchanged.
         """
         return save_plan(path, self.plan, self.provenance)
 
@@ -91,28 +95,28 @@ class IntegerModel(nn.Module):
         return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
 
     def _load_from_state_dict(self, *given: Any) -> None:
-        """Accept only this Plan's own values, since weights are part of it; report others as load errors."""
-        own = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
+        """Accept only the values of this Plan, since weights are part of it; report others as load errors."""
+        before = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False, remove_duplicate=False)}
         super()._load_from_state_dict(*given)
-        other = [name for name, buffer in own.items() if not _same(self.get_buffer(name), buffer)]
-        for name in other:
-            setattr(self, name, own[name])
-        if other:
+        changed = [name for name, buffer in before.items() if not _same(self.get_buffer(name), buffer)]
+        for name in changed:
+            setattr(self, name, before[name])
+        if changed:
             prefix, errors = given[1], given[-1]
             errors.append(
-                f"{', '.join(prefix + name for name in other)}: not this integer model's own values. Its weights are a "
-                "part of its plan; load another model with hago.load_integer_model, or quantize the network that has "
+                f"{', '.join(prefix + name for name in changed)}: not this integer model's own values. Its weights are "
+                "a part of its plan; load another model with hago.load_integer_model, or quantize the network that has "
                 "these weights"
             )
 
     def _constant(self, node: str, slot: int) -> Tensor:
-        """A constant operand as it rests: q in its storage dtype."""
+        """The q of a constant operand, in its storage dtype."""
         return self.get_buffer(_buffer(Edge(node, slot)))
 
 
-def _same(given: Tensor, own: Tensor) -> bool:
-    """Whether a tensor that was loaded is the one that a model had."""
-    return given.device == own.device and given.dtype == own.dtype and given.equal(own)
+def _same(loaded: Tensor, buffer: Tensor) -> bool:
+    """Whether a loaded tensor equals the buffer of a model, device and dtype included."""
+    return loaded.device == buffer.device and loaded.dtype == buffer.dtype and loaded.equal(buffer)
 
 
 def compute_float(
@@ -125,12 +129,12 @@ def compute_float(
     """The value of a float node from the stored values of its inputs.
 
     Args:
-        constant: q of a weight that rests as integers, by node and slot.
-        simqs: what edges still have to do; None where values arrive real.
+        constant: returns the q of a weight that is stored in integers, by node and slot.
+        simqs: the conversions of the node's edges; None for values that are real already.
     """
     edges = zip(node.edges, values, strict=True)
-    held = [(simqs[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
-    return compute_laid_out(node, [real_value(simq, v) for simq, v in held], plan.ops)
+    stored = [(simqs[e], constant(e.dst, e.slot) if e in plan.weights else v) for e, v in edges]
+    return compute_laid_out(node, [real_value(simq, v) for simq, v in stored], plan.ops)
 
 
 def compute_integer(
@@ -143,12 +147,12 @@ def compute_integer(
     *,
     floats: bool = False,
 ) -> Tensor:
-    """The stored value of an integer node from those of its inputs, in int64.
+    """The stored value of an integer node from the stored values of its inputs, computed in int64.
 
     Args:
-        made: the node's plan; a value on an edge whose SimQ is None is the operand already.
-        constant: q of a constant operand, by node and slot.
-        on_edge: sees the centered integers that arrive.
+        node_plan: the node's plan. A value on an edge whose SimQ is None is used without a conversion.
+        constant: returns the q of a constant operand, by node and slot.
+        on_edge: called with every edge of the node and the centered integers that arrive on it.
         floats: whether the op computes on float carriers, which hold its integers exactly, instead of int64.
     """
     how = plan.hardware.requantize
@@ -170,7 +174,7 @@ def compute_integer(
 def _operand(
     node_plan: NodePlan, node: str, slot: int, value: Any, constant: Callable[[str, int], Tensor], how: Requantize
 ) -> Any:
-    """Centered int64 integers, after a trip through the operand's storage dtype."""
+    """The centered int64 integers of an operand, which was stored in its storage dtype before."""
     qparams, simq = node_plan.operands[slot], node_plan.simqs[slot]
     if slot in node_plan.consts:
         assert qparams is not None
@@ -182,36 +186,40 @@ def _operand(
 
 
 def move_stored(value: Tensor, simq: SimQ, how: Requantize) -> Tensor:
-    """What an edge does to a stored value: q at the target, or real values where there is none."""
+    """Apply the conversion of an edge to a stored value.
+
+    Returns:
+        The q at the target of the conversion; real values if it has no target.
+    """
     if simq.source is not None:
         value = center(value, simq.source)
     moved = apply_simq(value, simq, how)
     return moved if simq.target is None else store(moved, simq.target)
 
 
-def _restored(kind: type[IntegerModel], data: bytes, own: Mapping[str, OpRule]) -> IntegerModel:
-    return kind(*from_file_bytes(data, "an integer model", {**OPS, **own}))
+def _restored(kind: type[IntegerModel], data: bytes, rules: Mapping[str, OpRule]) -> IntegerModel:
+    return kind(*from_file_bytes(data, "an integer model", {**OPS, **rules}))
 
 
 def store(c: Tensor, qparams: QParams) -> Tensor:
-    """Centered integers as q in the storage dtype."""
+    """Convert centered integers to q in the storage dtype."""
     return (c.to(torch.int64) + qparams.zero_point).to(qparams.dtype.torch)
 
 
 def center(q: Tensor, qparams: QParams) -> Tensor:
-    """Stored q as centered int64."""
+    """Convert stored q to centered integers in int64."""
     return q.to(torch.int64) - qparams.zero_point
 
 
 def real_value(simq: SimQ | None, value: Any) -> Any:
-    """A stored value as a float node reads it: dequantized where it was integer."""
+    """A stored value as a float node reads it: dequantized if it holds integers."""
     if simq is not None and simq.source is not None:
         return dequantize(center(value, simq.source), simq.source)
     return value
 
 
 def _constants(plan: Plan) -> Iterator[tuple[Edge, Tensor, QParams]]:
-    """What integer nodes, and float nodes whose weights rest as integers, read of constants."""
+    """The integer constants of integer nodes, and the integer weights of float nodes: (edge, centered integers, qparams)."""
     for name, node in plan.nodes.items():
         for slot, values in node.consts.items():
             qparams = node.operands[slot]

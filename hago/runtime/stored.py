@@ -1,7 +1,7 @@
-"""Stored models: a Plan as one file that any process can run, without the model it came from.
+"""Stored models: files that hold a Plan, which can be run without the model that it was made from.
 
-Invariants: what is loaded computes the same, bit for bit; a file that was cut, changed or is not ours is
-refused; nothing is imported or unpickled; a file appears whole or not at all.
+Invariants: a loaded Plan computes the same, bit for bit; a file that was truncated, edited or not written by hago is
+refused; reading a file imports and unpickles nothing; files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ KIND: Final = "hago integer model"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a Plan comes from.
+    """The origin of a Plan.
 
     Args:
-        model_hash: of the Graph that it was made of.
-        bits: by group, as the strategy chose them.
-        made_by: how the strategy was found.
+        model_hash: the hash of the Graph from which it was made.
+        bits: the bits of each group in the strategy.
+        made_by: how the strategy was made; see `Strategy`.
     """
 
     model_hash: str
@@ -43,13 +43,13 @@ class Provenance:
 
     @staticmethod
     def of(strategy: Strategy) -> Provenance:
-        """That of a strategy."""
+        """The origin of a Plan that was made from a strategy."""
         return Provenance(strategy.model_hash, dict(strategy.bits), dict(strategy.made_by))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSize:
-    """Bytes of the constants of the float model, and of the file that stands for it."""
+    """The bytes of the float model's constants, and of the file of the integer model."""
 
     float_model: int
     file: int
@@ -61,10 +61,10 @@ class StoredSize:
 
 
 def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:
-    """The bytes of a stored model; equal Plans give equal bytes.
+    """The content of the file of a Plan; equal Plans give equal bytes.
 
     Raises:
-        GraphError: a node that cannot be stored, by name, and why.
+        GraphError: a node cannot be stored; the message names it and says why.
     """
     document, tensors = plan_to_document(plan)
     origin = None
@@ -79,10 +79,11 @@ def to_file_bytes(plan: Plan, provenance: Provenance | None = None) -> bytes:
 
 
 def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Provenance | None]:
-    """The Plan of a stored model, and where it comes from.
+    """Read a Plan and its origin from the content of a file.
 
     Raises:
-        ModelFileError: cut, changed, not ours, of a newer version, or of operators that `ops` lacks.
+        ModelFileError: the file was truncated, edited, not written by hago or written by a newer hago, or has operators
+            that `ops` lacks.
     """
     document, tensors = from_bytes(data, KIND, where)
     try:
@@ -95,14 +96,14 @@ def from_file_bytes(data: bytes, where: str, ops: Ops = OPS) -> tuple[Plan, Prov
 
 
 def save_plan(path: str | PathLike[str], plan: Plan, provenance: Provenance | None = None) -> StoredSize:
-    """Write a stored model; a reader sees the old file or the new one, never a part.
+    """Write a Plan to a file, which is replaced atomically.
 
     Returns:
-        How large it is, beside the float model's constants.
+        The sizes of the file and of the float model's constants.
 
     Raises:
-        GraphError: a node that cannot be stored; nothing is written.
-        ModelFileError: the file could not be written; what stood there is untouched.
+        GraphError: a node cannot be stored; nothing is written.
+        ModelFileError: the file could not be written; a file that was there is unchanged.
     """
     data = to_file_bytes(plan, provenance)
     try:
@@ -113,13 +114,14 @@ def save_plan(path: str | PathLike[str], plan: Plan, provenance: Provenance | No
 
 
 def load_plan(path: str | PathLike[str], ops: Ops = OPS) -> tuple[Plan, Provenance | None]:
-    """Read a stored model.
+    """Read a Plan and its origin from a file.
 
     Args:
-        ops: the operators it may use; only to be given for a model with operators of your own.
+        ops: the operators that the Plan may have; only needed for a model with operators of your own.
 
     Raises:
-        ModelFileError: unreadable, cut, changed, not ours, or of operators that `ops` lacks.
+        ModelFileError: the file is unreadable, truncated, edited or not written by hago, or has operators that `ops`
+            lacks.
     """
     try:
         data = read_file(path)
@@ -129,12 +131,12 @@ def load_plan(path: str | PathLike[str], ops: Ops = OPS) -> tuple[Plan, Provenan
 
 
 def float_bytes(plan: Plan) -> int:
-    """What the constants of the float model take."""
+    """The bytes of the float model's constants."""
     return sum(t.numel() * t.element_size() for t in plan.graph.consts.values())
 
 
 def is_stored(path: str | PathLike[str]) -> bool:
-    """Whether a file begins as a stored model, whole or not."""
+    """Whether a file begins like a stored model; it may be incomplete."""
     try:
         return begins(read_file(path, 256), KIND)
     except (OSError, ValueError):

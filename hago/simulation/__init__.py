@@ -1,4 +1,4 @@
-"""The Plan on float carriers, and the values that a later trial can reuse."""
+"""Simulation: a Plan computed on floats that hold integers, and the reuse of values of earlier trials."""
 
 from hago.simulation.simulator import Simulator
 

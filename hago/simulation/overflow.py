@@ -1,4 +1,4 @@
-"""Overflow of accumulators in a simulation: counts and extremes, for nodes that are not proved to be free of it.
+"""Overflow of accumulators in a simulation: counts and extremes, for nodes where overflow is not proved impossible.
 
 The evaluator makes one `AccumulatorExtremes` per trial and gives it to the Simulator as its `watch`.
 """
@@ -42,7 +42,12 @@ class AccumulatorExtremes:
     latest: SeenAccumulators = field(default_factory=SeenAccumulators)
 
     def __call__(self, node: Node, c: Tensor, lost: Lost | None = None) -> None:
-        """Count the accumulators of a batch that leave their register, or of which a partial sum was cut."""
+        """Count the accumulators of a batch that leave their register, or of which a partial sum overflowed.
+
+        Args:
+            c: the accumulators of the node, as centered integers before overflow.
+            lost: the effect of partial sums that overflowed; None if the hardware has no such overflow.
+        """
         plan = self.plan.nodes[node.name]
         if not plan.proved:
             self.latest = _observe(plan, c, lost)
@@ -57,7 +62,7 @@ class AccumulatorExtremes:
 
     @property
     def excess_bits(self) -> dict[str, int]:
-        """By node, how many bits the register lacks for the largest accumulator."""
+        """The number of bits that the register lacks for the largest accumulator, by node that overflowed."""
         return {n: max(1, math.ceil(math.log2(self.peaks[n]))) for n in self.overflows}
 
 

@@ -50,7 +50,7 @@ class Carriers:
         )
 
     def __call__(self, integers: Tensor, dtype: torch.dtype) -> Tensor:
-        # the tensor is kept with its float form, so that no other can get its id
+        # the tensor is kept with its float form, so that no other tensor can get its id
         return self._kept.get_or_make((id(integers), dtype), lambda: (integers, channels_last(integers.to(dtype))))[1]
 
 
@@ -89,7 +89,7 @@ class Simulator(nn.Module):
         scheduled = self._scheduled(self.steps(fuse=False, on_edge=on_edge)) if watched else self._unwatched
         values = self.begin(inputs)
 
-        def show(step: Step, outputs: Sequence[Any]) -> None:
+        def report(step: Step, outputs: Sequence[Any]) -> None:
             if on_value is not None and step.name in graph.by_name:
                 on_value(graph[step.name], outputs[0])
 
@@ -97,7 +97,7 @@ class Simulator(nn.Module):
             if on_value is not None:
                 for name in graph.inputs:
                     on_value(graph[name], values[name])
-            run_steps(scheduled, values, show if watched else None)
+            run_steps(scheduled, values, report if watched else None)
         return self.end(values)
 
     @functools.cached_property
@@ -157,7 +157,7 @@ class _Stepping:
                 yield from self._integer(node, plan)
 
     def _origin(self, source: str) -> str:
-        """The node whose value stands for a node's: its input, where it is skipped."""
+        """The node that computes the value of `source`: the first of its inputs, in turn, that is not skipped."""
         while source in self.skipped:
             (source,) = self.plan.graph[source].inputs
         return source
@@ -232,11 +232,11 @@ class _Stepping:
 
 
 def centered_span(qparams: QParams) -> tuple[int, int]:
-    """The least and the greatest centered integer of a tensor."""
+    """The least and the greatest centered integer that a tensor may hold."""
     low, high = clip_range(qparams)
     return int(torch.as_tensor(low).min()), int(torch.as_tensor(high).max())
 
 
 def carrier_to_real(simq: SimQ | None, value: Any) -> Any:
-    """A value as a float node reads it: dequantized where it was integer."""
+    """A value as a float node reads it: dequantized if it holds integers."""
     return value if simq is None or simq.source is None else dequantize(value, simq.source)

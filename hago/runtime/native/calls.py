@@ -31,6 +31,12 @@ def channels_inner(x: Tensor, axis: int) -> Tensor:
     return x if moved.is_contiguous() else moved.contiguous().movedim(-1, axis)
 
 
+def dense(x: Tensor) -> Tensor:
+    """The tensor, copied if its entries are not dense in memory in one of the two usual orders of axes."""
+    is_dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))
+    return x if is_dense else x.contiguous()
+
+
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape to which all shapes are broadcast."""
     rank = max(map(len, shapes))
@@ -125,10 +131,7 @@ class RowsCall:
         x, other = values[0], values[1] if len(values) > 1 else self.const
         if other is not None and other.shape != x.shape:
             x = x.expand(broadcast_shape(x.shape, other.shape))
-        if self.axis is not None:
-            x = channels_inner(x, self.axis)
-        elif not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
-            x = x.contiguous()
+        x = dense(x) if self.axis is None else channels_inner(x, self.axis)
         outputs = [torch.empty_like(x, dtype=dtype) for dtype in self.epilogue.dtypes]
         addend = other
         if other is not None and (other.shape != x.shape or other.stride() != x.stride()):
@@ -302,9 +305,7 @@ class TableCall:
     dtype: torch.dtype
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Tensor]:
-        x = values[0]
-        if not (x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=CHANNELS_LAST))):
-            x = x.contiguous()
+        x = dense(values[0])
         output = torch.empty_like(x, dtype=self.dtype)
         self.calls.hago_table(
             x.data_ptr(), self.entries.data_ptr(), output.data_ptr(), x.numel(), torch.get_num_threads()

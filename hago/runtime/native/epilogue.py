@@ -346,11 +346,11 @@ class FusedEpilogues:
         """Store as many of the conversions that readers request as the kernel can."""
         node_plan = self.plan.nodes[end.name]
         conversions = self.layouts.conversions(end.name) or {end.name: None}
-        each = [self._stored(name, simq, node_plan, epilogue.channels) for name, simq in conversions.items()]
-        outputs = [s for s in each if s is not None]
+        storable = [self._stored(name, simq, node_plan, epilogue.channels) for name, simq in conversions.items()]
+        outputs = [s for s in storable if s is not None]
         if (len(outputs) < len(conversions) or len(outputs) > MOST_OUTPUTS) and end.name not in conversions:
-            own = _unchanged(end.name, node_plan.out)  # later steps convert the node's own value
-            outputs = [] if own is None else [own, *outputs]
+            unchanged = _unchanged(end.name, node_plan.out)  # later steps convert the node's own value
+            outputs = [] if unchanged is None else [unchanged, *outputs]
         if end.name in conversions and all(s.name != end.name for s in outputs):
             outputs = []
         outputs.sort(key=lambda s: s.name != end.name)

@@ -27,6 +27,7 @@ from hago.runtime.native.lowering import Lowering
 from hago.runtime.native.self_test import ExactKernels, exact_kernels
 from hago.runtime.native.weights import KernelConstantCache
 from hago.runtime.reference import IntegerModel
+from hago.serialization.text_table import table
 
 #: A segment ends where all later values are smaller by this factor.
 SMALLER: Final = 4
@@ -66,8 +67,8 @@ class MicroBatchSegment:
             batch = {**shared, **{name: pieces[part] for name, pieces in cut.items()}}
             run_steps(self.scheduled, batch)
             outputs.append([batch[name] for name in self.gives])
-        whole = outputs[0] if parts == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
-        values.update(zip(self.gives, whole, strict=True))
+        joined = outputs[0] if parts == 1 else [torch.cat(each) for each in zip(*outputs, strict=True)]
+        values.update(zip(self.gives, joined, strict=True))
         for name in self.drops:
             del values[name]
 
@@ -82,19 +83,20 @@ def micro_batch_segments(
         inputs: the values with a batch axis that exist before the first step.
         room: the most bytes of a value of one micro-batch.
     """
-    left = [*itertools.accumulate(reversed(sizes), max)][::-1]  # the largest from each step on
+    largest_from = [*itertools.accumulate(reversed(sizes), max)][::-1]  # by step, the largest size from there on
     segments: list[MicroBatchSegment] = []
     present, first = set(inputs), 0
     while first < len(steps):
-        after = next((i for i in range(first, len(steps)) if SMALLER * left[i] <= left[first]), len(steps))
-        some = tuple(steps[first:after])
-        made = {name for step in some for name in step.outputs}
+        limit = largest_from[first] / SMALLER
+        after = next((i for i in range(first, len(steps)) if largest_from[i] <= limit), len(steps))
+        segment_steps = tuple(steps[first:after])
+        written = {name for step in segment_steps for name in step.outputs}
         later = {name for step in steps[after:] for name in step.inputs} | set(ends)
-        read = {name for step in some for name in step.inputs}
-        takes, gives, drops = (tuple(sorted(names)) for names in (present & read, made & later, present - later))
-        at_once = max(1, room // max(1, left[first]))
-        segments.append(MicroBatchSegment(make_schedule(some, gives), takes, gives, drops, at_once))
-        present, first = (present | made) & later, after
+        read = {name for step in segment_steps for name in step.inputs}
+        takes, gives, drops = (tuple(sorted(names)) for names in (present & read, written & later, present - later))
+        at_once = max(1, room // max(1, largest_from[first]))
+        segments.append(MicroBatchSegment(make_schedule(segment_steps, gives), takes, gives, drops, at_once))
+        present, first = (present | written) & later, after
     return tuple(segments)
 
 
@@ -136,10 +138,8 @@ class KernelTable:
         return {"head": self.head, "kernels": self.kernels, "rows": [asdict(r) for r in self.rows]}
 
     def __str__(self) -> str:
-        cells = [("node", "op", "kernel", "why"), *((r.node, r.op, r.kernel, r.why) for r in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
-        return "\n".join([self.head, *lines])
+        rows = [(r.node, r.op, r.kernel, r.why) for r in self.rows]
+        return "\n".join([self.head, *table(("node", "op", "kernel", "why"), rows)])
 
 
 # ---------------------------------------------------------------- executor

@@ -303,7 +303,7 @@ def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
         rows = weight.t() if node.op == "matmul" else weight
         return prepack(rows.reshape(g.out_channels, -1, *g.kernel).contiguous(), g, zero)
 
-    weight = state.constant_cache.kept(made.consts[1], (g, node.op, zero), packed)
+    weight = state.constant_cache.derive(made.consts[1], (g, node.op, zero), packed)
     simq, name = _only_conversion(state.layouts, node, made)
     target = None if simq is None else simq.target
     if state.kernels.fused.exact and simq is not None and target is not None and requantizes_exactly(simq, how):

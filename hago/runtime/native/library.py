@@ -196,8 +196,8 @@ def library() -> Library:
     try:
         calls = ctypes.CDLL(str(build()))
     except (OSError, subprocess.SubprocessError, LogError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        why = str(said).strip().splitlines()[-1][:200]
+        output = getattr(error, "stderr", None) or str(error)
+        why = str(output).strip().splitlines()[-1][:200]
         if os.environ.get("HAGO_NATIVE") != "0":
             warn(
                 f"hago's kernels cannot be built ({why}): slower kernels of torch run instead, with the same results. "
@@ -219,7 +219,7 @@ def build() -> Path:
     """
     if os.environ.get("HAGO_NATIVE") == "0":
         raise OSError("switched off by HAGO_NATIVE=0")
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if compiler is None:
         raise OSError("no C++ compiler on this machine (c++, g++ or clang++)")
     folder = cache_folder()
@@ -232,18 +232,18 @@ def build() -> Path:
         if old.stat().st_mtime < time.time() - 2 * PATIENCE:
             shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as place:
-        made = Path(place) / "kernels.so"
+        built = Path(place) / "kernels.so"
         sources = sorted(map(str, SOURCES.glob("*.cpp")))
-        command = [compiler, *OPTIONS, *sources, "-o", str(made)]
+        command = [compiler, *OPTIONS, *sources, "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-        made.chmod(0o755)
-        digest, size = _sha256(made), made.stat().st_size
+        built.chmod(0o755)
+        digest, size = _sha256(built), built.stat().st_size
         target = folder / f"{manifest.stem}-{digest[:16]}.so"
-        with open(made, "rb+") as file:
+        with open(built, "rb+") as file:
             os.fsync(file.fileno())
-        made.replace(target)
-    said = {"library": target.name, "bytes": size, "sha256": digest}
-    replace_file(manifest, canonical(said))
+        built.replace(target)
+    record = {"library": target.name, "bytes": size, "sha256": digest}
+    replace_file(manifest, canonical(record))
     return target
 
 
@@ -255,13 +255,13 @@ def _kept(manifest: Path) -> Path | None:
         written = manifest.lstat()
         if not stat.S_ISREG(written.st_mode) or written.st_size > 1024 or not _is_own(written):
             return None
-        said = parse_json(manifest.read_text("utf-8"), str(manifest))
-        name, size, digest = (said[key] for key in ("library", "bytes", "sha256"))
+        record = parse_json(manifest.read_text("utf-8"), str(manifest))
+        name, size, digest = (record[key] for key in ("library", "bytes", "sha256"))
         if Path(name).name != name:
             return None
         target = manifest.with_name(name)
-        found = target.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size or not _is_own(found):
+        status = target.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size or not _is_own(status):
             return None
         return target if _sha256(target) == digest else None
     except (OSError, LogError, LookupError, TypeError, ValueError):
@@ -279,11 +279,11 @@ def _refuse_open(folder: Path) -> None:
         raise OSError(f"every user can write to {folder}, so its files cannot be trusted; run chmod o-w on it")
 
 
-def _is_own(found: os.stat_result) -> bool:
+def _is_own(status: os.stat_result) -> bool:
     """Whether a file belongs to this user or to root, and no other user can write it."""
     if not hasattr(os, "getuid"):
         return True  # not a POSIX system
-    return found.st_uid in (os.getuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _sha256(path: Path) -> str:

@@ -78,14 +78,14 @@ def _rows(plan: Plan, root: str, simq: SimQ, calls: Any) -> RowsCall | None:
         return None
     channels = 1 if axis is None else shape[axis]
     if simq.target is None:
-        moved = to_real(source, channels)
+        requantization = to_real(source, channels)
     elif stored_type(simq.target) is None:
         return None
     else:
-        moved = requantization_of(simq, plan.hardware.requantize, channels, largest_value(node_plan))
-    if isinstance(moved, str):
+        requantization = requantization_of(simq, plan.hardware.requantize, channels, largest_value(node_plan))
+    if isinstance(requantization, str):
         return None
-    epilogue = Epilogue(channels, [], stored=[StoredOutput(root, moved, simq.target)]).build()
+    epilogue = Epilogue(channels, [], stored=[StoredOutput(root, requantization, simq.target)]).build()
     return RowsCall(calls, epilogue, (code, int(source.zero_point)), axis, period(channels))
 
 

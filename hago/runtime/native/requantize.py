@@ -100,8 +100,8 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
     """The requantization of an edge between integers.
 
     Args:
-        channels: how many values an array holds where scales vary; 1 where they do not.
-        largest: the largest |c| that arrives.
+        channels: the number of values in an array of scales; 1 if scales do not vary.
+        largest: the largest |c| of the values to requantize.
 
     Returns:
         The requantization, or the reason why the kernels cannot apply it.
@@ -127,12 +127,12 @@ def requantization_of(simq: SimQ | None, how: Requantize, channels: int, largest
     if how.form in ("float32", "onnxruntime") or (how.form == "shift" and largest < EXACT_FLOAT32):
         return _by_ratio(r, how, target, channels, float(low), float(high))
     if how.form == "shift" and bool((r >= 1).all()) and max(-low, high) <= EXACT_FLOAT32:
-        # integers come out, and what float32 rounds on the way is past the limits with or without
+        # the results are integers, and values that float32 rounds are beyond the limits, rounded or not
         return _by_ratio(r, replace(how, rounding="half_even"), target, channels, float(low), float(high))
     if how.form == "shift":
         _, exponent = torch.frexp(r)
         return _by_multiplier(torch.ones_like(r), 1 - exponent, how, channels, (low, high))
-    if source.scale is target.scale:  # nothing but the clipping: c * 2 / 2**1
+    if source.scale is target.scale:  # only the clipping, with the multiplier c * 2 / 2**1
         one = torch.ones((), dtype=torch.int64)
         return _by_multiplier(2 * one, one, replace(how, two_stage=False), channels, (low, high))
     return _by_multiplier(*how.multiplier(r), how, channels, (low, high))
@@ -192,14 +192,14 @@ def tflite_sum_requantizations(
     # c << left is c * 2**(left + 1) / 2
     shift, one = torch.tensor(2 << attrs["left_shift"]), torch.ones((), dtype=torch.int64)
     (m, n), into = attrs["out"], attrs["into"]
-    tried = [
+    attempts = [
         _by_multiplier(shift, one, replace(how, two_stage=False), 1, ends),
         _by_multiplier(m, n, how, 1, clip),
         *(_by_multiplier(m, n, how, 1, ends) for m, n in into),
     ]
-    requantizations = [m for m in tried if not isinstance(m, str)]
-    if len(requantizations) < len(tried):
-        return next(m for m in tried if isinstance(m, str))
+    requantizations = [m for m in attempts if not isinstance(m, str)]
+    if len(requantizations) < len(attempts):
+        return next(m for m in attempts if isinstance(m, str))
     before, out, first, second = requantizations
     return out, _in_sequence(before, first), _in_sequence(before, second)
 
@@ -213,12 +213,14 @@ def _in_two_steps(simq: SimQ, how: Requantize, channels: int, largest: float) ->
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else after
     if before.move.plain and after.move.plain and largest < EXACT_FLOAT32:
-        up, on = (_ratio(x, how).to(torch.float32) for x in (first, second))
-        # c * up is exact, and so is up * on, which makes the product of all three round once
-        if is_power_of_two(up) and bool((up >= 1).all()) and bool((up * on / up == on).all()):
+        first_ratio, second_ratio = (_ratio(x, how).to(torch.float32) for x in (first, second))
+        both = first_ratio * second_ratio
+        exact = bool((both / first_ratio == second_ratio).all())
+        # c * first_ratio and the product of the ratios are exact, so c * both rounds as the two steps together do
+        if is_power_of_two(first_ratio) and bool((first_ratio >= 1).all()) and exact:
             ends = torch.tensor(clip_range(first.target), dtype=torch.int64)
             low, high = (float(v) for v in apply_simq(ends, second, how))
-            return _by_ratio(up * on, how, second.target, channels, low, high)
+            return _by_ratio(both, how, second.target, channels, low, high)
     return _in_sequence(before, after)
 
 

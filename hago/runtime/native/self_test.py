@@ -218,8 +218,8 @@ def _product(calls: Any, pair: list[Tensor], formats: tuple[StorageFormat, Stora
     none = (None, None)
     epilogue = Epilogue(pair[1].shape[-1] if matrices else 1, [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
     multiply = MultiplyCall(calls, epilogue, formats, none, 1, None)
-    (made,) = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)
-    return made
+    (output,) = (MatmulCall(calls, epilogue, formats, none, None) if matrices else multiply)(pair)
+    return output
 
 
 def check_passes(calls: Any) -> Verdict:
@@ -250,11 +250,11 @@ def _requantizations() -> Iterator[Requantize]:
 
 
 def _requantized(calls: Any, sums: Tensor, simq: SimQ, how: Requantize) -> Tensor:
-    moved = requantization_of(simq, how, 1, 2**31 - 1)
-    assert not isinstance(moved, str) and simq.target is not None
-    epilogue = Epilogue(1, [], stored=[StoredOutput("", moved, simq.target)]).build()
-    (made,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
-    return made
+    requantization = requantization_of(simq, how, 1, 2**31 - 1)
+    assert not isinstance(requantization, str) and simq.target is not None
+    epilogue = Epilogue(1, [], stored=[StoredOutput("", requantization, simq.target)]).build()
+    (output,) = RowsCall(calls, epilogue, (native.TYPES["int32"], 0), None, period(1))([sums.to(torch.int32)])
+    return output
 
 
 def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> Tensor:
@@ -264,14 +264,14 @@ def native_sums(calls: Any, x: Tensor, w: Tensor, groups: int, tiles: bool) -> T
     return torch.where(unsigned == signed, unsigned, torch.iinfo(torch.int32).max)
 
 
-def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, values: int, tiles: bool, zero: int) -> Tensor:
+def _sums(calls: Any, x: Tensor, w: Tensor, groups: int, type_code: int, tiles: bool, zero: int) -> Tensor:
     """The sums of the native convolution of values of a type, with their zero point subtracted."""
     out, each, height, width = w.shape
     geometry = Geometry(each * groups, int(out), groups, (int(height), int(width)), (1, 1), (0, 0), (1, 1))
     packed = pack(w, geometry, tiles)
     epilogue = Epilogue(int(out), [], stored=[StoredOutput("", AS_IS, _SUMS)]).build()
-    offset = packed.offsets(None, zero + 128 * (values == native.TYPES["int8"]), groups)
+    offset = packed.offsets(None, zero + 128 * (type_code == native.TYPES["int8"]), groups)
     zeros = torch.zeros(geometry.channels * w.element_size() + SLACK, dtype=torch.uint8)
-    template = native.conv_of(geometry, packed, values, offset, zeros)
-    (made,) = ConvCall(calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])
-    return made
+    template = native.conv_of(geometry, packed, type_code, offset, zeros)
+    (output,) = ConvCall(calls, template, geometry, epilogue, (packed.weight, offset, zeros), False)([x])
+    return output

@@ -26,18 +26,20 @@ PACKED_BYTES: Final = 1 << 29
 REQUANTIZATIONS: Final = 1 << 13
 #: The most tables of pairs of bytes that a `KernelConstantCache` keeps, 64 KiB each.
 TABLES: Final = 1 << 9
-#: Output channels worked on at once, at most; a multiple of LANES.
+#: The most output channels of a panel, which are computed together; a multiple of LANES.
 WIDEST: Final = 64
+#: The number of int32 sums in a vector register.
 LANES: Final = 16
-#: Bytes of a row of a matrix tile.
+#: The bytes of a row of a matrix tile.
 STEP: Final = 64
-#: The least bytes of a window for which matrix tiles are faster; below, storing their sums dominates.
+#: The least bytes of a window for which matrix tiles are faster; for smaller ones, storing their sums dominates.
 LEAST_TILED: Final = 384
-#: The most rows that are interleaved.
+#: The most rows of a window that are interleaved.
 MOST_WOVEN: Final = 16
+#: How a window is read; see `_gather`.
 AT_PIXELS, IN_ROWS, IN_PATCH = range(3)
 
-Made = TypeVar("Made")
+Derived = TypeVar("Derived")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,10 @@ class KernelConstantCache:
         self._requantizations: LRU[Hashable, Requantization | str] = LRU(REQUANTIZATIONS)
         self.tables: LRU[Hashable, Tensor] = LRU(TABLES)
 
-    def kept(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Made]) -> Made:
+    def derive(self, weight: Tensor, key: Hashable, make: Callable[[Tensor], Derived]) -> Derived:
         """`make(weight)`, computed once for every weight and key."""
-        # holding the key's object keeps its id unique
-        derived: Made = self._kept.get_or_make((id(weight), key), lambda: (weight, make(weight)))[1]
+        # the weight is kept with the derived value, so that no other tensor can get its id
+        derived: Derived = self._kept.get_or_make((id(weight), key), lambda: (weight, make(weight)))[1]
         return derived
 
     def requantization(self, simq: SimQ | None, how: Requantize, channels: int, largest: float) -> Requantization | str:
@@ -147,7 +149,7 @@ class KernelConstantCache:
         if simq is None or simq.source is None or simq.target is None:
             return requantization_of(simq, how, channels, largest)
         ends = (simq.source, *((simq.via,) if simq.via else ()), simq.target)
-        # one scale in two places means "no change of scale", which equal ones do not
+        # the same object as both scales means "no change of scale"; two equal objects do not
         same = tuple(a.scale is b.scale for a, b in itertools.pairwise(ends))
         key = (simq.key, same, how, channels, largest)
         return self._requantizations.get_or_make(key, lambda: requantization_of(simq, how, channels, largest))
@@ -163,10 +165,10 @@ class KernelConstantCache:
         """
 
         def make(weight: Tensor) -> Packed:
-            laid = (weight.t() if transposed else weight).to(torch.int16 if words else torch.int8)
-            return pack(laid.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, tiles)
+            rows = (weight.t() if transposed else weight).to(torch.int16 if words else torch.int8)
+            return pack(rows.reshape(geometry.out_channels, -1, *geometry.kernel), geometry, tiles)
 
-        return self.kept(weight, (geometry, tiles, transposed, words), make)
+        return self.derive(weight, (geometry, tiles, transposed, words), make)
 
 
 def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
@@ -199,7 +201,7 @@ def pack(weight: Tensor, geometry: Geometry, tiles: bool) -> Packed:
 
 
 def tiles_pay(geometry: Geometry) -> bool:
-    """Whether matrix tiles are faster than vectors."""
+    """Whether matrix tiles are faster than vector instructions."""
     return geometry.window >= LEAST_TILED or (geometry.kernel[0] > 1 and _woven(geometry) > 0)
 
 
@@ -221,7 +223,7 @@ def _weave(weight: Tensor, rows: int) -> Tensor:
 
 
 def _gather(geometry: Geometry, four: int) -> int:
-    """How a window is read: pixel by pixel, or with few channels row by row, or as a patch if rows have gaps."""
+    """How a window is read: pixel by pixel; or with few channels row by row, or as a patch if rows have gaps."""
     if geometry.channels // geometry.groups % four == 0:
         return AT_PIXELS
     return IN_ROWS if geometry.groups == 1 and geometry.dilation[1] == 1 else IN_PATCH
@@ -234,7 +236,8 @@ def _paneled(room: Tensor, panel: int, four: int) -> Tensor:
 
 
 def _tiled(room: Tensor, steps: int, step: int) -> Tensor:
-    """The same as [16 channels of a panel][step][step / 4][16 channels][4], windows filled up with zeros."""
+    """(group, channel, tap, value of a tap) as [16 channels of a panel][step][step / 4][16 channels][4], with windows
+    padded with zeros."""
     windows = room.reshape(-1, room.shape[2] * room.shape[3])
     windows = F.pad(windows, (0, steps * step - windows.shape[1]))
     return windows.reshape(-1, LANES, steps, step // 4, 4).permute(0, 2, 3, 1, 4)
