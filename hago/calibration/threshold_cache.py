@@ -28,8 +28,8 @@ _Key = tuple[str, Grid, int | None, int]
 class ThresholdCache:
     """The thresholds that an estimator gives, each computed when it is first asked for.
 
-    Made by `plan.threshold_sources.EstimatedThresholds`, which calls it whenever a Plan is resolved. The statistics of a
-    constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 * BINS
+    Made by `plan.threshold_sources.EstimatedThresholds`, which calls it whenever a Plan is resolved. The statistics
+    of a constant are computed when they are first needed. Those of whole tensors are kept. Those per channel (8 * BINS
     bytes per channel, far more than the weight itself) are computed in blocks, of which the most recently used are
     kept.
 

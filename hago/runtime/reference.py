@@ -219,7 +219,7 @@ def real_value(simq: SimQ | None, value: Any) -> Any:
 
 
 def _constants(plan: Plan) -> Iterator[tuple[Edge, Tensor, QParams]]:
-    """The integer constants of integer nodes, and the integer weights of float nodes: (edge, centered integers, qparams)."""
+    """The integer constants of all nodes, weights of float nodes included: (edge, centered integers, qparams)."""
     for name, node in plan.nodes.items():
         for slot, values in node.consts.items():
             qparams = node.operands[slot]
