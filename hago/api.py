@@ -89,7 +89,8 @@ def search_quantize_strategy(
             - limited: refines the thresholds of all choices in one pass, then evaluates few points near the limits;
             - sensitivity: is guided by one pass over the data;
             - pareto: is guided as well, with thresholds refined as for limited (docs/design.md);
-            - greedy, annealing, random, exhaustive: evaluate points without such guidance;
+            - greedy, annealing, random, exhaustive, and tpe, nsga2 and gp of Optuna: are not guided;
+            - rfc_greedy: is the greedy search of the HAGO RFC;
             - default: evaluates the start alone.
         estimator: estimates thresholds, e.g. "mse" or "percentile:99.9"; if it is given, no searcher refines them.
             "dorefa" and "dorefa_relative" also put weights on DoReFa-Net's levels, see docs/training.md.

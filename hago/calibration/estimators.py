@@ -552,8 +552,8 @@ ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
 class DoReFaEstimator:
     """DoReFa-Net's quantization of weights, with another estimator for everything else.
 
-    Calling it gives thresholds of everything but weights. `plan.threshold_sources.estimated_resolver` reads the scheme, which
-    determines weights and, in some schemes, puts activations in [0, 1].
+    Calling it gives thresholds of everything but weights. `plan.threshold_sources.estimated_resolver` reads the scheme,
+    which determines weights and, in some schemes, puts activations in [0, 1].
 
     Args:
         scheme: a name in DOREFAS.

@@ -1,9 +1,9 @@
-"""The command line: one command each to search, quantize, explain, judge and check; `hago --help` lists them.
+"""The command line: commands that search, quantize, explain, measure and check; `hago --help` lists them.
 
-This is the only module that prints. Standard output holds the result and nothing else, so that it
-can be piped: what models and data sets print while they are loaded goes to standard error, as do the
-progress bar and notices. Exit codes: 0 done; 1 done, and the answer is no; 2 bad input; 70 a defect of
-hago; 130 interrupted.
+This is the only module that prints. Standard output holds the result and nothing else, so that it can be piped: text
+that models and data sets print while they are loaded goes to standard error, as do the progress bar and notes. Exit
+codes: 0 for success; 1 if the command ran and its check failed; 2 for bad input; 70 for a defect of hago; 130 if
+interrupted.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, Final, TextIO
 
 from hago.cli.arguments import build_parser
 from hago.cli.commands import COMMANDS
-from hago.cli.options import INTERRUPTED, Outcome, Voices, command_line
+from hago.cli.options import INTERRUPTED, Console, Outcome, command_line
 from hago.errors import HagoError, HagoWarning
 from hago.serialization.json_text import json_values
 
 BAD_INPUT: Final = 2
 DEFECT: Final = 70
-READER_LEFT: Final = 1
+CLOSED_PIPE: Final = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the words after `hago`; those of the process by default.
+        argv: the words after `hago`; by default the arguments of the process.
 
     Returns:
         The exit code.
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
-        return READER_LEFT
+        return CLOSED_PIPE
     except Exception:
         traceback.print_exc(file=stderr)
         print("hago: this is a defect of hago; please report it with the lines above", file=stderr)
@@ -70,7 +70,7 @@ def _run(words: Sequence[str], stdout: TextIO) -> Outcome:
         print(f"hago: {line}", file=sys.stderr, flush=True)
 
     with _importable(os.getcwd()), warnings_as_lines(note), contextlib.redirect_stdout(sys.stderr):
-        outcome = COMMANDS[args.command](args, Voices(tell, note, tuple(words)))
+        outcome = COMMANDS[args.command](args, Console(tell, note, tuple(words)))
     _put(_json(outcome.json) if args.json else outcome.text, stdout)
     return outcome
 
@@ -82,7 +82,7 @@ def _put(text: str, stdout: TextIO) -> None:
         raise
     except OSError as error:
         _drop_stdout()
-        raise HagoError(f"cannot write to standard output: {error.strerror}; files that were named are whole") from None
+        raise HagoError(f"cannot write to standard output: {error.strerror}; all files were written") from None
 
 
 def _json(value: Any) -> str:
@@ -91,7 +91,11 @@ def _json(value: Any) -> str:
 
 @contextlib.contextmanager
 def warnings_as_lines(note: Callable[[str], None]) -> Iterator[None]:
-    """While this lasts, a warning of hago is one line, said once; those of others are as they were."""
+    """Print every warning of hago once, in one line, while the context is open; other warnings are shown as usual.
+
+    Args:
+        note: prints a line.
+    """
     shown: set[str] = set()
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -110,7 +114,7 @@ def warnings_as_lines(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    """Modules in `folder` can be imported while this lasts, as in `python -m`."""
+    """Make the modules in `folder` importable while the context is open, as `python -m` does."""
     sys.path.insert(0, folder)
     try:
         yield
@@ -120,6 +124,6 @@ def _importable(folder: str) -> Iterator[None]:
 
 
 def _drop_stdout() -> None:
-    # Python flushes standard output once more at exit, which would complain on a closed pipe or a full disk.
+    # Python flushes standard output again at exit, which would fail on a closed pipe or a full disk.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What the command line accepts: the parser of every command, and its help texts."""
+"""The parser of the command line: the arguments, examples and help texts of every command."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from hago.searchers.registry import AUTO, SEARCHERS
 _DEPENDING_ON_FLOAT: Final = [metric.name for metric in METRICS.values() if metric.depends_on_float]
 _FLOAT_COSTS: Final = f"{', '.join(_DEPENDING_ON_FLOAT[:-1])} or {_DEPENDING_ON_FLOAT[-1]}"
 NAMED: Final = """
-A model is named package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
-in the current folder can be imported. Data is an .npz file (arrays called as the model's inputs, or one
-array; labels as y or labels), a folder of images (a subfolder per class, or none), or
-package.module:callable that returns an iterable of batches."""
+A model is given as package.module:callable; the callable takes no arguments and returns an nn.Module. Modules
+in the current folder can be imported. Data is an .npz file (arrays named like the model's inputs, or a single
+array; labels as y or labels), a folder of images (with a subfolder per class, or without), or
+package.module:callable, which returns an iterable of batches."""
 
 EXIT: Final = """
-exit codes: 0 done; 1 done, and the answer is no (the replay differs, the check fails, the integer model is
-not the simulated one); 2 bad input; 70 a defect of hago; 130 interrupted"""
+exit codes: 0 success; 1 the command ran and its check failed (the replay differs, a file is invalid, the integer
+model differs from its simulation); 2 bad input; 70 a defect of hago; 130 interrupted"""
 
 TOP: Final = f"""
 start with:
-  hago demo                                  all of it on handwritten digits, in less than a minute
-  hago hardware list                         what can be searched for
+  hago demo                                  the whole workflow on handwritten digits, in less than a minute
+  hago hardware list                         the hardware that ships with hago
   hago explain zoo:net --hardware vta --input-shape 3,32,32
   hago search zoo:net --hardware vta --data calibration.npz
 {NAMED}
@@ -56,8 +56,8 @@ examples:
   hago search zoo:net --hardware vta --data calibration.npz --maximize sqnr --budget-cost 'weight_bytes <= 4 MB'
   hago search zoo:net --hardware x86_vnni --data calibration.npz --finetune budget=5m
 
-Ctrl-C ends the search with what it has found; the same command continues it. So does the same command
-with a larger --budget.""",
+After Ctrl-C, the log and the best strategy so far are kept. The same command continues the search, also with a
+larger --budget.""",
     "quantize": """
 example:
   hago quantize zoo:net --hardware arm_dot --data calibration.npz --estimator percentile:99.9
@@ -71,13 +71,13 @@ examples:
 example:
   hago sensitivity zoo:net --hardware vta --data calibration.npz --save sensitivity.json
 
-The most sensitive edges come first. A search can be guided by this: --searcher sensitivity""",
+The most sensitive edges are listed first. 'hago search --searcher sensitivity' is guided by this table.""",
     "finetune": """
 example:
   hago finetune zoo:net strategies/net-vta.json --data calibration.npz --budget 5m --held-out test.npz
 
-The float model's outputs are what is trained for, so data needs no labels. Killed at any moment, the same
-command continues from its checkpoint.""",
+The model is trained to reproduce the outputs of the float model, so the data needs no labels. After an interruption,
+the same command continues from the checkpoint.""",
     "simulate": """
 example:
   hago simulate zoo:net strategies/net-vta.json --data test.npz""",
@@ -87,17 +87,17 @@ example:
   hago realize zoo:net strategies/net-vta.json --data test.npz --save net.safetensors
   hago realize zoo:net strategies/net-x86_vnni.json --data test.npz --explain
 
-Exit code 1 says that a value differs; that would be a defect of hago.""",
+Exit code 1 means that a value differs, which would be a defect of hago.""",
     "cost": """
 example:
   hago cost zoo:net strategies/net-vta.json --batch 32
 
-What a hardware file gives no figure for is left out and named; docs/cost.md says how the rest adds up.""",
+Costs for which the hardware file gives no figures are left out and listed; see docs/cost.md.""",
     "run": """
 example:
   hago run net.safetensors --data test.npz --save outputs.npz
 
-Every output is compared with the simulation of the stored plan; exit code 1 says that one differs.""",
+Every output is compared with the simulation of the stored plan; exit code 1 means that one differs.""",
     "inspect": """
 example:
   hago inspect zoo:net strategies/net-vta.json --data test.npz --samples 128 --csv layers.csv""",
@@ -106,20 +106,20 @@ examples:
   hago replay zoo:net logs/net-vta.jsonl --data calibration.npz
   hago replay zoo:net strategies/net-vta.json --data calibration.npz
 
-Exit code 1 says that a figure differs in its last bit or more.""",
+Exit code 1 means that a figure differs, if only in its last bit.""",
     "compare": """
 examples:
   hago compare zoo:net strategies/net-onnxruntime_cpu.json --data test.npz --samples 64
   hago compare zoo:net strategies/net-x86_vnni.json --data test.npz --realizations fast,onnxruntime --json
 
-Exit code 1 says that the simulator or the fast engine differs from the reference; that would be a defect of hago.""",
+Exit code 1 means that the simulator or the fast engine differs from the reference, which would be a defect of hago.""",
     "export": """
 examples:
   hago export zoo:net strategies/net-x86_vnni.json --format tpu-mlir --data calibration.npz
   hago export zoo:net strategies/net-onnxruntime_cpu.json --format onnx --check --data calibration.npz
 
-With --check, exit code 1 says that the engine's integers are not ours: a difference of more than one quantum,
-or of more than one value in 10,000 of a node.""",
+With --check, exit code 1 means that the integers of the engine differ from hago's: by more than one quantum, or in
+more than one of 10,000 values of a node.""",
     "hardware": """
 examples:
   hago hardware list
@@ -127,13 +127,14 @@ examples:
   hago hardware check my_chip.json
   hago hardware measure x86_vnni --output this_machine.json
 
-Exit code 1 says that a file is wrong; every mistake is listed with its place.""",
+Exit code 1 means that a file has mistakes; each is listed with its JSON path.""",
     "demo": """
-The demo leaves its model, data, logs and strategies behind, to try the other commands on, e.g.
+The demo keeps its model, data, logs and strategies, on which the other commands can be tried, e.g.
   hago inspect hago.demo:DigitNet strategies/demo-x86_vnni.json --weights demo/weights.pt --data demo/test.npz""",
 }
 
 
+#: The arguments of commands that measure a strategy on data.
 ON_STRATEGY: Final = "MODEL STRATEGY --data DATA"
 USAGE: Final = {
     "search": "MODEL --hardware NAME|FILE --data DATA",
@@ -156,21 +157,21 @@ USAGE: Final = {
 
 
 def fail(text: str) -> NoReturn:
-    """Refuse a value."""
+    """Refuse the value of an option; argparse adds the name of the option to the message."""
     raise argparse.ArgumentTypeError(text)
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers with commas between."""
+    """Parse numbers that are separated by commas."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
-        fail(f"got {text!r}, expected numbers with commas between, e.g. 0.485,0.456,0.406")
+        fail(f"got {text!r}, expected numbers separated by commas, e.g. 0.485,0.456,0.406")
     return values if all(map(math.isfinite, values)) else fail(f"got {text!r}, expected finite numbers")
 
 
 def size(text: str) -> tuple[int, int]:
-    """Height and width."""
+    """Parse a height and a width."""
     parts: Sequence[str] = text.lower().split("x")
     if len(parts) > 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
         fail(f"got {text!r}, expected a size such as 224 or 96x128 (height x width)")
@@ -178,7 +179,7 @@ def size(text: str) -> tuple[int, int]:
 
 
 def byte_count(text: str) -> int:
-    """A size of memory."""
+    """Parse a number of bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|k|M|G)i?B?", text.strip(), re.ASCII | re.IGNORECASE)
     if not match:
         fail(f"got {text!r}, expected a size such as 500MB or 2GB")
@@ -186,7 +187,7 @@ def byte_count(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """A number between 0 and 1."""
+    """Parse a number between 0 and 1."""
     try:
         value = float(text)
     except ValueError:
@@ -195,7 +196,7 @@ def share(text: str) -> float:
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:
-    """The shape of one sample, and its dtype."""
+    """Parse the shape of one sample, and its dtype."""
     sizes, _, dtype = text.partition(":")
     parts = [p for p in sizes.split(",") if p]
     if not all(p.isdecimal() and int(p) > 0 for p in parts):
@@ -204,7 +205,7 @@ def shape(text: str) -> tuple[tuple[int, ...], str]:
 
 
 def fixed(text: str) -> tuple[str, int]:
-    """A pattern and its bits."""
+    """Parse a pattern and its bits."""
     pattern, _, bits = text.rpartition("=")
     if not pattern or not bits.isdecimal():
         fail(f"got {text!r}, expected PATTERN=BITS, e.g. 'conv1:1=8'")
@@ -213,24 +214,26 @@ def fixed(text: str) -> tuple[str, int]:
 
 # ---------------------------------------------------------------- tables of TPU-MLIR
 
-#: Nodes that a line lists before it says "and n more".
+#: The most nodes that a line lists.
 _LISTED: Final = 5
 
 
 def table_options(parser: Any) -> None:
-    """The options that give a search the tables of another tool."""
+    """Add the options for tables of TPU-MLIR."""
     group = parser.add_argument_group("tables of TPU-MLIR")
-    group.add_argument("--calibration-table", metavar="FILE", help="ranges by node; those it lacks are estimated")
-    group.add_argument("--quantize-table", metavar="FILE", help="modes by node: which stay float, or have 8 or 4 bits")
+    group.add_argument("--calibration-table", metavar="FILE", help="ranges of nodes; other nodes are estimated")
+    group.add_argument(
+        "--quantize-table", metavar="FILE", help="modes of nodes, which keep them float or give them 8 or 4 bits"
+    )
 
 
 def tables_of(args: Namespace) -> dict[str, Any]:
-    """The tables, as the public calls take them."""
+    """The tables, as keyword arguments of hago's public functions."""
     return {"thresholds": args.calibration_table, "modes": args.quantize_table}
 
 
 def table_lines(strategy: Strategy) -> list[str]:
-    """A line that names the nodes without a row, where a table lacks any."""
+    """A line that names the nodes that the calibration table lacks; no line if there are none."""
     missing = strategy.made_by.get("estimated")
     if not missing:
         return []
@@ -242,13 +245,13 @@ def table_lines(strategy: Strategy) -> list[str]:
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """The searcher, its goal and budget, and what it writes and runs on."""
+    """Add the options of the searcher, the goal, the budget, the files to write, and where the search runs."""
     group = parser.add_argument_group("search")
     group.add_argument(
         "--searcher",
         default=AUTO,
         metavar="NAME[:OPTION=VALUE,...]",
-        help=f"{AUTO} (limited where costs are, else gradient), "
+        help=f"{AUTO} (limited if a cost is minimized or limited, else gradient), "
         f"{', '.join(SEARCHERS)}, or package.module:callable; default: %(default)s",
     )
     group.add_argument(
@@ -265,62 +268,65 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _course(group: argparse._ArgumentGroup) -> None:
-    """How long a search goes on, and where."""
+    """Add the options of the length of a search, its log, and the choices that it makes."""
     group.add_argument("--budget", metavar="LIMIT", help="'200 trials', '10m', '50 forwards'; default: none")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness; default: %(default)s")
-    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; continued if it is there")
-    group.add_argument("--reuse", action="append", metavar="LOG", help="equal plans in this log are not tried again")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all randomness; default: %(default)s")
+    group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE.jsonl; an existing log is continued")
+    group.add_argument(
+        "--reuse", action="append", metavar="LOG", help="take the scores of equal plans from this log; may be repeated"
+    )
     group.add_argument(
         "--search-topology",
         action=argparse.BooleanOptionalAction,
-        help=f"let nodes be float where the hardware takes both; default: if {_FLOAT_COSTS} is in use",
+        help="choose between integers and float for nodes that the hardware runs in both; default: if the goal uses "
+        f"{_FLOAT_COSTS}",
     )
-    group.add_argument("--no-resume", action="store_true", help="refuse a log that is there already")
+    group.add_argument("--no-resume", action="store_true", help="fail if the log exists already")
     group.add_argument(
         "--race",
         type=share,
         nargs="?",
         const=0.01,
         metavar="ALPHA",
-        help="give a point up once its samples say that it is worse than the best so far; a point that is not is "
-        "given up with probability ALPHA at most (%(const)s where only --race is given)",
+        help="stop evaluating a point once its samples show that it is worse than the best so far; ALPHA is the "
+        "largest probability of stopping a point that is not worse (%(const)s if --race has no value)",
     )
 
 
 def _outcome(group: argparse._ArgumentGroup) -> None:
-    """What becomes of the points that were found."""
-    group.add_argument("--held-out", metavar="DATA", help="more data, to report the best strategy on")
-    group.add_argument("--allow-overflow", action="store_true", help="take a strategy that overflowed if none did not")
+    """Add the options of the results."""
+    group.add_argument("--held-out", metavar="DATA", help="further data, on which the best strategy is reported")
+    group.add_argument("--allow-overflow", action="store_true", help="accept a strategy that overflowed if all did")
     group.add_argument(
-        "--front", metavar="FILE", help="the points that none beats in both objective and cost; default: beside --save"
+        "--front", metavar="FILE", help="the Pareto front of objective and cost; default: next to the strategy"
     )
     group.add_argument(
         "--finetune",
         nargs="?",
         const="",
         metavar="NAME=VALUE,...",
-        help="train what was found as the last stage, and keep it where it is better, e.g. 'budget=5m' or "
-        "'scheme=dorefa_relative,steps=400'; the trained weights go beside --save",
+        help="train the best strategy at the end, and keep the result if it is better, e.g. 'budget=5m' or "
+        "'scheme=dorefa_relative,steps=400'; the trained weights are written next to the strategy",
     )
 
 
 def _machine(group: argparse._ArgumentGroup) -> None:
-    """What points are scored on."""
+    """Add the options of where points are scored."""
     group.add_argument(
-        "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process alone"
+        "--executor", metavar="WHERE", help="processes:N, threads:N or dask://host:port; default: this process"
     )
     group.add_argument(
         "--cache",
         type=byte_count,
         metavar="SIZE",
-        help="of what each process keeps of earlier trials, e.g. 2GB; default: a quarter of the free memory",
+        help="memory for values of earlier trials in each process, e.g. 2GB; default: a quarter of the free memory",
     )
 
 
 def _goal(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("goal")
     group.add_argument("--maximize", metavar="NAME", help="the same as --objective")
-    group.add_argument("--minimize", metavar="COST", help=f"make a cost least instead: {', '.join(METRICS)}")
+    group.add_argument("--minimize", metavar="COST", help=f"minimize a cost instead: {', '.join(METRICS)}")
     for option, figure, example in (
         ("--keep", "measure", "'agreement >= 99 %%'"),
         ("--budget-cost", "cost", "'weight_bytes <= 4 MB'"),
@@ -333,14 +339,14 @@ def _goal(parser: argparse.ArgumentParser) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line, and an error like any other."""
+    """A parser that raises its errors as HagoErrors of one line, which `main` prints."""
 
     def error(self, message: str) -> NoReturn:
-        raise HagoError(f"{message} ({self.prog} --help says more)")
+        raise HagoError(f"{message} (see {self.prog} --help)")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; what it returns has `command`, `json` and the command's own attributes."""
+    """Build the parser. The namespace that it returns has `command`, `json` and the arguments of the command."""
     top = _Parser(
         prog="hago",
         description="Find, by search, how to run a neural network in low-precision integers on given hardware.",
@@ -356,12 +362,12 @@ def build_parser() -> argparse.ArgumentParser:
     _cost(commands)
     _sensitivity(commands)
     for name, text in (
-        ("simulate", "judge a strategy on data: float against simulated"),
+        ("simulate", "measure a strategy on data: the simulation against the float model"),
         ("realize", "build the integer model and check that it equals its simulation bit for bit"),
-        ("inspect", "what happens in every layer: float against simulated against integer, and whose fault it is"),
-        ("compare", "realizations of a strategy on the same data, node by node: our engines, ONNX engines, float"),
-        ("finetune", "train a strategy further on data, without labels; continued where it was killed"),
-        ("replay", "do a search or a strategy again and compare every figure"),
+        ("inspect", "compare float, simulated and integer values of every layer, and name the causes of errors"),
+        ("compare", "compare realizations of a strategy on data, node by node: hago's engines, ONNX engines, float"),
+        ("finetune", "train a strategy further on data without labels; continues after an interruption"),
+        ("replay", "evaluate a log or a strategy again and compare every figure"),
     ):
         _on_record(commands, name, text)
     _run(commands)
@@ -387,7 +393,7 @@ def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
         epilog=EXAMPLES.get(name, ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # Suppressed, so that a nested parser does not undo what the outer one was given.
+    # no default: that of a nested parser would overwrite the value that the outer parser read
     parser.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print the result as JSON, and nothing else"
     )
@@ -403,11 +409,13 @@ def _model(parser: argparse.ArgumentParser) -> None:
 def _data(parser: argparse.ArgumentParser, required: bool = True) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--data", metavar="DATA", required=required, help=EXPECTED_DATA)
-    group.add_argument("--samples", type=int, metavar="N", help="at most so many, evenly spread over the data")
+    group.add_argument("--samples", type=int, metavar="N", help="use at most N samples, evenly spread over the data")
     group.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help="default: %(default)s")
-    group.add_argument("--size", type=size, metavar="N|HxW", help="of images: scale to cover, cut the centre")
-    group.add_argument("--mean", type=numbers, default=(0.0,), metavar="M[,M,M]", help="of images, values in [0, 1]")
-    group.add_argument("--std", type=numbers, default=(1.0,), metavar="S[,S,S]", help="of images")
+    group.add_argument("--size", type=size, metavar="N|HxW", help="scale images to this size and crop them")
+    group.add_argument(
+        "--mean", type=numbers, default=(0.0,), metavar="M[,M,M]", help="mean of images, whose values are in [0, 1]"
+    )
+    group.add_argument("--std", type=numbers, default=(1.0,), metavar="S[,S,S]", help="standard deviation of images")
     group.add_argument("--gray", action="store_true", help="read images with one channel")
 
 
@@ -421,8 +429,8 @@ def _quantization(
     group.add_argument(
         "--estimator",
         metavar="NAME[:OPTIONS]",
-        help=f"of thresholds: {', '.join(ESTIMATORS)}, or package.module:name; default: mse, or power2_range where the "
-        "hardware only shifts; "
+        help=f"estimator of thresholds: {', '.join(ESTIMATORS)}, or package.module:name; default: mse, or "
+        "power2_range if the hardware only shifts; "
         f"{' and '.join(DOREFAS)} also put weights on DoReFa-Net's levels",
     )
     _patterns(group)
@@ -459,7 +467,7 @@ def _chip(parser: argparse.ArgumentParser, required: bool, default: str = "") ->
         "--hardware",
         metavar="NAME|FILE",
         required=required,
-        help=f"{', '.join(available_hardware())}, or a .json file" + default,
+        help=f"{', '.join(available_hardware())}, or a hardware file (.json)" + default,
     )
 
 
@@ -477,7 +485,7 @@ def _quantize(commands: Any) -> None:
 
 
 def _explain(commands: Any) -> None:
-    parser = _add(commands, "explain", "what will be integer, what stays float and why, before any search")
+    parser = _add(commands, "explain", "explain which nodes run in integers or float, and why, before any search")
     _model(parser)
     _chip(parser, required=True)
     _data(parser, required=False)
@@ -489,11 +497,13 @@ def _explain(commands: Any) -> None:
         help="of one sample, instead of data; once for every input",
     )
     _patterns(parser)
-    parser.add_argument("--cost", action="store_true", help="also what it takes at most bits, at fewest, and in float")
+    parser.add_argument(
+        "--cost", action="store_true", help="also show the costs at most bits, at fewest bits, and in float"
+    )
 
 
 def _cost(commands: Any) -> None:
-    parser = _add(commands, "cost", "what a strategy takes: bytes, operations, cycles and energy, node by node")
+    parser = _add(commands, "cost", "count bytes, operations, cycles and energy of a strategy, node by node")
     _model(parser)
     parser.add_argument("record", metavar="STRATEGY", help="a strategy (.json)")
     _chip(parser, required=False, default="; default: what the record names")
@@ -501,11 +511,15 @@ def _cost(commands: Any) -> None:
 
 
 def _sensitivity(commands: Any) -> None:
-    text = "the expected loss of every choice of bits, from one forward and one backward pass"
+    text = "estimate the loss of every choice of bits, from one forward and one backward pass"
     parser = _add(commands, "sensitivity", text)
-    _quantization(parser, "the table as JSON; default: only shown")
-    parser.add_argument("--objective", default="sqnr", metavar="NAME", help="what is lost; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random signs; default: %(default)s")
+    _quantization(parser, "the table as JSON; default: no file")
+    parser.add_argument(
+        "--objective", default="sqnr", metavar="NAME", help="whose loss is estimated; default: %(default)s"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the random signs; default: %(default)s"
+    )
 
 
 def _on_record(commands: Any, name: str, text: str) -> None:
@@ -523,20 +537,20 @@ def _on_record(commands: Any, name: str, text: str) -> None:
     if name == "finetune":
         finetune_options(parser)
     if name == "inspect":
-        parser.add_argument("--csv", metavar="FILE", help="write the table there too")
-        parser.add_argument("--values", action="store_true", help="show ranges, means and deviations as well")
+        parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
+        parser.add_argument("--values", action="store_true", help="also show ranges, means and deviations")
     if name == "replay":
         parser.add_argument(
-            "--objective", metavar="NAME", help="package.module:name, needed where the search had its own"
+            "--objective", metavar="NAME", help="package.module:name, needed if the search used your own objective"
         )
         parser.add_argument(
-            "--estimator", metavar="NAME", help="package.module:name, needed where the search had its own"
+            "--estimator", metavar="NAME", help="package.module:name, needed if the search used your own estimator"
         )
-        parser.add_argument("--best-only", action="store_true", help="of a log, the best trial alone")
+        parser.add_argument("--best-only", action="store_true", help="evaluate only the best trial of a log")
 
 
 def _run(commands: Any) -> None:
-    parser = _add(commands, "run", "run a stored integer model on data, without the model it was made of")
+    parser = _add(commands, "run", "run a stored integer model on data, without the model it was made from")
     run_options(parser)
     _ops(parser)
     _data(parser)
@@ -545,33 +559,33 @@ def _run(commands: Any) -> None:
 def _export(commands: Any) -> None:
     parser = _add(commands, "export", "write a strategy in the form that another tool reads")
     _model(parser)
-    parser.add_argument("record", metavar="STRATEGY", nargs="?", help="left out where MODEL is a stored integer model")
+    parser.add_argument("record", metavar="STRATEGY", nargs="?", help="omitted if MODEL is a stored integer model")
     _chip(parser, required=False, default="; default: what the record names")
     export_options(parser)
     _data(parser, required=False)
 
 
 def _hardware(commands: Any) -> None:
-    text = "what hardware there is, what it can run, and whether a file is right"
+    text = "list, show, check or measure hardware"
     actions = _add(commands, "hardware", text).add_subparsers(dest="action", required=True, metavar="action")
-    _add(actions, "list", "the hardware that ships with hago")
+    _add(actions, "list", "list the hardware that ships with hago")
     for name, what in (
-        ("show", "every op with its dtypes, register and overflow"),
-        ("check", "whether a hardware file is right; every mistake at once"),
+        ("show", "show every op with its dtypes, register and overflow"),
+        ("check", "check a hardware file, and list every mistake"),
     ):
         parser = _add(actions, name, what)
         parser.add_argument("hardware", metavar="NAME|FILE")
         _ops(parser)
-    parser = _add(actions, "measure", "a copy of a CPU's hardware file with the costs of this machine")
+    parser = _add(actions, "measure", "write a copy of a CPU's hardware file with the costs of this machine")
     parser.add_argument("hardware", metavar="NAME|FILE")
     parser.add_argument("--output", required=True, metavar="FILE", help="the measured copy (.json)")
     _ops(parser)
 
 
 def _demo(commands: Any) -> None:
-    parser = _add(commands, "demo", "handwritten digits, from training to a checked integer model")
+    parser = _add(commands, "demo", "run the whole workflow on handwritten digits, from training to integers")
     parser.add_argument(
-        "--out", default=".", metavar="DIR", help="where demo/, logs/ and strategies/ go; default: here"
+        "--out", default=".", metavar="DIR", help="the folder of demo/, logs/ and strategies/; default: this one"
     )
     parser.add_argument(
         "--hardware", action="append", metavar="NAME|FILE", help=f"may be repeated; default: {' and '.join(HARDWARE)}"

@@ -1,4 +1,4 @@
-"""What each command of the command line does: the public calls, and an Outcome to print."""
+"""The commands: each calls hago's public functions and returns an Outcome, which `main` prints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hago.cli.finetune import run_finetune
 from hago.cli.options import (
     NO,
     OK,
+    Console,
     Outcome,
-    Voices,
     command_line,
     fixed_bits,
     hardware_of,
@@ -51,8 +51,8 @@ from hago.study.log import read_log
 
 
 # ---------------------------------------------------------------- explain
-def explain_command(args: Namespace, voices: Voices) -> Outcome:
-    """What will be integer, and why."""
+def explain_command(args: Namespace, console: Console) -> Outcome:
+    """Explain which nodes run in integers, and why."""
     if (args.data is None) == (args.input_shape is None):
         raise HagoError("explain needs the model's inputs: give either --data or --input-shape")
     model = load_model(args.model, args.weights)
@@ -76,8 +76,9 @@ def _zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
     return torch.zeros((2, *shape), dtype=dtype)
 
 
-# ---------------------------------------------------------------- what reads a strategy
-def _judge(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
+# ---------------------------------------------------------------- commands on a strategy or a log
+def _measure_strategy(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
+    """Measure the float model and the simulation, and the integer model if `integer`, on the data."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     plan, batches = plan_and_batches(model, hardware, strategy, load_batches(args))
@@ -85,14 +86,14 @@ def _judge(args: Namespace, integer: bool) -> tuple[Strategy, Plan, Outcome]:
     return strategy, plan, Outcome(str(report), report.to_json(), OK if report.same else NO)
 
 
-def simulate(args: Namespace, voices: Voices) -> Outcome:
-    """Float against simulated."""
-    return _judge(args, integer=False)[-1]
+def simulate(args: Namespace, console: Console) -> Outcome:
+    """Compare the simulation with the float model."""
+    return _measure_strategy(args, integer=False)[-1]
 
 
-def realize(args: Namespace, voices: Voices) -> Outcome:
-    """Float against simulated against integer; the integer model is stored where they agree."""
-    strategy, plan, outcome = _judge(args, integer=True)
+def realize(args: Namespace, console: Console) -> Outcome:
+    """Compare the integer model with its simulation and the float model, and store it if it equals its simulation."""
+    strategy, plan, outcome = _measure_strategy(args, integer=True)
     if args.explain:
         kernels = Executor(plan).explain()
         outcome = Outcome(f"{outcome.text}\n\n{kernels}", {**outcome.json, "kernels": kernels.to_json()}, outcome.code)
@@ -101,16 +102,16 @@ def realize(args: Namespace, voices: Voices) -> Outcome:
     return store_model(outcome, args.save, plan, strategy)
 
 
-def cost(args: Namespace, voices: Voices) -> Outcome:
-    """What a strategy takes, node by node."""
+def cost(args: Namespace, console: Console) -> Outcome:
+    """Estimate the cost of a strategy, node by node."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     plan_cost = reports.estimate_cost(model, hardware, strategy, batch=args.batch)
     return Outcome(cost_text(plan_cost), plan_cost.to_json())
 
 
-def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
-    """The expected loss of every choice."""
+def sensitivity_command(args: Namespace, console: Console) -> Outcome:
+    """Estimate the loss of every choice of bits."""
     losses = reports.measure_sensitivity(
         load_model(args.model, args.weights),
         load_chip(args, args.hardware),
@@ -123,12 +124,12 @@ def sensitivity_command(args: Namespace, voices: Voices) -> Outcome:
     )
     if args.save is not None:
         losses.save(make_folder_of(Path(args.save)))
-        voices.note(f"wrote {args.save}")
+        console.note(f"wrote {args.save}")
     return Outcome(str(losses), losses.to_json())
 
 
-def inspect(args: Namespace, voices: Voices) -> Outcome:
-    """Every layer, in a table."""
+def inspect(args: Namespace, console: Console) -> Outcome:
+    """Compare float, simulated and integer values of every layer."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
     statistic = reports.inspect_graph_statistic(model, hardware, strategy, load_batches(args))
@@ -137,13 +138,13 @@ def inspect(args: Namespace, voices: Voices) -> Outcome:
             make_folder_of(Path(args.csv)).write_text(statistic.to_csv(), "utf-8")
         except OSError as error:
             raise HagoError(f"cannot write {args.csv}: {error}") from None
-        voices.note(f"wrote {args.csv}")
+        console.note(f"wrote {args.csv}")
     text = f"{statistic}\n\n{statistic.values()}" if args.values else str(statistic)
     return Outcome(text, statistic.to_json(), NO if statistic.total_differences else OK)
 
 
-def replay_command(args: Namespace, voices: Voices) -> Outcome:
-    """Do it again and compare."""
+def replay_command(args: Namespace, console: Console) -> Outcome:
+    """Evaluate a strategy or a log again, and compare every figure."""
     record = read_log(args.record) if args.record.endswith(".jsonl") else Strategy.load(args.record)
     hardware, model = hardware_of(args, record), load_model(args.model, args.weights)
     objective = None if args.objective is None else named(args.objective, "objective")
@@ -160,7 +161,7 @@ def replay_command(args: Namespace, voices: Voices) -> Outcome:
 
 
 # ---------------------------------------------------------------- hardware and demo
-def hardware(args: Namespace, voices: Voices) -> Outcome:
+def hardware(args: Namespace, console: Console) -> Outcome:
     """List, show, check or measure hardware."""
     if args.action == "list":
         return _list(tuple(map(load_hardware, available_hardware())))
@@ -168,7 +169,7 @@ def hardware(args: Namespace, voices: Voices) -> Outcome:
         shown = explain_hardware(load_chip(args, args.hardware))
         return Outcome(str(shown), shown.to_json())
     if args.action == "measure":
-        return _measure(args, voices)
+        return _measure(args, console)
     if args.hardware not in available_hardware() and not is_file(args.hardware):
         raise HardwareError(f"there is no hardware file {args.hardware!r}")
     try:
@@ -196,32 +197,34 @@ def _list(known: tuple[Hardware, ...]) -> Outcome:
     return Outcome("\n".join(table(titles, rows)), [dict(zip(titles, row, strict=True)) for row in rows])
 
 
-def _measure(args: Namespace, voices: Voices) -> Outcome:
-    """A measured copy, beside what it was made of."""
+def _measure(args: Namespace, console: Console) -> Outcome:
+    """Measure the costs of signatures on this machine, and write them into a copy of the hardware file."""
     chip, saved = load_chip(args, args.hardware), Path(args.output)
     if saved.suffix != ".json":
         raise HagoError(f"--output {args.output}: expected a path that ends in .json")
     if Path(args.hardware).exists() and saved.exists() and saved.samefile(args.hardware):
         raise HagoError(f"--output {args.output} is the file that is measured; the copy needs another name")
-    voices.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
+    console.note(f"timing the signatures of {chip.name} on {torch.get_num_threads()} threads")
     measured = measure_hardware(chip)
     save_hardware(measured.hardware, make_folder_of(saved))
     return Outcome(f"{measured}\nhardware  {saved}", {**measured.to_json(), "hardware": str(saved)})
 
 
-def demo(args: Namespace, voices: Voices) -> Outcome:
-    """Train, search, realize, check."""
+def demo(args: Namespace, console: Console) -> Outcome:
+    """Run the demo: train, search, realize and check."""
     out = Path(args.out)
-    results = run_demo(out, voices.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
+    results = run_demo(out, console.tell, hardware=args.hardware or HARDWARE, budget=args.budget, seed=args.seed)
     strategy, log = results.results[-1].strategy, results.results[-1].log
     weights, kept = str(out / "demo" / "weights.pt"), str(out / "demo" / "calibration.npz")
     shared = ["--weights", weights, "--batch-size", str(BATCH_SIZE), "--data"]
     again = command_line("replay", MODEL, str(log), *shared, kept)
-    text = f"\n{results}\n\nthe best of the last search is {strategy}; to have every figure of it again:\n  {again}"
+    text = (
+        f"\n{results}\n\nthe best strategy of the last search is {strategy}; to reproduce all its figures:\n  {again}"
+    )
     return Outcome(text, results.to_json(), OK if results.same else NO)
 
 
-COMMANDS: Final[Mapping[str, Callable[[Namespace, Voices], Outcome]]] = {
+COMMANDS: Final[Mapping[str, Callable[[Namespace, Console], Outcome]]] = {
     "search": search_command,
     "quantize": quantize_command,
     "explain": explain_command,

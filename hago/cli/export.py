@@ -8,7 +8,7 @@ from typing import Any
 
 from hago import api
 from hago.analysis.comparison import REALIZATIONS, compare_realizations
-from hago.cli.options import NO, OK, Outcome, Voices, default_path, hardware_of, load_batches, make_folder_of, named
+from hago.cli.options import NO, OK, Console, Outcome, default_path, hardware_of, load_batches, make_folder_of, named
 from hago.cli.stored import stored_quantizer
 from hago.data.batches import Batches
 from hago.errors import HagoError
@@ -32,7 +32,7 @@ def compare_options(parser: Any) -> None:
     parser.add_argument("--base", default="reference", metavar="NAME", help="compare with this; default: %(default)s")
 
 
-def compare_command(args: Namespace, voices: Voices) -> Outcome:
+def compare_command(args: Namespace, console: Console) -> Outcome:
     """Compare realizations on the same data, node by node; exit code 1 if those of hago itself differ."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
@@ -62,11 +62,11 @@ def export_options(parser: Any) -> None:
             group.add_argument(f"--{option.name}", choices=option.choices, default=option.default, help=option.text)
 
 
-def export_command(args: Namespace, voices: Voices) -> Outcome:
+def export_command(args: Namespace, console: Console) -> Outcome:
     """Write a strategy or a stored integer model in a format of another tool; exit code 1 where its check fails."""
     form = find_format(named(args.format, "export format"))
     if args.check and form.check is None:
-        raise HagoError(f"--check: export format {form.name!r} has no check, since nothing here runs its files")
+        raise HagoError(f"--check: export format {form.name!r} has no check, since hago cannot run its files")
     if args.check and args.data is None:
         raise HagoError("--check runs the file on data; give --data")
     quantizer, batches, path = _load_strategy(args) if args.record is not None else _load_stored(args)
@@ -92,7 +92,7 @@ def _load_strategy(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
 
 
 def _load_stored(args: Namespace) -> tuple[Quantizer, Batches | None, Path]:
-    """The same of a stored integer model, which stands where MODEL does."""
+    """The same for a stored integer model, which the user gave as MODEL."""
     if not is_stored(args.model):
         raise HagoError(
             f"{args.model!r} is not a stored integer model; give MODEL and STRATEGY, or the file of a stored model"

@@ -1,4 +1,4 @@
-"""The command `hago finetune`: train a strategy further, through kills."""
+"""The command `hago finetune`, which trains a strategy further; a killed run continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from hago.analysis.strategy_report import figures_in_words
 from hago.cli.options import (
     OK,
+    Console,
     Outcome,
-    Voices,
     command_line,
     default_path,
     hardware_of,
@@ -64,15 +64,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=int, default=default.seed, metavar="N", help="of all randomness; default: %(default)s"
     )
-    group.add_argument("--held-out", metavar="DATA", help="more data, to measure before and after on")
+    group.add_argument("--held-out", metavar="DATA", help="further data, to measure on before and after")
     group.add_argument("--save", metavar="FILE", help="the strategy; default: strategies/MODEL-HARDWARE-finetuned.json")
-    group.add_argument("--save-weights", metavar="FILE", help="the trained model; default: beside the strategy")
+    group.add_argument("--save-weights", metavar="FILE", help="the trained weights; default: next to the strategy")
     group.add_argument("--checkpoint", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.safetensors")
     group.add_argument("--log", metavar="FILE", help="default: logs/MODEL-HARDWARE-finetune.jsonl")
-    group.add_argument("--no-resume", action="store_true", help="start anew even where a checkpoint stands")
+    group.add_argument("--no-resume", action="store_true", help="start anew even if a checkpoint exists")
 
 
-def run_finetune(args: Namespace, voices: Voices) -> Outcome:
+def run_finetune(args: Namespace, console: Console) -> Outcome:
     """Run the command: train, save the strategy and the weights, and report measures before and after."""
     strategy = Strategy.load(args.record)
     hardware, model = hardware_of(args, strategy), load_model(args.model, args.weights)
@@ -82,7 +82,7 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
     weights = args.save_weights or saved.with_suffix(".safetensors")
     check_distinct({"--log": log, "--checkpoint": checkpoint, "--save": saved, "--save-weights": weights})
     continues = os.path.exists(checkpoint) and not args.no_resume
-    voices.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
+    console.note(f"{'continuing from' if continues else 'checkpoints go to'} {checkpoint}")
     with resumable(lambda: training_so_far(checkpoint)):
         batches = load_batches(args)
         options = FinetuneOptions(
@@ -101,24 +101,24 @@ def run_finetune(args: Namespace, voices: Voices) -> Outcome:
         )
         tuned = finetune_with(model, hardware, strategy, batches, options)
     tuned.quantizer.strategy.save(saved)
-    return _outcome(args, tuned, log, saved, _save_weights(args, model, tuned, saved, voices))
+    return _outcome(args, tuned, log, saved, _save_weights(args, model, tuned, saved, console))
 
 
 def _path(args: Namespace, given: str | None, hardware: Hardware, folder: str, suffix: str) -> Path:
     return make_folder_of(Path(given or default_path(args, hardware, folder, suffix)))
 
 
-def _save_weights(args: Namespace, model: Any, tuned: Finetuned, saved: Path, voices: Voices) -> Path | None:
+def _save_weights(args: Namespace, model: Any, tuned: Finetuned, saved: Path, console: Console) -> Path | None:
     path = make_folder_of(Path(args.save_weights or saved.with_suffix(".safetensors")))
     if not isinstance(model, nn.Module):
-        voices.note("the model is not an nn.Module, so its trained weights cannot be written")
+        console.note("the model is not an nn.Module, so its trained weights cannot be written")
         return None
     save_state(trained_state(model, tuned.quantizer.plan.graph, tuned.quantizer.plan.ops), path)
     return path
 
 
 def _outcome(args: Namespace, tuned: Finetuned, log: Path, saved: Path, weights: Path | None) -> Outcome:
-    how = "the trained strategy" if tuned.kept else "training did not help on the samples kept aside; as it was"
+    how = "the trained strategy" if tuned.kept else "no better on the samples kept aside, so the strategy is unchanged"
     lines = [
         f"trained {tuned.steps} steps in {tuned.seconds:.1f} s: {how}",
         *(

@@ -1,4 +1,4 @@
-"""The objects that shared options of commands stand for, and the form of a command's answer."""
+"""Parts that commands share: the objects that options name, the result of a command, and its messages."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ OK: Final = 0
 NO: Final = 1
 INTERRUPTED: Final = 130
 
-#: The form of `package.module:name`; options of estimators begin with a digit.
+#: The form of `package.module:name`. Options of estimators, which follow a colon, too, begin with a digit.
 _OBJECT: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command ends with: text for people, JSON values for programs, and the exit code."""
+    """The result of a command: text for people, JSON values for programs, and the exit code. `main` prints it."""
 
     text: str
     json: Any
@@ -45,13 +45,13 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Voices:
-    """How a command speaks while it runs.
+class Console:
+    """Functions with which a command prints while it runs. Made by `main`, once per command.
 
     Args:
-        tell: a line of the result, where it is text.
-        note: a line beside the result.
-        words: the command line, to be shown where it continues something.
+        tell: prints a line of the result; with --json, it prints nothing.
+        note: prints a line to standard error.
+        words: the command line, for messages that show how to continue.
     """
 
     tell: Callable[[str], None]
@@ -60,17 +60,17 @@ class Voices:
 
 
 def command_line(*words: str) -> str:
-    """A command as the user can enter it: `hago` where the shell knows it, else by way of this Python."""
+    """A command as the user can enter it: `hago` if the shell finds that, else `python -m hago`."""
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     return shlex.join([*(["hago"] if shutil.which("hago") else [python, "-m", "hago"]), *words])
 
 
 @contextlib.contextmanager
 def resumable(so_far: Callable[[], str]) -> Iterator[None]:
-    """Let an interrupt say what is on disk already.
+    """Add the state of the work to a KeyboardInterrupt.
 
     Args:
-        so_far: says it, once the interrupt came.
+        so_far: called after the interrupt; returns the state in words.
     """
     try:
         yield
@@ -79,12 +79,12 @@ def resumable(so_far: Callable[[], str]) -> Iterator[None]:
 
 
 def training_so_far(checkpoint: Path) -> str:
-    """What an interrupted training run leaves."""
-    return f"while training; what was trained so far is in {checkpoint}" if checkpoint.exists() else ""
+    """The state of an interrupted training run, in words; empty if it has no checkpoint yet."""
+    return f"while training; the state so far is in {checkpoint}" if checkpoint.exists() else ""
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """What tells whether a file was written anew; None where there is none."""
+    """A value that changes when a file is written again; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -92,8 +92,9 @@ def stamp(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-# ---------------------------------------------------------------- what options mean
+# ---------------------------------------------------------------- objects that options name
 def load_batches(args: Namespace, spec: str | None = None) -> Any:
+    """The batches that `--data`, or `spec` instead, and the other options of data name."""
     images = ImageShape(args.size, args.mean, args.std, args.gray)
     return load_data(spec or args.data, batch_size=args.batch_size, samples=args.samples, images=images)
 
@@ -102,7 +103,7 @@ def load_chip(args: Namespace, name: str) -> Hardware:
     """The named hardware, with the ops that `--ops` adds to those of hago.
 
     Raises:
-        HagoError: there is no such hardware, or `--ops` names something else than op rules.
+        HagoError: there is no such hardware, or `--ops` names an object that is not an op rule.
     """
     return load_hardware(name, load_ops(args))
 
@@ -111,7 +112,7 @@ def load_ops(args: Namespace) -> Ops:
     """hago's ops, and those that `--ops` adds.
 
     Raises:
-        HagoError: `--ops` names something else than op rules.
+        HagoError: `--ops` names an object that is not an op rule.
     """
     if args.ops is None:
         return OPS
@@ -123,7 +124,7 @@ def load_ops(args: Namespace) -> Ops:
 
 
 def hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
-    """The hardware that `--hardware` names, else the one that a strategy or a log was made for.
+    """The hardware that `--hardware` names, or else that for which a strategy or a log was made.
 
     Raises:
         HagoError: the log is empty, or that hardware does not ship with hago.
@@ -140,24 +141,25 @@ def hardware_of(args: Namespace, record: Strategy | Log) -> Hardware:
 
 
 def fixed_bits(args: Namespace) -> dict[str, int]:
+    """The bits that `--fix-bits` gives, by pattern."""
     return dict(args.fix_bits)
 
 
 def named(spec: str, what: str) -> Any:
-    """The name itself, or the object that `package.module:name` stands for."""
+    """The object that `package.module:name` names; any other name is returned unchanged."""
     return import_object(spec, what) if ":" in spec else spec
 
 
 def named_searcher(spec: str) -> Any:
-    """The searcher that `NAME`, `NAME:OPTION=VALUE,...` or `package.module:callable` stands for."""
+    """The object that `package.module:callable` names; `NAME` and `NAME:OPTION=VALUE,...` are returned unchanged."""
     if spec.partition(":")[0] in (AUTO, *SEARCHERS) or not _OBJECT.fullmatch(spec):
         return spec
     return import_object(spec, "searcher")
 
 
 def named_estimator(spec: str | None) -> Any:
-    """The estimator that `NAME`, `NAME:OPTION,...` or `package.module:name` stands for: a class is called without
-    arguments."""
+    """The estimator that `package.module:name` names, called without arguments if it is a class; `NAME` and
+    `NAME:OPTION,...` are returned unchanged."""
     if spec is None or spec.partition(":")[0] in (*ESTIMATORS, *DOREFAS) or not _OBJECT.fullmatch(spec):
         return spec
     named_object = import_object(spec, "estimator")
@@ -165,11 +167,13 @@ def named_estimator(spec: str | None) -> Any:
 
 
 def default_path(args: Namespace, hardware: Hardware, folder: str, suffix: str) -> Path:
+    """The path FOLDER/MODEL-HARDWARE with a suffix, for a file that the user gave no name."""
     model = args.model.rpartition(":")[2].replace(".", "-")
     return Path(folder) / f"{model}-{hardware.name}{suffix}"
 
 
 def make_folder_of(path: Path) -> Path:
+    """Make the folder of an output file, and return the file's path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -16,8 +16,8 @@ from hago.analysis.strategy_report import figures_in_words
 from hago.cli.arguments import table_lines, tables_of
 from hago.cli.options import (
     OK,
+    Console,
     Outcome,
-    Voices,
     command_line,
     default_path,
     fixed_bits,
@@ -81,13 +81,13 @@ def tuning_options(text: str) -> dict[str, Any]:
 
 
 def tune(
-    args: Namespace, voices: Voices, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
+    args: Namespace, console: Console, model: Any, hardware: Hardware, data: Any, outcome: SearchOutcome, saved: Path
 ) -> Tuned:
     """Train the strategy that a search found. A killed run continues from the checkpoint of the same strategy."""
     mark = hashlib.sha256(canonical(outcome.strategy.to_json()).encode()).hexdigest()[:12]
     checkpoint = make_folder_of(default_path(args, hardware, "logs", f"-finetune-{mark}.safetensors"))
     log = default_path(args, hardware, "logs", "-finetune.jsonl")
-    voices.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
+    console.note(f"{'training on from' if checkpoint.exists() else 'training; checkpoints go to'} {checkpoint}")
     options = FinetuneOptions(log=log, checkpoint=checkpoint, **tuning_options(args.finetune))
     with resumable(lambda: f"{training_so_far(checkpoint)}; the best of the search is {saved}".lstrip("; ")):
         return finetune_after_search(
@@ -111,7 +111,7 @@ def weights_of(saved: Path) -> Path:
 def tuned_lines(tuned: Tuned, saved: Path) -> list[str]:
     """The result of training, in words."""
     run = tuned.run
-    end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better than what was found, which is kept"
+    end = f"for the weights in {weights_of(saved)}" if tuned.better else "no better, so the strategy is unchanged"
     return [
         f"trained {run.steps} steps in {run.seconds:.1f} s: {end}",
         *(
@@ -134,7 +134,7 @@ def tuned_values(tuned: Tuned, saved: Path) -> dict[str, Any]:
 
 
 def strategy_of(outcome: SearchOutcome, tuned: Tuned | None) -> Strategy:
-    """The strategy that a search and its training end with."""
+    """The trained strategy, or that of the search if it was not trained."""
     return outcome.strategy if tuned is None else tuned.strategy
 
 
@@ -149,7 +149,7 @@ def quantization_options(args: Namespace) -> QuantizationOptions:
     )
 
 
-def search_command(args: Namespace, voices: Voices) -> Outcome:
+def search_command(args: Namespace, console: Console) -> Outcome:
     """Search, and report the best strategy, the files written, and the command that checks it."""
     hardware = load_chip(args, args.hardware)
     tuning_options(args.finetune or "")
@@ -161,7 +161,7 @@ def search_command(args: Namespace, voices: Voices) -> Outcome:
     weights = None if args.finetune is None else weights_of(saved)
     check_distinct({"--log": log, "--save": saved, "--front": front, "the trained weights beside --save": weights})
     earlier = len(read_log(log).trials) if os.path.exists(log) and not args.no_resume else 0
-    voices.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
+    console.note(f"{f'continuing after {earlier} trials; ' if earlier else ''}every trial becomes a line of {log}")
     before = stamp(saved)
 
     def so_far() -> str:
@@ -191,12 +191,12 @@ def search_command(args: Namespace, voices: Voices) -> Outcome:
     )
     with resumable(so_far):
         outcome = run_search(model, hardware, data, options)
-    tuned = None if args.finetune is None else tune(args, voices, model, hardware, data, outcome, saved)
-    return _outcome(args, voices, outcome, log, saved, tuned, _took(args, outcome, earlier))
+    tuned = None if args.finetune is None else tune(args, console, model, hardware, data, outcome, saved)
+    return _outcome(args, console, outcome, log, saved, tuned, _took(args, outcome, earlier))
 
 
 def goal_options(args: Namespace) -> GoalOptions:
-    """The goal of the command line, with the user's own objective where one is named."""
+    """The options of the goal, with objectives of the user imported."""
     return GoalOptions(
         objective=named(args.objective, "objective"),
         maximize=None if args.maximize is None else named(args.maximize, "objective"),
@@ -208,8 +208,8 @@ def goal_options(args: Namespace) -> GoalOptions:
 
 
 def _took(args: Namespace, outcome: SearchOutcome, earlier: int) -> str:
-    """The time of all sessions; of a single one, also the time before the first trial, and the forwards of this
-    process."""
+    """The time that the trials took, in words. If the search was not continued, also the time before the first trial
+    and the forwards of this process."""
     took = f"{outcome.result.trials[-1].elapsed:.1f} s"
     if earlier:
         return took
@@ -218,7 +218,7 @@ def _took(args: Namespace, outcome: SearchOutcome, earlier: int) -> str:
 
 
 def _outcome(
-    args: Namespace, voices: Voices, outcome: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
+    args: Namespace, console: Console, outcome: SearchOutcome, log: Path, saved: Path, tuned: Tuned | None, took: str
 ) -> Outcome:
     strategy, trials, best = strategy_of(outcome, tuned), outcome.result.trials, outcome.result.best
     held_out = strategy.made_by.get("held_out")
@@ -266,17 +266,17 @@ def _strategy_lines(strategy: Strategy) -> list[str]:
 
 
 def _confirmed_lines(strategy: Strategy) -> list[str]:
-    """The gain of refined thresholds on samples that did not shape them, where it was measured."""
+    """A line on the gain of refined thresholds on samples that were kept aside, if it was measured."""
     kept, confirmed = strategy.made_by.get("refined"), strategy.made_by.get("confirmed")
     if not isinstance(kept, Mapping) or not isinstance(confirmed, Mapping):
         return []
     samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
     if not kept["kept_aside"]:
-        return ["  thresholds are as estimated: with one sample none can be kept aside to confirm better ones"]
+        return ["  thresholds are as estimated: to refine them, samples must be kept aside; give more than one sample"]
     if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
         map(str, confirmed.values())
     ):
-        return [f"  thresholds are as estimated: none refined were surely better on {samples}"]
+        return [f"  thresholds are as estimated: refined ones were not surely better on {samples}"]
     clipped = (
         f"{100 * confirmed['clipped']:.2g} % of activations clipped, {100 * confirmed['clipped_before']:.2g} % without"
     )
@@ -321,7 +321,7 @@ def _next(args: Namespace, strategy: Path, weights: Path | None = None) -> str:
     return command_line(*words)
 
 
-def quantize_command(args: Namespace, voices: Voices) -> Outcome:
+def quantize_command(args: Namespace, console: Console) -> Outcome:
     """Quantize without a search, and save the strategy."""
     hardware = load_chip(args, args.hardware)
     saved = make_folder_of(Path(args.save or default_path(args, hardware, "strategies", ".json")))

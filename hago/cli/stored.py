@@ -8,7 +8,7 @@ from typing import Any
 
 from hago import api
 from hago.analysis.stored_run import run_model, save_outputs
-from hago.cli.options import NO, OK, Outcome, Voices, load_batches, load_ops, make_folder_of
+from hago.cli.options import NO, OK, Console, Outcome, load_batches, load_ops, make_folder_of
 from hago.hardware.file import hardware_hash
 from hago.plan.plan import Plan
 from hago.plan.strategy import Conditions, HardwareId, Strategy
@@ -25,13 +25,13 @@ def run_options(parser: Any) -> None:
     parser.add_argument("--save", metavar="FILE", help="the outputs, as an .npz file")
 
 
-def run_command(args: Namespace, voices: Voices) -> Outcome:
+def run_command(args: Namespace, console: Console) -> Outcome:
     """Run a stored model and compare its outputs with its simulation; exit code 1 if they differ."""
     model = api.load_integer_model(args.stored, load_ops(args), args.engine)
     result = run_model(model, load_batches(args))
     if args.save is not None:
         save_outputs(make_folder_of(Path(args.save)), model.plan.graph.outputs, result.outputs)
-        voices.note(f"wrote {args.save}")
+        console.note(f"wrote {args.save}")
     size = StoredSize(float_bytes(model.plan), Path(args.stored).stat().st_size)
     values = {"stored": args.stored, **result.to_json(), "float_bytes": size.float_model, "file_bytes": size.file}
     return Outcome(f"{result}\n{args.stored}: {size}", values, OK if result.same else NO)
@@ -45,7 +45,7 @@ def store_model(outcome: Outcome, path: str, plan: Plan, strategy: Strategy) -> 
 
 
 def stored_quantizer(args: Namespace) -> Quantizer:
-    """Load the stored model that is given in place of a model, with the strategy that it was made from.
+    """Load the stored model that the user gave instead of MODEL, with the strategy from which it was made.
 
     The strategy lacks the thresholds of weights, which are not stored.
     """

@@ -117,7 +117,7 @@ def from_bytes(data: bytes, kind: str, where: str) -> tuple[Any, dict[str, Tenso
     digest, text = metadata.get("sha256"), metadata.get("document")
     if not isinstance(digest, str) or not isinstance(text, str) or len(digest) != 64 or not _whole(data, digest):
         raise ModelFileError(
-            f"{where} was truncated or edited after it was written, as its checksum shows; write it again"
+            f"{where} was truncated or edited after it was written: its checksum differs; write it again"
         )
     tensors = {name: _tensor(name, entry, body, where) for name, entry in header.items()}
     try:

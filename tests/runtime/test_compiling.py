@@ -137,7 +137,7 @@ def test_a_graph_whose_model_is_gone_says_so() -> None:
     assert run_compiled([x], handle)[0].equal(model(x))
     del model
     gc.collect()
-    with pytest.raises(HagoError, match="is gone; keep the model"):
+    with pytest.raises(HagoError, match="was deleted; keep a reference"):
         run_compiled([x], handle)
 
 

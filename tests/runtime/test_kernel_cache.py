@@ -133,7 +133,7 @@ def test_processes_that_build_at_once_do_not_disturb_each_other(built: Path, tmp
 
 def test_a_folder_that_everybody_may_write_is_not_used(built: Path, cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(OSError, match="everybody may write"):
+    with pytest.raises(OSError, match="every user can write to"):
         native.build()
     cache.chmod(0o1777)  # as /tmp is
     assert count(built) == 0

@@ -227,7 +227,7 @@ def test_onednn_requantizes_by_powers_of_two() -> None:
 def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     monkeypatch.delenv("HAGO_NATIVE", raising=False)
-    with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower ones of torch run instead"):
+    with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower kernels of torch run instead"):
         found = native.library.__wrapped__()
     assert found.calls is None and "no C++ compiler" in found.why and not found.has_conv
 
