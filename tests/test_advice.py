@@ -1192,10 +1192,16 @@ ELSEWHERE: Final = {
         "study/test_log_faults.py",
         "test_a_log_that_others_touch_ends",
     ),
-    "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_ones_own_must_be_given_again"),
-    "is of objective {}, which is none of hago's own": ("cli/test_cli.py", "test_parts_of_ones_own"),
-    "If it is one of your own, pass it as estimator=": ("cli/test_cli.py", "test_parts_of_ones_own"),
-    "give its rule: ops={**OPS": ("runtime/test_stored.py", "test_ops_of_one_s_own_come_back_with_their_rules"),
+    "was made for hardware {}, which does not": ("cli/test_cli.py", "test_hardware_of_the_user_must_be_given_again"),
+    "is of objective {}, which is none of hago's own": (
+        "cli/test_cli.py",
+        "test_objectives_of_the_user",
+    ),
+    "If it is one of your own, pass it as estimator=": (
+        "cli/test_cli.py",
+        "test_objectives_of_the_user",
+    ),
+    "give its rule: ops={**OPS": ("runtime/test_stored.py", "test_ops_of_the_user_are_loaded_with_their_rules"),
     "a signature with a wider accumulator": (
         "test_robustness.py",
         "test_what_is_advised_where_an",

@@ -1,4 +1,4 @@
-"""The calls that users make, from end to end on a small network; and old files, which must load for ever."""
+"""The public functions, end to end on a small network; and old files, which must always load."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_quantize_without_a_search(model: nn.Module, chip: str) -> None:
     assert quantizer.strategy.hardware.name == chip
 
 
-def test_what_kept_float_and_fixed_bits_do(model: nn.Module) -> None:
+def test_keep_float_and_fix_bits(model: nn.Module) -> None:
     quantizer = hago.quantize(model, CHIP, DATA, estimator="max_range", keep_float=["fc"], fix_bits={"stem.0": 6})
     assert "fc" not in quantizer.plan.nodes
     assert quantizer.strategy.bits["stem.0:0"] == quantizer.strategy.bits["stem.0:1"] == 6
@@ -107,9 +107,7 @@ def test_the_same_seed_gives_the_same_search(
     assert other.made_by["seed"] == 4
 
 
-def test_a_search_goes_on_where_it_stopped(
-    model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path
-) -> None:
+def test_a_stopped_search_continues(model: nn.Module, found: tuple[Strategy, float, Path], tmp_path: Path) -> None:
     _, _, folder = found
     log = tmp_path / "log.jsonl"
     options = {"searcher": "random", "seed": 3, "log": log, **QUIET}
@@ -129,7 +127,7 @@ def test_every_searcher(model: nn.Module, searcher: str) -> None:
 
 
 @pytest.mark.parametrize("executor", [None, "threads:2"])
-def test_an_interrupted_search_raises_once_all_is_on_disk_and_goes_on(
+def test_an_interrupted_search_writes_its_files_and_continues(
     model: nn.Module, tmp_path: Path, executor: str | None
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -168,7 +166,7 @@ FILES = ["log", "save", "front", "finetune:log", "finetune:checkpoint", "finetun
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
 @pytest.mark.parametrize("linked", ["same", "symbolic", "hard"])
-def test_no_two_files_of_a_search_are_one(model: nn.Module, tmp_path: Path, one: str, other: str, linked: str) -> None:
+def test_output_files_must_differ(model: nn.Module, tmp_path: Path, one: str, other: str, linked: str) -> None:
     path = tmp_path / "file"
     path.write_text("")
     second = path if linked == "same" else tmp_path / "link"
@@ -192,7 +190,7 @@ def test_every_option_of_a_search_is_a_keyword_of_the_api() -> None:
     assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == {*options, "finetune"}
 
 
-def test_a_searcher_and_an_objective_of_ones_own(model: nn.Module) -> None:
+def test_a_searcher_and_an_objective_of_the_user(model: nn.Module) -> None:
     class Narrow:
         """Asks for the fewest bits, once."""
 
@@ -228,7 +226,7 @@ def test_held_out_data_are_reported(model: nn.Module, tmp_path: Path) -> None:
     assert Strategy.load(path) == strategy
 
 
-def test_a_search_without_data_of_its_own_classes(model: nn.Module) -> None:
+def test_a_search_on_data_without_classes(model: nn.Module) -> None:
     """Labels are not needed; what is maximised then is the likeness to the float model."""
     _, score = hago.search_quantize_strategy(model, CHIP, [x for x, _ in DATA], searcher="default", **QUIET)
     assert score > 20  # decibels
@@ -258,7 +256,7 @@ def test_explain_and_inspect(model: nn.Module, found: tuple[Strategy, float, Pat
     assert "stem.0" in str(table) and json.dumps(table.to_json())
 
 
-def test_all_forms_of_a_model_are_one(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:
+def test_all_forms_of_a_model_give_the_same_strategy(model: nn.Module, found: tuple[Strategy, float, Path]) -> None:
     strategy, _, folder = found
     program = torch.export.export(model, (DATA[0][0],), dynamic_shapes=({0: torch.export.Dim("n")},))
     graph = hago.from_torch(model, (DATA[0][0],))

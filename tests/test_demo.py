@@ -1,4 +1,4 @@
-"""The demonstration: it ends with an integer model that is its simulation, and leaves what it made behind."""
+"""The demo: its integer model equals its simulation, and its files can be used afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_integer_model_is_the_simulation_on_every_image(made: tuple[Path, De
         assert judged.figures["float"]["agreement"] == 1.0
 
 
-def test_what_it_leaves_behind_can_be_read(made: tuple[Path, Demo, list[str]]) -> None:
+def test_its_files_can_be_read(made: tuple[Path, Demo, list[str]]) -> None:
     out, demo, _ = made
     for name, result in zip(SPECS, demo.results, strict=True):
         assert (
@@ -52,7 +52,7 @@ def test_what_it_leaves_behind_can_be_read(made: tuple[Path, Demo, list[str]]) -
         assert arrays["images"].shape == (TEST, 1, 8, 8) and arrays["labels"].shape == (TEST,)
 
 
-def test_it_says_what_it_does(made: tuple[Path, Demo, list[str]]) -> None:
+def test_it_reports_its_progress(made: tuple[Path, Demo, list[str]]) -> None:
     _, demo, said = made
     text = "\n".join([*said, str(demo)])
     for expected in (
@@ -67,14 +67,14 @@ def test_it_says_what_it_does(made: tuple[Path, Demo, list[str]]) -> None:
     assert json.loads(json.dumps(demo.to_json()))["same"] is True
 
 
-def test_wide_bits_overflow_where_sums_have_16(made: tuple[Path, Demo, list[str]]) -> None:
+def test_the_widest_bits_overflow_in_16_bit_accumulators(made: tuple[Path, Demo, list[str]]) -> None:
     _, demo, _ = made
     easy, hard = demo.results
     assert easy.widest_overflows == 0 < hard.widest_overflows
     assert hard.report.figures["simulated"]["sqnr"] > hard.widest["sqnr"]
 
 
-def test_training_is_its_own_and_the_same_every_time() -> None:
+def test_training_is_deterministic_and_keeps_the_random_state() -> None:
     digits = load_digits()
     before = torch.random.get_rng_state()
     first, second = (train((digits.train[0][:100], digits.train[1][:100]), epochs=1) for _ in range(2))

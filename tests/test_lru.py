@@ -1,4 +1,4 @@
-"""The one kind of memory that hago keeps: bounded, and the least recently used goes first."""
+"""LRU: it is bounded, and the least recently used value is evicted first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hago.caching import LRU
 
 
-def test_the_least_recent_goes() -> None:
+def test_the_least_recently_used_value_is_evicted() -> None:
     memory: LRU[str, int] = LRU(2)
     memory.put("a", 1)
     memory.put("b", 2)
@@ -19,7 +19,7 @@ def test_the_least_recent_goes() -> None:
     assert (memory.get("a"), memory.get("b"), memory.get("c")) == (1, None, 3)
 
 
-def test_what_is_kept_is_made_once_until_it_goes() -> None:
+def test_a_value_is_made_once_until_it_is_evicted() -> None:
     memory: LRU[str, int] = LRU(2)
     made: list[str] = []
     for key in ("a", "b", "a", "c", "b"):
@@ -27,7 +27,7 @@ def test_what_is_kept_is_made_once_until_it_goes() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
-def test_one_value_stays_however_large() -> None:
+def test_the_latest_value_is_kept_however_large() -> None:
     memory: LRU[str, str] = LRU(3, len)
     memory.put("small", "ab")
     memory.put("large", "abcdef")

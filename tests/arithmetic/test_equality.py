@@ -1,4 +1,4 @@
-"""Equality: the one definition, against Python's exact numbers, and what every comparison of hago calls."""
+"""Equality against Python's exact numbers; and every comparison of hago uses this definition."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tensor_of(number: float) -> Tensor:
 
 @given(numbers, numbers)
 @settings(deadline=None, max_examples=300)
-def test_numbers_are_equal_exactly_where_fractions_are(a: float, b: float) -> None:
+def test_numbers_are_equal_if_and_only_if_fractions_are(a: float, b: float) -> None:
     assert equal(tensor_of(a), tensor_of(b)) == exactly_equal(a, b) == equal(a, b)
     assert equal(tensor_of(a), tensor_of(a))
 
@@ -71,7 +71,7 @@ def test_the_dtype_makes_no_difference(a_dtype: torch.dtype, b_dtype: torch.dtyp
         ([], [], (0, 0.0)),
     ],
 )
-def test_which_entries_differ_and_by_how_much(a: list[float], b: list[float], expected: tuple[int, float]) -> None:
+def test_the_number_and_size_of_differences(a: list[float], b: list[float], expected: tuple[int, float]) -> None:
     made = [torch.tensor(x, dtype=torch.float64 if any(isinstance(i, float) for i in x) else None) for x in (a, b)]
     assert differences(*made) == expected
     assert differences(*reversed(made)) == expected
@@ -97,7 +97,7 @@ def test_layout_in_memory_makes_no_difference() -> None:
     assert equal(torch.complex(x, x), torch.complex(x, x)) and not equal(torch.complex(x, x), torch.complex(x, -x))
 
 
-def test_tensors_of_two_shapes_have_nothing_in_common() -> None:
+def test_tensors_of_different_shapes_differ_everywhere() -> None:
     assert differences(torch.zeros(2, 3), torch.zeros(3)) == (6, MOST)
     assert not equal(torch.zeros(0), torch.zeros(0, 3))
     assert not equal(torch.zeros(()), torch.zeros(1))
@@ -131,7 +131,7 @@ def test_quanta_given_as_reals_are_rounded_to_integers() -> None:
 
 
 # ---------------------------------------------------------------- nobody else defines it
-def test_hago_compares_values_with_this_alone() -> None:
+def test_no_other_module_defines_equality() -> None:
     """No other module looks at bit patterns, closeness or NaN to tell whether two values are equal."""
     others = {"isclose", "allclose", "array_equal", "array_equiv", "assert_close", "assert_array_equal"}
     root = Path(hago.__file__).parent
@@ -141,7 +141,7 @@ def test_hago_compares_values_with_this_alone() -> None:
         assert not names & others, path
 
 
-def test_who_compares_calls_it() -> None:
+def test_comparing_modules_call_it() -> None:
     root = Path(hago.__file__).parent
     for name in (
         "runtime/exactness",

@@ -115,7 +115,7 @@ def test_dequantize_multiplies_in_float32(c: int, scale: float) -> None:
         assert found.dtype == torch.float32 and float(found) == float(expected)
 
 
-def test_a_value_of_four_billion_saturates_at_a_limit_that_float32_cannot_hold() -> None:
+def test_large_values_saturate_at_limits_that_float32_cannot_hold() -> None:
     """float32 would round 2**31 - 1 up to 2**31."""
     wide = qparams(1.0, "int32", low=-(2**31 - 1), high=2**31 - 1)
     assert number(quantize(torch.tensor([4e9]), wide)) == 2**31 - 1
@@ -126,7 +126,7 @@ def test_a_value_of_four_billion_saturates_at_a_limit_that_float32_cannot_hold()
 
 
 @pytest.mark.parametrize("zero", [-(2**24) - 151, 2**24 + 151])
-def test_limits_past_float32_are_kept_where_the_range_is_narrow(zero: int) -> None:
+def test_limits_beyond_float32_are_exact_for_narrow_ranges(zero: int) -> None:
     """A zero point outside of the range: float32 would round the limits to even integers, and leave the range."""
     narrow = qparams(1.0, "int32", zero, low=-50, high=51)
     for x, q in ((1e9, 51), (-1e9, -50)):
@@ -248,7 +248,7 @@ def test_carriers_agree(how: Requantize, c: list[int], exponents: list[int], zer
     assert bool((found >= torch.as_tensor(low)).all()) and bool((found <= torch.as_tensor(high)).all())
 
 
-def test_an_edge_does_one_of_four_things() -> None:
+def test_apply_simq_quantizes_requantizes_dequantizes_or_does_nothing() -> None:
     how, q = Requantize(), qparams(0.5)
     x = torch.tensor([1.3])
     assert apply_simq(x, None, how) is x
@@ -260,7 +260,7 @@ def test_an_edge_does_one_of_four_things() -> None:
 @pytest.mark.parametrize(
     "bad", [{"form": "shfit"}, {"rounding": "half_evn"}, {"multiplier_bits": 1}, {"multiplier_bits": 32}]
 )
-def test_a_requantize_says_what_is_wrong(bad: dict[str, object]) -> None:
+def test_invalid_requantizations_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(HagoError) as caught:
         Requantize(**bad)  # type: ignore[arg-type]
     assert str(next(iter(bad.values()))) in str(caught.value)
@@ -283,7 +283,7 @@ def test_the_power_of_two_is_the_smallest(t: float) -> None:
     assert is_power_of_two(torch.tensor([t], dtype=torch.float64)) == ((numerator * denominator).bit_count() == 1)
 
 
-def test_unsigned_slots_hold_negative_values_around_the_middle() -> None:
+def test_unsigned_dtypes_hold_negative_values_around_the_middle() -> None:
     middle = QParams(torch.tensor(0.5, dtype=torch.float64), torch.tensor(128), 1, 255, UINT8)
     assert clip_range(middle) == (-127, 127)
     assert quantize(torch.tensor([-1e9, -0.5, 1e9]), middle).tolist() == [-127, -1, 127]

@@ -16,7 +16,7 @@ ROOT = Path(hago.__file__).parent
 GUIDE = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text("utf-8")
 
 
-def test_every_equation_that_the_code_names_is_there() -> None:
+def test_every_equation_that_the_code_cites_is_on_the_page() -> None:
     stated = set(re.findall(r"\*\*([NS]\d+)\b", GUIDE))
     assert stated == {f"N{i}" for i in range(1, 16)} | {f"S{i}" for i in range(1, 6)}
     named = set()
@@ -35,7 +35,7 @@ def test_the_table_of_roundings() -> None:
         assert [int(c) for c in cells.split("|")[:-1]] == found
 
 
-def test_the_example_prints_what_is_shown() -> None:
+def test_the_example_prints_the_shown_output() -> None:
     ((code, shown),) = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", GUIDE, re.S)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

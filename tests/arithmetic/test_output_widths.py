@@ -1,4 +1,4 @@
-"""Chips that requantize at the output to one of several dtypes: what stands between two layers, and what they read."""
+"""Chips that requantize at the output to one of several dtypes: the dtypes that layers store and read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def prepared_on(name: str, scheme: str = "symmetric") -> Prepared:
 
 @pytest.mark.parametrize("scheme", ["symmetric", "affine", "hago"])
 @pytest.mark.parametrize("name", CHIPS)
-def test_every_point_is_a_plan_and_its_models_agree(name: str, scheme: str) -> None:
+def test_simulator_and_integer_model_agree_at_every_point(name: str, scheme: str) -> None:
     """Simulator, integer model and fast engine; a stored strategy, and a stored model, give the plan again."""
     prepared = prepared_on(name, scheme)
     for bits in islice(points(prepared.space, seed=5), 12):
@@ -74,7 +74,7 @@ def test_every_point_is_a_plan_and_its_models_agree(name: str, scheme: str) -> N
         assert from_file_bytes(to_file_bytes(plan), "a test", plan.ops)[0].key == plan.key
 
 
-def test_values_move_on_in_the_dtype_that_they_have() -> None:
+def test_consumers_read_the_stored_dtype() -> None:
     """Whatever is listed first."""
     for name in ("both", "wide first", "wider still"):
         prepared = prepared_on(name)
@@ -86,7 +86,7 @@ def test_values_move_on_in_the_dtype_that_they_have() -> None:
             assert plan.nodes["relu"].simqs == (None,)
 
 
-def test_a_wider_signature_takes_the_same_integers() -> None:
+def test_a_wider_signature_reads_the_same_integers() -> None:
     """4 bits that are to be 8 behind the relu: nothing is rounded on the way into it."""
     prepared = prepared_on("between, at the output")
     plan = prepared.resolver({**prepared.space.widest(), "first:out": 4, "relu:out": 8})
@@ -96,7 +96,7 @@ def test_a_wider_signature_takes_the_same_integers() -> None:
     assert "relu:0" not in plan.thresholds
 
 
-def test_a_layer_past_a_relu_takes_what_its_own_output_needs() -> None:
+def test_a_layer_after_a_relu_reads_the_dtype_that_its_output_needs() -> None:
     prepared = prepared_on("both")
     plan = prepared.resolver({**prepared.space.widest(), "first:out": 4, "second:out": 8})
     second = plan.nodes["second"]
@@ -104,7 +104,7 @@ def test_a_layer_past_a_relu_takes_what_its_own_output_needs() -> None:
     assert second.operands[0] is not None and second.operands[0].key[:-1] == plan.nodes["relu"].out.key[:-1]
 
 
-def test_what_was_stored_is_named_where_nothing_takes_it() -> None:
+def test_a_stored_dtype_that_no_consumer_reads_is_named_in_the_error() -> None:
     layers = [layer("int8", "int4"), layer("int4", "int8")]
     hardware = Hardware({"conv2d": layers, "relu": [OpDesc("int8", "int8"), OpDesc("int4", "int4")]}, name="lopsided")
     prepared = prepare(two_layers(), hardware, DATA, QuantizationOptions(estimator="max_range"))

@@ -1,4 +1,4 @@
-"""Packing: what comes back is what went in, in as few bits as the range needs."""
+"""Packing: unpacked tensors equal the packed ones, which take as few bits as their range needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def integers(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(integers())
-def test_there_and_back(values: torch.Tensor) -> None:
+def test_unpacking_restores_the_packed_tensor(values: torch.Tensor) -> None:
     packed = pack(values)
     back = unpack(packed, tuple(values.shape), values.dtype)
     assert back.dtype == values.dtype and torch.equal(back, values)
@@ -63,6 +63,6 @@ def test_the_first_value_lies_in_the_lowest_bits() -> None:
         (Packed(torch.zeros(4, dtype=torch.int16), 4), (8,)),
     ],
 )
-def test_what_does_not_fit_is_refused(packed: Packed, shape: tuple[int, ...]) -> None:
+def test_data_that_does_not_match_the_shape_is_refused(packed: Packed, shape: tuple[int, ...]) -> None:
     with pytest.raises(HagoError, match="expected"):
         unpack(packed, shape, torch.int8)

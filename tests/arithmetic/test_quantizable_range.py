@@ -1,4 +1,4 @@
-"""What integers stand for: the same as the qparams that are made of a threshold, and back again."""
+"""The quantizable range: it agrees with the qparams of a threshold, and `thresholds_for` inverts it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def range_of_qparams(lo: float, hi: float, grid: Grid) -> tuple[float, float]:
 
 
 @given(low=ENDS, high=ENDS, grid=GRIDS)
-def test_it_is_what_the_qparams_of_the_threshold_hold(low: float, high: float, grid: Grid) -> None:
+def test_the_range_is_that_of_the_qparams_of_the_threshold(low: float, high: float, grid: Grid) -> None:
     lo = -low if grid.signed else 0.0
     found = quantizable_range(lo, high, grid)
     expected = range_of_qparams(lo, high, grid)
@@ -39,7 +39,7 @@ def test_it_is_what_the_qparams_of_the_threshold_hold(low: float, high: float, g
 
 
 @given(low=ENDS, high=ENDS, grid=GRIDS)
-def test_thresholds_for_what_is_represented_represent_it(low: float, high: float, grid: Grid) -> None:
+def test_thresholds_for_inverts_quantizable_range(low: float, high: float, grid: Grid) -> None:
     seen = quantizable_range(-low if grid.signed else 0.0, high, grid)
     again = quantizable_range(*thresholds_for(*seen, grid, slack=seen[1] * 1e-9), grid)
     assert all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(again, seen, strict=True))

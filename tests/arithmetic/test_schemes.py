@@ -1,4 +1,4 @@
-"""From ranges to quantization parameters: known values, and what holds of every scheme."""
+"""Quantization parameters of ranges: known values, and laws of every scheme."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_two_sided_schemes_are_those_that_use_both_ends() -> None:
 
 
 @pytest.mark.parametrize("lo, hi", [(1.0, -1.0), (0.0, math.inf), (math.nan, 1.0), (-math.inf, 0.0)])
-def test_a_range_that_is_none(lo: float, hi: float) -> None:
+def test_invalid_ranges_are_refused(lo: float, hi: float) -> None:
     with pytest.raises(HagoError, match="finite with lo <= hi"):
         made("hago", lo, hi, 8, INT8)
 
@@ -132,7 +132,7 @@ def test_bits_that_do_not_fit(bits: int, kind: DType) -> None:
         made("hago", -1.0, 1.0, bits, kind)
 
 
-def test_a_grid_says_what_is_wrong() -> None:
+def test_invalid_grids_are_refused() -> None:
     with pytest.raises(HagoError, match="Did you mean 'affine'"):
         Grid(8, "afine")
     for bits, signed in ((1, True), (65, True), (64, False)):
@@ -154,7 +154,7 @@ def test_simulated_quantize_clips_one_quantum_below_the_threshold() -> None:
     assert found == [-0.875, -0.875, -0.25, 0, 0.125, 0.5, 0.875, 0.875, 0.875]
 
 
-def test_simulated_quantize_wraps_what_its_producer_could_not_hold() -> None:
+def test_simulated_quantize_wraps_values_beyond_in_dtype() -> None:
     assert real([63.5, 64, -64, -64.5, 100], in_scale=0.5, in_dtype="int8") == [63.5, -64, -64, 63.5, -28]
     assert real([32767, 32768, 40000, -32769], in_dtype="int16") == [32767, -32768, -25536, 32767]
 
@@ -165,7 +165,7 @@ def test_simulated_quantize_from_one_scale_to_another() -> None:
     assert found == pytest.approx([0, 0, 0.1, 1, 12.7, 12.7, -12.7], rel=1e-6)
 
 
-def test_simulated_quantize_between_floats_is_nothing() -> None:
+def test_simulated_quantize_between_floats_changes_nothing() -> None:
     assert real([0.1, -7.3]) == torch.tensor([0.1, -7.3]).tolist()
     assert real([0.5, 1.5], out_dtype="int8", rounding="half_up") == [1, 2]
     with pytest.raises(HagoError, match="Did you mean 'int8'"):

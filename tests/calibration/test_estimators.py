@@ -9,7 +9,7 @@ from hago.errors import HagoError
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_an_estimator_reads_its_own_name(name: str) -> None:
+def test_estimator_reads_the_name_of_every_estimator(name: str) -> None:
     made = estimator(name)
     assert type(made) is ESTIMATORS[name]
     assert made.name.partition(":")[0] == name

@@ -1,4 +1,4 @@
-"""kl_estimate against the usual loop, and what it is for: outliers."""
+"""kl_estimate against the usual loop over candidates, and on data with outliers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_grid_as_fine_as_the_histogram_clips_nothing(bits: int, scheme: str) -
         assert torch.equal(got, want)
 
 
-def test_zeros_do_not_weigh() -> None:
+def test_zeros_do_not_influence_the_threshold() -> None:
     torch.manual_seed(4)
     x = torch.randn(20_000).abs()
     sparse = torch.cat([x, torch.zeros(200_000)])

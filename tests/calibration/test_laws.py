@@ -75,7 +75,7 @@ def cases(one_of: int) -> list[tuple[str, Grid]]:
 CASES = cases(7)
 
 
-def test_every_grid_meets_data_and_all_data_a_grid() -> None:
+def test_cases_cover_every_grid_and_all_data() -> None:
     assert {name for name, _ in CASES} == set(DATA) and {grid for _, grid in CASES} == set(GRIDS)
 
 
@@ -142,14 +142,14 @@ class Scaled:
         (lambda lo, hi: (lo.sum(), hi.sum()), Grid(8), "float64"),
     ],
 )
-def test_the_contract_bites(spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], grid: Grid, says: str) -> None:
+def test_broken_contracts_fail(spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], grid: Grid, says: str) -> None:
     seen = constant_statistics(DATA["normal"])
     assert breaks_the_contract(MaxRange(), seen, grid) == ""
     assert breaks_the_contract(Scaled(spoil), seen, grid).startswith(says)
 
 
 @ALL
-def test_every_answer_makes_quantization_parameters(spec: str) -> None:
+def test_thresholds_make_quantization_parameters(spec: str) -> None:
     for name, grid in CASES:
         lo, hi = estimator(spec)(constant_statistics(DATA[name]), grid)
         dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
@@ -162,7 +162,7 @@ def test_every_answer_makes_quantization_parameters(spec: str) -> None:
 
 @ALL
 @pytest.mark.parametrize("factor", [2.0**-7, 2.0, 2.0**9])
-def test_scaling_by_a_power_of_two_scales_the_answer(spec: str, factor: float) -> None:
+def test_scaling_data_by_a_power_of_two_scales_thresholds(spec: str, factor: float) -> None:
     for name, grid in CASES:
         if name in ("zeros", "huge"):
             continue
@@ -187,7 +187,7 @@ def test_order_does_not_matter(spec: str) -> None:
 
 
 @ALL
-def test_mirrored_data_has_the_mirrored_range(spec: str) -> None:
+def test_mirrored_data_has_mirrored_thresholds(spec: str) -> None:
     for name, grid in CASES:
         if not grid.signed or grid.power_of_two or grid.scheme in TWO_SIDED:
             continue
@@ -248,7 +248,7 @@ def test_all_zeros_have_the_power_of_two_one(spec: str) -> None:
 
 
 @pytest.mark.parametrize(("bits", "signed"), [(-8, True), (1, True), (65, True), (64, False)])
-def test_bits_that_make_no_grid_are_refused(bits: int, signed: bool) -> None:
+def test_bits_of_no_grid_are_refused(bits: int, signed: bool) -> None:
     with pytest.raises(HagoError, match=f"{bits} bits"):
         Grid(bits, signed=signed)
 
@@ -324,7 +324,7 @@ def test_means_that_cancel_leave_the_observed_range() -> None:
 
 @ALL
 @pytest.mark.parametrize("values", [(-0.0, 1.0), (-0.0, 0.0), (-0.0, -0.0), (0.0, 0.0)])
-def test_an_end_at_zero_has_no_sign(spec: str, values: tuple[float, float]) -> None:
+def test_thresholds_have_no_negative_zero(spec: str, values: tuple[float, float]) -> None:
     seen = constant_statistics(torch.tensor(values))
     for grid in GRIDS:
         for end in estimator(spec)(seen, grid):

@@ -44,7 +44,7 @@ def test_the_closed_form_is_the_integral(
 
 
 @any_grid
-def test_a_grid_errs_at_least_what_its_ends_clip(
+def test_the_error_of_a_grid_is_at_least_its_clipping_error(
     counts: list[int], origin: int, scale: Fraction, lowest: int, count: int
 ) -> None:
     values = Distribution.of(torch.tensor([counts], dtype=torch.float64), origin)
@@ -56,7 +56,7 @@ def test_a_grid_errs_at_least_what_its_ends_clip(
     assert float(values.clipped(lo, hi)) <= error_of(counts, origin, scale, lowest, count) + 1e-9
 
 
-def test_what_is_left_out_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_candidates_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [[Mse()(constant_statistics(x), grid) for x in samples().values()] for grid in GRIDS]
     monkeypatch.setattr(mse, "_SLACK", float("inf"))
     every = [[Mse()(constant_statistics(x), grid) for x in samples().values()] for grid in GRIDS]
@@ -66,7 +66,7 @@ def test_what_is_left_out_would_not_have_been_chosen(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("lowest", "count"), [(0, 300), (-150, 300), (-20, 400)])
-def test_many_levels_are_the_integral_too(lowest: int, count: int) -> None:
+def test_the_integral_approximates_many_steps(lowest: int, count: int) -> None:
     counts, origin = [3, 0, 7, 5, 1, 9, 2, 4], 4
     for scale in (Fraction(1, 30), Fraction(1, 75), Fraction(1, 90)):
         exact = float(squared_error_by_pieces(counts, origin, scale, lowest, count))
@@ -96,7 +96,7 @@ def samples() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_real_data_errs_no_more_than_with_max_range(grid: Grid) -> None:
+def test_the_error_on_real_data_is_at_most_that_of_max_range(grid: Grid) -> None:
     for name, x in samples().items():
         seen = constant_statistics(x)
         ours = quantization_error(x, grid, *Mse()(seen, grid))
@@ -106,7 +106,7 @@ def test_real_data_errs_no_more_than_with_max_range(grid: Grid) -> None:
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=12), st.sampled_from(GRIDS))
-def test_any_few_values_err_no_more_either(numbers: list[int], grid: Grid) -> None:
+def test_the_error_on_few_values_is_at_most_that_of_max_range(numbers: list[int], grid: Grid) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
     seen = constant_statistics(x)
     ours = quantization_error(x, grid, *Mse()(seen, grid))
@@ -116,7 +116,7 @@ def test_any_few_values_err_no_more_either(numbers: list[int], grid: Grid) -> No
     assert ours <= (theirs**0.5 + width) ** 2
 
 
-def test_low_bits_gain_much() -> None:
+def test_few_bits_have_a_much_smaller_error() -> None:
     x = samples()["laplace"]
     seen = constant_statistics(x)
     for grid in (Grid(3), Grid(3, "affine"), Grid(3, power_of_two=True)):

@@ -1,4 +1,4 @@
-"""The observer: exact bins, the same result however the data is cut, and refusals."""
+"""The observer: exact bins, results that do not depend on the division into batches, and refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bins_are_exact(numbers: list[float]) -> None:
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
     st.data(),
 )
-def test_the_cut_into_batches_and_their_order_do_not_matter(numbers: list[float], data: st.DataObject) -> None:
+def test_division_into_batches_and_their_order_do_not_matter(numbers: list[float], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(numbers))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(numbers)), max_size=4)) | {0, len(numbers)})
     batches = [torch.tensor(shuffled[i:j]) for i, j in itertools.pairwise(cuts)]
@@ -91,7 +91,7 @@ def test_the_cut_into_batches_and_their_order_do_not_matter(numbers: list[float]
         max_size=20,
     )
 )
-def test_neighbours_of_edges_do_not_depend_on_the_cut(places: list[tuple[int, float | None, int]]) -> None:
+def test_values_next_to_bin_edges_do_not_depend_on_batches(places: list[tuple[int, float | None, int]]) -> None:
     x = torch.tensor([k * 2.0**e for k, _, e in places])
     toward = torch.tensor([v if d is None else d for v, (_, d, _) in zip(x.tolist(), places, strict=True)])
     x = torch.nextafter(x, toward)
@@ -101,7 +101,7 @@ def test_neighbours_of_edges_do_not_depend_on_the_cut(places: list[tuple[int, fl
 @pytest.mark.parametrize("tiny", [-1e-45, -1e-36, -1e-30, -1e-20, 1e-45])
 @pytest.mark.parametrize("large", [3e38, 2.0**41, -(2.0**13), 2049.0])
 @pytest.mark.parametrize("axis", [None, 1])
-def test_small_values_keep_their_sign_beside_large_ones(tiny: float, large: float, axis: int | None) -> None:
+def test_small_values_keep_their_sign_next_to_large_ones(tiny: float, large: float, axis: int | None) -> None:
     x = torch.tensor([[tiny, tiny], [large, 1.0]])
     seen = constant_statistics(x, axis)
     assert same(observe(x[:1], x[1:], channel_axis=axis), seen)
@@ -117,7 +117,7 @@ def test_dense_tensors_are_not_copied(form: str, axis: int | None) -> None:
     assert _cells(laid, axis).numel() == laid.numel()
 
 
-def test_growing_data_of_many_pieces() -> None:
+def test_batches_with_growing_values() -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 70_000) * torch.logspace(-6, 3, 8).unsqueeze(1)
     assert same(observe(*x), constant_statistics(x))
@@ -125,7 +125,7 @@ def test_growing_data_of_many_pieces() -> None:
     assert float(constant_statistics(x).histogram.sum()) == x.numel()
 
 
-def test_doubling_values_doubles_the_limit_alone() -> None:
+def test_doubling_values_only_doubles_the_limit() -> None:
     x = torch.randn(1000)
     once, twice = constant_statistics(x), constant_statistics(2 * x)
     assert torch.equal(once.histogram, twice.histogram)
@@ -143,13 +143,13 @@ def test_memory_format_does_not_matter(form: str, axis: int | None) -> None:
     assert torch.equal(laid, before)
 
 
-def test_repeated_values_of_an_expanded_tensor_count() -> None:
+def test_values_of_an_expanded_tensor_are_all_counted() -> None:
     x = torch.randn(1, 6).expand(4, 6)
     assert same(constant_statistics(x), constant_statistics(x.contiguous()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_float_dtypes_count_as_their_values(dtype: torch.dtype) -> None:
+def test_other_float_dtypes_are_counted_by_value(dtype: torch.dtype) -> None:
     x = torch.randn(500).to(dtype)
     assert same(constant_statistics(x), constant_statistics(x.to(torch.float32).to(torch.float64)))
     if dtype != torch.float64:
@@ -158,7 +158,7 @@ def test_other_float_dtypes_count_as_their_values(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [(40, 3, 3, 3), (7, 300), (1, 5), (600,)])
 @pytest.mark.parametrize("batches", [1, 3])
-def test_channels_are_what_each_channel_alone_gives(shape: tuple[int, ...], batches: int) -> None:
+def test_statistics_of_channels_are_those_of_each_channel_alone(shape: tuple[int, ...], batches: int) -> None:
     torch.manual_seed(2)
     for axis in range(len(shape)):
         scales = torch.logspace(-4, 4, shape[axis]).view([-1 if d == axis else 1 for d in range(len(shape))])
@@ -173,7 +173,7 @@ def test_channels_are_what_each_channel_alone_gives(shape: tuple[int, ...], batc
             assert torch.equal(view.mean_maximum, alone.mean_maximum)
 
 
-def test_merged_channels_are_the_whole_tensor() -> None:
+def test_merged_channels_have_the_statistics_of_the_whole_tensor() -> None:
     torch.manual_seed(3)
     x = torch.randn(20, 9, 6) * torch.logspace(-3, 3, 9).view(1, 9, 1)
     merged = merge_channels(constant_statistics(x, 1))
@@ -189,7 +189,7 @@ def test_batch_means() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1e-45, -1e-38, 2.0**-100, 1.0, -8.0, 3.4e38, -3.4e38])
-def test_extreme_values_are_inside(number: float) -> None:
+def test_the_limit_is_a_power_of_two_above_extreme_values(number: float) -> None:
     seen = constant_statistics(torch.tensor([number, 0.0]))
     assert float(seen.limit) >= abs(number)
     assert float(seen.histogram.sum()) == 2

@@ -48,14 +48,14 @@ def test_both_tails(percent: float) -> None:
         assert float(hi) == pytest.approx(max(high, 0.0), abs=1.1 * width), name
 
 
-def test_values_are_spread_inside_their_bin() -> None:
+def test_values_are_assumed_evenly_spread_inside_a_bin() -> None:
     x = torch.cat([torch.zeros(1).add(4096.0), torch.full((99,), 0.75)])
     seen = constant_statistics(x)
     assert float(seen.bin_width) == 2.0
     assert float(Percentile(49.5)(seen, Grid(8))[1]) == 1.0
 
 
-def test_a_larger_percentage_is_never_a_smaller_range() -> None:
+def test_a_larger_percentile_never_gives_a_smaller_range() -> None:
     for x in samples().values():
         for grid in (Grid(8), Grid(8, "affine"), Grid(8, power_of_two=True)):
             ranges = [Percentile(p)(constant_statistics(x), grid) for p in (*PERCENTS, 100.0)]

@@ -1,4 +1,4 @@
-"""Ranges and modes of another tool as what a search starts from; and a strategy's own tables read back."""
+"""Ranges and modes that the user gives, from tables of another tool and from those that hago exports."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def data() -> list[torch.Tensor]:
 
 # ---------------------------------------------------------------- written, read, the same
 @pytest.mark.parametrize("name", available_hardware())
-def test_tables_of_a_strategy_give_its_scales_again(name: str) -> None:
+def test_a_strategys_own_tables_give_the_same_scales(name: str) -> None:
     """Equal qparams on every data edge, but for what seven printed digits leave open."""
     quantizer = hago.quantize(net(), name, data(), keep_float=[] if name == "int16_accumulator" else ["head"])
     tables = make_tables(quantizer.plan, quantizer.strategy.bits)
@@ -83,7 +83,7 @@ def test_tables_of_a_strategy_give_its_scales_again(name: str) -> None:
 
 
 # ---------------------------------------------------------------- what a row means
-def test_a_row_is_read_as_the_hardware_quantizes() -> None:
+def test_a_row_is_read_according_to_the_scheme() -> None:
     table = CalibrationTable({"a": Row(2.0, -1.0, 3.0), "b": Row(2.0, 0.0, 3.0)}, {"a": Row(0.5, -0.5, 0.5)})
     one_sided, two_sided = (make_given_ranges(table, None, load_hardware(n)) for n in ("vta", "arm_dot"))
     assert one_sided.ranges == {"a": (-2.0, 2.0), "b": (0.0, 2.0)}
@@ -95,7 +95,7 @@ def test_a_row_is_read_as_the_hardware_quantizes() -> None:
     assert math.isclose(float(one_sided.thresholds("b", Grid(4, "symmetric", False))[1]), 2.0, rel_tol=1e-6)
 
 
-def test_given_ranges_stand_and_others_are_estimated() -> None:
+def test_given_ranges_are_kept_and_other_nodes_estimated() -> None:
     given = hago.quantize(net(), "x86_vnni", data(), thresholds={"x": (-1.0, 1.0)})
     plain = hago.quantize(net(), "x86_vnni", data())
     assert list(given.strategy.made_by["estimated"]) == ["relu", "second", "reshape"]

@@ -1,4 +1,4 @@
-"""Thresholds: what an estimator says, once per question, of observed nodes and of constants."""
+"""The threshold cache: it estimates each threshold of observed nodes and constants once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WEIGHT = torch.arange(-12.0, 12.0).view(4, 3, 2)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_answers_are_those_of_the_estimator(name: str) -> None:
+def test_thresholds_are_those_of_the_estimator(name: str) -> None:
     made, seen, grid = estimator(name), observed(), Grid(4)
     ask = ThresholdCache(seen, {"weight": WEIGHT}, made)
     expected = {
@@ -56,7 +56,7 @@ def test_answers_are_those_of_the_estimator(name: str) -> None:
             assert torch.equal(got, want), (node, axis)
 
 
-def test_each_question_is_worked_out_once() -> None:
+def test_each_threshold_is_computed_once() -> None:
     counting = Counting()
     ask = ThresholdCache(observed(), {"weight": WEIGHT}, counting)
     for _ in range(3):
@@ -68,7 +68,7 @@ def test_each_question_is_worked_out_once() -> None:
     assert set(counting.asked) == {Grid(4), Grid(8), Grid(8, "affine")}
 
 
-def test_changing_an_answer_does_not_change_the_next() -> None:
+def test_changing_returned_thresholds_does_not_change_the_cache() -> None:
     ask = ThresholdCache(observed(), {}, MaxRange())
     lo, hi = ask("relu", Grid(8))
     kept = float(hi)
@@ -96,7 +96,7 @@ def test_ranges() -> None:
     assert ask.range_of("conv") == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
 
 
-def test_channels_that_were_observed_answer_for_the_whole_tensor() -> None:
+def test_whole_tensor_thresholds_come_from_observed_channels() -> None:
     seen = observed()
     lo, hi = ThresholdCache(seen, {}, MaxRange())("conv", Grid(8, "affine"))
     assert (float(lo), float(hi)) == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what stands on standard output, what does not, and the exit code."""
+"""The command line as a user runs it: standard output, standard error and exit codes."""
 
 from __future__ import annotations
 
@@ -135,19 +135,19 @@ def test_every_option_of_a_search_is_an_option_of_the_command() -> None:
     assert {OTHERWISE_CALLED.get(name, name) for name in names} <= set(vars(args))
 
 
-def test_every_command_is_here() -> None:
+def test_every_command_has_an_example_here() -> None:
     assert {name.split()[0] for name in EVERY} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_json_is_all_that_stands_on_standard_output(hago: Run, name: str) -> None:
+def test_standard_output_holds_only_json(hago: Run, name: str) -> None:
     run = hago(*EVERY[name], "--json")
     assert run.code == 0, run.err
     assert run.json not in (None, {}, [])
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_text_has_what_a_person_needs(hago: Run, name: str) -> None:
+def test_text_output_is_readable(hago: Run, name: str) -> None:
     run = hago(*EVERY[name])
     assert run.code == 0, run.err
     assert run.out.strip() and "the zoo is imported" not in run.out and "a network is made" not in run.out
@@ -155,7 +155,7 @@ def test_text_has_what_a_person_needs(hago: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*EVERY, "hardware"])
-def test_help_has_words_and_an_example(hago: Run, name: str) -> None:
+def test_help_has_an_example(hago: Run, name: str) -> None:
     words = name.split()
     run = hago(*words, "--help")
     assert run.code == 0 and "--json" in run.out
@@ -226,7 +226,7 @@ def test_bad_input_is_one_clear_line(hago: Run, words: list[str]) -> None:
     assert "Traceback" not in run.err
 
 
-def test_a_defect_is_not_dressed_up_as_bad_input(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defects_are_not_reported_as_bad_input(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("a defect")
 
@@ -242,7 +242,7 @@ def after_hago(line: str) -> list[str]:
     return words[words.index("hago") + 1 :]
 
 
-def test_search_says_what_it_found_and_where(hago: Run, found: Path) -> None:
+def test_search_reports_its_results_and_files(hago: Run, found: Path) -> None:
     run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
     trials = read_log(found / LOG).trials
     assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
@@ -262,7 +262,7 @@ def test_search_as_json(hago: Run, found: Path) -> None:
     assert (said["trials"], said["held_out"]) == (6, None)
 
 
-def test_names_of_ones_own(hago: Run, found: Path) -> None:
+def test_objectives_and_searchers_of_the_user(hago: Run, found: Path) -> None:
     words = ["--log", "own/l.jsonl", "--save", "own/s.json", "--budget", "3 trials"]
     run = hago(*SEARCH, *words, "--objective", "cli_zoo:distance", "--searcher", "cli_zoo:searcher", "--json")
     assert run.code == 0, run.err
@@ -289,7 +289,7 @@ def listens() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listens")
-def test_an_interrupted_search_says_how_to_continue_and_does(hago: Run, found: Path) -> None:
+def test_an_interrupted_search_prints_how_to_continue(hago: Run, found: Path) -> None:
     whole = [*SEARCH, "--objective", "cli_zoo:distance", "--log", "whole.jsonl", "--save", "w.json"]
     assert hago(*whole, "--budget", "12 trials").code == 0
     cut = [
@@ -314,7 +314,7 @@ def test_an_interrupted_search_says_how_to_continue_and_does(hago: Run, found: P
     assert timeless(found / "cut.jsonl") == timeless(found / "whole.jsonl")
 
 
-def test_interrupted_before_anything_was_found(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -352,7 +352,7 @@ def test_simulate_and_realize_agree(hago: Run) -> None:
     assert realized["models"]["integer"] == realized["models"]["simulated"] and realized["same"]
 
 
-def test_realize_says_no_where_a_bit_differs(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_realize_fails_if_a_value_differs(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(IntegerModel):
         def run(self, *args: Any, **kwargs: Any) -> list[Any]:
             return [out + 1 for out in super().run(*args, **kwargs)]
@@ -375,7 +375,7 @@ def test_replay_of_log_and_strategy(hago: Run) -> None:
     assert hago("replay", MODEL, STRATEGY, "--data", DATA).code == 0
 
 
-def test_replay_says_no_where_a_figure_differs(hago: Run, found: Path) -> None:
+def test_replay_fails_if_a_figure_differs(hago: Run, found: Path) -> None:
     record = json.loads((found / STRATEGY).read_text("utf-8"))
     record["made_by"]["results"]["sqnr"] = np.nextafter(record["made_by"]["results"]["sqnr"], 0.0)
     (found / "edited.json").write_text(json.dumps(record), "utf-8")
@@ -383,7 +383,7 @@ def test_replay_says_no_where_a_figure_differs(hago: Run, found: Path) -> None:
     assert run.code == 1 and "sqnr was" in run.out
 
 
-def test_hardware_of_ones_own_must_be_given_again(hago: Run, found: Path) -> None:
+def test_hardware_of_the_user_must_be_given_again(hago: Run, found: Path) -> None:
     chip = json.loads(Path(__file__).parents[2].joinpath("hardware_specs/vta.json").read_text("utf-8"))
     (found / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
     made = ["search", MODEL, "--hardware", "mine.json", "--data", DATA, "--budget", "2 trials"]
@@ -395,7 +395,7 @@ def test_hardware_of_ones_own_must_be_given_again(hago: Run, found: Path) -> Non
     assert hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA, "--hardware", "mine.json").code == 0
 
 
-def test_hardware_check_says_no_and_lists_mistakes(hago: Run, found: Path) -> None:
+def test_hardware_check_fails_and_lists_mistakes(hago: Run, found: Path) -> None:
     (found / "wrong.json").write_text('{"version": 1, "name": "x", "rounding": "half_eve"}', "utf-8")
     run = hago("hardware", "check", "wrong.json")
     assert run.code == 1 and "$.rounding" in run.out and run.err == ""
@@ -405,7 +405,7 @@ def test_hardware_check_says_no_and_lists_mistakes(hago: Run, found: Path) -> No
     assert hago("hardware", "check", "cut.json", "--json").json["mistakes"][0].count("line 1") == 1
 
 
-def test_ops_of_ones_own(hago: Run, found: Path) -> None:
+def test_ops_of_the_user(hago: Run, found: Path) -> None:
     (found / "cli_ops.py").write_text(
         "import torch\nfrom hago.ops._rule import IntegerForm, OpRule\n"
         "from hago.ops._shared import arguments, magnitude_bound\n"
@@ -432,7 +432,7 @@ def test_ops_of_ones_own(hago: Run, found: Path) -> None:
     assert wrong.code == 2 and "expected an OpRule" in wrong.err
 
 
-def test_parts_of_ones_own(hago: Run, found: Path) -> None:
+def test_objectives_of_the_user(hago: Run, found: Path) -> None:
     """An objective, a searcher and an estimator by `package.module:name`; what a log names is not imported."""
     (found / "cli_parts.py").write_text(
         "from dataclasses import dataclass\n"
@@ -482,13 +482,13 @@ def test_data_files_and_samples(hago: Run, found: Path) -> None:
     assert said["samples"] == 7 and said["models"]["float"]["sim_acc"] <= 1
 
 
-def test_the_current_folder_is_importable_only_while_it_runs(hago: Run) -> None:
+def test_the_current_folder_is_importable_only_during_a_command(hago: Run) -> None:
     before = list(sys.path)
     hago("explain", MODEL, "--hardware", "vta", "--input-shape", "1,6,6")
     assert sys.path == before
 
 
-def test_a_reader_that_leaves_is_no_error(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_no_error(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed:
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -504,7 +504,7 @@ def test_a_reader_that_leaves_is_no_error(hago: Run, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+def test_a_full_disk_on_standard_output_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "hago", "hardware", "list"],
@@ -517,7 +517,7 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     assert ran.stderr.count("\n") == 1
 
 
-def test_a_search_of_nothing_but_floats(hago: Run, found: Path) -> None:
+def test_a_search_of_a_float_model(hago: Run, found: Path) -> None:
     words = [
         "--hardware",
         "x86_vnni",

@@ -60,7 +60,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return runner(capsys)
 
 
-def test_realize_says_what_it_stored(run: Run) -> None:
+def test_realize_reports_the_stored_file(run: Run) -> None:
     said = run(*REALIZE, "--save", "again.safetensors", "--json").json
     assert Path("again.safetensors").read_bytes() == Path(FILE).read_bytes()
     assert said["file_bytes"] == Path(FILE).stat().st_size and said["float_bytes"] == 4 * (
@@ -78,7 +78,7 @@ def test_a_model_that_is_not_exact_is_not_stored(run: Run, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_run_gives_what_the_model_gives(run: Run, engine: str) -> None:
+def test_run_gives_the_outputs_of_the_model(run: Run, engine: str) -> None:
     said = run("run", FILE, "--data", DATA, "--engine", engine, "--save", "y.npz", "--json")
     whole = run(*REALIZE, "--json").json
     assert said.code == 0 and said.json["same"] and said.json["samples"] == 32
@@ -100,7 +100,7 @@ def test_run_needs_no_labels_and_no_model(run: Run) -> None:
     assert "times more than the weights in float" in text.out
 
 
-def test_run_says_no_where_a_value_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_fails_if_a_value_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = IntegerModel.run
     monkeypatch.setattr(IntegerModel, "run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
     said = run("run", FILE, "--data", DATA, "--engine", "reference")
@@ -139,7 +139,7 @@ def test_bad_input_is_one_clear_line(run: Run, words: list[str], why: str) -> No
     assert "Traceback" not in said.err
 
 
-def test_tables_written_here_seed_a_search_here(run: Run) -> None:
+def test_a_search_reads_tables_that_export_wrote(run: Run) -> None:
     assert run("export", FILE, "--format", "tpu-mlir", "--data", DATA, "--save", "t").code == 0
     options = [
         "--hardware",

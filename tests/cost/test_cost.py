@@ -137,7 +137,7 @@ def test_equal_plans_have_equal_costs(resolver: Resolver) -> None:
     assert plan_cost(resolver(bits)) == plan_cost(resolver(dict(bits)))
 
 
-def test_a_float_model_crosses_nothing(resolver: Resolver) -> None:
+def test_a_float_model_has_no_conversions(resolver: Resolver) -> None:
     plan = resolver(resolver.space.widest())
     cost = float_cost(plan, 2)
     assert cost["requantized"] == 0 and cost["effective_bits"] == 32
@@ -145,13 +145,13 @@ def test_a_float_model_crosses_nothing(resolver: Resolver) -> None:
     assert cost["macs"] == plan_cost(plan, 2)["macs"] and cost["bops"] == 1024 * cost["macs"]
 
 
-def test_the_range_before_any_data_is_that_of_real_plans(resolver: Resolver) -> None:
+def test_cost_range_matches_the_costs_of_calibrated_plans(resolver: Resolver) -> None:
     graph, chip = resolver.graph, resolver.hardware
     topology = analyze(graph, chip)
     found = cost_range(graph, chip, topology, build_space(graph, chip, topology))
     for made_up, bits in ((found.widest, resolver.space.widest()), (found.narrowest, resolver.space.narrowest())):
         real = plan_cost(resolver(bits))
-        # of signatures that differ in signs only, data decides
+        # data decides between signatures that differ only in signs
         assert [replace(n, signature="") for n in made_up.nodes] == [replace(n, signature="") for n in real.nodes]
         # an edge between equal scales needs no requantization, which is known only with data
         assert [e.weight_bytes for e in made_up.edges] == [e.weight_bytes for e in real.edges]
@@ -235,7 +235,7 @@ def test_narrow_dtypes_are_read_packed_and_shared_constants_count_once() -> None
 
 
 # ---------------------------------------------------------------- what is not known
-def test_what_the_spec_does_not_give_is_said_and_not_guessed() -> None:
+def test_figures_that_the_hardware_lacks_are_reported_as_missing() -> None:
     graph, chip = by_hand()
     for name in CHIP_COST:
         poorer = replace(chip, cost={k: v for k, v in chip.cost.items() if k != name})
@@ -252,7 +252,7 @@ def test_what_the_spec_does_not_give_is_said_and_not_guessed() -> None:
     assert "not in paper" in cost_text(cost)
 
 
-def test_without_a_clock_there_are_cycles() -> None:
+def test_without_a_clock_cycles_are_counted() -> None:
     graph, chip = by_hand()
     cost = plan_cost(fixed_resolver(graph, replace(chip, cost={}), {"fc:0": (-1.0, 1.0)})({"fc:0": 8, "fc:1": 8}))
     assert cost["cycles"] == 24 / 8 + 8 + 16
@@ -268,7 +268,7 @@ def test_a_batch_is_a_count(batch: object) -> None:
         plan_cost(plan, batch)  # type: ignore[arg-type]
 
 
-def test_amounts_read_well() -> None:
+def test_amounts_as_text() -> None:
     said = [amount(m, v) for m, v in (("weight_bytes", 3 << 20), ("latency", 0.0025), ("cycles", 1234), ("macs", 0))]
     assert said == ["3 MiB", "2.5 ms", "1.23k cycles", "0"]
 

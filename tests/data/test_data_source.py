@@ -1,4 +1,4 @@
-"""Data by name: arrays, images and callables give the same batches however often they are read."""
+"""Data sources: arrays, images and callables give the same batches each time they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(batches: Batches) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 @given(st.integers(1, 200), st.none() | st.integers(1, 300))
-def test_spread_takes_so_many_and_from_everywhere(count: int, wanted: int | None) -> None:
+def test_spread_indices_are_evenly_spaced(count: int, wanted: int | None) -> None:
     rows = spread_indices(count, wanted)
     assert len(rows) == min(count, wanted or count) and rows == sorted(set(rows)) and rows[0] >= 0 and rows[-1] < count
     gaps = [b - a for a, b in zip(rows, [*rows[1:], count + rows[0]], strict=True)]
@@ -54,7 +54,7 @@ def test_one_array_without_labels(tmp_path: Path) -> None:
     assert np.array_equal(whole(made)[0], IMAGES[::2]) and not made.labelled
 
 
-def test_arrays_of_two_inputs_go_by_name(tmp_path: Path) -> None:
+def test_arrays_are_matched_to_inputs_by_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", b=IMAGES + 100, a=IMAGES)
     first = next(iter(Batches(load_data(str(tmp_path / "d.npz")), ["a", "b"])))
     assert np.array_equal(first.inputs[0], IMAGES) and np.array_equal(first.inputs[1], IMAGES + 100)
@@ -82,7 +82,7 @@ def test_arrays_that_are_refused(tmp_path: Path, arrays: dict[str, Any], says: s
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
-def test_a_file_that_is_no_archive(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_npz_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "d.npz").write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
         load_data(str(tmp_path / "d.npz"))
@@ -102,7 +102,7 @@ def test_counts_below_one(tmp_path: Path, options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("spec", ["none.npz", "nowhere", "file.txt"])
-def test_what_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+def test_names_of_no_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("", "utf-8")
     with pytest.raises(
@@ -160,7 +160,7 @@ def test_the_centre_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"mean": (0.0, 0.0)}, {"std": (1.0, 1.0, 1.0), "gray": True}, {"std": (0.0,)}])
-def test_image_shapes_that_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_image_shapes_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(DataError):
         ImageShape(**options)
 
@@ -174,7 +174,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
         load_data(str(tmp_path))
 
 
-def test_images_of_several_sizes_and_files_that_are_none(tmp_path: Path) -> None:
+def test_images_of_different_sizes_and_invalid_files_are_refused(tmp_path: Path) -> None:
     paint(tmp_path / "a.png")
     paint(tmp_path / "b.png", (3, 3))
     with pytest.raises(DataError, match=r"differ in size: .*a\.png is 8x6, .*b\.png is 3x3"):
@@ -228,12 +228,12 @@ def test_a_callable_can_be_read_again(feeds: None, name: str) -> None:
 
 @pytest.mark.parametrize(("samples", "sizes"), [(1, [1]), (4, [4]), (6, [4, 2]), (50, [4, 4, 4])])
 @pytest.mark.parametrize("name", ["listed", "generated", "pairs"])
-def test_a_callable_is_cut(feeds: None, name: str, samples: int, sizes: list[int]) -> None:
+def test_a_callable_is_limited_to_the_number_of_samples(feeds: None, name: str, samples: int, sizes: list[int]) -> None:
     made = Batches(load_data(f"data_feeds:{name}", samples=samples), ["x"])
     assert [b.size for b in made] == sizes
 
 
-def test_a_tensor_is_cut_into_batches(feeds: None) -> None:
+def test_a_tensor_is_divided_into_batches(feeds: None) -> None:
     assert [b.size for b in Batches(load_data("data_feeds:tensor"), ["x"])] == [64, 36]
 
 

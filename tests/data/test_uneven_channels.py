@@ -1,4 +1,4 @@
-"""Channels that training left dead, tiny or huge, with biases of any size: every chip takes them."""
+"""Models with dead, tiny or huge channels and biases of any size are quantized on every chip."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_chip_refuses_uneven_channels(chip: str, layer: str, seed: int) -> No
 
 @pytest.mark.parametrize("chip", ["x86_vnni", "tflite", "shift_half_up", "int16_saturates"])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_scales_are_raised_where_they_must_be_and_no_further(layer: str, chip: str) -> None:
+def test_scales_are_raised_only_as_far_as_needed(layer: str, chip: str) -> None:
     for seed in range(3):
         node = quantized(layer, chip, seed).nodes.get("uneven")
         if node is None or 2 not in node.consts:
@@ -94,7 +94,7 @@ def test_scales_are_raised_where_they_must_be_and_no_further(layer: str, chip: s
                 assert scale <= 2 * end
 
 
-def test_without_it_biases_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_raised_scales_biases_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operands, "_with_room_for_bias", lambda self, slot, x, w, desc: w)
     assert quantized("conv2d", "x86_vnni", 0).nodes["uneven"].saturated_biases
 

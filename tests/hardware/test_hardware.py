@@ -1,4 +1,4 @@
-"""Hardware built in Python, its table and its hash."""
+"""Hardware that is constructed in Python, its table and its hash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rfc_construction() -> None:
     check_hardware(hardware)
 
 
-def test_one_dtype_stands_for_all_operands() -> None:
+def test_a_single_dtype_applies_to_all_operands() -> None:
     desc = OpDesc("int8", "int16")
     assert [desc.in_dtype(slot) for slot in range(3)] == [INT8] * 3
     assert desc.bias_dtype(2) == INT16
@@ -49,7 +49,7 @@ def test_an_alias_adds_to_the_op_it_names() -> None:
     assert Hardware({"relu": (first,), "nn.relu": (second,)}).ops == {"relu": (first, second)}
 
 
-def test_names_of_signatures_do_not_make_them_differ() -> None:
+def test_signatures_compare_without_their_names() -> None:
     assert OpDesc("int8", "int8", name="a") == OpDesc("int8", "int8", name="b")
     assert OpDesc("int8", "int8") != OpDesc("int8", "int8", max_bits=6)
 
@@ -73,7 +73,7 @@ def test_refusals(build: object, says: str) -> None:
         build()
 
 
-def test_contradictions_of_python_built_hardware_are_named() -> None:
+def test_contradictions_in_hardware_constructed_in_python_are_reported() -> None:
     desc = OpDesc("int8", "int8", accumulator=Accumulator(INT32), name="mac", form="sideways")
     hardware = Hardware(
         {"conv2d": (desc,)},
@@ -93,7 +93,7 @@ def test_contradictions_of_python_built_hardware_are_named() -> None:
         assert part in str(caught.value), part
 
 
-def test_python_built_hardware_is_held_to_the_same_where_it_is_used() -> None:
+def test_hardware_constructed_in_python_is_checked_on_use() -> None:
     edge = OpDesc(["int8", "int8"], "int32", name="edge")
     output = replace(edge, out_dtypes="int8", accumulator=Accumulator(INT32), requantize_at="output", name="output")
     module, data = torch.nn.Conv2d(1, 1, 1).eval(), [torch.ones(1, 1, 2, 2)]
@@ -104,7 +104,7 @@ def test_python_built_hardware_is_held_to_the_same_where_it_is_used() -> None:
         hago.explain(module, changed, data)
 
 
-def test_hash_does_not_see_spelling() -> None:
+def test_the_hash_ignores_spelling() -> None:
     hardware = rfc_hardware()
     same = Hardware(
         {
@@ -118,7 +118,7 @@ def test_hash_does_not_see_spelling() -> None:
     assert hardware_hash(same) == hardware_hash(hardware)
 
 
-def test_hash_sees_every_fact() -> None:
+def test_the_hash_covers_every_fact() -> None:
     hardware = rfc_hardware()
     conv, add = hardware.ops["conv2d"][0], hardware.ops["add"]
     others = [
@@ -148,7 +148,7 @@ def test_hash_sees_every_fact() -> None:
     assert len(set(hashes)) == len(hashes)
 
 
-def test_hash_takes_equal_numbers_as_equal() -> None:
+def test_equal_numbers_of_different_types_hash_equally() -> None:
     whole, real = (replace(rfc_hardware(), cost={"cores": n}) for n in (2, 2.0))
     assert whole == real
     assert hardware_hash(whole) == hardware_hash(real)

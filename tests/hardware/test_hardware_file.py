@@ -1,4 +1,4 @@
-"""Hardware files: what is read, what is refused with its place, and what is written."""
+"""Hardware files: reading, refusals that name the place of a mistake, and writing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal(folder: Path, document: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_read(tmp_path: Path) -> None:
+def test_a_file_is_read(tmp_path: Path) -> None:
     chip = load_hardware(write(tmp_path, small()))
     (mac,) = chip.ops["conv2d"]
     assert (mac.name, mac.cost, mac.register) == ("mac", {"macs_per_cycle": 64}, Accumulator(INT32))
@@ -66,25 +66,25 @@ def test_mistakes_are_counted_and_listed(tmp_path: Path) -> None:
         ("NaN", "a JSON object"),
     ],
 )  # fmt: skip
-def test_text_that_is_no_hardware(tmp_path: Path, text: str, says: str) -> None:
+def test_text_that_is_not_hardware_is_refused(tmp_path: Path, text: str, says: str) -> None:
     assert says in refusal(tmp_path, text)
 
 
-def test_truncation_anywhere(tmp_path: Path) -> None:
+def test_files_truncated_anywhere_are_refused(tmp_path: Path) -> None:
     text = json.dumps(small(), indent=1)
     for end in range(0, len(text) - 1, 37):
         message = refusal(tmp_path, text[:end])
         assert "is not JSON at line" in message, end
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "chip.json"
     path.write_bytes(b'{"name": "\xff\xfe"}')
     with pytest.raises(HardwareError, match="is not JSON"):
         load_hardware(path)
 
 
-def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "chip.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(small()).encode())
     assert load_hardware(path).name == "custom"
@@ -101,12 +101,12 @@ def test_repeated_keys_are_refused(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- names and paths
 @pytest.mark.parametrize("place", ["no/such/file.json", "nowhere.json", ".", "./", "a\0b.json"])
-def test_a_file_that_is_not_there(place: str) -> None:
+def test_a_missing_file_is_reported(place: str) -> None:
     with pytest.raises(HardwareError, match="cannot be read"):
         load_hardware(Path(place) if place == "." else place)
 
 
-def test_a_name_that_is_not_there() -> None:
+def test_an_unknown_name_is_reported() -> None:
     with pytest.raises(HardwareError, match=r"no hardware is called 'x86_vni'.*Did you mean 'x86_vnni'\?"):
         load_hardware("x86_vni")
 
@@ -136,7 +136,7 @@ def test_unnamed_signatures_are_named(tmp_path: Path) -> None:
     assert load_hardware(tmp_path / "chip.json") == chip
 
 
-def test_what_a_file_cannot_say_is_not_written(tmp_path: Path) -> None:
+def test_hardware_that_a_file_cannot_express_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "chip.json"
     with pytest.raises(HardwareError, match="at least 1 entry"):
         save_hardware(Hardware({}), path)
@@ -158,6 +158,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="cannot be written"):
         save_hardware(hardware_from_document(small(), "", OPS), tmp_path / "no" / "chip.json")

@@ -127,7 +127,7 @@ def shuffled(value: Any, rng: random.Random) -> Any:
 
 
 @given(st.randoms(use_true_random=False))
-def test_order_of_keys_does_not_count(rng: random.Random) -> None:
+def test_the_order_of_keys_does_not_matter(rng: random.Random) -> None:
     one, other = (
         hardware_from_document(d, "", OPS)
         for d in (hardware_to_document(SMALL), shuffled(hardware_to_document(SMALL), rng))

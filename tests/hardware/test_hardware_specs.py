@@ -1,4 +1,4 @@
-"""The hardware that ships with hago: every file is sound, sourced, and covers what it should."""
+"""The hardware that ships with hago: every file is valid, has sources, and covers the ops that its chip runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FOLDER = Path(hago.__file__).parent.parent / "hardware_specs"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
-def test_what_ships() -> None:
+def test_shipped_hardware_is_listed() -> None:
     assert available_hardware() == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_spec_is_sound(name: str, tmp_path: Path) -> None:
+def test_every_spec_is_valid(name: str, tmp_path: Path) -> None:
     chip = load_hardware(name)
     assert chip.name == name
     assert chip.origin == f"hardware_specs/{name}.json"
@@ -52,7 +52,7 @@ def test_a_spec_is_found_by_path_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_schema_that_a_spec_names_is_there(name: str) -> None:
+def test_the_schema_of_every_spec_exists(name: str) -> None:
     said = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["$schema"]
     assert json.loads((FOLDER / said).read_text("utf-8"))["title"] == "hago hardware description"
 
@@ -65,8 +65,8 @@ def test_saving_a_spec_gives_its_file(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_preferred_integers_are_not_hidden(name: str) -> None:
-    """A signature is of no use after one that takes at least its bits of the same operands."""
+def test_no_signature_repeats_the_dtypes_of_an_earlier_one(name: str) -> None:
+    """Such a signature would never be selected."""
     chip = load_hardware(name)
     for op, descs in chip.ops.items():
         integers = [d for d in descs if d.is_integer]
@@ -81,12 +81,12 @@ def leaves_float(chip: Hardware) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "vta"])
-def test_nothing_that_could_be_integer_is_left_float(name: str) -> None:
+def test_ops_that_can_run_in_integers_do(name: str) -> None:
     assert leaves_float(load_hardware(name)) == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ops_that_follow_take_what_reaches_them(name: str) -> None:
+def test_following_ops_accept_the_dtypes_of_producers(name: str) -> None:
     """A value passes from a convolution through ops that only move it without a requantization."""
     chip = load_hardware(name)
     emitted = chip.integer_descs("conv2d")[0].out_dtype
@@ -97,7 +97,7 @@ def test_ops_that_follow_take_what_reaches_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_hand_on_what_convolutions_take(name: str) -> None:
+def test_table_outputs_are_inputs_of_convolutions(name: str) -> None:
     chip = load_hardware(name)
     operands = {d.in_dtype(0) for d in chip.integer_descs("conv2d")}
     for op, rule in OPS.items():
@@ -148,7 +148,7 @@ KERNELS = ("add", "sub", "mul", "leaky_relu", "prelu", "avg_pool2d")
 
 
 @pytest.mark.parametrize("name", ["tflite", "cmsis_nn", "ethos_u"])
-def test_tflite_and_its_kin(name: str) -> None:
+def test_tflite_and_its_relatives(name: str) -> None:
     chip = load_hardware(name)
     how = chip.requantize
     assert (how.form, how.multiplier_bits, how.two_stage, how.search) == ("multiplier_shift", 31, True, "nearest")
@@ -218,7 +218,7 @@ def test_tensorrt_gpu() -> None:
     )
 
 
-def test_cambricon_mlu_shifts_and_says_what_is_not_known() -> None:
+def test_cambricon_mlu() -> None:
     chip = load_hardware("cambricon_mlu")
     assert chip.requantize.power_of_two and chip.requantize.rounding == "half_even"
     assert any(note.startswith("Not found:") for note in chip.notes)

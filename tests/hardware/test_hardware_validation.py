@@ -1,4 +1,4 @@
-"""Every mistake in a hardware document is found, named by its path, and reported with all others."""
+"""Checks of hardware documents: every mistake is reported with its path, together with all others."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ MISTAKES: list[tuple[Callable[[Document], None], str, str]] = [
 ]  # fmt: skip
 
 
-def test_the_small_document_has_no_mistake() -> None:
+def test_the_example_document_is_valid() -> None:
     assert mistakes(small()) == []
 
 
@@ -196,11 +196,11 @@ def test_one_mistake_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "x86_vnni", 7, {}])
-def test_what_is_no_hardware_at_all(document: Any) -> None:
+def test_other_json_values_are_refused(document: Any) -> None:
     assert mistakes(document)
 
 
-def test_numbers_that_are_none() -> None:
+def test_nan_is_refused() -> None:
     document = small()
     document["cost"]["clock_hz"] = float("nan")
     document["signatures"]["mac"]["macs_per_cycle"] = float("inf")
@@ -242,7 +242,7 @@ def test_an_op_requantizes_in_one_place() -> None:
     )
 
 
-def test_the_schema_lists_what_the_code_knows() -> None:
+def test_the_schema_lists_the_names_of_the_code() -> None:
     text = Path(hardware.__file__).parents[1] / "serialization" / "schemas" / "hardware.schema.json"
     schema = json.loads(text.read_text("utf-8"))
     parts, signature = schema["properties"], schema["$defs"]["signature"]["properties"]

@@ -21,13 +21,13 @@ class Setting:
         return 1
 
 
-def test_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_freed_memory_sets_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=setting))
     assert allocator.keep_freed_memory()
     assert setting.told == [(-4, 0), (-1, 2**31 - 1)]
 
 
-def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     assert not allocator.keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Integer models in torch.compile: one graph, equal outputs, whatever the batch."""
+"""Integer models in torch.compile: one graph, and equal outputs for every batch size."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_output_that_is_a_constant_is_a_copy(engine: type[IntegerModel]) -> N
     assert run_compiled(x, model._handle)[1].equal(seeded(1, 5, seed=5))
 
 
-def test_one_models_graph_never_runs_another() -> None:
+def test_a_graph_never_runs_another_model() -> None:
     x = seeded(2, 3, 8, 8)
     models = [FastModel(plan_of(residual_block(), [x * size])) for size in (1.0, 3.0)]
     compiled = [torch.compile(m, backend="eager", fullgraph=True) for m in models]
@@ -96,7 +96,7 @@ def test_one_models_graph_never_runs_another() -> None:
     assert not models[0](x).equal(models[1](x))
 
 
-def test_what_comes_before_and_after_is_in_the_same_graph() -> None:
+def test_surrounding_operations_are_in_the_same_graph() -> None:
     x = seeded(2, 3, 8, 8)
     model, graphs = FastModel(plan_of(residual_block(), [x])), []
 
@@ -121,7 +121,7 @@ def test_copies_and_stored_models_compile(tmp_path: Path) -> None:
         assert same(torch.compile(other, backend="aot_eager", fullgraph=True)(x), expected)
 
 
-def test_bad_inputs_are_refused_as_they_are_without() -> None:
+def test_bad_inputs_are_refused_as_without_compilation() -> None:
     model = FastModel(plan_of(residual_block(), [seeded(2, 3, 8, 8)]))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for bad, why in ((torch.full((2, 3, 8, 8), torch.nan), "holds NaN"), (seeded(2, 3, 8, 9), "expected")):
@@ -130,7 +130,7 @@ def test_bad_inputs_are_refused_as_they_are_without() -> None:
         assert torch.is_grad_enabled()
 
 
-def test_a_graph_whose_model_is_gone_says_so() -> None:
+def test_a_graph_whose_model_was_deleted_raises() -> None:
     x = seeded(2, 3, 8, 8)
     model = FastModel(plan_of(residual_block(), [x]))
     handle = model._handle

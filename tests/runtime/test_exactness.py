@@ -70,7 +70,7 @@ def test_values_of_any_size(name: str, size: float) -> None:
     assert compare_plan_exactly(resolver(resolver.space.widest()), [seeded(2, 3, 8, 8, seed=5) * size]).same
 
 
-def test_a_tensor_of_zeros_was_all_that_was_seen() -> None:
+def test_calibration_on_zeros_only() -> None:
     for name in EVERY:
         graph = residual_block()
         resolver = resolver_of(graph, EVERY[name], [torch.zeros(2, 3, 8, 8)])
@@ -121,7 +121,7 @@ def quantizer_of(graph: Graph, name: str = "x86_vnni") -> Quantizer:
     return Quantizer(plan, make_strategy(prepared, plan, bits, {}))
 
 
-def test_the_integer_model_rests_in_integers() -> None:
+def test_the_integer_model_stores_integers() -> None:
     quantizer = quantizer_of(residual_block())
     model = quantizer.quantize()
     stored = {name: buffer.dtype for name, buffer in model.named_buffers()}
@@ -158,7 +158,7 @@ def test_outputs_that_are_inputs_constants_or_shared() -> None:
 
 
 # ---------------------------------------------------------------- the comparison itself
-def test_a_difference_is_found_where_it_is() -> None:
+def test_differences_are_located() -> None:
     plan = quantizer_of(residual_block()).plan
     rule = plan.ops["relu"]
     assert rule.integer is not None

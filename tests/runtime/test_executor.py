@@ -118,7 +118,7 @@ POOLS = {
 
 @pytest.mark.parametrize("case", POOLS)
 @pytest.mark.parametrize("name", ["x86_vnni", "arm_dot", "affine_at_output", "int16_wraps", "tflite", "tflite_int16"])
-def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
+def test_a_convolution_fused_with_a_pooling(case: str, name: str) -> None:
     (channels, out, kernel), (window, stride, padding, dilation) = POOLS[case]
     b = Builder()
     groups = channels if case == "depthwise" else 1
@@ -143,7 +143,7 @@ def test_a_convolution_that_only_a_pooling_reads(case: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x86_vnni", "vta", "affine_at_output", "int16_wraps"])
-def test_an_average_that_only_a_sum_reads(name: str) -> None:
+def test_an_average_fused_with_a_sum(name: str) -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 8, 6, name="x"), seeded(20, 3, 3, 3, seed=1), name="conv")
     half = b.conv2d(conv, seeded(20, 20, 1, 1, seed=2), name="half", stride=[2, 2], padding=[0, 0])
@@ -162,7 +162,7 @@ DOUBLES = {
 
 
 @pytest.mark.parametrize("case", DOUBLES)
-def test_sums_of_products_without_a_kernel_are_made_in_floats(case: str) -> None:
+def test_sums_of_products_without_a_kernel_run_in_floats(case: str) -> None:
     op, channels, shape, more, name = DOUBLES[case]
     chips = {**EVERY, "wide_affine": Chip("int16", "int64", at="output", scheme="affine").hardware(name="wide_affine")}
     b = Builder()
@@ -202,7 +202,7 @@ def test_sums_of_words_with_three_multipliers(op: str, other: str, swapped: bool
 
 
 @pytest.mark.parametrize("name", ["vta", "x86_vnni", "int16_wraps", "affine_at_output"])
-def test_movers_in_a_row_of_which_the_last_has_no_kernel(name: str) -> None:
+def test_consecutive_movers_of_which_the_last_has_no_kernel(name: str) -> None:
     """Network 301483 of scripts/fuzz_exactness.py: what readers want was done before the first, and once more after."""
     b = Builder()
     x = b.conv2d(b.input(3, 7, 5, name="x"), seeded(4, 3, 3, 3, seed=1), name="conv")
@@ -238,7 +238,7 @@ def test_random_networks_on_other_kernels(variant: str) -> None:
 
 
 # ---------------------------------------------------------------- as a module
-def test_it_can_be_copied_and_sent() -> None:
+def test_models_can_be_copied_and_pickled() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
     model = FastModel(plan_of(graph, EVERY["x86_vnni"], [x]))
     expected = model(x)
@@ -251,14 +251,14 @@ def test_it_can_be_copied_and_sent() -> None:
         assert all(out.equal(expected) for out in threads.map(lambda _: again(x), range(16)))
 
 
-def test_it_can_be_compiled() -> None:
+def test_models_can_be_compiled() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
     model = FastModel(plan_of(graph, EVERY["x86_vnni"], [x]))
     expected = model(x)
     assert torch.compile(model, backend="eager")(x).equal(expected)
 
 
-def test_whoever_looks_sees_every_node() -> None:
+def test_observed_models_report_every_node() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
     plan = plan_of(graph, EVERY["x86_vnni"], [x])
     seen: dict[str, Tensor] = {}
@@ -282,7 +282,7 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 # ---------------------------------------------------------------- batches
-def test_a_batch_is_cut_where_samples_do_not_meet() -> None:
+def test_a_batch_is_divided_if_samples_are_independent() -> None:
     graph, x = residual_block(), seeded(2, 3, 8, 8)
     plan, whole = plan_of(graph, EVERY["x86_vnni"], [x]), seeded(7, 3, 8, 8, seed=3)
     (expected,) = IntegerModel(plan).run([whole])
@@ -292,7 +292,7 @@ def test_a_batch_is_cut_where_samples_do_not_meet() -> None:
         assert Executor(plan, cached_bytes=room).run([whole])[0].equal(expected)
 
 
-def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
+def test_layers_with_smaller_values_run_on_more_samples() -> None:
     if not exact_kernels().conv.exact:
         pytest.skip(exact_kernels().conv.why)
     b, many = Builder(), {"stride": [2, 2]}
@@ -311,7 +311,7 @@ def test_later_layers_run_on_more_samples_where_values_are_smaller() -> None:
     assert in_segments == {name for step in executor.steps() for name in step.outputs}
 
 
-def test_a_batch_whose_samples_meet_is_not_cut() -> None:
+def test_a_batch_is_not_divided_if_samples_depend_on_each_other() -> None:
     b = Builder()
     conv = b.conv2d(b.input(3, 4, 4, name="x"), seeded(4, 3, 1, 1), name="conv")
     b.call("opaque", conv, target="aten.cumsum.default", args=[{"$": 0}, 0], kwargs={})
@@ -324,7 +324,7 @@ def test_a_batch_whose_samples_meet_is_not_cut() -> None:
     check(plan, [seeded(5, 3, 4, 4)])
 
 
-def test_what_float_nodes_read_is_dequantized_once_and_what_they_make_is_quantized_by_kernels() -> None:
+def test_operands_of_float_nodes_are_dequantized_once_and_their_values_quantized_by_kernels() -> None:
     if exact_kernels().calls is None:
         pytest.skip(exact_kernels().passes.why)
     b = Builder()

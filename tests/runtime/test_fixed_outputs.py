@@ -115,7 +115,7 @@ def unsigned() -> Hardware:
     return replace(chip, ops={**chip.ops, **ops}, name="unsigned")
 
 
-def test_a_hardware_of_ones_own(model: nn.Module, data: list[Tensor]) -> None:
+def test_hardware_of_the_user(model: nn.Module, data: list[Tensor]) -> None:
     chip = unsigned()
     check_hardware(chip)
     again = hardware_from_document(hardware_to_document(chip), "", OPS)
@@ -130,7 +130,7 @@ def test_a_hardware_of_ones_own(model: nn.Module, data: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
-def test_onnx_says_them(form: str, model: nn.Module, data: list[Tensor], tmp_path: Path) -> None:
+def test_onnx_files_hold_them(form: str, model: nn.Module, data: list[Tensor], tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     quantizer = hago.quantize(model, unsigned(), data)

@@ -1,4 +1,4 @@
-"""Stored models that were edited under a new checksum: refused with the file and the place, or they run."""
+"""Stored models that were edited and given a valid checksum: they run, or are refused with the file and the place."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_what_kernels_trust_is_checked(case: str, plan: Plan) -> None:
         plan_from_document(document, tensors, "model")
 
 
-def test_edges_end_where_their_readers_take_them(plan: Plan) -> None:
+def test_edges_must_match_the_operands_of_their_readers(plan: Plan) -> None:
     document, tensors = document_of(plan)
     edge = next(e for e, ends in document["edges"].items() if None not in ends)
     document["edges"][edge].reverse()

@@ -75,7 +75,7 @@ def test_outputs_are_those_of_the_reference(name: str, made: Callable[[], Graph]
 
 
 @pytest.mark.parametrize("estimator", ["max_range", "power2_range"])
-def test_bytes_are_joined_where_bytes_are_read(estimator: str) -> None:
+def test_bytes_are_concatenated_if_readers_read_bytes(estimator: str) -> None:
     if not exact_kernels().conv.exact:
         pytest.skip(exact_kernels().conv.why)
     graph, x = fires(both=False), seeded(2, 3, 8, 8)
@@ -87,7 +87,7 @@ def test_bytes_are_joined_where_bytes_are_read(estimator: str) -> None:
     assert {values[f"{name}.cat"].dtype for name in ("first", "second")} == {torch.uint8}
 
 
-def test_two_requantizations_are_one_only_where_the_first_shifts_to_the_left() -> None:
+def test_two_requantizations_are_merged_only_if_the_first_shifts_to_the_left() -> None:
     graph, x = fires(both=False), seeded(2, 3, 8, 8)
     for estimator, one in (("power2_range", True), ("max_range", False)):
         plan = resolver_of(graph, SHIPPED["x86_vnni"], [x], estimator)

@@ -1,4 +1,4 @@
-"""The cache of built kernels: a library that was changed is never loaded but built again."""
+"""The cache of built kernels: a library that was changed is built again instead of loaded."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGE))
-def test_what_is_damaged_is_built_again(damage: str, built: Path, cache: Path) -> None:
+def test_damaged_libraries_are_built_again(damage: str, built: Path, cache: Path) -> None:
     DAMAGE[damage](cache)
     assert count(built) == 1
     assert count(built) == 0
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9])
-def test_a_library_that_was_cut_ends_no_process(part: float, built: Path, cache: Path) -> None:
+def test_a_truncated_library_crashes_no_process(part: float, built: Path, cache: Path) -> None:
     written(one(cache, ".so"), lambda b: b[: int(part * len(b))])
     assert load(built, cache) == "calls"  # no signal, and no slower kernels
 
@@ -131,7 +131,7 @@ def test_processes_that_build_at_once_do_not_disturb_each_other(built: Path, tmp
     assert [p.communicate()[0].strip() for p in running] == [b"calls"] * 3
 
 
-def test_a_folder_that_everybody_may_write_is_not_used(built: Path, cache: Path) -> None:
+def test_a_world_writable_folder_is_not_used(built: Path, cache: Path) -> None:
     cache.chmod(0o777)
     with pytest.raises(OSError, match="every user can write to"):
         native.build()
@@ -139,7 +139,7 @@ def test_a_folder_that_everybody_may_write_is_not_used(built: Path, cache: Path)
     assert count(built) == 0
 
 
-def test_a_build_that_was_killed_leaves_nothing_to_load(built: Path, cache: Path) -> None:
+def test_a_killed_build_leaves_nothing_to_load(built: Path, cache: Path) -> None:
     place = cache / "build-abc"  # of one that was killed yesterday
     place.mkdir()
     shutil.copy(built / "kernels.so", place / "kernels.so")

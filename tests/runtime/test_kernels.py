@@ -1,4 +1,4 @@
-"""Kernels are trusted only where they are exact: each check finds a kernel that is not."""
+"""Self-tests of kernels: each check detects an inexact kernel, and only exact kernels are used."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_an_exact_convolution_passes() -> None:
     assert check_sums(exact).exact
 
 
-def test_a_saturating_convolution_is_found() -> None:
+def test_a_saturating_convolution_is_detected() -> None:
     found = check_sums(saturating)
     assert not found.exact and "are wrong" in found.why
 
 
-def test_a_convolution_that_loses_one_unit_is_found() -> None:
+def test_a_convolution_that_is_off_by_one_is_detected() -> None:
     assert not check_sums(lambda x, w, groups: exact(x, w, groups).float().half().float()).exact
 
 
@@ -73,7 +73,7 @@ def test_a_convolution_that_is_refused_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("rounds", [torch.floor, torch.trunc, lambda v: torch.floor(v + 0.5)])
-def test_another_rounding_is_found(rounds: object) -> None:
+def test_another_rounding_is_detected(rounds: object) -> None:
     def fused(x: Tensor, w: Tensor, ratio: float, zero: int) -> Tensor:
         assert callable(rounds)
         return (rounds(exact(x, w, 1) * ratio) + zero).clamp(0, 255).to(torch.uint8)
@@ -122,7 +122,7 @@ def test_a_requantize_form_that_the_library_lacks_is_refused_by_name() -> None:
     assert not requantizes_exactly(simq, how) and requantizes_exactly(simq, Requantize())
 
 
-def test_a_library_that_rounds_otherwise_is_found() -> None:
+def test_a_library_with_another_rounding_is_detected() -> None:
     library = native.library()
     if library.calls is None:
         pytest.skip(library.why)
@@ -161,7 +161,7 @@ def _plan() -> Plan:
     return resolver(resolver.space.widest())
 
 
-def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
+def test_inexact_kernels_are_not_used_and_outputs_are_equal() -> None:
     plan, x, found = _plan(), seeded(3, 3, 8, 8, seed=4), exact_kernels()
     (expected,) = IntegerModel(plan).run([x])
     without = {
@@ -183,7 +183,7 @@ def test_what_is_not_exact_is_not_used_and_outputs_stay() -> None:
     }
 
 
-def test_values_of_16_bits_go_through_words_where_these_are_exact() -> None:
+def test_sixteen_bit_values_use_the_word_kernels_if_these_are_exact() -> None:
     found = exact_kernels()
     if not found.words.exact:
         pytest.skip(found.words.why)
@@ -197,7 +197,7 @@ def test_values_of_16_bits_go_through_words_where_these_are_exact() -> None:
         assert ("native conv of words" in executor.explain().kernels) == kernel
 
 
-def test_wide_windows_go_through_matrix_tiles_where_these_are_exact() -> None:
+def test_wide_windows_use_matrix_tiles_if_these_are_exact() -> None:
     found = exact_kernels()
     if not found.tiles.exact:
         pytest.skip(found.tiles.why)
@@ -224,7 +224,7 @@ def test_onednn_requantizes_by_powers_of_two() -> None:
 
 
 # ---------------------------------------------------------------- the library
-def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     monkeypatch.delenv("HAGO_NATIVE", raising=False)
     with pytest.warns(hago.HagoWarning, match="no C.. compiler.*slower kernels of torch run instead"):

@@ -163,7 +163,7 @@ def test_every_kernel(case: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["mul", "sub", "affine", "mean", "sum", "pad", "matmul", "linear"])
-def test_no_node_is_left_to_the_reference(op: str) -> None:
+def test_no_node_runs_on_the_reference(op: str) -> None:
     if not (exact_kernels().products.exact and exact_kernels().conv.exact):
         pytest.skip(str(exact_kernels()))
     cases = [c for c in GROW if c.startswith(op)] or {"matmul": ["matrices", "heads"]}[op]
@@ -184,7 +184,7 @@ def test_extreme_integers_through_every_type() -> None:
 
 
 # ---------------------------------------------------------------- and where they are not to be had
-def test_results_stay_without_them() -> None:
+def test_results_are_equal_without_kernels() -> None:
     using = replace(exact_kernels(), products=Verdict(False, "found wrong"))
     for case in ("heads", "mul by a gate", "linear"):
         plan = plan_of(network(GROW[case]).graph(), EVERY["x86_vnni"], [seeded(2, 3, 8, 6)])
@@ -194,7 +194,7 @@ def test_results_stay_without_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["hago_multiply", "hago_matmul"])
-def test_a_library_that_multiplies_otherwise_is_found(name: str) -> None:
+def test_a_library_with_wrong_products_is_detected(name: str) -> None:
     library = native.library()
     if library.calls is None:
         pytest.skip(library.why)

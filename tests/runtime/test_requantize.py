@@ -22,7 +22,7 @@ def of_scale(scale: float, most: int) -> QParams:
 
 @pytest.mark.parametrize("left", [0, 1, 7, 24])
 @pytest.mark.parametrize("most", [127, 2**22 - 1, 2**24])
-def test_a_shift_to_the_left_saturates_all_that_32_bits_hold(left: int, most: int) -> None:
+def test_left_shifts_saturate_all_32_bit_values(left: int, most: int) -> None:
     calls = native.library().calls
     if calls is None:
         pytest.skip("no compiler here")
@@ -37,7 +37,7 @@ def test_a_shift_to_the_left_saturates_all_that_32_bits_hold(left: int, most: in
     assert found.to(torch.int64).equal(apply_simq(c, simq, HOW))
 
 
-def test_a_shift_to_the_left_into_more_than_float32_holds_is_not_taken() -> None:
+def test_left_shifts_beyond_float32_are_not_native() -> None:
     simq = SimQ(of_scale(1.0, 2**31 - 1), of_scale(0.5, 2**24 + 1))
     assert isinstance(requantization_of(simq, HOW, 1, 2.0**31 - 1), str)
 

@@ -38,7 +38,7 @@ def _pooled(b: Builder, x: str, z: str) -> None:
 
 @pytest.mark.parametrize("batches", [(4, 1), (1, 4), (0, 1)])
 @pytest.mark.parametrize("grow", [_residual, _row, _product, _mean, _pooled])
-def test_one_sample_against_many(grow: Callable[[Builder, str, str], None], batches: tuple[int, int]) -> None:
+def test_one_sample_is_broadcast(grow: Callable[[Builder, str, str], None], batches: tuple[int, int]) -> None:
     b = Builder()
     grow(b, b.input(6, 6, 6, name="x"), b.input(6, 6, 6, name="z"))
     plan = plan_of(b.graph(), EVERY["x86_vnni"], [seeded(2, 6, 6, 6), seeded(2, 6, 6, 6, seed=2)])
@@ -62,7 +62,7 @@ def test_sums_of_rows_longer_than_an_array(op: str, hardware: str) -> None:
 
 
 @pytest.mark.parametrize("hardware", ["x86_vnni", "vta", "onnxruntime_cpu"])
-def test_columns_that_are_the_batch(hardware: str) -> None:
+def test_the_batch_as_columns(hardware: str) -> None:
     b = Builder()
     x = b.input(8, name="x")
     b.call("matmul", x, b.call("permute", x, axes=[1, 0]))
@@ -80,7 +80,7 @@ def test_scales_along_an_axis_as_long_as_the_columns() -> None:
 
 @pytest.mark.parametrize("uniform", ["rows", "image", ""])
 @pytest.mark.parametrize("rows_first", [False, True])
-def test_channels_and_columns_that_are_as_many(rows_first: bool, uniform: str) -> None:
+def test_equal_numbers_of_channels_and_columns(rows_first: bool, uniform: str) -> None:
     b = Builder()
     x = b.input(6, 6, 6, name="x")
     made = {}

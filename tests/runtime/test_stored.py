@@ -1,4 +1,4 @@
-"""Stored models: what is loaded equals what was saved, and nothing else is loaded."""
+"""Stored models: a loaded model equals the saved one, and all other files are refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ KEYS = [(name, i) for name, rule in OPS.items() for i in range(len(rule.samples)
 
 
 @pytest.mark.parametrize("spec", SHIPPED)
-def test_every_op_sample_on_what_ships(spec: str) -> None:
+def test_every_op_sample_on_shipped_hardware(spec: str) -> None:
     """Every sample meets one of the specs, and every spec its share of the samples."""
     ran = 0
     for name, index in KEYS[list(SHIPPED).index(spec) :: len(SHIPPED)]:
@@ -175,7 +175,7 @@ def test_another_process_gives_the_same_bits(tmp_path: Path) -> None:
     assert all(map(torch.equal, found, [out["scores"], *out["features"]]))
 
 
-def test_a_model_is_copied_and_sent_as_its_stored_form() -> None:
+def test_models_are_copied_and_pickled_in_their_stored_form() -> None:
     quantizer, image, scale = nested()
     model = quantizer.quantize()
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
@@ -204,7 +204,7 @@ def test_safetensors_reads_the_file(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- what stands in a file
-def test_float_weights_are_those_of_float_islands_alone() -> None:
+def test_only_float_islands_have_float_weights() -> None:
     plan = nested()[0].plan
     document, tensors = from_bytes(to_file_bytes(plan), KIND, "a test")
     assert set(document["graph"]["consts"]) == {"norm.weight", "norm.bias"}
@@ -226,7 +226,7 @@ def test_narrow_weights_share_bytes(bits: int, per_byte: int) -> None:
     check_round_trip(plan, [seeded(4, 64)])
 
 
-def test_shared_weights_stand_once() -> None:
+def test_shared_weights_are_stored_once() -> None:
     b = Builder()
     x, w = b.input(32, name="x"), b.const(seeded(32, 32), "w")
     graph = b.graph(b.call("linear", b.call("linear", x, w), w))
@@ -262,7 +262,7 @@ def with_double() -> Plan:
     return resolver(resolver.space.widest())
 
 
-def test_ops_of_one_s_own_come_back_with_their_rules(tmp_path: Path) -> None:
+def test_ops_of_the_user_are_loaded_with_their_rules(tmp_path: Path) -> None:
     plan = with_double()
     assert "twice" in plan.nodes
     check_round_trip(plan, [seeded(3, 4)])
@@ -272,7 +272,7 @@ def test_ops_of_one_s_own_come_back_with_their_rules(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "m", OURS)[0].key == plan.key
 
 
-def test_a_rule_of_one_s_own_is_not_taken_for_hago_s() -> None:
+def test_a_changed_rule_is_not_mistaken_for_hagos_own() -> None:
     ours = {**OPS, "relu": replace(OPS["relu"], compute=_double)}
     resolver = resolver_of(residual_block(), Chip().hardware(ours), [seeded(2, 3, 8, 8)], ops=ours)
     plan = resolver(resolver.space.widest())
@@ -312,7 +312,7 @@ def test_only_safe_operators_are_named_by_files(target: str, why: str) -> None:
         from_file_bytes(changed(to_file_bytes(good), forge), "a test")
 
 
-def test_what_has_no_stored_form_is_refused_by_its_node(tmp_path: Path) -> None:
+def test_nodes_without_a_stored_form_are_named(tmp_path: Path) -> None:
     plan = with_double()
     nodes = tuple(
         type(n)(n.name, n.op, n.inputs, {"table": object()} if n.name == "twice" else n.attrs, n.shape)
@@ -349,14 +349,14 @@ def refused(data: bytes) -> ModelFileError:
     return found.value
 
 
-def test_no_part_of_a_file_passes_for_it(data: bytes) -> None:
+def test_truncated_files_are_refused(data: bytes) -> None:
     cuts = {*range(0, 80), *range(len(data) - 200, len(data)), *range(0, len(data), 23)}
     for length in sorted(cuts):
         refused(data[:length])
     refused(data + b"\0")
 
 
-def test_no_flipped_bit_passes(data: bytes) -> None:
+def test_flipped_bits_are_detected(data: bytes) -> None:
     rng = random.Random(0)
     for place in [*range(120), *(rng.randrange(len(data)) for _ in range(400))]:
         flipped = bytearray(data)
@@ -366,12 +366,12 @@ def test_no_flipped_bit_passes(data: bytes) -> None:
 
 @given(st.binary(max_size=200))
 @hypothesis_settings(max_examples=60)
-def test_other_bytes_are_no_model(other: bytes) -> None:
+def test_other_bytes_are_refused(other: bytes) -> None:
     refused(other)
     refused(len(other).to_bytes(8, "little") + other)
 
 
-def test_other_files_say_what_they_are(tmp_path: Path) -> None:
+def test_other_kinds_of_files_are_named(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     assert "is not a hago integer model" in str(refused(safetensors.save({"w": torch.zeros(3)})))
     assert "but a song" in str(refused(to_bytes("song", {}, {})))
@@ -453,7 +453,7 @@ def test_any_document_is_loaded_or_refused_by_name(data: bytes, draw: st.DataObj
 
 
 # ---------------------------------------------------------------- writing
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -472,7 +472,7 @@ def test_equal_plans_give_equal_bytes() -> None:
 
 
 @pytest.mark.parametrize("engine", [FastModel, IntegerModel])
-def test_a_state_dict_is_the_models_own_or_refused(engine: type[IntegerModel]) -> None:
+def test_only_the_models_own_state_dict_is_loaded(engine: type[IntegerModel]) -> None:
     """A model that took other weights would compute with some of them, and store the old ones."""
     x = seeded(2, 3, 8, 8)
     resolver = resolver_of(residual_block(), load_hardware("x86_vnni"), [x])
@@ -498,6 +498,6 @@ def test_a_state_dict_is_the_models_own_or_refused(engine: type[IntegerModel]) -
     assert model(x).equal(before) and all(v.equal(own[k]) for k, v in model.state_dict().items())
 
 
-def test_the_size_of_a_file_is_said_either_way() -> None:
+def test_sizes_are_reported_larger_or_smaller() -> None:
     assert str(StoredSize(4000, 1000)) == "1,000 bytes, 4.00 times fewer than the weights in float"
     assert str(StoredSize(1000, 2500)) == "2,500 bytes, 2.50 times more than the weights in float"

@@ -20,7 +20,7 @@ from hago.runtime.reference import IntegerModel
 @pytest.mark.parametrize("overflow", ["wrap", "saturate_end", "saturate_each"])
 @pytest.mark.parametrize("op", ["add", "sub"])
 @pytest.mark.parametrize("after", ["a convolution", "a value", "a value that is broadcast"])
-def test_sums_that_leave_their_register(after: str, op: str, overflow: str) -> None:
+def test_sums_that_overflow_their_register(after: str, op: str, overflow: str) -> None:
     b = Builder()
     x, y = b.input(3, 6, 6), b.conv2d(b.input(3, 6, 6), seeded(3, 3, 3, 3, seed=1))
     if after == "a value":

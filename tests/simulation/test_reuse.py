@@ -1,4 +1,4 @@
-"""Passes cut short by what earlier ones made: nothing changes but the work."""
+"""Reuse of values of earlier passes: scores, outputs and peaks do not change, and fewer steps run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_outputs_and_peaks_are_those_of_a_pass_from_the_start(seed: int) -> None
         assert measured.peaks.accumulators == whole.accumulators
 
 
-def test_only_what_a_change_reaches_runs_again() -> None:
+def test_only_steps_that_a_change_reaches_run_again() -> None:
     b = Builder()
     x = b.input(3, 8, 8, name="x")
     for i in range(6):
@@ -107,9 +107,9 @@ def test_only_what_a_change_reaches_runs_again() -> None:
     assert steps_of({**bits, "conv3:1": 5, "conv5:1": 5}) == 2 * 5
 
 
-def test_a_sweep_needs_no_more_memory_than_a_cut() -> None:
-    """From the first edge to the last with room for two values a batch, each trial runs what stands
-    behind its edge, and little more."""
+def test_a_sweep_over_edges_in_little_memory_runs_only_later_steps() -> None:
+    """Edges are changed from the first to the last, with room for two values per batch. Each trial runs the steps that
+    follow its edge, and few more."""
     length = 12
     b = Builder()
     x = b.input(4, 8, 8, name="x")
@@ -129,7 +129,7 @@ def test_a_sweep_needs_no_more_memory_than_a_cut() -> None:
     assert evaluator.reuse.spent.ran - before <= 1.25 * ideal < 0.75 * 3 * 2 * length * 2 * length
 
 
-def test_an_observation_that_was_forgotten_is_made_again() -> None:
+def test_evicted_observations_are_made_again() -> None:
     prepared = prepare(residual_block(), "int16_accumulator", [seeded(8, 3, 8, 8)])
     bits = prepared.space.widest()
     plan = prepared.resolver(bits)
@@ -141,7 +141,7 @@ def test_an_observation_that_was_forgotten_is_made_again() -> None:
     assert evaluator.score(plan, bits) == first
 
 
-def test_plans_of_different_resolvers_do_not_mix() -> None:
+def test_values_of_different_resolvers_are_not_shared() -> None:
     graph, data = residual_block(), [seeded(4, 3, 8, 8)]
     ones = [prepare(graph, "x86_vnni", data, QuantizationOptions(estimator=e)) for e in ("max_range", "percentile:90")]
     shared = Evaluator(graph, ones[0].batches, objective("sqnr"))
@@ -154,7 +154,7 @@ def test_plans_of_different_resolvers_do_not_mix() -> None:
 
 # ---------------------------------------------------------------- steps
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_hold_what_they_say(seed: int) -> None:
+def test_steps_keep_their_spans_and_names(seed: int) -> None:
     """Integers within their span, inputs made before, and names of their own."""
     prepared = prepared_at(200 + seed)
     for bits, _ in zip(points(prepared.space, seed), range(3), strict=False):
@@ -172,7 +172,7 @@ def test_steps_hold_what_they_say(seed: int) -> None:
                         assert value.equal(value.round())
 
 
-def test_a_value_goes_after_its_last_use() -> None:
+def test_values_are_freed_after_their_last_use() -> None:
     graph: Graph = residual_block()
     prepared = prepare(graph, "x86_vnni", [seeded(2, 3, 8, 8)])
     steps = Simulator(prepared.resolver(prepared.space.widest())).steps()

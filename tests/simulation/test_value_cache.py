@@ -1,4 +1,4 @@
-"""What a value cache keeps, what it gives up, and that values come back as they were."""
+"""The value cache: admission, eviction, and values that come back unchanged."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_layout_is_kept() -> None:
     assert pack_value(x, (-10, 10)).value().is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_view_does_not_keep_the_whole_alive() -> None:
+def test_a_view_does_not_keep_its_base_alive() -> None:
     whole = torch.randn(1000)
     assert pack_value(whole[:10], None).tensor.untyped_storage().nbytes() == 40
     assert pack_value(whole, None).tensor is whole
 
 
 # ---------------------------------------------------------------- what comes in
-def test_a_value_is_kept_when_it_is_made_again() -> None:
+def test_a_value_is_kept_when_it_is_computed_again() -> None:
     cache = ValueCache(9 * KB)
     turn(cache, "a", "b")
     assert not held(cache, "a", "b")
@@ -89,7 +89,7 @@ def test_a_value_is_kept_when_it_is_made_again() -> None:
     assert held(cache, *"abc") == {"b"}
 
 
-def test_of_what_is_made_again_it_is_kept_where_two_passes_part() -> None:
+def test_values_are_kept_where_two_passes_diverge() -> None:
     cache = ValueCache(9 * KB)
     for names in ("abcd", "abxy", "apqr"):
         cache.begin(chain(*names))
@@ -98,7 +98,7 @@ def test_of_what_is_made_again_it_is_kept_where_two_passes_part() -> None:
     assert held(cache, *"abcdxypqr") == {"a", "b"}
 
 
-def test_what_several_steps_read_is_kept_where_any_of_them_is_new() -> None:
+def test_a_value_is_kept_if_any_of_its_readers_is_new() -> None:
     """A residual: a's reader b was seen before, and c, which reads both, was not."""
     cache = ValueCache(9 * KB)
     for last in (b"c", b"d"):
@@ -108,7 +108,7 @@ def test_what_several_steps_read_is_kept_where_any_of_them_is_new() -> None:
     assert held(cache, *"abcd") == {"a", "b"}
 
 
-def test_every_batch_of_a_value_that_was_made_before_is_kept() -> None:
+def test_all_batches_of_an_admitted_value_are_kept() -> None:
     cache = ValueCache(9 * KB)
     for expected in (0, 3):
         cache.begin(parts("a"))
@@ -125,7 +125,7 @@ def test_values_of_the_best_point_are_kept_at_once() -> None:
 
 
 # ---------------------------------------------------------------- what is given up
-def test_used_is_what_is_held_and_never_more_than_the_capacity() -> None:
+def test_used_bytes_never_exceed_the_capacity() -> None:
     draw, cache, names = random.Random(0), ValueCache(10 * KB), "abcdefghijklmnop"
     for _ in range(50):
         cache.begin(parts(*names))
@@ -137,7 +137,7 @@ def test_used_is_what_is_held_and_never_more_than_the_capacity() -> None:
         assert cache.used == sum(e.packed.bytes for e in cache._entries.values()) and len(cache) == len(cache._entries)
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     cache = ValueCache(3 * KB)
     turn(cache, "a", "b", "c", times=2)
     cache.begin(parts("a", "d"))
@@ -146,7 +146,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert held(cache, *"abcd") == {"a", "c", "d"}
 
 
-def test_what_a_turn_uses_is_not_given_up_for_what_it_makes() -> None:
+def test_values_that_the_turn_uses_are_not_evicted() -> None:
     """Values used in a cycle longer than the cache are kept in part, where least-recently-used alone
     would lose every one of them just before its next use."""
     cache, names, found = ValueCache(3 * KB), [*map(signature, "abcdef")], []
@@ -158,7 +158,7 @@ def test_what_a_turn_uses_is_not_given_up_for_what_it_makes() -> None:
     assert found == [0, 0, 3, 3, 3]
 
 
-def test_what_is_no_tensor_or_does_not_fit_is_not_kept() -> None:
+def test_only_tensors_that_fit_are_kept() -> None:
     cache = ValueCache(2 * KB)
     for _ in range(2):
         cache.begin(parts("t", "big"))
@@ -171,7 +171,7 @@ def test_what_is_no_tensor_or_does_not_fit_is_not_kept() -> None:
 
 
 # ---------------------------------------------------------------- memory
-def test_by_default_a_quarter_of_the_free_memory_counted_again_every_turn() -> None:
+def test_by_default_the_capacity_is_a_quarter_of_the_free_memory_of_every_turn() -> None:
     free = [40 * KB]
     cache = ValueCache(free=lambda: free[0])
     assert cache.capacity == 10 * KB
@@ -182,7 +182,7 @@ def test_by_default_a_quarter_of_the_free_memory_counted_again_every_turn() -> N
     assert held(cache, *map(str, range(9))) == set("5678")
 
 
-def test_the_machine_has_memory() -> None:
+def test_free_bytes_is_plausible() -> None:
     assert 1 << 20 < free_bytes() < 1 << 50
 
 
