@@ -115,7 +115,7 @@ class Kernel:
     """One way to compute a node. Kernels are constants of this module; `KERNELS` lists them by op.
 
     Args:
-        name: names the kernel in this module's table; a call may have a more precise name.
+        name: the name of the kernel; its calls may have more precise names.
         matches: called by `select_kernel` with a Plan, a node and its NodePlan. Returns a `Match`, or the reason why
             the kernel cannot compute what the Plan prescribes. An empty reason keeps that of the kernel tried before.
         emit: called by `Lowering` once for every node that runs on this kernel. Returns the call, or the reason why
@@ -154,11 +154,11 @@ _NO_FORM: Final = "what follows has no form in the kernels"
 
 
 # ---------------------------------------------------------------- calls
-def _stored_const(made: NodePlan, slot: int) -> Tensor | None:
+def _stored_const(node_plan: NodePlan, slot: int) -> Tensor | None:
     """The constant operand of a slot in its storage dtype; None if the operand is not a constant."""
-    qparams = made.operands[slot]
+    qparams = node_plan.operands[slot]
     assert qparams is not None
-    return store(made.consts[slot], qparams) if slot in made.consts else None
+    return store(node_plan.consts[slot], qparams) if slot in node_plan.consts else None
 
 
 def _call_with_epilogue(kernel: str, epilogue: Epilogue, name: str, run: Run) -> Call:
@@ -185,10 +185,10 @@ def _is_flat(node: Node) -> bool:
     return node.op in ("linear", "matmul") or len(node.shape or ()) == 2
 
 
-def _window(made: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], tuple[int, ...]]]:
+def _window(node_plan: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], tuple[int, ...]]]:
     """The kernel, stride, padding and dilation of a pooling, two of each, and a function that gives the size of its
     output from that of its input."""
-    a = made.attrs
+    a = node_plan.attrs
     if "kernel_size" in a:
         kernel, stride, padding = a["kernel_size"], a["stride"], a["padding"]
         dilation = a.get("dilation", [1] * len(kernel))
@@ -206,24 +206,24 @@ def _window(made: NodePlan) -> tuple[tuple[int, ...], Callable[[Sequence[int]], 
 
 
 # ---------------------------------------------------------------- convolutions and products by constant matrices
-def _reads_int16(made: NodePlan) -> bool:
-    return made.operands[0] is not None and stored_type(made.operands[0]) == 2
+def _reads_int16(node_plan: NodePlan) -> bool:
+    return node_plan.operands[0] is not None and stored_type(node_plan.operands[0]) == 2
 
 
-def _conv_feature(made: NodePlan) -> Feature:
-    return "int16 conv" if _reads_int16(made) else "conv"
+def _conv_feature(node_plan: NodePlan) -> Feature:
+    return "int16 conv" if _reads_int16(node_plan) else "conv"
 
 
-def geometry_of(node: Node, made: NodePlan) -> Geometry | str:
+def geometry_of(node: Node, node_plan: NodePlan) -> Geometry | str:
     """The convolution that a convolution, a product by a constant matrix or an affine transform is, or why it is
     none."""
-    if node.op == "matmul" and (1 not in made.consts or made.consts[1].ndim != 2):
+    if node.op == "matmul" and (1 not in node_plan.consts or node_plan.consts[1].ndim != 2):
         return "no operand is a constant matrix on the right"
-    if node.op == "affine" and (1 not in made.consts or not 2 <= len(node.shape or ()) <= 4):
+    if node.op == "affine" and (1 not in node_plan.consts or not 2 <= len(node.shape or ()) <= 4):
         return "a weight that is no constant, or more than two axes after the channels"
-    if 1 not in made.consts:
+    if 1 not in node_plan.consts:
         return "a weight that is no constant"
-    weight = made.consts[1]
+    weight = node_plan.consts[1]
     if node.op == "affine":
         channels = out = groups = weight.numel()
     elif node.op in ("linear", "matmul"):
@@ -231,32 +231,32 @@ def geometry_of(node: Node, made: NodePlan) -> Geometry | str:
         out, channels = sizes if node.op == "linear" else sizes[::-1]
         groups = 1
     else:
-        return conv_geometry(made.attrs, weight)
+        return conv_geometry(node_plan.attrs, weight)
     return Geometry(channels, out, groups, (1, 1), (1, 1), (0, 0), (1, 1))
 
 
-def _match_conv(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    geometry = geometry_of(node, made)
+def _match_conv(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    geometry = geometry_of(node, node_plan)
     if isinstance(geometry, str):
         return geometry
-    x, words = made.operands[0], _reads_int16(made)
+    x, words = node_plan.operands[0], _reads_int16(node_plan)
     if x is None or stored_type(x) not in (0, 1, 2):
         return f"activations of {x and x.dtype}"
     if words and int(x.zero_point):
         return "activations of 16 bits with a zero point"
-    if made.consts[1].dtype not in ((torch.int8, torch.int16) if words else (torch.int8,)):
+    if node_plan.consts[1].dtype not in ((torch.int8, torch.int16) if words else (torch.int8,)):
         return f"weights that int{16 if words else 8} does not hold, centered"
-    if 2 in made.consts and int(made.consts[2].abs().max()) >= 2**31:
+    if 2 in node_plan.consts and int(node_plan.consts[2].abs().max()) >= 2**31:
         return "a bias beyond int32"
-    if len(node.inputs) > 2 and 2 not in made.consts:
+    if len(node.inputs) > 2 and 2 not in node_plan.consts:
         return "a bias that is no constant"
-    register = accumulator_register(made)
+    register = accumulator_register(node_plan)
     return register if isinstance(register, str) else Match(f"{'s16 x s16' if words else 'u8 x s8'} products in int32")
 
 
 def _emit_conv(state: LoweringState, node: Node) -> Call | str:
-    made = state.plan.nodes[node.name]
-    g, x = geometry_of(node, made), made.operands[0]
+    node_plan = state.plan.nodes[node.name]
+    g, x = geometry_of(node, node_plan), node_plan.operands[0]
     assert not isinstance(g, str) and x is not None
     name = state.layouts.names[node.edges[0]]
     if not state.kernels.conv.exact:
@@ -268,8 +268,8 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
     assert values is not None
     words = values == native.TYPES["int16"]
     tiles = state.kernels.tiles.exact and not words and tiles_pay(g)
-    packed = state.constant_cache(made.consts[1], g, tiles, node.op == "matmul", words)
-    offset = packed.offsets(made.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
+    packed = state.constant_cache(node_plan.consts[1], g, tiles, node.op == "matmul", words)
+    offset = packed.offsets(node_plan.consts.get(2), zero + 128 * (values == native.TYPES["int8"]), g.groups)
     zeros = torch.full((g.channels * (1 + words) + SLACK,), zero % 256, dtype=torch.uint8)
     template = native.conv_of(g, packed, values, offset, zeros)
     pooled = state.epilogues.pooled(epilogue) if node.op == "conv2d" and not g.pointwise else None
@@ -279,8 +279,8 @@ def _emit_conv(state: LoweringState, node: Node) -> Call | str:
         return _call_with_epilogue(kernel, epilogue, name, call)
     end, after = pooled
     pool = PoolCall(state.kernels.calls, *_window(state.plan.nodes[end.name]), (0, 0), after.build())
-    whole = replace(epilogue, nodes=[*epilogue.nodes, *after.nodes], stored=after.stored)
-    return _call_with_epilogue(kernel, whole, name, ConvPoolCall(call, pool))
+    fused = replace(epilogue, nodes=[*epilogue.nodes, *after.nodes], stored=after.stored)
+    return _call_with_epilogue(kernel, fused, name, ConvPoolCall(call, pool))
 
 
 def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
@@ -289,12 +289,12 @@ def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
     oneDNN requantizes as the Plan does if every ratio of scales is a power of two, not finer than `FINEST`, rounding
     is half to even, and sums stay below 2**24. Otherwise it stores the sums, and a pass requantizes them.
     """
-    made, how = state.plan.nodes[node.name], state.plan.hardware.requantize
-    x, inputs = made.operands[0], (state.layouts.names[node.edges[0]],)
+    node_plan, how = state.plan.nodes[node.name], state.plan.hardware.requantize
+    x, inputs = node_plan.operands[0], (state.layouts.names[node.edges[0]],)
     assert x is not None
-    if not made.proved:
+    if not node_plan.proved:
         return "sums that may leave their register"
-    if made.bound >= EXACT_FLOAT32:
+    if node_plan.bound >= EXACT_FLOAT32:
         return "sums that float32 does not hold, which is how oneDNN gives them"
     zero, signed = int(x.zero_point), x.dtype.torch == torch.int8
     zero += 128 * signed
@@ -303,12 +303,12 @@ def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
         rows = weight.t() if node.op == "matmul" else weight
         return prepack(rows.reshape(g.out_channels, -1, *g.kernel).contiguous(), g, zero)
 
-    weight = state.constant_cache.derive(made.consts[1], (g, node.op, zero), packed)
-    simq, name = _only_conversion(state.layouts, node, made)
+    weight = state.constant_cache.derive(node_plan.consts[1], (g, node.op, zero), packed)
+    simq, name = _only_conversion(state.layouts, node, node_plan)
     target = None if simq is None else simq.target
     if state.kernels.fused.exact and simq is not None and target is not None and requantizes_exactly(simq, how):
-        scales = ratio(made.register, target).to(torch.float32).flatten().expand(g.out_channels).contiguous()
-        bias = _onednn_bias(made, scales)
+        scales = ratio(node_plan.register, target).to(torch.float32).flatten().expand(g.out_channels).contiguous()
+        bias = _onednn_bias(node_plan, scales)
         conv = OnednnConv(weight, g, zero, scales, bias, int(target.zero_point), target.dtype.torch)
         clip = None if target.qmax - target.qmin == 255 else (target.qmin, target.qmax)
         return Call(
@@ -319,27 +319,27 @@ def _emit_onednn(state: LoweringState, node: Node, g: Geometry) -> Call | str:
             run_on_any_rank(conv, _is_flat(node), signed, clip, None),
         )
     scales = torch.ones(g.out_channels)
-    conv = OnednnConv(weight, g, zero, scales, _onednn_bias(made, scales), 0, torch.float32)
+    conv = OnednnConv(weight, g, zero, scales, _onednn_bias(node_plan, scales), 0, torch.float32)
 
     def stored(sums: Tensor) -> Tensor:
-        integers = sums.to(made.register.dtype.torch)
-        return integers if made.out_simq is None else move_stored(integers, made.out_simq, how)
+        integers = sums.to(node_plan.register.dtype.torch)
+        return integers if node_plan.out_simq is None else move_stored(integers, node_plan.out_simq, how)
 
     run = run_on_any_rank(conv, _is_flat(node), signed, None, stored)
     return Call((node.name,), "oneDNN", inputs, (node.name,), run)
 
 
-def _only_conversion(layouts: RequestedLayouts, node: Node, made: NodePlan) -> tuple[SimQ | None, str]:
+def _only_conversion(layouts: RequestedLayouts, node: Node, node_plan: NodePlan) -> tuple[SimQ | None, str]:
     """The conversion of a node's value, if it is the only one that is requested, and its name."""
-    if made.out_simq is not None:
-        return made.out_simq, node.name
+    if node_plan.out_simq is not None:
+        return node_plan.out_simq, node.name
     conversions = layouts.conversions(node.name)
     name, simq = next(iter(conversions.items()), (node.name, None))
     return (simq if len(conversions) == 1 else None), name
 
 
-def _onednn_bias(made: NodePlan, scales: Tensor) -> Tensor | None:
-    return None if 2 not in made.consts else made.consts[2].flatten().to(torch.float32) * scales
+def _onednn_bias(node_plan: NodePlan, scales: Tensor) -> Tensor | None:
+    return None if 2 not in node_plan.consts else node_plan.consts[2].flatten().to(torch.float32) * scales
 
 
 def _rank_is_kept(plan: Plan, node: Node) -> bool:
@@ -351,51 +351,51 @@ CONV: Final = Kernel("native conv", _match_conv, _emit_conv, _conv_feature, by_s
 
 
 # ---------------------------------------------------------------- products of two values
-def _match_matmul(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_matmul(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     """Both operands are centered to int16."""
-    for q in made.operands[:2]:
+    for q in node_plan.operands[:2]:
         if q is None or stored_type(q) not in (0, 1, 2) or largest_of(q) >= 2**15 + (not int(q.zero_point)):
             return f"operands of {q and q.dtype} that int16 does not hold, centered"
-    if len(node.inputs) > 2 and (2 not in made.consts or int(made.consts[2].abs().max()) >= 2**31):
+    if len(node.inputs) > 2 and (2 not in node_plan.consts or int(node_plan.consts[2].abs().max()) >= 2**31):
         return "a bias that is no constant, or beyond int32"
-    if channel_axis(made.register.scale, len(node.shape or ())) not in (None, len(node.shape or ()) - 1):
+    if channel_axis(node_plan.register.scale, len(node.shape or ())) not in (None, len(node.shape or ()) - 1):
         return "scales that vary along another axis than the columns"
-    register = accumulator_register(made)
+    register = accumulator_register(node_plan)
     return register if isinstance(register, str) else Match("s16 x s16 products in int32")
 
 
 def _emit_matmul(state: LoweringState, node: Node) -> Call | str:
-    made, shape = state.plan.nodes[node.name], node.shape or ()
-    epilogue = state.epilogues.after(node, 1 if made.register.scale.numel() == 1 else shape[-1])
+    node_plan, shape = state.plan.nodes[node.name], node.shape or ()
+    epilogue = state.epilogues.after(node, 1 if node_plan.register.scale.numel() == 1 else shape[-1])
     if epilogue is None:
         return _NO_FORM
-    consts = _stored_const(made, 0), _stored_const(made, 1)
-    offset = made.consts[2].flatten().to(torch.int32).contiguous() if 2 in made.consts else None
-    formats = storage_format(made.operands[0]), storage_format(made.operands[1])
+    consts = _stored_const(node_plan, 0), _stored_const(node_plan, 1)
+    offset = node_plan.consts[2].flatten().to(torch.int32).contiguous() if 2 in node_plan.consts else None
+    formats = storage_format(node_plan.operands[0]), storage_format(node_plan.operands[1])
     call = MatmulCall(state.kernels.calls, epilogue.build(), formats, consts, offset, node.op == "linear")
     return _call_of_product(state, "native matmul", node, epilogue, call)
 
 
-def _match_multiply(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    for q in made.operands:
+def _match_multiply(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    for q in node_plan.operands:
         if q is None or stored_type(q) is None:
             return f"an operand of {q and q.dtype}"
-    axis, register = channel_axis(made.register.scale, len(node.shape or ())), accumulator_register(made)
+    axis, register = channel_axis(node_plan.register.scale, len(node.shape or ())), accumulator_register(node_plan)
     if isinstance(axis, str) or isinstance(register, str):
         return axis if isinstance(axis, str) else str(register)
     return Match("both operands multiplied in one pass, in int32")
 
 
 def _emit_multiply(state: LoweringState, node: Node) -> Call | str:
-    made, shape = state.plan.nodes[node.name], node.shape or ()
-    axis = channel_axis(made.register.scale, len(shape))
+    node_plan, shape = state.plan.nodes[node.name], node.shape or ()
+    axis = channel_axis(node_plan.register.scale, len(shape))
     assert not isinstance(axis, str)
     channels = 1 if axis is None else shape[axis]
     epilogue = state.epilogues.after(node, channels)
     if epilogue is None:
         return _NO_FORM
-    consts = _stored_const(made, 0), _stored_const(made, 1)
-    formats = storage_format(made.operands[0]), storage_format(made.operands[1])
+    consts = _stored_const(node_plan, 0), _stored_const(node_plan, 1)
+    formats = storage_format(node_plan.operands[0]), storage_format(node_plan.operands[1])
     call = MultiplyCall(state.kernels.calls, epilogue.build(), formats, consts, channels, axis)
     return _call_of_product(state, "native multiply", node, epilogue, call)
 
@@ -410,8 +410,8 @@ def _call_of_product(
 
 def _batches_agree(plan: Plan, node: Node) -> bool:
     """Whether the first axis of every operand that is not a constant is that of the result."""
-    made, rank = plan.nodes[node.name], len(node.shape or ())
-    variable = [s for s in range(len(node.inputs)) if s not in made.consts]
+    node_plan, rank = plan.nodes[node.name], len(node.shape or ())
+    variable = [s for s in range(len(node.inputs)) if s not in node_plan.consts]
     if node.op in ("matmul", "linear") and 1 in variable and rank < 3:
         return False
     return all(len(plan.graph[node.inputs[s]].shape or ()) == rank for s in variable)
@@ -426,25 +426,25 @@ MULTIPLY: Final = Kernel("native multiply", _match_multiply, _emit_multiply, "pr
 
 
 # ---------------------------------------------------------------- sums over windows and axes
-def _match_sum_pool(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    x, register = made.operands[0], accumulator_register(made)
-    if x is None or stored_type(x) is None or made.attrs.get("ceil_mode"):
+def _match_sum_pool(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    x, register = node_plan.operands[0], accumulator_register(node_plan)
+    if x is None or stored_type(x) is None or node_plan.attrs.get("ceil_mode"):
         return f"values of {x and x.dtype}, or ceil_mode"
     return register if isinstance(register, str) else Match("window sums in int32")
 
 
 def _emit_sum_pool(state: LoweringState, node: Node) -> Call | str:
-    made, epilogue = state.plan.nodes[node.name], state.epilogues.after(node, (node.shape or ())[1])
+    node_plan, epilogue = state.plan.nodes[node.name], state.epilogues.after(node, (node.shape or ())[1])
     if epilogue is None:
         return _NO_FORM
-    call = PoolCall(state.kernels.calls, *_window(made), storage_format(made.operands[0]), epilogue.build())
+    call = PoolCall(state.kernels.calls, *_window(node_plan), storage_format(node_plan.operands[0]), epilogue.build())
     return _call_with_epilogue("native sum pool", epilogue, state.layouts.names[node.edges[0]], call)
 
 
-def _match_reduce(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    x, register, axes = made.operands[0], accumulator_register(made), made.attrs["axes"]
+def _match_reduce(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    x, register, axes = node_plan.operands[0], accumulator_register(node_plan), node_plan.attrs["axes"]
     rank = len(plan.graph[node.inputs[0]].shape or ())
-    if x is None or stored_type(x) is None or made.register.scale.numel() > 1:
+    if x is None or stored_type(x) is None or node_plan.register.scale.numel() > 1:
         return f"values of {x and x.dtype}, or a scale per channel"
     if 0 in axes or rank - len(axes) < 2:
         return "sums over the batch, or over everything else"
@@ -452,11 +452,11 @@ def _match_reduce(plan: Plan, node: Node, made: NodePlan) -> Match | str:
 
 
 def _emit_reduce(state: LoweringState, node: Node) -> Call | str:
-    made, epilogue = state.plan.nodes[node.name], state.epilogues.after(node, 1)
+    node_plan, epilogue = state.plan.nodes[node.name], state.epilogues.after(node, 1)
     if epilogue is None:
         return _NO_FORM
-    axes, keepdim = tuple(made.attrs["axes"]), bool(made.attrs["keepdim"])
-    call = ReduceCall(state.kernels.calls, axes, keepdim, storage_format(made.operands[0]), epilogue.build())
+    axes, keepdim = tuple(node_plan.attrs["axes"]), bool(node_plan.attrs["keepdim"])
+    call = ReduceCall(state.kernels.calls, axes, keepdim, storage_format(node_plan.operands[0]), epilogue.build())
     return _call_with_epilogue("native sum over axes", epilogue, state.layouts.names[node.edges[0]], call)
 
 
@@ -465,9 +465,9 @@ REDUCE: Final = Kernel("native sum over axes", _match_reduce, _emit_reduce, "pas
 
 
 # ---------------------------------------------------------------- sums of two values
-def _why_no_sum(plan: Plan, node: Node, made: NodePlan) -> str:
+def _why_no_sum(plan: Plan, node: Node, node_plan: NodePlan) -> str:
     """The reason why neither `ADD` nor `BROADCAST_ADD` can compute a sum; empty if one of them may."""
-    form, register = plan.ops[node.op].integer, accumulator_register(made)
+    form, register = plan.ops[node.op].integer, accumulator_register(node_plan)
     if form is None or form.slots != ("common",):
         return "no common scale"
     return register if isinstance(register, str) else ""
@@ -479,30 +479,30 @@ def _has_one_shape(plan: Plan, node: Node) -> bool:
     return len({x.shape for x in operands}) == 1 and all(x.op != CONST for x in operands)
 
 
-def _match_add(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_add(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     """Both operands are values of one shape."""
     if not _has_one_shape(plan, node):
         return ""
-    reasons = (_why_no_sum(plan, node, made), *(_why_not_requantized(plan, made, slot) for slot in range(2)))
+    reasons = (_why_no_sum(plan, node, node_plan), *(_why_not_requantized(plan, node_plan, slot) for slot in range(2)))
     return next(filter(None, reasons), None) or Match("both operands requantized and added in one pass")
 
 
-def _why_not_requantized(plan: Plan, made: NodePlan, slot: int) -> str:
+def _why_not_requantized(plan: Plan, node_plan: NodePlan, slot: int) -> str:
     """The reason why the kernel cannot requantize an operand of a sum; empty if it can."""
-    simq, target = made.simqs[slot], made.operands[slot]
+    simq, target = node_plan.simqs[slot], node_plan.operands[slot]
     source = target if simq is None else simq.source
     stored = target if source is None else source
     if target is None or stored is None or stored_type(stored) is None:
         return f"an operand of {stored and stored.dtype}"
     if source is None:
         return ""  # a step before the sum quantizes it
-    found = requantization_of(simq, plan.hardware.requantize, max(1, source.scale.numel()), largest_of(source))
-    return found if isinstance(found, str) else ""
+    requantization = requantization_of(simq, plan.hardware.requantize, max(1, source.scale.numel()), largest_of(source))
+    return requantization if isinstance(requantization, str) else ""
 
 
 def _emit_add(state: LoweringState, node: Node) -> Call | str:
-    made, shape = state.plan.nodes[node.name], node.shape or ()
-    scales = [s.source.scale for s in made.simqs if s is not None and s.source is not None]
+    node_plan, shape = state.plan.nodes[node.name], node.shape or ()
+    scales = [s.source.scale for s in node_plan.simqs if s is not None and s.source is not None]
     axes = {channel_axis(s, len(shape)) for s in scales} - {None}
     axis = next(iter(axes), None)
     if len(axes) > 1 or isinstance(axis, str):
@@ -511,20 +511,26 @@ def _emit_add(state: LoweringState, node: Node) -> Call | str:
     epilogue.added = state.epilogues.added(epilogue, node, 0)
     if epilogue.added is None or not state.epilogues.finish(epilogue, node):
         return "an operand that the pass cannot requantize"
-    first = made.operands[0] if (s := made.simqs[0]) is None or s.source is None else s.source
+    first = node_plan.operands[0] if (s := node_plan.simqs[0]) is None or s.source is None else s.source
     assert first is not None
     return _call_of_rows(state, "native add", epilogue, first, axis, state.layouts.names[node.edges[0]])
 
 
-def _match_broadcast_add(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_broadcast_add(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     """One operand has the shape of the result. The other one is broadcast; it may be a constant."""
     if _has_one_shape(plan, node):
         return ""
-    why = _why_no_sum(plan, node, made)
+    why = _why_no_sum(plan, node, node_plan)
     if why:
         return why
-    whole = [s for s, n in enumerate(node.inputs) if s not in made.consts and plan.graph[n].shape == node.shape]
-    if not whole or any(q is None or stored_type(q) is None for q in made.operands) or made.out.scale.numel() > 1:
+    whole_slots = [
+        s for s, n in enumerate(node.inputs) if s not in node_plan.consts and plan.graph[n].shape == node.shape
+    ]
+    if (
+        not whole_slots
+        or any(q is None or stored_type(q) is None for q in node_plan.operands)
+        or node_plan.out.scale.numel() > 1
+    ):
         return "no operand has the shape of the sum, or types that the pass does not know"
     return Match("an operand broadcast, and added in one pass")
 
@@ -537,40 +543,40 @@ def _emit_broadcast_add(state: LoweringState, node: Node) -> Call | str:
     return _call_of_sum(state, node, slot, epilogue) if state.epilogues.finish(epilogue, node) else _NO_FORM
 
 
-def _match_tflite_sum(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_tflite_sum(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     """TFLite's sum requantizes both operands to one scale and then the sum to the scale of the output."""
-    if made.desc.form != "tflite":
+    if node_plan.desc.form != "tflite":
         return ""
     shapes = [plan.graph[n].shape for n in node.inputs]
-    register = accumulator_register(made)
+    register = accumulator_register(node_plan)
     if isinstance(register, str):
         return register
-    if any(q is None or stored_type(q) is None or q.dtype.bits > 16 for q in (*made.operands, made.out)):
+    if any(q is None or stored_type(q) is None or q.dtype.bits > 16 for q in (*node_plan.operands, node_plan.out)):
         return "values of more than 16 bits"
-    if not made.proved or not any(s not in made.consts and shapes[s] == node.shape for s in (0, 1)):
+    if not node_plan.proved or not any(s not in node_plan.consts and shapes[s] == node.shape for s in (0, 1)):
         return "no operand has the shape of the result"
     return Match("three multipliers")
 
 
 def _emit_tflite_sum(state: LoweringState, node: Node) -> Call | str:
-    made = state.plan.nodes[node.name]
-    low, high = clip_range(made.out)
+    node_plan = state.plan.nodes[node.name]
+    low, high = clip_range(node_plan.out)
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return "zero points per channel"
-    requantizations = tflite_sum_requantizations(made.attrs, (low, high))
+    requantizations = tflite_sum_requantizations(node_plan.attrs, (low, high))
     if isinstance(requantizations, str):
         return requantizations
     out, *operands = requantizations
     slot = _whole_slot(state, node)
     added = _other_operand(state, node, slot, (operands[slot], operands[1 - slot]), native.Register())
-    epilogue = Epilogue(1, [node.name], added=added, stored=[StoredOutput(node.name, out, made.out)])
+    epilogue = Epilogue(1, [node.name], added=added, stored=[StoredOutput(node.name, out, node_plan.out)])
     return _call_of_sum(state, node, slot, epilogue)
 
 
 def _whole_slot(state: LoweringState, node: Node) -> int:
     """The slot of an operand that is not a constant and has the shape of the result."""
-    made, shapes = state.plan.nodes[node.name], [state.plan.graph[n].shape for n in node.inputs]
-    return next(s for s in (0, 1) if s not in made.consts and shapes[s] == node.shape)
+    node_plan, shapes = state.plan.nodes[node.name], [state.plan.graph[n].shape for n in node.inputs]
+    return next(s for s in (0, 1) if s not in node_plan.consts and shapes[s] == node.shape)
 
 
 def _other_operand(
@@ -593,9 +599,9 @@ def _other_operand(
 
 def _call_of_sum(state: LoweringState, node: Node, slot: int, epilogue: Epilogue) -> Call:
     """The call of a pass over the operand in `slot`, to which the other operand of any shape is added."""
-    made, const = state.plan.nodes[node.name], _stored_const(state.plan.nodes[node.name], 1 - slot)
+    node_plan, const = state.plan.nodes[node.name], _stored_const(state.plan.nodes[node.name], 1 - slot)
     assert epilogue.added is not None
-    source = storage_format(made.operands[slot])
+    source = storage_format(node_plan.operands[slot])
     call = RowsCall(state.kernels.calls, epilogue.build(), source, None, period(1), const)
     inputs = (state.layouts.names[node.edges[slot]], *((epilogue.added.name,) if const is None else ()))
     stored = tuple(s.name for s in epilogue.stored)
@@ -610,36 +616,46 @@ TFLITE_SUM: Final = Kernel("native add, TFLite's", _match_tflite_sum, _emit_tfli
 
 
 # ---------------------------------------------------------------- clamps and maxima
-def _match_clamp(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    if stored_type(made.out) is None or made.operands[0] is None or stored_type(made.operands[0]) is None:
-        return f"values of {made.out.dtype}"
+def _match_clamp(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    if (
+        stored_type(node_plan.out) is None
+        or node_plan.operands[0] is None
+        or stored_type(node_plan.operands[0]) is None
+    ):
+        return f"values of {node_plan.out.dtype}"
     return Match("one pass")
 
 
 def _emit_clamp(state: LoweringState, node: Node) -> Call | str:
-    made, shape = state.plan.nodes[node.name], node.shape or ()
-    form, x, axis = state.plan.ops[node.op].integer, made.operands[0], channel_axis(made.out.scale, len(shape))
+    node_plan, shape = state.plan.nodes[node.name], node.shape or ()
+    form, x, axis = (
+        state.plan.ops[node.op].integer,
+        node_plan.operands[0],
+        channel_axis(node_plan.out.scale, len(shape)),
+    )
     assert form is not None and form.limits is not None and x is not None
     if isinstance(axis, str):
         return axis
     epilogue = Epilogue(1 if axis is None else shape[axis], [node.name])
-    epilogue.clamp(*form.limits(made.attrs))
+    epilogue.clamp(*form.limits(node_plan.attrs))
     if not state.epilogues.finish(epilogue, node):
         return _NO_FORM
     return _call_of_rows(state, "native clamp", epilogue, x, axis, state.layouts.names[node.edges[0]])
 
 
-def _match_max_pool(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    if stored_type(made.out) is None or made.attrs["ceil_mode"]:
-        return f"values of {made.out.dtype}, or ceil_mode"
-    return Match(f"on {made.out.dtype.torch} with channels innermost".replace("torch.", ""))
+def _match_max_pool(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    if stored_type(node_plan.out) is None or node_plan.attrs["ceil_mode"]:
+        return f"values of {node_plan.out.dtype}, or ceil_mode"
+    return Match(f"on {node_plan.out.dtype.torch} with channels innermost".replace("torch.", ""))
 
 
 def _emit_max_pool(state: LoweringState, node: Node) -> Call | str:
-    made = state.plan.nodes[node.name]
-    code = stored_type(made.out)
+    node_plan = state.plan.nodes[node.name]
+    code = stored_type(node_plan.out)
     assert code is not None
-    return _call_of_node(state, node, "native max pool", PoolCall(state.kernels.calls, *_window(made), (code, 0), None))
+    return _call_of_node(
+        state, node, "native max pool", PoolCall(state.kernels.calls, *_window(node_plan), (code, 0), None)
+    )
 
 
 CLAMP: Final = Kernel("native clamp", _match_clamp, _emit_clamp, "passes", fuses_as="clamp")
@@ -647,47 +663,49 @@ MAX_POOL: Final = Kernel("native max pool", _match_max_pool, _emit_max_pool, "pa
 
 
 # ---------------------------------------------------------------- tables
-def _match_table(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    x = made.operands[0]
-    if x is None or stored_type(x) not in (0, 1) or stored_type(made.out) not in (0, 1):
+def _match_table(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    x = node_plan.operands[0]
+    if x is None or stored_type(x) not in (0, 1) or stored_type(node_plan.out) not in (0, 1):
         return "a table of other than bytes"
     return Match("256 entries")
 
 
 def _emit_table(state: LoweringState, node: Node) -> Call | str:
-    made = state.plan.nodes[node.name]
-    x = made.operands[0]
-    assert made.table is not None and x is not None
-    entries = torch.zeros(256, dtype=made.out.dtype.torch)
-    entries[torch.arange(x.qmin, x.qmax + 1) % 256] = store(made.table, made.out)
-    return _call_of_node(state, node, "native table", TableCall(state.kernels.calls, entries, made.out.dtype.torch))
+    node_plan = state.plan.nodes[node.name]
+    x = node_plan.operands[0]
+    assert node_plan.table is not None and x is not None
+    entries = torch.zeros(256, dtype=node_plan.out.dtype.torch)
+    entries[torch.arange(x.qmin, x.qmax + 1) % 256] = store(node_plan.table, node_plan.out)
+    return _call_of_node(
+        state, node, "native table", TableCall(state.kernels.calls, entries, node_plan.out.dtype.torch)
+    )
 
 
-def _match_pair_table(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_pair_table(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     """Any arithmetic of two bytes that gives a byte."""
-    values = (*made.operands, made.out)
+    values = (*node_plan.operands, node_plan.out)
     if all(q is not None and stored_type(q) in (0, 1) and q.scale.numel() == 1 for q in values):
         return Match("an entry for every pair of bytes")
     return ""
 
 
 def _emit_pair_table(state: LoweringState, node: Node) -> Call | str:
-    made = state.plan.nodes[node.name]
-    consts = _stored_const(made, 0), _stored_const(made, 1)
+    node_plan = state.plan.nodes[node.name]
+    consts = _stored_const(node_plan, 0), _stored_const(node_plan, 1)
     # the digest of a node does not cover the qparams of its operands
-    key = (node.op, made.digest, *(q and q.key for q in made.operands))
+    key = (node.op, node_plan.digest, *(q and q.key for q in node_plan.operands))
     entries = state.constant_cache.tables.get_or_make(key, lambda: pair_table_entries(state.plan, node))
-    inputs = tuple(state.layouts.names[e] for e in node.edges if e.slot not in made.consts)
+    inputs = tuple(state.layouts.names[e] for e in node.edges if e.slot not in node_plan.consts)
     call = PairTableCall(state.kernels.calls, entries, consts)
     return Call((node.name,), "native pair table", inputs, (node.name,), call)
 
 
 def pair_table_entries(plan: Plan, node: Node) -> Tensor:
     """The results of a node for every pair of bytes, in the order of `PairTableCall`, by the reference arithmetic."""
-    made, byte = plan.nodes[node.name], torch.arange(256, dtype=torch.uint8)
-    dtypes = [q.dtype.torch for q in made.operands if q is not None]
+    node_plan, byte = plan.nodes[node.name], torch.arange(256, dtype=torch.uint8)
+    dtypes = [q.dtype.torch for q in node_plan.operands if q is not None]
     values = [x.view(dtype) for x, dtype in zip((byte.repeat_interleave(256), byte.repeat(256)), dtypes, strict=True)]
-    arriving = replace(made, simqs=(None, None), consts={})
+    arriving = replace(node_plan, simqs=(None, None), consts={})
     return compute_integer(plan, node, arriving, values, lambda _, slot: values[slot])
 
 
@@ -696,28 +714,34 @@ PAIR_TABLE: Final = Kernel("native pair table", _match_pair_table, _emit_pair_ta
 
 
 # ---------------------------------------------------------------- ops that only move values
-def _why_not_moved(node: Node, made: NodePlan) -> str:
-    values = [o for o in made.operands if o is not None]
-    zeros = {int(q.zero_point) for q in (*values, made.out) if q.zero_point.numel() == 1}
-    dtypes = {q.dtype.torch for q in (*values, made.out)}
-    if made.consts or len(values) != len(node.inputs) or len(zeros) != 1 or len(dtypes) != 1 or not made.proved:
+def _why_not_moved(node: Node, node_plan: NodePlan) -> str:
+    values = [o for o in node_plan.operands if o is not None]
+    zeros = {int(q.zero_point) for q in (*values, node_plan.out) if q.zero_point.numel() == 1}
+    dtypes = {q.dtype.torch for q in (*values, node_plan.out)}
+    if (
+        node_plan.consts
+        or len(values) != len(node.inputs)
+        or len(zeros) != 1
+        or len(dtypes) != 1
+        or not node_plan.proved
+    ):
         return "operands that differ"
-    if made.out_simq is not None or any(q.zero_point.numel() != 1 for q in (*values, made.out)):
+    if node_plan.out_simq is not None or any(q.zero_point.numel() != 1 for q in (*values, node_plan.out)):
         return "requantizes at the output"
-    if node.op == "upsample_nearest2d" and made.out.dtype.torch != torch.uint8:
+    if node.op == "upsample_nearest2d" and node_plan.out.dtype.torch != torch.uint8:
         return "torch enlarges bytes only"
     return ""
 
 
-def _match_move(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    return _why_not_moved(node, made) or Match("moves values as they are stored")
+def _match_move(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    return _why_not_moved(node, node_plan) or Match("moves values as they are stored")
 
 
 def _emit_move(state: LoweringState, node: Node) -> Call | str:
-    made, rule = state.plan.nodes[node.name], state.plan.ops[node.op]
+    node_plan, rule = state.plan.nodes[node.name], state.plan.ops[node.op]
 
     def run(values: Sequence[Any]) -> Sequence[Tensor]:
-        return (rule.compute(made.attrs, *values),)
+        return (rule.compute(node_plan.attrs, *values),)
 
     return _call_of_node(state, node, "torch on bytes", run)
 
@@ -730,14 +754,14 @@ def _batch_stays_first(plan: Plan, node: Node) -> bool:
     return node.op in ("concat", "slice") and node.attrs["axis"] % len(node.shape or ()) > 0
 
 
-def _match_pad(plan: Plan, node: Node, made: NodePlan) -> Match | str:
-    return _why_not_moved(node, made) or Match("pads values as they are stored")
+def _match_pad(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
+    return _why_not_moved(node, node_plan) or Match("pads values as they are stored")
 
 
 def _emit_pad(state: LoweringState, node: Node) -> Call | str:
-    made = state.plan.nodes[node.name]
-    sizes, mode = made.attrs["pad"], made.attrs["mode"]
-    value = int(made.attrs["value"] or 0) + int(made.out.zero_point) if mode == "constant" else None
+    node_plan = state.plan.nodes[node.name]
+    sizes, mode = node_plan.attrs["pad"], node_plan.attrs["mode"]
+    value = int(node_plan.attrs["value"] or 0) + int(node_plan.out.zero_point) if mode == "constant" else None
 
     def run(values: Sequence[Any]) -> Sequence[Tensor]:
         return (F.pad(values[0], sizes, mode, value),)
@@ -750,14 +774,14 @@ PAD: Final = Kernel("torch's padding of stored values", _match_pad, _emit_pad, N
 
 
 # ---------------------------------------------------------------- kernels that compute every Plan
-def _match_any(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_any(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     return Match("computes every node")
 
 
-def _match_floats(plan: Plan, node: Node, made: NodePlan) -> Match | str:
+def _match_floats(plan: Plan, node: Node, node_plan: NodePlan) -> Match | str:
     # torch has kernels for sums of products, which a rule can split, in floats but not in int64
     form = plan.ops[node.op].integer
-    exact = form is not None and form.split is not None and made.bound <= 2.0**53
+    exact = form is not None and form.split is not None and node_plan.bound <= 2.0**53
     return Match("sums of products, exact on float carriers") if exact else ""
 
 
@@ -765,24 +789,24 @@ def _emit_float(state: LoweringState, node: Node) -> Call | str:
     plan, layouts, weights = state.plan, state.layouts, state.plan.weights
     stored = {e.slot: store(w.integers, w.qparams) for e in node.edges if (w := weights.get(e))}
     # values that a step before dequantized arrive as the node reads them
-    left = {e: plan.edges[e] if layouts.is_own(e) else None for e in node.edges}
+    simqs = {e: plan.edges[e] if layouts.is_own(e) else None for e in node.edges}
 
     def run(values: Sequence[Any]) -> Sequence[Any]:
-        return (compute_float(plan, node, values, lambda _, slot: stored[slot], left),)
+        return (compute_float(plan, node, values, lambda _, slot: stored[slot], simqs),)
 
     return _call_of_node(state, node, "float", run)
 
 
 def _emit_reference(state: LoweringState, node: Node, name: str = "reference", *, floats: bool = False) -> Call:
-    plan, made = state.plan, state.plan.nodes[node.name]
+    plan, node_plan = state.plan, state.plan.nodes[node.name]
     # values that a step before requantized arrive as the operand
-    left = [s if state.layouts.is_own(e) else None for e, s in zip(node.edges, made.simqs, strict=True)]
-    arriving = replace(made, simqs=tuple(left))
+    simqs = [s if state.layouts.is_own(e) else None for e, s in zip(node.edges, node_plan.simqs, strict=True)]
+    arriving = replace(node_plan, simqs=tuple(simqs))
 
     def constant(name: str, slot: int) -> Tensor:
-        qparams = made.operands[slot]
+        qparams = node_plan.operands[slot]
         assert qparams is not None
-        return store(made.consts[slot], qparams)
+        return store(node_plan.consts[slot], qparams)
 
     def run(values: Sequence[Any]) -> Sequence[Tensor]:
         return (compute_integer(plan, node, arriving, values, constant, floats=floats),)
@@ -854,21 +878,23 @@ def select_kernel(plan: Plan, node: Node, features: Set[Feature]) -> SelectedKer
     Args:
         features: the native kernels that may be selected.
     """
-    made = plan.nodes.get(node.name)
-    if made is None:
+    node_plan = plan.nodes.get(node.name)
+    if node_plan is None:
         return SelectedKernel(FLOAT, "a float node")
     form = plan.ops[node.op].integer
-    own_form = form is None or form.requantizes_output or form.attrs_at is not None
-    why = "computes, or goes to the output's scale, in a way of its own" if own_form else "no kernel of its own"
-    for kernel in TABLE_KERNELS if made.table is not None else KERNELS.get(node.op, ()):
-        if own_form and not kernel.any_form:
+    special_form = form is None or form.requantizes_output or form.attrs_at is not None
+    why = "computes, or goes to the output's scale, in a way of its own" if special_form else "no kernel of its own"
+    for kernel in TABLE_KERNELS if node_plan.table is not None else KERNELS.get(node.op, ()):
+        if special_form and not kernel.any_form:
             continue
-        needs = kernel.needs(made) if callable(kernel.needs) else kernel.needs
-        match = kernel.matches(plan, node, made) if needs is None or needs in features else "no native kernels here"
+        needs = kernel.needs(node_plan) if callable(kernel.needs) else kernel.needs
+        match = (
+            kernel.matches(plan, node, node_plan) if needs is None or needs in features else "no native kernels here"
+        )
         if isinstance(match, Match):
             return SelectedKernel(kernel, match.why)
         why = match or why
-    match = "" if own_form else FLOATS.matches(plan, node, made)
+    match = "" if special_form else FLOATS.matches(plan, node, node_plan)
     if isinstance(match, Match):
         return SelectedKernel(FLOATS, f"{match.why} ({why})")
     return SelectedKernel(REFERENCE, why)
