@@ -1,4 +1,4 @@
-"""Commands in tests: what one did, as a user sees it."""
+"""Commands in tests, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hago.cli import main
 
 
 @dataclass(frozen=True)
-class Said:
-    """What one command did."""
+class CommandResult:
+    """The exit code and the output of one command."""
 
     code: int
     out: str
@@ -25,19 +25,19 @@ class Said:
         return json.loads(self.out)
 
 
-Run = Callable[..., Said]
+Run = Callable[..., CommandResult]
 
 
 def runner(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command, words by words, in the current folder."""
+    """A function that runs a command, given as words, in the current folder."""
 
-    def run(*words: str) -> Said:
+    def run(*words: str) -> CommandResult:
         capsys.readouterr()
         try:
             code = main(words)
         except SystemExit as end:  # --help and --version
             code = int(end.code or 0)
         captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)
 
     return run

@@ -19,12 +19,12 @@ from hago.errors import HagoError
 ENDS = st.floats(0.0, 2.0**60)
 
 
-def made(scheme: str, lo: float, hi: float, bits: int, kind: DType, **options: bool) -> QParams:
+def qparams_of(scheme: str, lo: float, hi: float, bits: int, kind: DType, **options: bool) -> QParams:
     ends = (torch.tensor(end, dtype=torch.float64) for end in (lo, hi))
     return make_qparams(scheme, *ends, bits, kind, **options)
 
 
-def said(q: QParams) -> tuple[float, int, int, int]:
+def numbers_of(q: QParams) -> tuple[float, int, int, int]:
     return float(q.scale), int(q.zero_point), q.qmin, q.qmax
 
 
@@ -40,7 +40,7 @@ def said(q: QParams) -> tuple[float, int, int, int]:
     ],
 )
 def test_the_values_of_the_rfc(bits: int, threshold: float, scale: float, top: int, kind: DType) -> None:
-    assert said(made("hago", -threshold, threshold, bits, kind)) == (scale, 0, -top, top)
+    assert numbers_of(qparams_of("hago", -threshold, threshold, bits, kind)) == (scale, 0, -top, top)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_the_values_of_the_rfc(bits: int, threshold: float, scale: float, top: i
     ],
 )
 def test_known_grids(scheme: str, lo: float, hi: float, kind: DType, expected: tuple[float, int, int, int]) -> None:
-    assert said(made(scheme, lo, hi, 8, kind)) == expected
+    assert numbers_of(qparams_of(scheme, lo, hi, 8, kind)) == expected
 
 
 def test_a_tensor_of_zeros_has_scale_one() -> None:
     for scheme in SCHEMES:
-        assert float(made(scheme, 0.0, 0.0, 8, INT8).scale) == 1.0
-    assert float(made("hago", 0.0, 1e-40, 8, INT8).scale) == SMALLEST_SCALE
+        assert float(qparams_of(scheme, 0.0, 0.0, 8, INT8).scale) == 1.0
+    assert float(qparams_of("hago", 0.0, 1e-40, 8, INT8).scale) == SMALLEST_SCALE
 
 
 # ---------------------------------------------------------------- what holds of all
@@ -76,8 +76,8 @@ def test_every_scheme(scheme: str, below: float, above: float, bits: int, name: 
     """Real zero is represented exactly, the ends to within a quantum (and a zero point's rounding), and
     the scale is a float32."""
     kind = dtype(name)
-    q = made(scheme, -below, above, bits, kind)
-    scale, zero, qmin, qmax = said(q)
+    q = qparams_of(scheme, -below, above, bits, kind)
+    scale, zero, qmin, qmax = numbers_of(q)
     assert scale == float(np.float32(scale)) and scale >= SMALLEST_SCALE
     assert kind.min <= qmin <= zero <= qmax <= kind.max
     assert qmax - qmin < 1 << bits
@@ -90,14 +90,14 @@ def test_every_scheme(scheme: str, below: float, above: float, bits: int, name: 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(ENDS, ENDS, st.integers(2, 7))
 def test_more_bits_are_never_coarser(scheme: str, below: float, above: float, bits: int) -> None:
-    scales = [float(made(scheme, -below, above, b, INT8).scale) for b in (bits, bits + 1)]
+    scales = [float(qparams_of(scheme, -below, above, b, INT8).scale) for b in (bits, bits + 1)]
     assert scales[1] <= scales[0]
 
 
 @given(ENDS, ENDS, st.integers(2, 8), st.sampled_from(["int8", "uint8"]))
 def test_powers_of_two(below: float, above: float, bits: int, name: str) -> None:
-    q = made("symmetric", -below, above, bits, dtype(name), power_of_two=True)
-    scale, zero, _qmin, qmax = said(q)
+    q = qparams_of("symmetric", -below, above, bits, dtype(name), power_of_two=True)
+    scale, zero, _qmin, qmax = numbers_of(q)
     assert is_power_of_two(q.scale) and zero in (0, 1 << (bits - 1))
     most = max(below, above)
     assert (qmax + 1 - zero) * scale >= most
@@ -116,20 +116,22 @@ def test_per_channel_is_each_channel_alone() -> None:
 
 def test_two_sided_schemes_are_those_that_use_both_ends() -> None:
     for scheme in SCHEMES:
-        differ = float(made(scheme, -1.0, 3.0, 8, INT8).scale) != float(made(scheme, -3.0, 3.0, 8, INT8).scale)
+        differ = float(qparams_of(scheme, -1.0, 3.0, 8, INT8).scale) != float(
+            qparams_of(scheme, -3.0, 3.0, 8, INT8).scale
+        )
         assert differ == (scheme in TWO_SIDED)
 
 
 @pytest.mark.parametrize("lo, hi", [(1.0, -1.0), (0.0, math.inf), (math.nan, 1.0), (-math.inf, 0.0)])
 def test_invalid_ranges_are_refused(lo: float, hi: float) -> None:
     with pytest.raises(HagoError, match="finite with lo <= hi"):
-        made("hago", lo, hi, 8, INT8)
+        qparams_of("hago", lo, hi, 8, INT8)
 
 
 @pytest.mark.parametrize("bits, kind", [(9, INT8), (1, INT8), (0, INT16), (17, INT16)])
 def test_bits_that_do_not_fit(bits: int, kind: DType) -> None:
     with pytest.raises(HagoError, match=f"{bits} bits do not fit {kind}"):
-        made("hago", -1.0, 1.0, bits, kind)
+        qparams_of("hago", -1.0, 1.0, bits, kind)
 
 
 def test_invalid_grids_are_refused() -> None:

@@ -32,7 +32,7 @@ GRIDS = [
 BY_EXTREMES = {"max_range", "power2_range", "avg_range"}
 
 
-def _made() -> dict[str, Tensor]:
+def _make_data() -> dict[str, Tensor]:
     torch.manual_seed(0)
     normal = torch.randn(3000)
     return {
@@ -55,7 +55,7 @@ def _made() -> dict[str, Tensor]:
     }
 
 
-DATA = _made()
+DATA = _make_data()
 
 
 def fits(name: str, grid: Grid) -> bool:
@@ -79,23 +79,23 @@ def test_cases_cover_every_grid_and_all_data() -> None:
     assert {name for name, _ in CASES} == set(DATA) and {grid for _, grid in CASES} == set(GRIDS)
 
 
-def largest(seen: TensorStatistics) -> Tensor:
-    return torch.maximum(seen.minimum.abs(), seen.maximum.abs())
+def largest(statistics_of_data: TensorStatistics) -> Tensor:
+    return torch.maximum(statistics_of_data.minimum.abs(), statistics_of_data.maximum.abs())
 
 
-def breaks_the_contract(made: Estimator, seen: TensorStatistics, grid: Grid) -> str:
+def breaks_the_contract(estimate: Estimator, statistics_of_data: TensorStatistics, grid: Grid) -> str:
     """Which clause of an estimator's contract its answer breaks, or an empty string."""
-    lo, hi = made(seen, grid)
-    bottom, top = seen.minimum.clamp_max(0.0), seen.maximum.clamp_min(0.0)
-    rounds = grid.power_of_two or made.name == "power2_range"
+    lo, hi = estimate(statistics_of_data, grid)
+    bottom, top = statistics_of_data.minimum.clamp_max(0.0), statistics_of_data.maximum.clamp_min(0.0)
+    rounds = grid.power_of_two or estimate.name == "power2_range"
     # mse may reach so far beyond what was observed that the largest value is on the grid
-    most = headroom(grid) if made.name == "mse" else 1.0
-    room = (top - bottom if two_sided(grid) else largest(seen)) * (most - 1.0) * (1 + 1e-12)
-    if not (lo.dtype == hi.dtype == torch.float64 and lo.shape == hi.shape == (seen.channels,)):
+    most = headroom(grid) if estimate.name == "mse" else 1.0
+    room = (top - bottom if two_sided(grid) else largest(statistics_of_data)) * (most - 1.0) * (1 + 1e-12)
+    if not (lo.dtype == hi.dtype == torch.float64 and lo.shape == hi.shape == (statistics_of_data.channels,)):
         return "float64 of shape (C,)"
     if not bool((lo.isfinite() & hi.isfinite() & (lo <= 0) & (hi >= 0)).all()):
         return "finite, lo <= 0 <= hi"
-    if bool(((lo == hi) & (largest(seen) > 0)).any()):
+    if bool(((lo == hi) & (largest(statistics_of_data) > 0)).any()):
         return "lo < hi unless all values are 0"
     if not grid.signed and bool((lo != 0).any()):
         return "lo = 0 where unsigned"
@@ -103,9 +103,9 @@ def breaks_the_contract(made: Estimator, seen: TensorStatistics, grid: Grid) -> 
         return "within what was observed"
     if rounds and not (is_power_of_two(hi) and bool(((lo == -hi) | (lo == 0)).all())):
         return "a power of two"
-    if rounds and not bool(((lo == -hi) == (seen.minimum < 0)).all()):
+    if rounds and not bool(((lo == -hi) == (statistics_of_data.minimum < 0)).all()):
         return "lo = -t where there are negative values"
-    if rounds and not bool((hi <= power_of_two_at_least(largest(seen) * most)).all()):
+    if rounds and not bool((hi <= power_of_two_at_least(largest(statistics_of_data) * most)).all()):
         return "at most the largest magnitude rounded up"
     return ""
 
@@ -143,9 +143,9 @@ class Scaled:
     ],
 )
 def test_broken_contracts_fail(spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], grid: Grid, says: str) -> None:
-    seen = constant_statistics(DATA["normal"])
-    assert breaks_the_contract(MaxRange(), seen, grid) == ""
-    assert breaks_the_contract(Scaled(spoil), seen, grid).startswith(says)
+    statistics_of_data = constant_statistics(DATA["normal"])
+    assert breaks_the_contract(MaxRange(), statistics_of_data, grid) == ""
+    assert breaks_the_contract(Scaled(spoil), statistics_of_data, grid).startswith(says)
 
 
 @ALL
@@ -153,11 +153,11 @@ def test_thresholds_make_quantization_parameters(spec: str) -> None:
     for name, grid in CASES:
         lo, hi = estimator(spec)(constant_statistics(DATA[name]), grid)
         dtype = DType("grid", grid.bits, "int" if grid.signed else "uint", torch.int64)
-        made = make_qparams(grid.scheme, lo, hi, grid.bits, dtype, power_of_two=grid.power_of_two)
+        estimate = make_qparams(grid.scheme, lo, hi, grid.bits, dtype, power_of_two=grid.power_of_two)
         if grid.power_of_two:
-            assert is_power_of_two(made.scale)
+            assert is_power_of_two(estimate.scale)
             steps = 2 ** (grid.bits - grid.signed)
-            assert float(made.scale) * steps == max(float(hi), 2.0**-100 * steps), name
+            assert float(estimate.scale) * steps == max(float(hi), 2.0**-100 * steps), name
 
 
 @ALL
@@ -216,17 +216,17 @@ def test_channels_are_independent(spec: str, grid: Grid) -> None:
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=8), st.sampled_from(GRIDS))
 def test_contract_on_any_values(spec: str, numbers: list[float], grid: Grid) -> None:
     x = torch.tensor(numbers)
-    seen = constant_statistics(x if grid.signed else x.abs())
-    assert breaks_the_contract(estimator(spec), seen, grid) == ""
+    statistics_of_data = constant_statistics(x if grid.signed else x.abs())
+    assert breaks_the_contract(estimator(spec), statistics_of_data, grid) == ""
 
 
 @ALL
 @pytest.mark.parametrize("name", ["constant", "negative", "power", "single"])
 def test_a_constant_is_its_own_threshold(spec: str, name: str) -> None:
-    seen = constant_statistics(DATA[name])
+    statistics_of_data = constant_statistics(DATA[name])
     size = float(DATA[name].abs().max())
     for bits in (4, 8, 16):
-        lo, hi = estimator(spec)(seen, Grid(bits))
+        lo, hi = estimator(spec)(statistics_of_data, Grid(bits))
         if spec == "power2_range":
             assert max(-float(lo), float(hi)) == float(power_of_two_at_least(torch.tensor(size)))
         else:
@@ -302,9 +302,9 @@ def test_ends_of_an_affine_grid_on_two_batches() -> None:
     ],
 )
 def test_powers_of_two(spec: str, value: float, power: float) -> None:
-    seen = constant_statistics(torch.tensor([value, value / 2]))
-    assert float(estimator(spec)(seen, Grid(8, power_of_two=True))[1]) == power
-    assert float(estimator("power2_range")(seen, Grid(8))[1]) == power
+    statistics_of_data = constant_statistics(torch.tensor([value, value / 2]))
+    assert float(estimator(spec)(statistics_of_data, Grid(8, power_of_two=True))[1]) == power
+    assert float(estimator("power2_range")(statistics_of_data, Grid(8))[1]) == power
 
 
 def test_weights_per_output_channel() -> None:
@@ -325,7 +325,7 @@ def test_means_that_cancel_leave_the_observed_range() -> None:
 @ALL
 @pytest.mark.parametrize("values", [(-0.0, 1.0), (-0.0, 0.0), (-0.0, -0.0), (0.0, 0.0)])
 def test_thresholds_have_no_negative_zero(spec: str, values: tuple[float, float]) -> None:
-    seen = constant_statistics(torch.tensor(values))
+    statistics_of_data = constant_statistics(torch.tensor(values))
     for grid in GRIDS:
-        for end in estimator(spec)(seen, grid):
+        for end in estimator(spec)(statistics_of_data, grid):
             assert not bool(torch.signbit(end).any()), grid

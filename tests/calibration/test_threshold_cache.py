@@ -41,15 +41,15 @@ WEIGHT = torch.arange(-12.0, 12.0).view(4, 3, 2)
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_thresholds_are_those_of_the_estimator(name: str) -> None:
-    made, seen, grid = estimator(name), observed(), Grid(4)
-    ask = ThresholdCache(seen, {"weight": WEIGHT}, made)
+    estimate, statistics_by_node, grid = estimator(name), observed(), Grid(4)
+    ask = ThresholdCache(statistics_by_node, {"weight": WEIGHT}, estimate)
     expected = {
-        ("relu", None): made(seen["relu"], grid),
-        ("conv", 1): made(seen["conv"], grid),
-        ("weight", None): made(constant_statistics(WEIGHT), grid),
-        ("weight", 0): made(constant_statistics(WEIGHT, 0), grid),
-        ("weight", -1): made(constant_statistics(WEIGHT, 2), grid),
-        ("weight", 1): made(constant_statistics(WEIGHT, 1), grid),
+        ("relu", None): estimate(statistics_by_node["relu"], grid),
+        ("conv", 1): estimate(statistics_by_node["conv"], grid),
+        ("weight", None): estimate(constant_statistics(WEIGHT), grid),
+        ("weight", 0): estimate(constant_statistics(WEIGHT, 0), grid),
+        ("weight", -1): estimate(constant_statistics(WEIGHT, 2), grid),
+        ("weight", 1): estimate(constant_statistics(WEIGHT, 1), grid),
     }
     for (node, axis), ends in expected.items():
         for got, want in zip(ask(node, grid, axis), ends, strict=True):
@@ -89,17 +89,23 @@ def test_blocks_of_channels_do_not_matter(axis: int, monkeypatch: pytest.MonkeyP
 
 
 def test_ranges() -> None:
-    seen = observed()
-    ask = ThresholdCache(seen, {"weight": WEIGHT, "half": torch.tensor(0.5)}, MaxRange())
+    statistics_by_node = observed()
+    ask = ThresholdCache(statistics_by_node, {"weight": WEIGHT, "half": torch.tensor(0.5)}, MaxRange())
     assert ask.range_of("weight") == (-12.0, 11.0)
     assert ask.range_of("half") == (0.5, 0.5)
-    assert ask.range_of("conv") == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
+    assert ask.range_of("conv") == (
+        float(statistics_by_node["conv"].minimum.min()),
+        float(statistics_by_node["conv"].maximum.max()),
+    )
 
 
 def test_whole_tensor_thresholds_come_from_observed_channels() -> None:
-    seen = observed()
-    lo, hi = ThresholdCache(seen, {}, MaxRange())("conv", Grid(8, "affine"))
-    assert (float(lo), float(hi)) == (float(seen["conv"].minimum.min()), float(seen["conv"].maximum.max()))
+    statistics_by_node = observed()
+    lo, hi = ThresholdCache(statistics_by_node, {}, MaxRange())("conv", Grid(8, "affine"))
+    assert (float(lo), float(hi)) == (
+        float(statistics_by_node["conv"].minimum.min()),
+        float(statistics_by_node["conv"].maximum.max()),
+    )
 
 
 def test_refusals() -> None:

@@ -67,8 +67,8 @@ SEARCH = ["search", MODEL, "--hardware", "int16_accumulator", "--data", DATA, "-
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a model, and what a search of it left."""
+def search_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, and the files of a search and of a stored model."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "cli_zoo.py").write_text(ZOO, "utf-8")
     with pytest.MonkeyPatch.context() as patch:
@@ -81,9 +81,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def hago(found: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def hago(search_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Runs a command in that folder; the model is imported anew by every test."""
-    monkeypatch.chdir(found)
+    monkeypatch.chdir(search_folder)
 
     yield runner(capsys)
     sys.modules.pop("cli_zoo", None)
@@ -242,9 +242,9 @@ def after_hago(line: str) -> list[str]:
     return words[words.index("hago") + 1 :]
 
 
-def test_search_reports_its_results_and_files(hago: Run, found: Path) -> None:
+def test_search_reports_its_results_and_files(hago: Run, search_folder: Path) -> None:
     run = hago(*SEARCH, "--budget", "6 trials", "--held-out", DATA)
-    trials = read_log(found / LOG).trials
+    trials = read_log(search_folder / LOG).trials
     assert f"searched {len(trials)} trials" in run.out and LOG in run.out and STRATEGY in run.out
     assert "held out: accuracy" in run.out and "continuing after 6 trials" in run.err
     # what came before the first trial, and forwards, are known of this session alone
@@ -255,23 +255,23 @@ def test_search_reports_its_results_and_files(hago: Run, found: Path) -> None:
     assert hago(*after_hago(check)).code == 0
 
 
-def test_search_as_json(hago: Run, found: Path) -> None:
-    said = hago(*SEARCH, "--budget", "6 trials", "--json").json
-    strategy, best = Strategy.load(found / STRATEGY), read_log(found / LOG).trials[said["best_trial"]]
-    assert said["bits"] == dict(strategy.bits) == dict(best.bits) and said["results"] == dict(best.results)
-    assert (said["trials"], said["held_out"]) == (6, None)
+def test_search_as_json(hago: Run, search_folder: Path) -> None:
+    result = hago(*SEARCH, "--budget", "6 trials", "--json").json
+    strategy, best = Strategy.load(search_folder / STRATEGY), read_log(search_folder / LOG).trials[result["best_trial"]]
+    assert result["bits"] == dict(strategy.bits) == dict(best.bits) and result["results"] == dict(best.results)
+    assert (result["trials"], result["held_out"]) == (6, None)
 
 
-def test_objectives_and_searchers_of_the_user(hago: Run, found: Path) -> None:
+def test_objectives_and_searchers_of_the_user(hago: Run, search_folder: Path) -> None:
     words = ["--log", "own/l.jsonl", "--save", "own/s.json", "--budget", "3 trials"]
     run = hago(*SEARCH, *words, "--objective", "cli_zoo:distance", "--searcher", "cli_zoo:searcher", "--json")
     assert run.code == 0, run.err
-    assert run.json["results"]["distance"] <= 0 and len(read_log(found / "own/l.jsonl").trials) == 3
+    assert run.json["results"]["distance"] <= 0 and len(read_log(search_folder / "own/l.jsonl").trials) == 3
 
 
-def test_options_of_a_searcher(hago: Run, found: Path) -> None:
+def test_options_of_a_searcher(hago: Run, search_folder: Path) -> None:
     run = hago(*SEARCH, "--log", "opt.jsonl", "--budget", "2 trials", "--searcher", "greedy:tolerance=0.5,max_passes=2")
-    header = read_log(found / "opt.jsonl").header
+    header = read_log(search_folder / "opt.jsonl").header
     assert run.code == 0 and header is not None
     assert header.searcher == {"name": "greedy", "options": {"tolerance": 0.5, "max_passes": 2}}
 
@@ -289,7 +289,7 @@ def listens() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listens")
-def test_an_interrupted_search_prints_how_to_continue(hago: Run, found: Path) -> None:
+def test_an_interrupted_search_prints_how_to_continue(hago: Run, search_folder: Path) -> None:
     whole = [*SEARCH, "--objective", "cli_zoo:distance", "--log", "whole.jsonl", "--save", "w.json"]
     assert hago(*whole, "--budget", "12 trials").code == 0
     cut = [
@@ -304,14 +304,16 @@ def test_an_interrupted_search_prints_how_to_continue(hago: Run, found: Path) ->
         "12 trials",
     ]
     run = hago(*cut)
-    before = len(read_log(found / "cut.jsonl").trials)
+    before = len(read_log(search_folder / "cut.jsonl").trials)
     assert 0 < before < 12
     assert run.code == 130 and run.out == ""
     assert f"interrupted after {before} trials, which are in cut.jsonl; the best so far is c.json" in run.err
-    assert Strategy.load(found / "c.json").bits
+    assert Strategy.load(search_folder / "c.json").bits
     assert hago(*after_hago(run.err.splitlines()[-1])).code == 0
-    (found / "cut.jsonl").write_text((found / "cut.jsonl").read_text().replace("interrupting", "distance"))
-    assert timeless(found / "cut.jsonl") == timeless(found / "whole.jsonl")
+    (search_folder / "cut.jsonl").write_text(
+        (search_folder / "cut.jsonl").read_text().replace("interrupting", "distance")
+    )
+    assert timeless(search_folder / "cut.jsonl") == timeless(search_folder / "whole.jsonl")
 
 
 def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,8 +327,8 @@ def test_interrupted_before_the_first_trial(hago: Run, monkeypatch: pytest.Monke
 
 # ---------------------------------------------------------------- the other commands
 def test_quantize_saves_what_can_be_realized(hago: Run) -> None:
-    said = hago("quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", "q.json", "--json").json
-    assert said["strategy"] == "q.json" and said["results"]["sqnr"] > 0
+    result = hago("quantize", MODEL, "--hardware", "x86_vnni", "--data", DATA, "--save", "q.json", "--json").json
+    assert result["strategy"] == "q.json" and result["results"]["sqnr"] > 0
     assert hago("realize", MODEL, "q.json", "--data", DATA).code == 0
 
 
@@ -339,10 +341,10 @@ def test_explain_from_data_is_explain_from_shapes(hago: Run) -> None:
 
 
 def test_realize_explains_its_kernels(hago: Run) -> None:
-    said = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
-    assert said["head"] and sum(said["kernels"].values()) == len(said["rows"]) > 0
+    result = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain", "--json").json["kernels"]
+    assert result["head"] and sum(result["kernels"].values()) == len(result["rows"]) > 0
     shown = hago("realize", MODEL, STRATEGY, "--data", DATA, "--explain").out
-    assert all(row["node"] in shown and row["why"] in shown for row in said["rows"])
+    assert all(row["node"] in shown and row["why"] in shown for row in result["rows"])
 
 
 def test_simulate_and_realize_agree(hago: Run) -> None:
@@ -362,9 +364,9 @@ def test_realize_fails_if_a_value_differs(hago: Run, monkeypatch: pytest.MonkeyP
     assert run.code == 1 and "simulated != integer" in run.out
 
 
-def test_inspect_writes_the_table(hago: Run, found: Path) -> None:
+def test_inspect_writes_the_table(hago: Run, search_folder: Path) -> None:
     run = hago("inspect", MODEL, STRATEGY, "--data", DATA, "--csv", "tables/layers.csv", "--values")
-    lines = (found / "tables/layers.csv").read_text("utf-8").splitlines()
+    lines = (search_folder / "tables/layers.csv").read_text("utf-8").splitlines()
     assert run.code == 0 and "float | simulated | integer" in run.out and "wrote tables/layers.csv" in run.err
     assert len(lines) == 1 + len(hago("inspect", MODEL, STRATEGY, "--data", DATA, "--json").json["nodes"])
 
@@ -375,17 +377,17 @@ def test_replay_of_log_and_strategy(hago: Run) -> None:
     assert hago("replay", MODEL, STRATEGY, "--data", DATA).code == 0
 
 
-def test_replay_fails_if_a_figure_differs(hago: Run, found: Path) -> None:
-    record = json.loads((found / STRATEGY).read_text("utf-8"))
+def test_replay_fails_if_a_figure_differs(hago: Run, search_folder: Path) -> None:
+    record = json.loads((search_folder / STRATEGY).read_text("utf-8"))
     record["made_by"]["results"]["sqnr"] = np.nextafter(record["made_by"]["results"]["sqnr"], 0.0)
-    (found / "edited.json").write_text(json.dumps(record), "utf-8")
+    (search_folder / "edited.json").write_text(json.dumps(record), "utf-8")
     run = hago("replay", MODEL, "edited.json", "--data", DATA)
     assert run.code == 1 and "sqnr was" in run.out
 
 
-def test_hardware_of_the_user_must_be_given_again(hago: Run, found: Path) -> None:
+def test_hardware_of_the_user_must_be_given_again(hago: Run, search_folder: Path) -> None:
     chip = json.loads(Path(__file__).parents[2].joinpath("hardware_specs/vta.json").read_text("utf-8"))
-    (found / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
+    (search_folder / "mine.json").write_text(json.dumps({**chip, "name": "mine"}), "utf-8")
     made = ["search", MODEL, "--hardware", "mine.json", "--data", DATA, "--budget", "2 trials"]
     run = hago(*made)
     assert run.code == 0, run.err
@@ -395,18 +397,18 @@ def test_hardware_of_the_user_must_be_given_again(hago: Run, found: Path) -> Non
     assert hago("simulate", MODEL, "strategies/net-mine.json", "--data", DATA, "--hardware", "mine.json").code == 0
 
 
-def test_hardware_check_fails_and_lists_mistakes(hago: Run, found: Path) -> None:
-    (found / "wrong.json").write_text('{"version": 1, "name": "x", "rounding": "half_eve"}', "utf-8")
+def test_hardware_check_fails_and_lists_mistakes(hago: Run, search_folder: Path) -> None:
+    (search_folder / "wrong.json").write_text('{"version": 1, "name": "x", "rounding": "half_eve"}', "utf-8")
     run = hago("hardware", "check", "wrong.json")
     assert run.code == 1 and "$.rounding" in run.out and run.err == ""
-    said = hago("hardware", "--json", "check", "wrong.json").json
-    assert said["ok"] is False and any("half_eve" in m for m in said["mistakes"])
-    (found / "cut.json").write_text('{"version": 1,', "utf-8")
+    result = hago("hardware", "--json", "check", "wrong.json").json
+    assert result["ok"] is False and any("half_eve" in m for m in result["mistakes"])
+    (search_folder / "cut.json").write_text('{"version": 1,', "utf-8")
     assert hago("hardware", "check", "cut.json", "--json").json["mistakes"][0].count("line 1") == 1
 
 
-def test_ops_of_the_user(hago: Run, found: Path) -> None:
-    (found / "cli_ops.py").write_text(
+def test_ops_of_the_user(hago: Run, search_folder: Path) -> None:
+    (search_folder / "cli_ops.py").write_text(
         "import torch\nfrom hago.ops._rule import IntegerForm, OpRule\n"
         "from hago.ops._shared import arguments, magnitude_bound\n"
         'RULE = OpRule(name="abs", aten=("aten.abs.default",), parse=arguments(("self",)),\n'
@@ -418,7 +420,7 @@ def test_ops_of_the_user(hago: Run, found: Path) -> None:
         "utf-8",
     )
     chip = json.loads((Path(__file__).parents[2] / "hardware_specs/vta.json").read_text("utf-8"))
-    (found / "with_abs.json").write_text(json.dumps(chip | {"ops": {**chip["ops"], "abs": ["i32"]}}), "utf-8")
+    (search_folder / "with_abs.json").write_text(json.dumps(chip | {"ops": {**chip["ops"], "abs": ["i32"]}}), "utf-8")
     ours = ["--ops", "cli_ops:RULE"]
     assert hago("hardware", "check", "with_abs.json").code == 1
     assert hago("hardware", "check", "with_abs.json", *ours).code == 0
@@ -432,9 +434,9 @@ def test_ops_of_the_user(hago: Run, found: Path) -> None:
     assert wrong.code == 2 and "expected an OpRule" in wrong.err
 
 
-def test_objectives_of_the_user(hago: Run, found: Path) -> None:
+def test_objectives_of_the_user(hago: Run, search_folder: Path) -> None:
     """An objective, a searcher and an estimator by `package.module:name`; what a log names is not imported."""
-    (found / "cli_parts.py").write_text(
+    (search_folder / "cli_parts.py").write_text(
         "from dataclasses import dataclass\n"
         "from hago.calibration.estimators import MaxRange\n"
         "@dataclass(frozen=True)\n"
@@ -457,7 +459,7 @@ def test_objectives_of_the_user(hago: Run, found: Path) -> None:
         "--save", "own.json", "--log", "own.jsonl",
     )  # fmt: skip
     assert run.code == 0, run.err
-    made_by = json.loads((found / "own.json").read_text("utf-8"))["made_by"]
+    made_by = json.loads((search_folder / "own.json").read_text("utf-8"))["made_by"]
     assert (made_by["objective"], made_by["estimator"]) == ("least_error", "halved")
     for given in ([], own[:2], own[2:]):
         run = hago("replay", MODEL, "own.jsonl", *shared, *given)
@@ -475,11 +477,11 @@ def test_objectives_of_the_user(hago: Run, found: Path) -> None:
     assert wrong.code == 2 and "Did you mean 'greedy'" in wrong.err
 
 
-def test_data_files_and_samples(hago: Run, found: Path) -> None:
+def test_data_files_and_samples(hago: Run, search_folder: Path) -> None:
     generator = np.random.default_rng(0)
-    np.savez(found / "d.npz", x=generator.normal(size=(30, 1, 6, 6)), y=np.arange(30) % 3)
-    said = hago("simulate", MODEL, STRATEGY, "--data", "d.npz", "--samples", "7", "--batch-size", "4", "--json").json
-    assert said["samples"] == 7 and said["models"]["float"]["sim_acc"] <= 1
+    np.savez(search_folder / "d.npz", x=generator.normal(size=(30, 1, 6, 6)), y=np.arange(30) % 3)
+    result = hago("simulate", MODEL, STRATEGY, "--data", "d.npz", "--samples", "7", "--batch-size", "4", "--json").json
+    assert result["samples"] == 7 and result["models"]["float"]["sim_acc"] <= 1
 
 
 def test_the_current_folder_is_importable_only_during_a_command(hago: Run) -> None:
@@ -517,7 +519,7 @@ def test_a_full_disk_on_standard_output_is_one_line() -> None:
     assert ran.stderr.count("\n") == 1
 
 
-def test_a_search_of_a_float_model(hago: Run, found: Path) -> None:
+def test_a_search_of_a_float_model(hago: Run, search_folder: Path) -> None:
     words = [
         "--hardware",
         "x86_vnni",
@@ -539,12 +541,12 @@ def test_version(hago: Run) -> None:
     assert run.code == 0 and run.out.startswith("hago ")
 
 
-def test_a_race_on_threads_leaves_its_front(hago: Run, found: Path) -> None:
+def test_a_race_on_threads_leaves_its_front(hago: Run, search_folder: Path) -> None:
     words = [*SEARCH, "--searcher", "random:trials=6,batch=3", "--executor", "threads:2", "--race", "0.05"]
     run = hago(*words, "--log", "raced.jsonl", "--save", "raced.json", "--cache", "10MB")
     assert run.code == 0 and "front     raced.front.json" in run.out
-    points = json.loads((found / "raced.front.json").read_text())["points"]
+    points = json.loads((search_folder / "raced.front.json").read_text())["points"]
     assert points and points == sorted(points, key=lambda p: p["cost"])
-    assert len(read_log(found / "raced.jsonl").trials) == 6
+    assert len(read_log(search_folder / "raced.jsonl").trials) == 6
     for wrong in (["--executor", "processes"], ["--race", "2"], ["--cache", "much"]):
         assert hago(*SEARCH, *wrong).code == 2

@@ -61,9 +61,9 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_realize_reports_the_stored_file(run: Run) -> None:
-    said = run(*REALIZE, "--save", "again.safetensors", "--json").json
+    result = run(*REALIZE, "--save", "again.safetensors", "--json").json
     assert Path("again.safetensors").read_bytes() == Path(FILE).read_bytes()
-    assert said["file_bytes"] == Path(FILE).stat().st_size and said["float_bytes"] == 4 * (
+    assert result["file_bytes"] == Path(FILE).stat().st_size and result["float_bytes"] == 4 * (
         9 * 8 + 8 + 9 * 64 + 8 + 96 + 3
     )
     assert f"stored  {FILE}: " in run(*REALIZE, "--save", FILE).out
@@ -79,11 +79,11 @@ def test_a_model_that_is_not_exact_is_not_stored(run: Run, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
 def test_run_gives_the_outputs_of_the_model(run: Run, engine: str) -> None:
-    said = run("run", FILE, "--data", DATA, "--engine", engine, "--save", "y.npz", "--json")
+    result = run("run", FILE, "--data", DATA, "--engine", engine, "--save", "y.npz", "--json")
     whole = run(*REALIZE, "--json").json
-    assert said.code == 0 and said.json["same"] and said.json["samples"] == 32
-    assert said.json["acc"] == whole["models"]["integer"]["sim_acc"]
-    assert said.json["acc_interval"] == whole["models"]["integer"]["sim_acc_interval"]
+    assert result.code == 0 and result.json["same"] and result.json["samples"] == 32
+    assert result.json["acc"] == whole["models"]["integer"]["sim_acc"]
+    assert result.json["acc_interval"] == whole["models"]["integer"]["sim_acc_interval"]
     import stored_zoo  # type: ignore[import-not-found]
 
     model = hago.load_integer_model(FILE)
@@ -103,8 +103,8 @@ def test_run_needs_no_labels_and_no_model(run: Run) -> None:
 def test_run_fails_if_a_value_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = IntegerModel.run
     monkeypatch.setattr(IntegerModel, "run", lambda *a, **k: [v + 1 for v in whole(*a, **k)])
-    said = run("run", FILE, "--data", DATA, "--engine", "reference")
-    assert said.code == 1 and "96 of 96 output values differ (output 0 of batch 0: 48" in said.out
+    result = run("run", FILE, "--data", DATA, "--engine", "reference")
+    assert result.code == 1 and "96 of 96 output values differ (output 0 of batch 0: 48" in result.out
 
 
 def test_export_starts_from_a_stored_model(run: Run) -> None:
@@ -134,9 +134,9 @@ def test_export_starts_from_a_stored_model(run: Run) -> None:
 )
 def test_bad_input_is_one_clear_line(run: Run, words: list[str], why: str) -> None:
     Path("cut.safetensors").write_bytes(Path(FILE).read_bytes()[:-1])
-    said = run(*words)
-    assert said.code == 2 and said.out == "" and why in said.err.splitlines()[-1]
-    assert "Traceback" not in said.err
+    result = run(*words)
+    assert result.code == 2 and result.out == "" and why in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
 
 
 def test_a_search_reads_tables_that_export_wrote(run: Run) -> None:
@@ -159,8 +159,8 @@ def test_a_search_reads_tables_that_export_wrote(run: Run) -> None:
         largest = [np.abs(np.array(pair)).max() for pair in (ends, old["thresholds"][key])]
         assert np.isclose(*largest, rtol=1e-2), key
     Path("part").write_text("input 1.5 -1.5 1.5\n")
-    said = run("quantize", MODEL, *options[:4], "--calibration-table", "part", "--save", "part.json")
-    assert "no row in the calibration table, so estimated: 1, " in said.out
+    result = run("quantize", MODEL, *options[:4], "--calibration-table", "part", "--save", "part.json")
+    assert "no row in the calibration table, so estimated: 1, " in result.out
     Path("odd").write_text("inpot 1.5 -1.5 1.5\n")
-    said = run("quantize", MODEL, *options[:4], "--calibration-table", "odd")
-    assert said.code == 2 and "Did you mean 'input'" in said.err
+    result = run("quantize", MODEL, *options[:4], "--calibration-table", "odd")
+    assert result.code == 2 and "Did you mean 'input'" in result.err

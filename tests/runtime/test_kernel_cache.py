@@ -66,8 +66,8 @@ def count(built: Path) -> int:
 
 
 def one(cache: Path, ending: str) -> Path:
-    (found,) = cache.glob(f"kernels-*{ending}")
-    return found
+    (path,) = cache.glob(f"kernels-*{ending}")
+    return path
 
 
 def written(path: Path, change: Callable[[bytes], bytes]) -> None:
