@@ -17,11 +17,14 @@ from hago.cost.cost import Cost, plan_cost
 from hago.cost.report import CostRange, cost_range
 from hago.data.batches import Batches
 from hago.graph.frontend import ModelLike
+from hago.graph.graph import Graph
+from hago.hardware.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_hardware, as_strategy, import_for, import_on, input_names
 from hago.ops import OPS, Ops
 from hago.plan.placement import topology_of
-from hago.plan.space import build_space
+from hago.plan.space import Space, build_space
 from hago.plan.strategy import Strategy
+from hago.plan.topology import Topology
 from hago.qat.finetune import FinetuneOptions, finetune_after_search, training_files
 from hago.runtime.native.executor import named_engine
 from hago.runtime.reference import IntegerModel
@@ -312,11 +315,22 @@ def explain(
     Args:
         example_inputs: one batch, with which an nn.Module is exported.
     """
+    graph, chip, topology, space = _analyze(model, hardware, example_inputs, keep_float, fix_bits)
+    return explain_topology(graph, chip, topology, space, chip.known_ops)
+
+
+def _analyze(
+    model: ModelLike,
+    hardware: HardwareLike,
+    example_inputs: Sequence[Any],
+    keep_float: str | Sequence[str],
+    fix_bits: Mapping[str, int] | None,
+) -> tuple[Graph, Hardware, Topology, Space]:
+    """Import a model, and build its topology and its space of choices, without data."""
     chip = as_hardware(hardware)
-    ops = chip.known_ops
     graph = import_on(chip, model, example_inputs)
-    topology = topology_of(graph, chip, keep_float, ops)
-    return explain_topology(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
+    topology = topology_of(graph, chip, keep_float, chip.known_ops)
+    return graph, chip, topology, build_space(graph, chip, topology, fix_bits, chip.known_ops)
 
 
 def estimate_cost(
@@ -379,11 +393,8 @@ def explain_cost(
     fix_bits: Mapping[str, int] | None = None,
 ) -> CostRange:
     """Estimate the cost of a model with the most bits, with the fewest bits, and in float, before any search."""
-    chip = as_hardware(hardware)
-    ops = chip.known_ops
-    graph = import_on(chip, model, example_inputs)
-    topology = topology_of(graph, chip, keep_float, ops)
-    return cost_range(graph, chip, topology, build_space(graph, chip, topology, fix_bits, ops), ops)
+    graph, chip, topology, space = _analyze(model, hardware, example_inputs, keep_float, fix_bits)
+    return cost_range(graph, chip, topology, space, chip.known_ops)
 
 
 def inspect_graph_statistic(

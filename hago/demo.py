@@ -1,7 +1,7 @@
-"""Demo: handwritten digits, from training to an integer model that equals its simulation on every image.
+"""The demo: handwritten digits, from training to an integer model that equals its simulation on every image.
 
-`run_demo` is the command `hago demo`. It leaves its files behind (the weights of the model, the data, the logs and the
-strategies), so that every other command can be tried on them.
+The command `hago demo` calls `run_demo`. Its files (the weights of the model, the data, the logs and the strategies)
+are kept, so that every other command can be tried on them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hago.search.prepare import prepare
 from hago.serialization.text_table import table
 from hago.study.log import read_log
 
-#: The hardware that is searched for: a chip where 8 bits are easy, and one whose accumulators overflow.
+#: The hardware of the demo: a chip with wide accumulators, and one whose accumulators overflow at 8 bits.
 HARDWARE: Final = ("x86_vnni", "int16_accumulator")
 #: The name of the network on the command line.
 MODEL: Final = "hago.demo:DigitNet"
-#: Numbers of images to train and to calibrate on; the rest of the 1797 are for testing.
+#: The numbers of images for training and for calibration; the others of the 1797 images are for testing.
 TRAIN, CALIBRATION = 1000, 200
 EPOCHS: Final = 20
 BATCH_SIZE: Final = 100
@@ -109,7 +109,7 @@ def batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(part: tuple[Tensor, Tensor], seed: int = 0, epochs: int = EPOCHS) -> DigitNet:
-    """Train a network and return it in eval mode; the caller's random state does not change."""
+    """Train a network, and return it in eval mode. The caller's random state does not change."""
     images, labels = part
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -133,12 +133,12 @@ class HardwareResult:
     """The result of the demo on one hardware.
 
     Args:
-        report: of the strategy that the search found, on the test images.
+        report: the report of the best strategy on the test images.
         widest: measures of the most bits everywhere, simulated on the test images: the result of quantizing without
             regard to accumulators.
-        widest_overflows: number of accumulators that left their register with those bits.
-        trials, seconds: length of the search.
-        log, strategy: files that the search wrote.
+        widest_overflows: the number of accumulators that overflowed with those bits.
+        trials, seconds: the number of trials and the duration of the search.
+        log, strategy: the files that the search wrote.
     """
 
     report: StrategyReport
@@ -216,15 +216,15 @@ def run_demo(
     seed: int = 0,
     epochs: int = EPOCHS,
 ) -> Demo:
-    """Train, explain, search, realize and check.
+    """Run the demo: train, explain, search, realize and check.
 
     Args:
-        out: a folder; `demo/`, `logs/demo-*` and `strategies/demo-*` in it are replaced.
+        out: a folder, in which `demo/`, `logs/demo-*` and `strategies/demo-*` are replaced.
         say: called with every line of the progress report.
         hardware: names or paths of hardware files.
-        budget: of each search.
-        seed: of the split of the data, of training and of each search.
-        epochs: of training.
+        budget: the budget of each search.
+        seed: the seed of the split of the data, of training and of each search.
+        epochs: the number of epochs of training.
 
     Raises:
         HagoError: scikit-learn is not installed, or the folder cannot be written.
@@ -235,8 +235,8 @@ def run_demo(
     count = sum(p.numel() for p in model.parameters())
     say(
         f"trained a residual network of {count} parameters on {len(digits.train[0])} handwritten digits in "
-        f"{time.monotonic() - started:.1f} s; {len(digits.calibration[0])} digits calibrate, "
-        f"{len(digits.test[0])} it has never seen test it"
+        f"{time.monotonic() - started:.1f} s; {len(digits.calibration[0])} other digits are for calibration and "
+        f"{len(digits.test[0])} for testing"
     )
     _save(out, model, digits)
     return Demo(
@@ -265,7 +265,7 @@ def _save(out: Path, model: DigitNet, digits: Digits) -> None:
 def _run_on(
     name: str, model: DigitNet, digits: Digits, out: Path, say: Callable[[str], None], budget: str | None, seed: int
 ) -> HardwareResult:
-    """Explain, search, measure and inspect on one hardware."""
+    """Explain, search, measure and inspect on one piece of hardware."""
     chip = load_hardware(name)
     log, saved = out / "logs" / f"demo-{chip.name}.jsonl", out / "strategies" / f"demo-{chip.name}.json"
     log.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Equality: the one definition of when two values are equal, which every comparison of hago calls.
 
-Integers and booleans are compared as int64, whatever dtype holds them. Floats are compared by value: NaN equals NaN,
+Integers and booleans of all dtypes are compared as int64. Floats are compared by value: NaN equals NaN,
 and -0 equals 0. A float equals an integer if it is that integer exactly, also beyond 2**53. Tensors of different
-shapes differ in every entry. There is no tolerance; a comparison that has one is called otherwise and states it.
+shapes differ in every entry. There is no tolerance; comparisons with a tolerance have other names and state it.
 
 Real numbers that an engine gives for quanta are rounded to integers first, by `to_quanta` and nowhere else.
 """

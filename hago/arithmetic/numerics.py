@@ -4,8 +4,8 @@ Values are *centered integers* `c = q - zero_point`, held in an integer tensor (
 simulator's carrier). Every function gives the same integers on both, so the simulator and the integer model agree.
 The numbered equations are in docs/numerics.md.
 
-Values are centered because every form rounds before it adds the zero point: the zero point only moves the clipping
-range, and padding is 0 whatever it is.
+Values are centered because every form rounds before it adds the zero point. So the zero point only moves the clipping
+range, and padding is always 0.
 """
 
 from __future__ import annotations

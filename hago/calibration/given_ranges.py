@@ -180,7 +180,7 @@ def _node_called(name: str, known: Iterable[str]) -> str:
     for candidate in (name, with_type[1] if with_type else name):
         if candidate in known:
             return candidate
-    raise HagoError(f"the tables name {name!r}, which is no node of the model.{did_you_mean(name, known)}")
+    raise HagoError(f"the tables name {name!r}, which is not a node of the model.{did_you_mean(name, known)}")
 
 
 # ---------------------------------------------------------------- reading the user's arguments

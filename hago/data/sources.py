@@ -123,7 +123,7 @@ def _arrays(path: Path, batch_size: int, samples: int | None) -> ArrayBatches:
             arrays = {name: loaded[name] for name in loaded.files}
     except DataError:
         raise
-    except Exception as error:  # of a damaged file, whatever numpy's and zip's readers stumble over
+    except Exception as error:  # numpy's and zip's readers raise many types for damaged files
         raise DataError(f"data {str(path)!r} cannot be read: {one_line(error)}") from None
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
     if not arrays or min(lengths.values()) == 0:

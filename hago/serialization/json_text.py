@@ -198,21 +198,21 @@ def replace_file(path: Path, content: str | bytes) -> None:
     Raises:
         LogError: the file could not be written; a file that was at `path` is unchanged.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         _remove_stale(path)
-        with open(beside, "xb") as file:
+        with open(temporary, "xb") as file:
             _lock(file.fileno())
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
         sync_folder(path.parent)
     except (OSError, ValueError) as error:
         raise LogError(f"cannot write {path}: {error}; a file that was there is unchanged") from None
     finally:
         with contextlib.suppress(OSError, ValueError):
-            beside.unlink()
+            temporary.unlink()
 
 
 def _lock(fd: int) -> bool:

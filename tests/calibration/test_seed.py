@@ -144,7 +144,7 @@ def test_a_search_with_tables_is_continued_and_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "thresholds, modes, why",
     [
-        ({"fist": (-1.0, 1.0)}, None, "'fist', which is no node of the model. Did you mean 'first'"),
+        ({"fist": (-1.0, 1.0)}, None, "'fist', which is not a node of the model. Did you mean 'first'"),
         (None, {"secondd": "F32"}, "Did you mean 'second'"),
         ({"first": (-1.0, 1.0), "first_Conv": (-1.0, 1.0)}, None, "node 'first' twice"),
         ({"first": (1.0, 2.0)}, None, "low <= 0 <= high"),
