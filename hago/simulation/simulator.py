@@ -157,7 +157,7 @@ class _Stepping:
                 yield from self._integer(node, plan)
 
     def _origin(self, source: str) -> str:
-        """The node that computes the value of `source`: the first of its inputs, in turn, that is not skipped."""
+        """The node that computes the value of `source`: itself, or the first node before it that is not skipped."""
         while source in self.skipped:
             (source,) = self.plan.graph[source].inputs
         return source
