@@ -406,9 +406,9 @@ CASES: Final = (
         lambda p: load_model("test_advice:graph", weights=p / "w"),
         lambda _: load_model("test_advice:graph"),
     ),
-    Case("; chmod o-w it", lambda p: open_folder(p, 0o777), lambda p: open_folder(p, 0o777 & ~stat.S_IWOTH)),
+    Case("; run chmod o-w on it", lambda p: open_folder(p, 0o777), lambda p: open_folder(p, 0o777 & ~stat.S_IWOTH)),
     Case(
-        "and each would write over the other; give each a path of its own",
+        "and would overwrite each other; give each a path of its own",
         lambda p: search(log=p / "x", save=p / "x"),
         lambda p: search(log=p / "x", save=p / "y"),
     ),

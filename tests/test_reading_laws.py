@@ -210,7 +210,7 @@ BROKEN: Final = {
     "a pickle": (
         "runtime.stored.load_plan",
         "serialization.tensor_file",
-        "said = header.pop(RESERVED, None)",
+        "metadata = header.pop(RESERVED, None)",
         "pickle.loads(data)",
     ),
     "torch's own reader": (
@@ -236,7 +236,7 @@ BROKEN: Final = {
     "a library": (
         "runtime.native.library._kept",
         "runtime.native.library",
-        "name, size, digest = (said[",
+        "name, size, digest = (record[",
         "ctypes.CDLL('x')",
     ),
     "a method": (

@@ -272,7 +272,7 @@ def _confirmed_lines(strategy: Strategy) -> list[str]:
         return []
     samples = f"{kept['kept_aside']} samples that were kept aside{', each in turn' if kept['turns'] > 1 else ''}"
     if not kept["kept_aside"]:
-        return ["  thresholds are as estimated: to refine them, samples must be kept aside; give more than one sample"]
+        return ["  thresholds are as estimated: of a single sample, none can be kept aside to confirm refined ones"]
     if "gain" not in confirmed or {"refined", "weighted", "mse", "refined once"}.isdisjoint(
         map(str, confirmed.values())
     ):
