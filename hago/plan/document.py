@@ -1,15 +1,15 @@
-"""A Plan as a document: JSON values, with the large tensors beside them; and back.
+"""Conversion of a Plan to a document, JSON values with the large tensors beside them, and back.
 
 `plan_to_document` is called when an integer model is saved, `plan_from_document` when one is loaded. A document holds
 values of a closed set of types: those of JSON, tuples, mappings, tensors, dtypes, QParams, SimQ and the hardware's
-Requantize; one that JSON has no form for is an object with the key "hago".
+Requantize. A value that JSON has no form for is written as an object with the key "hago".
 
 Invariants: the Plan that is read computes the same integers on every edge and the same float nodes. A `ValueReader`
 gives back the values that the `ValueWriter` was given, dtypes, shapes and bits of floats included; QParams and scales
-that were one object are one object again, since a Plan tells by identity which operands need no requantization. Left
-out are the values that nothing computes with: the float values of constants that are integers, whose nodes come back
-with tensors that have a shape and no values, and the thresholds of constants. Reading imports nothing on behalf of a
-document: operators come from the table that the caller gives.
+that were one object are one object again, since a Plan tells by identity which operands need no requantization. Values
+that nothing computes with are left out: the thresholds of constants, and the float values of constants that are stored
+as integers, which are read back as tensors with a shape and no values. Reading imports no code that a document names:
+operators come from the table that the caller gives.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ from hago.plan.consistency import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
 
-#: Tensors of at most so many elements stand in the JSON itself.
-SMALL: Final = 16
+#: Tensors of at most so many elements are written into the JSON itself.
+INLINE_ELEMENTS: Final = 16
 #: Records that attributes of operators hold, by name.
 _RECORDS: Final = {kind.__name__: kind for kind in RECORDS}
 _TAG: Final = "hago"
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
-#: Fields of a NodePlan that are written each in a form of its own.
-_OWN_WAY: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
+#: Fields of a NodePlan that `_node_plan` and `_read_node` write and read each in its own form.
+_SPECIAL_FIELDS: Final = ("desc", "simqs", "consts", "thresholds", "digest", "pairs", "additions", "raised")
 #: The key of each other field; formats keep the key of a field that was renamed.
-_PLAIN: Final = {
-    f.name: {"keeps_input_dtype": "within_hull"}.get(f.name, f.name) for f in fields(NodePlan) if f.name not in _OWN_WAY
+_PLAIN_FIELDS: Final = {
+    f.name: {"keeps_input_dtype": "within_hull"}.get(f.name, f.name)
+    for f in fields(NodePlan)
+    if f.name not in _SPECIAL_FIELDS
 }
-#: Types of the other fields, which the schema cannot check.
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+#: Types of the other fields that the schema cannot check.
+_FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "attrs": (dict,),
     "operands": (tuple,),
     "register": (QParams,),
@@ -70,7 +72,7 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 
 # ---------------------------------------------------------------- single values
 class ValueWriter:
-    """Converts values to JSON values; lives while one document is written.
+    """Converts values to JSON values. `plan_to_document` makes one for each document.
 
     Attributes:
         tensors: large tensors, by the name that the JSON values refer to.
@@ -82,17 +84,18 @@ class ValueWriter:
         self.tensors: dict[str, Tensor] = {}
         self.scales: list[Any] = []
         self.qparams: list[Any] = []
-        self._numbers: dict[tuple[str, int], tuple[int, object]] = {}  # holding the object keeps its id
+        # by table and id of an object: its number, and the object itself, which keeps the id from being reused
+        self._numbers: dict[tuple[str, int], tuple[int, object]] = {}
         self._stored: dict[tuple[str, bytes], str] = {}
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The JSON values of a value.
+        """Convert a value.
 
         Args:
-            name: the name of a tensor in the file.
+            name: the name that the value has in messages, and that a large tensor has in the file.
 
         Raises:
-            HagoError: a value of another type.
+            HagoError: the value, or one in it, is of a type that cannot be stored.
         """
         if value is None or isinstance(value, (bool, int, str)):
             return value
@@ -121,14 +124,14 @@ class ValueWriter:
         if isinstance(value, SimQ):
             return {_TAG: "simq", "source": self(value.source, name), "target": self(value.target, name)}
         if type(value) in _RECORDS.values():
-            held = {f.name: self(getattr(value, f.name), f"{name}.{f.name}") for f in fields(value)}
-            return {_TAG: "record", "type": type(value).__name__, "fields": held}
+            values = {f.name: self(getattr(value, f.name), f"{name}.{f.name}") for f in fields(value)}
+            return {_TAG: "record", "type": type(value).__name__, "fields": values}
         if isinstance(value, Requantize) and value == self._requantize:
             return {_TAG: "requantize"}
         raise HagoError(f"{name} is a {type(value).__name__}, which cannot be stored")
 
     def number(self, qparams: QParams) -> int:
-        """The number of qparams in the table, to which new ones are added."""
+        """The number of qparams in the table; new ones are added to it."""
         return self._numbered("qparams", self.qparams, qparams, lambda: self._qparams(qparams))
 
     def _qparams(self, q: QParams) -> Any:
@@ -151,45 +154,45 @@ class ValueWriter:
             raise HagoError(f"{name} is a tensor of {t.dtype} on {t.device}, which cannot be stored")
         t = t.detach().cpu()
         record: dict[str, Any] = {_TAG: "tensor", "dtype": dtype_name(t.dtype), "shape": list(t.shape)}
-        if t.numel() <= SMALL:
+        if t.numel() <= INLINE_ELEMENTS:
             return record | {"values": [self(v, name) for v in t.flatten().tolist()]}
         if t.is_floating_point() or t.dtype == torch.bool:
             order = _order(t)
-            kept = t.permute(order).contiguous()
-            if kept.dtype == torch.float64 and torch.equal(kept.to(torch.float32).to(torch.float64), kept):
-                kept = kept.to(torch.float32)
+            in_order = t.permute(order).contiguous()
+            if in_order.dtype == torch.float64 and torch.equal(in_order.to(torch.float32).to(torch.float64), in_order):
+                in_order = in_order.to(torch.float32)
             record |= {"order": order} if order != sorted(order) else {}
-            return record | {"at": self._keep(kept, name)}
+            return record | {"at": self._keep(in_order, name)}
         packed = pack(t)
         record |= {} if packed.bits is None else {"bits": packed.bits, "offset": packed.offset}
         return record | {"at": self._keep(packed.data, name)}
 
     def _keep(self, t: Tensor, name: str) -> str:
-        """The name of a tensor in the file, which holds equal content once."""
+        """Add a tensor to the file, which holds equal tensors once; returns its name there."""
         key = (str(t.dtype), hashlib.sha256(t.flatten().view(torch.uint8).numpy().tobytes()).digest())
         if key not in self._stored:
-            taken, number = name, 1
-            while taken in self.tensors or taken == RESERVED:
+            free_name, number = name, 1
+            while free_name in self.tensors or free_name == RESERVED:
                 number += 1
-                taken = f"{name}~{number}"
-            self.tensors[taken] = t
-            self._stored[key] = taken
+                free_name = f"{name}~{number}"
+            self.tensors[free_name] = t
+            self._stored[key] = free_name
         return self._stored[key]
 
 
 def _order(t: Tensor) -> list[int]:
-    """The axes in their order in memory, on which the bits of a float kernel's result may depend."""
+    """The axes in their order in memory. The rounding of a float kernel may depend on it."""
     if t.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(t):
         return list(range(t.ndim))
     return sorted(range(t.ndim), key=t.stride, reverse=True)
 
 
 class ValueReader:
-    """Converts the JSON values of a ValueWriter back; lives while one document is read.
+    """Converts the JSON values of a ValueWriter back. `plan_from_document` makes one for each document.
 
     Raises:
-        HagoError: JSON values that no ValueWriter writes. Those of a wrong type may raise KeyError, TypeError,
-            IndexError or ValueError.
+        HagoError: JSON values that no ValueWriter writes. Values of a wrong type may raise KeyError, TypeError,
+            IndexError or ValueError instead; `_naming_place` converts these.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], requantize: Requantize) -> None:
@@ -207,27 +210,30 @@ class ValueReader:
             "record": lambda v: _RECORDS[v["type"]](**self(v["fields"])),
         }
 
-    def enter(self, scales: list[Any], qparams: list[Any]) -> None:
-        """Read the tables that values refer to by number, before any value is read."""
+    def read_tables(self, scales: list[Any], qparams: list[Any]) -> None:
+        """Read the tables that values refer to by number; called once, before any other value is read."""
         read_scales = [self(s) for s in scales]
         for q in qparams:
             dtype, zero = named_dtype(q["dtype"]), self(q["zero_point"])
-            whole = type(q["qmin"]) is type(q["qmax"]) is int and dtype.is_int and zero.dtype == torch.int64
-            if not whole or not dtype.min <= q["qmin"] <= q["qmax"] <= dtype.max:
-                raise HagoError(f"integers from {q['qmin']} to {q['qmax']} in {dtype}, zero points in {zero.dtype}")
+            is_integer = type(q["qmin"]) is type(q["qmax"]) is int and dtype.is_int and zero.dtype == torch.int64
+            if not is_integer or not dtype.min <= q["qmin"] <= q["qmax"] <= dtype.max:
+                raise HagoError(
+                    f"got integers from {q['qmin']} to {q['qmax']} in {dtype} with zero points in {zero.dtype}; "
+                    "expected a range within an integer dtype, and zero points in int64"
+                )
             if not bool(((zero >= dtype.min) & (zero <= dtype.max)).all()):
-                raise HagoError(f"a zero point that {dtype} does not hold; expected {dtype.min} to {dtype.max}")
+                raise HagoError(f"got a zero point outside of {dtype}; expected {dtype.min} to {dtype.max}")
             scale = read_scales[_index(q["scale"], read_scales)]
             if scale.dtype != torch.float64 or not bool(((scale > 0) & scale.isfinite()).all()):
-                raise HagoError("a scale that is not positive and finite, or not in float64")
+                raise HagoError("got a scale that is not positive and finite in float64")
             self._qparams.append(QParams(scale, zero, q["qmin"], q["qmax"], dtype))
 
     def qparams(self, number: int) -> QParams:
-        """The qparams of a number."""
+        """The qparams with a number of the table."""
         return self._qparams[_index(number, self._qparams)]
 
     def __call__(self, value: Any) -> Any:
-        """The value of JSON values."""
+        """Convert JSON values to the value that they stand for."""
         if isinstance(value, list):
             return [self(v) for v in value]
         if not isinstance(value, dict):
@@ -235,30 +241,30 @@ class ValueReader:
         if _TAG not in value:
             return {k: self(v) for k, v in value.items()}
         if value[_TAG] not in self._read:
-            raise HagoError(f"a value of kind {value[_TAG]!r}")
+            raise HagoError(f"got a value of kind {value[_TAG]!r}; expected one of {', '.join(self._read)}")
         return self._read[value[_TAG]](value)
 
     def _tensor(self, value: Any) -> Tensor:
         dtype, shape = storable_dtype(value["dtype"]), tuple(value["shape"])
         if "values" in value:
             return torch.tensor(self(value["values"]), dtype=dtype).reshape(shape)
-        kept = self._tensors[value["at"]]
+        data = self._tensors[value["at"]]
         if not dtype.is_floating_point and dtype != torch.bool:
-            return unpack(Packed(kept, value.get("bits"), value.get("offset", 0)), shape, dtype)
+            return unpack(Packed(data, value.get("bits"), value.get("offset", 0)), shape, dtype)
         order = value.get("order", list(range(len(shape))))
-        lying = kept.to(dtype).reshape([shape[d] for d in order])
-        return lying.permute([order.index(d) for d in range(len(order))])
+        in_order = data.to(dtype).reshape([shape[d] for d in order])
+        return in_order.permute([order.index(d) for d in range(len(order))])
 
 
-def _index(number: int, table: list[Any]) -> int:
-    if not 0 <= number < len(table):
-        raise HagoError(f"number {number} of a table of {len(table)}")
-    return number
+def _index(index: int, table: list[Any]) -> int:
+    if not 0 <= index < len(table):
+        raise HagoError(f"got number {index} of a table with {len(table)} entries")
+    return index
 
 
 def _not_finite(text: str) -> float:
     if text not in _NOT_FINITE:
-        raise HagoError(f"the number {text!r}")
+        raise HagoError(f"got the number {text!r}; expected one of {', '.join(_NOT_FINITE)}")
     return float(text)
 
 
@@ -267,7 +273,7 @@ def write_graph(graph: Graph, needed: Collection[str], write: ValueWriter) -> di
     """The JSON values of a graph.
 
     Args:
-        needed: the constants whose own values are written.
+        needed: the constants whose float values are written; of the others only dtype and shape are.
 
     Raises:
         GraphError: a node that cannot be stored, by name, and why.
@@ -283,21 +289,21 @@ def write_graph(graph: Graph, needed: Collection[str], write: ValueWriter) -> di
                 "name": n.name,
                 "op": n.op,
                 "inputs": list(n.inputs),
-                "attrs": written(write, dict(n.attrs), n.name, f"{n.name}.attrs"),
+                "attrs": write_value(write, dict(n.attrs), n.name, f"{n.name}.attrs"),
                 "shape": None if n.shape is None else list(n.shape),
             }
             for n in graph
         ],
-        "consts": {n: written(write, t, n, n) for n, t in consts.items() if n in needed},
+        "consts": {n: write_value(write, t, n, n) for n, t in consts.items() if n in needed},
         "left_out": {n: [dtype_name(t.dtype), list(t.shape)] for n, t in consts.items() if n not in needed},
     }
 
 
-def written(write: ValueWriter, value: Any, node: str, name: str) -> Any:
-    """The JSON values of a value of a node.
+def write_value(write: ValueWriter, value: Any, node: str, name: str) -> Any:
+    """The JSON values of a value of a node; see `ValueWriter.__call__`.
 
     Raises:
-        GraphError: naming the node.
+        GraphError: the value cannot be stored; names the node.
     """
     try:
         return write(value, name)
@@ -306,7 +312,7 @@ def written(write: ValueWriter, value: Any, node: str, name: str) -> Any:
 
 
 def read_graph(record: Mapping[str, Any], read: ValueReader) -> Graph:
-    """The graph of JSON values; constants that were left out have a shape and no values.
+    """The graph that JSON values describe; constants that were left out have a shape and no values.
 
     Raises:
         HagoError: a node that would run code.
@@ -322,7 +328,7 @@ def read_graph(record: Mapping[str, Any], read: ValueReader) -> Graph:
     )
     for node in nodes:
         if not isinstance(node.attrs, dict):
-            raise HagoError(f"node {node.name!r} has no attributes by name")
+            raise HagoError(f"node {node.name!r}: got attributes that are no mapping by name")
         why_not = _opaque.why_not_portable(node.attrs) if node.op == _opaque.NAME else None
         if why_not is not None:
             raise HagoError(f"node {node.name!r}: {why_not}")
@@ -356,7 +362,7 @@ def plan_to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     document = {
         "hardware": hardware_to_document(plan.hardware),
         "hardware_hash": hardware_hash(plan.hardware),
-        "own_ops": sorted({n.op for n in plan.graph} & set(own_rules(plan.ops))),
+        "own_ops": sorted({n.op for n in plan.graph} & set(user_rules(plan.ops))),
         "graph": write_graph(plan.graph, set(_read_as_floats(plan)), write),
         "edges": {str(e): _simq(s, write) for e, s in plan.edges.items() if s is not None},
         "plans": {name: _node_plan(plan, name, write) for name in plan.nodes},
@@ -366,12 +372,13 @@ def plan_to_document(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return document | {"scales": write.scales, "qparams": write.qparams}, write.tensors
 
 
-def own_rules(ops: Ops) -> dict[str, OpRule]:
-    """The rules of a table that are not hago's own. A rule of hago stays one with the integer form of some hardware."""
-    return {name: rule for name, rule in ops.items() if not _is_hago_s(rule, OPS.get(name))}
+def user_rules(ops: Ops) -> dict[str, OpRule]:
+    """The rules of a table that are not hago's own. A rule of hago whose integer form a hardware file replaced counts
+    as hago's own."""
+    return {name: rule for name, rule in ops.items() if not _is_hagos_own(rule, OPS.get(name))}
 
 
-def _is_hago_s(rule: OpRule, known: OpRule | None) -> bool:
+def _is_hagos_own(rule: OpRule, known: OpRule | None) -> bool:
     return known is not None and (rule is known or replace(rule, integer=known.integer) == known)
 
 
@@ -385,7 +392,7 @@ def _check_node(node: Node, plan: Plan) -> None:
 
 
 def _read_as_floats(plan: Plan) -> Iterator[str]:
-    """The constants whose own values something reads: float nodes, operands without integers, outputs."""
+    """Yield the constants whose float values are read: by float nodes, by operands without integers, by outputs."""
     for edge in plan.graph.edges:
         source, node = plan.graph.source(edge), plan.nodes.get(edge.dst)
         table = node is not None and node.table is not None
@@ -400,26 +407,29 @@ def _simq(simq: SimQ, write: ValueWriter) -> list[int | None]:
 
 def _weight(plan: Plan, edge: Edge, weight: StoredWeight, write: ValueWriter) -> dict[str, Any]:
     number, name = _desc_number(plan, edge.dst, weight.desc), plan.graph.source(edge)
-    return {"desc": number, "integers": written(write, weight.integers, edge.dst, name)}
+    return {"desc": number, "integers": write_value(write, weight.integers, edge.dst, name)}
 
 
 def _desc_number(plan: Plan, name: str, desc: OpDesc) -> int:
     descs = plan.hardware.ops.get(plan.graph[name].op, ())
     if desc not in descs:
-        raise GraphError(f"node {name!r} cannot be stored: its signature {desc} is none of its hardware's")
+        raise GraphError(f"node {name!r} cannot be stored: its signature {desc} is not listed by its hardware")
     return descs.index(desc)
 
 
 def _node_plan(plan: Plan, name: str, write: ValueWriter) -> dict[str, Any]:
-    node, found = plan.graph[name], plan.nodes[name]
-    data = {k: v for k, v in found.thresholds.items() if not _is_const(plan, k)}
-    record = {key: written(write, getattr(found, field), name, f"{name}.{field}") for field, key in _PLAIN.items()}
+    node, node_plan = plan.graph[name], plan.nodes[name]
+    activations = {k: v for k, v in node_plan.thresholds.items() if not _is_const(plan, k)}
+    record = {
+        key: write_value(write, getattr(node_plan, field), name, f"{name}.{field}")
+        for field, key in _PLAIN_FIELDS.items()
+    }
     return record | {
-        "desc": _desc_number(plan, name, found.desc),
-        "consts": {str(s): written(write, c, name, node.inputs[s]) for s, c in found.consts.items()},
-        "thresholds": {k: written(write, v, name, f"{name}.thresholds") for k, v in data.items()},
-        "digest": found.digest.hex(),
-        "largest_pair": None if found.pairs is None else found.pairs.largest,
+        "desc": _desc_number(plan, name, node_plan.desc),
+        "consts": {str(s): write_value(write, c, name, node.inputs[s]) for s, c in node_plan.consts.items()},
+        "thresholds": {k: write_value(write, v, name, f"{name}.thresholds") for k, v in activations.items()},
+        "digest": node_plan.digest.hex(),
+        "largest_pair": None if node_plan.pairs is None else node_plan.pairs.largest,
     }
 
 
@@ -433,29 +443,31 @@ def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor
     """The Plan of a document that conforms to its schema.
 
     Args:
-        ops: the operators it may use, e.g. `{**OPS, "my_op": RULE}`.
+        tensors: the large tensors of the document, by name.
+        where: the file's name, for messages.
+        ops: the operators that the document may use, e.g. `{**OPS, "my_op": RULE}`.
 
     Raises:
         ModelFileError: parts that contradict each other, or operators that `ops` lacks.
     """
     _check_ops(document, where, ops)
     try:
-        with _reading("$.hardware"):
+        with _naming_place("$.hardware"):
             hardware = _hardware(document, where, ops)
         rules, read = hardware.computes(ops), ValueReader(tensors, hardware.requantize)
-        with _reading("$.scales, $.qparams"):
-            read.enter(document["scales"], document["qparams"])
-        with _reading("$.graph"):
+        with _naming_place("$.scales, $.qparams"):
+            read.read_tables(document["scales"], document["qparams"])
+        with _naming_place("$.graph"):
             graph = read_graph(document["graph"], read)
-        with _reading("$.edges"):
+        with _naming_place("$.edges"):
             edges = _read_edges(document["edges"], graph, read)
         nodes = {}
         for name, record in document["plans"].items():
-            with _reading(f"$.plans[{name!r}]"):
+            with _naming_place(f"$.plans[{name!r}]"):
                 nodes[name] = _read_node(graph[name], record, read, hardware, edges, rules)
         weights = {}
         for edge, record in document.get("weights", {}).items():
-            with _reading(f"$.weights[{edge!r}]"):
+            with _naming_place(f"$.weights[{edge!r}]"):
                 weights[Edge.parse(edge)] = _read_weight(graph, Edge.parse(edge), record, read, hardware, edges)
         plan = Plan(graph, hardware, rules, nodes, edges, weights)
         check_plan(plan)
@@ -467,7 +479,7 @@ def plan_from_document(document: Mapping[str, Any], tensors: Mapping[str, Tensor
 
 
 @contextlib.contextmanager
-def _reading(place: str) -> Iterator[None]:
+def _naming_place(place: str) -> Iterator[None]:
     """A context manager in which errors of a ValueReader name the place in the document."""
     try:
         yield
@@ -477,10 +489,10 @@ def _reading(place: str) -> Iterator[None]:
 
 
 def _check_ops(document: Mapping[str, Any], where: str, ops: Ops) -> None:
-    own = set(document["own_ops"]) - set(own_rules(ops))
+    missing = set(document["own_ops"]) - set(user_rules(ops))
     for node in document["graph"]["nodes"]:
         name, op = node["name"], node["op"]
-        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or op in own):
+        if op not in (INPUT, CONST, _opaque.NAME) and (op not in ops or op in missing):
             raise ModelFileError(
                 f"{where}: node {name!r} is of the op {op!r}, which is none of hago's own; give its rule: "
                 f"ops={{**OPS, {op!r}: RULE}}, or on the command line --ops package.module:RULE"
@@ -493,19 +505,19 @@ def _hardware(document: Mapping[str, Any], where: str, ops: Ops) -> Hardware:
     except (LookupError, TypeError, ValueError, AttributeError):
         raise HagoError("; ".join(map(str, check_document(document["hardware"], ops)))) from None
     if hardware_hash(hardware) != document["hardware_hash"]:
-        raise HagoError("its hardware has another hash than it says; it was written by another version of hago")
+        raise HagoError("its hardware does not have the hash that it states; it was written by another version of hago")
     return hardware
 
 
-def _read_edges(listed: Mapping[str, list[int | None]], graph: Graph, read: ValueReader) -> dict[Edge, SimQ | None]:
-    found: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
-    for text, record in listed.items():
+def _read_edges(records: Mapping[str, list[int | None]], graph: Graph, read: ValueReader) -> dict[Edge, SimQ | None]:
+    simqs: dict[Edge, SimQ | None] = dict.fromkeys(graph.edges)
+    for text, record in records.items():
         edge = Edge.parse(text)
-        if edge not in found:
+        if edge not in simqs:
             raise HagoError(f"the graph has no edge {text}")
         source, target = (None if q is None else read.qparams(q) for q in record)
-        found[edge] = SimQ(source, target)
-    return found
+        simqs[edge] = SimQ(source, target)
+    return simqs
 
 
 def _read_node(
@@ -516,13 +528,14 @@ def _read_node(
     edges: Mapping[Edge, SimQ | None],
     ops: Ops,
 ) -> NodePlan:
-    descs, plain = hardware.ops.get(node.op, ()), {field: read(record[key]) for field, key in _PLAIN.items()}
-    wrong = [key for key, kinds in _KINDS.items() if not isinstance(plain[key], kinds)]
-    wrong += [] if all(q is None or isinstance(q, QParams) for q in plain["operands"]) else ["operands"]
-    if wrong or len(plain["operands"]) != len(node.inputs) or record["desc"] >= len(descs):
-        raise HagoError(f"{', '.join(wrong) or 'operands or desc'} do not fit {node}")
+    descs = hardware.ops.get(node.op, ())
+    plain_fields = {field: read(record[key]) for field, key in _PLAIN_FIELDS.items()}
+    misfits = [key for key, kinds in _FIELD_TYPES.items() if not isinstance(plain_fields[key], kinds)]
+    misfits += [] if all(q is None or isinstance(q, QParams) for q in plain_fields["operands"]) else ["operands"]
+    if misfits or len(plain_fields["operands"]) != len(node.inputs) or record["desc"] >= len(descs):
+        raise HagoError(f"{', '.join(misfits) or 'operands or desc'} do not fit {node}")
     plan = NodePlan(
-        **plain,
+        **plain_fields,
         desc=descs[record["desc"]],
         simqs=tuple(edges[e] for e in node.edges),
         consts={int(slot): read(c) for slot, c in record["consts"].items()},
@@ -546,12 +559,14 @@ def _read_weight(
 ) -> StoredWeight:
     simq, integers = edges[edge], read(record["integers"])
     if simq is None or simq.source is None or simq.target is not None:
-        raise HagoError("there are integers, and nothing that makes real values of them")
+        raise HagoError("got integers of a weight, and no edge that dequantizes them")
     return StoredWeight(hardware.ops[graph[edge.dst].op][record["desc"]], simq.source, integers, None)
 
 
 def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:
     form, (x, w) = ops[node.op].integer, plan.operands[:2]
     if form is None or form.product is None or x is None or w is None or plan.desc.register.overflow not in CUTS:
-        raise HagoError(f"node {node.name!r} has pairs of products, and is no matrix product that adds them")
+        raise HagoError(
+            f"node {node.name!r} has pairs of products, but its op or register does not add products in pairs"
+        )
     return Pairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)

@@ -1,7 +1,15 @@
-"""The qparams of every operand of an integer node, by the kind of its slot.
+"""The qparams of every operand of an integer node.
 
-A `NodeBuilder` makes one `Operands` per node plan, and `stored_weight` one per weight of a float node. Ranges come from
-the ThresholdSource of the owner. `qat.forward.LiveOperands` overrides it for training.
+The kind of a slot (`ops._rule.Slot`) says where the scale of its operand comes from:
+
+    own      from the threshold of the slot's edge
+    common   from the thresholds of all common slots of the node, which are rectified: brought to one scale
+    follow   from the producer, whose integers are read as they are where the signature takes their dtype
+    bias     the product of the scales of slots 0 and 1
+    plain    none: the operand is not quantized
+
+A `NodeBuilder` (`plan.resolve`) makes one `Operands` for each node plan that it builds, and `stored_weight` one for the
+weight of a float node. `qat.forward.LiveOperands` derives from it for training, where thresholds take gradients.
 """
 
 from __future__ import annotations
@@ -27,19 +35,30 @@ COMMON_FRACTION_BITS: Final = 15
 
 
 class ThresholdSource(Protocol):
-    """A source of thresholds, e.g. an estimator over statistics or a stored strategy; see `plan.threshold_sources`."""
+    """A source of thresholds, e.g. an estimator over statistics or a stored strategy; see `plan.threshold_sources`.
+
+    Operands call it while a Plan is resolved, once for each operand that gets qparams of its own.
+    """
 
     def signed(self, key: str, source: str) -> bool:
         """Whether values of node `source` were ever negative."""
         ...
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """(lo, hi), float64 of shape (channels,) or (1,), for the group `key` fed by node `source`."""
+        """The threshold of the group `key`, which reads the value of node `source`.
+
+        Args:
+            grid: the bits, scheme and signedness that the threshold is for.
+            channel_axis: the axis of a constant along which each channel has a threshold of its own; None for one.
+
+        Returns:
+            (lo, hi), the ends of the range in real units, float64 of shape (channels,) or (1,).
+        """
         ...
 
 
 class OperandContext(Protocol):
-    """What Operands and NodeBuilders need of their owner: a Resolver, or a `LivePass` in training."""
+    """The owner of Operands and NodeBuilders: a Resolver, or a `qat.forward.LivePass` in training."""
 
     graph: Graph
     hardware: Hardware
@@ -47,16 +66,25 @@ class OperandContext(Protocol):
     thresholds: ThresholdSource
     ops: Ops
 
-    def intern(self, qparams: QParams) -> QParams: ...
+    def intern(self, qparams: QParams) -> QParams:
+        """The one object for equal qparams, so that equal qparams can be told by identity."""
+        ...
 
-    def const(self, name: str, target: QParams) -> Tensor: ...
+    def const(self, name: str, target: QParams) -> Tensor:
+        """The centered integers of the constant `name`, quantized to `target`."""
+        ...
 
 
 @dataclass(slots=True)
 class Operands:
     """The operands of one node; lives while its plan is built.
 
+    The builder selects the signature with `takes_bits`, `reads_as_stored` and `signs_fit`, and then calls `targets` and
+    `output` with it.
+
     Args:
+        owner: has the graph, the hardware and the thresholds.
+        form: the integer form of the node's op.
         bits: bits of each in-edge; None where the edge has no choice of bits.
         sources: qparams of each producer; None where its value is real.
         thresholds: the thresholds asked for so far, by group key.
@@ -82,12 +110,12 @@ class Operands:
         follows = self.form.slot(slot) == "follow" and source is not None
         return follows and source is not None and passes_through(self.form, source, desc.in_dtype(slot), ndim)
 
-    def holds(self, desc: OpDesc, slot: int) -> bool:
-        """Whether a signature can take an operand with its bits."""
+    def takes_bits(self, slot: int, desc: OpDesc) -> bool:
+        """Whether a signature takes an operand with its bits."""
         kind, bits, source = self.form.slot(slot), self.bits[slot], self.sources[slot]
         if self.passes(slot, desc):
             return True
-        if bits is None:
+        if bits is None:  # the operand arrives with the bits of its producer
             dtype = desc.in_dtype(slot)
             if kind == "common" and desc.requantize_at == "edge" and source is not None:
                 return source.dtype.bits == dtype.bits
@@ -95,20 +123,20 @@ class Operands:
         return bits <= desc.in_dtype(slot).bits
 
     def reads_as_stored(self, desc: OpDesc) -> bool:
-        """Whether a signature has the dtypes that operands without bits of their own are stored in."""
+        """Whether a signature reads operands without bits of their own in the dtypes that their producers store."""
         stored = ((s, q) for s, q in enumerate(self.sources) if q is not None and self.bits[s] is None)
         return all(q.dtype == desc.in_dtype(s) for s, q in stored if self.form.slot(s) in ("own", "follow"))
 
     def signs_fit(self, desc: OpDesc) -> bool:
-        """Whether operands that a signature stores unsigned are never negative, and `follow` operands keep their
-        dtype."""
-        if not all(self._sign_fits(slot, desc) for slot in range(len(self.sources))):
+        """Whether operands and an output that a signature stores unsigned are never negative, and `follow` operands
+        keep their dtype."""
+        if not all(self._sign_fits_slot(slot, desc) for slot in range(len(self.sources))):
             return False
         if desc.out_dtype.signed or desc.requantize_at == "edge" or desc.fixed_out is not None:
             return True
         return not self.owner.thresholds.signed(f"{self.node.name}:out", self._range_node())
 
-    def _sign_fits(self, slot: int, desc: OpDesc) -> bool:
+    def _sign_fits_slot(self, slot: int, desc: OpDesc) -> bool:
         source = self.sources[slot]
         if source is not None and self.form.slot(slot) == "follow":
             return self.passes(slot, desc)
@@ -116,27 +144,28 @@ class Operands:
             return True
         if source is not None:
             return not bool((source.qmin < source.zero_point).any())
-        return self.bits[slot] is None or not self._signed(slot)
+        return self.bits[slot] is None or not self._is_signed(slot)
 
     def targets(self, desc: OpDesc) -> list[QParams | None]:
         """The qparams in which the node reads each operand; None for `plain` operands, which are not quantized."""
-        found: list[QParams | None] = []
+        targets: list[QParams | None] = []
         for slot in range(len(self.node.inputs)):
             kind = self.form.slot(slot)
             if kind in ("bias", "plain"):
-                found.append(None)
+                targets.append(None)
             else:
-                found.append(self._operand(slot, desc))
+                targets.append(self._operand(slot, desc))
         if "common" in self.form.slots:
-            found = self._rectify(found, desc)
+            targets = self._rectify(targets, desc)
         for slot in range(len(self.node.inputs)):
             if self.form.slot(slot) == "bias":
-                x, w = found[0], found[1]
+                x, w = targets[0], targets[1]
                 assert x is not None and w is not None
-                found[1] = w = self._with_room_for_bias(slot, x, w, desc)
+                targets[1] = w = self._with_room_for_bias(slot, x, w, desc)
                 scale = self.form.scale(self.node.attrs, [x.scale, w.scale]).flatten()
-                found[slot] = self.whole(scale if scale.numel() > 1 else scale.reshape(()), desc.bias_dtype(slot))
-        return found
+                bias_scale = scale if scale.numel() > 1 else scale.reshape(())
+                targets[slot] = self.full_range(bias_scale, desc.bias_dtype(slot))
+        return targets
 
     def _with_room_for_bias(self, slot: int, x: QParams, w: QParams, desc: OpDesc) -> QParams:
         """The weight's qparams with the scale raised of every channel whose bias would take more than half of its
@@ -179,15 +208,15 @@ class Operands:
         """The qparams of the accumulator."""
         dtype, first = desc.register.dtype, site.operands[0]
         if self.form.requantizes_output:
-            return self.whole(site.target.scale, dtype)
+            return self.full_range(site.target.scale, dtype)
         scale = self.form.scale(self.node.attrs, site.scales)
         if self.form.outputs_fit_input_dtype and first is not None and first.dtype == dtype:
             # the op only moves values about, so they keep their zero point
             return self.owner.intern(replace(first, scale=scale))
-        return self.whole(scale, dtype)
+        return self.full_range(scale, dtype)
 
-    def fixed(self, desc: OpDesc) -> QParams | None:
-        """The qparams of an output that the hardware fixes."""
+    def fixed_output(self, desc: OpDesc) -> QParams | None:
+        """The qparams of an output that the hardware fixes; None where the signature fixes none."""
         if desc.fixed_out is None:
             return None
         scale = torch.tensor(desc.fixed_out.scale, dtype=torch.float64)
@@ -195,7 +224,11 @@ class Operands:
         return self.owner.intern(QParams(scale, zero, dtype.min, dtype.max, dtype))
 
     def output(self, bits: int, desc: OpDesc) -> QParams:
-        """The qparams that the node requantizes to, where its signature says so."""
+        """The qparams that the node requantizes its output to, for a signature that requantizes at the output.
+
+        Args:
+            bits: of the output.
+        """
         key, owner = f"{self.node.name}:out", self.owner
         name = self._range_node()
         scheme = owner.hardware.activation.scheme
@@ -223,7 +256,7 @@ class Operands:
         return self.quantized(slot, bits, desc.in_dtype(slot))
 
     def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
-        """The qparams of an operand from a threshold of its own."""
+        """The qparams of an operand that has a threshold of its own."""
         name = self.node.inputs[slot]
         hardware = self.owner.hardware
         chosen = hardware.weight if self.is_const(slot) else hardware.activation
@@ -234,7 +267,7 @@ class Operands:
         if self.is_const(slot) and chosen.granularity == "per_channel" and weight is not None and weight.slot == slot:
             axis = weight.axis % ndim
         lo, hi = self.threshold(
-            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._signed(slot), axis
+            str(self.node.edges[slot]), name, bits, scheme, dtype.signed or self._is_signed(slot), axis
         )
         if axis is not None:
             shape = [-1 if d == axis else 1 for d in range(ndim)]
@@ -246,15 +279,16 @@ class Operands:
         power = self.owner.hardware.requantize.power_of_two
         return self.owner.intern(make_qparams(scheme, lo, hi, bits, dtype, power_of_two=power))
 
-    def _signed(self, slot: int) -> bool:
-        """Whether an operand, or one that must share its scale, was ever negative."""
+    def _is_signed(self, slot: int) -> bool:
+        """Whether an operand, or another that must share its scale, was ever negative."""
         slots = [slot]
         if self.form.slot(slot) == "common":
             slots = [s for s in range(len(self.node.inputs)) if self.form.slot(s) == "common"]
         return any(self._negative(s) for s in slots)
 
     def _negative(self, slot: int) -> bool:
-        """Whether an operand was ever negative: as its producer stores it, where it has no bits of its own."""
+        """Whether an operand was ever negative; where it has no bits of its own, whether its producer stores it as
+        such."""
         source = self.sources[slot]
         if self.bits[slot] is None and source is not None:
             return bool((source.qmin < source.zero_point).any())
@@ -263,7 +297,8 @@ class Operands:
     def threshold(
         self, key: str, name: str, bits: int, scheme: str, signed: bool, axis: int | None
     ) -> tuple[Tensor, Tensor]:
-        """(lo, hi) of shape () or (channels,); lo is below 0 exactly where `signed`."""
+        """The threshold of a group: (lo, hi) of shape () or (channels,). It is symmetric where the scheme is and
+        `signed` is true."""
         grid = Grid(bits, scheme, signed, self.owner.hardware.requantize.power_of_two)
         lo, hi = self.owner.thresholds(key, name, grid, axis)
         self.thresholds[key] = (lo, hi)
@@ -275,47 +310,60 @@ class Operands:
         return lo, hi
 
     def _rectify(self, targets: list[QParams | None], desc: OpDesc) -> list[QParams | None]:
-        """One scale and zero point for all common operands, so wide that none gets a narrower range."""
+        """Give all common operands one scale and zero point, with which none has a narrower range than it asked for.
+
+        Args:
+            targets: the qparams that each operand would have alone.
+
+        Returns:
+            The qparams of all operands, those of other slots unchanged.
+        """
         slots = [s for s in range(len(targets)) if self.form.slot(s) == "common"]
-        asked = [t for s in slots if (t := targets[s]) is not None]
-        if all(t is asked[0] for t in asked):
+        requested = [t for s in slots if (t := targets[s]) is not None]
+        if all(t is requested[0] for t in requested):
             return targets
-        scale = torch.stack([t.scale.max() for t in asked]).max()
+        scale = torch.stack([t.scale.max() for t in requested]).max()
         if desc.requantize_at == "output":
-            fine = self.whole(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
+            fine = self.full_range(scale / (1 << COMMON_FRACTION_BITS), desc.register.dtype)
             return [fine if s in slots else t for s, t in enumerate(targets)]
-        stored = [t for s, t in zip(slots, asked, strict=True) if self.bits[s] is None]
+        stored = [t for s, t in zip(slots, requested, strict=True) if self.bits[s] is None]
         coarsest = next((t for t in stored if bool((t.scale == scale).all())), None)
         if coarsest is not None:  # its producer covers what all operands hold
             return [coarsest if s in slots else t for s, t in enumerate(targets)]
-        if len({int(t.zero_point) for t in asked}) > 1:
-            made = self._union(slots, asked)
-            return [made if s in slots else t for s, t in enumerate(targets)]
+        if len({int(t.zero_point) for t in requested}) > 1:
+            union = self._union(slots, requested)
+            return [union if s in slots else t for s, t in enumerate(targets)]
         return [
             self.owner.intern(replace(t, scale=scale)) if s in slots and t is not None else t
             for s, t in enumerate(targets)
         ]
 
-    def _union(self, slots: Sequence[int], asked: Sequence[QParams]) -> QParams:
-        """Affine operands: the union of their ranges, at the fewest bits asked."""
-        stored = {s: quantizable_ends(t) for s, t in zip(slots, asked, strict=True) if self.bits[s] is None}
-        pairs = [stored[s] if s in stored else self.thresholds[str(self.node.edges[s])] for s in slots]
-        lo = torch.stack([lo.min() for lo, _ in pairs]).min()
-        hi = torch.stack([hi.max() for _, hi in pairs]).max()
-        bits = min(b for s in slots if (b := self.bits[s]) is not None)
-        return self.qparams_of_range(self.owner.hardware.activation.scheme, lo, hi, bits, asked[0].dtype)
+    def _union(self, slots: Sequence[int], requested: Sequence[QParams]) -> QParams:
+        """The qparams that cover the ranges of all common operands, at the fewest bits of any. For affine operands,
+        whose zero points differ.
 
-    def whole(self, scale: Tensor, dtype: DType) -> QParams:
-        """The full range of a dtype, zero point 0."""
+        Args:
+            slots: of the common operands.
+            requested: the qparams that each of them would have alone.
+        """
+        stored = {s: quantizable_ends(t) for s, t in zip(slots, requested, strict=True) if self.bits[s] is None}
+        pairs = [stored[s] if s in stored else self.thresholds[str(self.node.edges[s])] for s in slots]
+        low = torch.stack([low.min() for low, _ in pairs]).min()
+        high = torch.stack([high.max() for _, high in pairs]).max()
+        bits = min(b for s in slots if (b := self.bits[s]) is not None)
+        return self.qparams_of_range(self.owner.hardware.activation.scheme, low, high, bits, requested[0].dtype)
+
+    def full_range(self, scale: Tensor, dtype: DType) -> QParams:
+        """The qparams with the full range of a dtype and zero point 0."""
         return self.owner.intern(QParams(scale, ZERO, dtype.min, dtype.max, dtype))
 
 
-def _stores(dtype: DType, q: QParams) -> bool:
-    """Whether a dtype holds every integer of a tensor."""
-    return dtype.min <= q.qmin and q.qmax <= dtype.max
+def _stores(dtype: DType, qparams: QParams) -> bool:
+    """Whether a dtype holds every integer of a tensor with these qparams."""
+    return dtype.min <= qparams.qmin and qparams.qmax <= dtype.max
 
 
-def quantizable_ends(q: QParams) -> tuple[Tensor, Tensor]:
-    """The least and the greatest real value that a tensor with one scale holds."""
-    scale, zero = q.scale.reshape(()), q.zero_point.reshape(())
-    return (q.qmin - zero) * scale, (q.qmax - zero) * scale
+def quantizable_ends(qparams: QParams) -> tuple[Tensor, Tensor]:
+    """The least and the greatest real value that a tensor with these qparams, of one scale, can hold."""
+    scale, zero = qparams.scale.reshape(()), qparams.zero_point.reshape(())
+    return (qparams.qmin - zero) * scale, (qparams.qmax - zero) * scale

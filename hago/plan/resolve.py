@@ -2,14 +2,16 @@
 
 A `Resolver` has a graph, hardware, a space and a source of thresholds. Called with the bits of a point, it returns a
 `Plan` or raises InfeasibleBits. `search.prepare` makes one per search; every worker, replay and change of thresholds
-gets another. For every integer node it makes a `NodeBuilder`, which selects the signature, gives every operand its
-qparams (`operands`), bounds the accumulator (`accumulators`) and requantizes the output where the signature says so. A
-node that computes in float may have its weight stored as integers (weight only): `stored_weight`. Nothing of such a
-node can overflow and nothing is requantized: it reads `float32(c) * float32(scale)`, in the simulator, the integer
-model and an ONNX file alike.
+gets another.
 
-A node's plan depends on the bits of its groups and the qparams of its producers, and is remembered by these. So a
-point that differs from an earlier one in one edge costs only the nodes that the edge reaches.
+For every integer node the Resolver makes a `NodeBuilder`, which selects the signature, gives every operand its qparams
+(`plan.operands`), bounds the accumulator (`plan.accumulators`) and requantizes the output where the signature says so.
+For a node that computes in float and stores its weight as integers (weight only) it calls `stored_weight`. Such a node
+cannot overflow, and nothing is requantized: it reads `float32(c) * float32(scale)`, in the simulator, the integer model
+and an ONNX file alike.
+
+Node plans are cached by what they depend on: the bits of the node's groups and the qparams of its producers. So for a
+point that differs from an earlier one in one edge, only the nodes that the edge reaches are built.
 """
 
 from __future__ import annotations
@@ -36,23 +38,23 @@ from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
 from hago.plan.topology import Topology, analyze, escape, fitting_descs, weight_only_descs
 
-#: Node plans, and bytes of integer constants, that the Resolvers of one graph remember.
-MEMORY: Final = 1 << 16
-CONST_BYTES: Final = 1 << 30
-#: Topologies whose Resolver is kept, in a space where nodes may turn float.
-TOPOLOGIES: Final = 256
+#: The most node plans, and the most bytes of integer constants, that the Resolvers of one graph cache.
+CACHED_NODE_PLANS: Final = 1 << 16
+CACHED_CONST_BYTES: Final = 1 << 30
+#: The most topologies whose Resolver is cached, in a space where nodes may turn float.
+CACHED_TOPOLOGIES: Final = 256
 
-#: Gives the centered integers of a constant at its qparams; None for those that are rounded to the nearest.
+#: (name, qparams) -> the centered integers of a constant; None for one that is rounded to the nearest integers.
 Constants = Callable[[str, QParams], Tensor | None]
 
 
 # ---------------------------------------------------------------- one integer node
 class NodeBuilder:
-    """Builds the plan of one integer node. A Resolver makes one for every node plan that it does not remember, and
-    calls `build` once.
+    """Builds the plan of one integer node. A Resolver makes one for every node plan that is not in its cache, and calls
+    `build` once. Training makes one per node and pass.
 
     Args:
-        owner: the Resolver.
+        owner: the Resolver, or the pass in training.
         bits: bits of each in-edge; None where the edge has no choice of bits.
         out_bits: bits of the output, where the node requantizes it.
         sources: qparams of each producer; None where its value is real.
@@ -74,7 +76,7 @@ class NodeBuilder:
         self.bits, self.out_bits = bits, out_bits
         self.sources, self.magnitudes = sources, magnitudes
         self.operands = Operands(owner, node, form, bits, sources)
-        self.desc = self._select()
+        self.desc = self._select_signature()
 
     def build(self) -> NodePlan:
         """Build the node's plan.
@@ -121,31 +123,31 @@ class NodeBuilder:
         )
 
     # ------------------------------------------------------------ signature
-    def _select(self) -> OpDesc:
+    def _select_signature(self) -> OpDesc:
         descs = fitting_descs(self.owner.graph, self.node, self.owner.hardware, self.owner.ops)
-        feasible = [d for d in descs if self._holds(d)]
-        # values keep the dtype that they are stored in where a signature takes it
+        feasible = [d for d in descs if self._takes_bits(d)]
+        # prefer signatures that read values in the dtype in which they are stored
         feasible = [d for d in feasible if self.operands.reads_as_stored(d)] or feasible
         if feasible:
-            # of signatures that differ in signs only, the first whose unsigned operands are never negative
+            # of signatures that differ in signs only, take the first whose unsigned operands are never negative
             same_widths = [d for d in feasible if d.widths == feasible[0].widths]
             return next((d for d in same_widths if self.operands.signs_fit(d)), feasible[0])
         operands = zip(self.node.inputs, self.bits, self.sources, strict=True)
-        formats = {name: q.dtype.name if b is None and q is not None else b for name, b, q in operands}
-        asked = {name: bits_or_dtype for name, bits_or_dtype in formats.items() if bits_or_dtype is not None}
+        bits_or_dtypes = {name: q.dtype.name if b is None and q is not None else b for name, b, q in operands}
+        requested = {name: bits_or_dtype for name, bits_or_dtype in bits_or_dtypes.items() if bits_or_dtype is not None}
         out = "" if self.out_bits is None else f" and {self.out_bits} of its output"
         raise InfeasibleBits(
             f"no signature of {self.owner.hardware.name} for node {self.node.name!r} ({self.node.op}) holds bits "
-            f"{asked}{out}; it has {'; '.join(map(str, descs))}",
+            f"{requested}{out}; it has {'; '.join(map(str, descs))}",
             self.node.name,
         )
 
-    def _holds(self, desc: OpDesc) -> bool:
+    def _takes_bits(self, desc: OpDesc) -> bool:
         """Whether a signature holds the bits of every operand and of the output."""
         output_has_bits = desc.requantize_at == "output" and desc.fixed_out is None
         if output_has_bits and self.out_bits is not None and self.out_bits > desc.out_dtype.bits:
             return False
-        return all(self.operands.holds(desc, slot) for slot in range(len(self.node.inputs)))
+        return all(self.operands.takes_bits(slot, desc) for slot in range(len(self.node.inputs)))
 
     def _simq(self, slot: int, target: QParams | None) -> SimQ | None:
         source = self.sources[slot]
@@ -154,7 +156,7 @@ class NodeBuilder:
     # ------------------------------------------------------------ output
     def _output_qparams(self) -> QParams | None:
         """The qparams that the output is requantized to; None where the node emits its accumulator."""
-        fixed = self.operands.fixed(self.desc)
+        fixed = self.operands.fixed_output(self.desc)
         if fixed is not None:
             return fixed
         if self.desc.requantize_at == "edge" or (self.out_bits is None and not self.form.table):
@@ -186,7 +188,7 @@ class NodeBuilder:
         return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)
 
     def _saturated_biases(self, targets: Sequence[QParams | None]) -> int:
-        """How many entries of constant biases exceed the integers of their slot."""
+        """The number of entries of constant biases that exceed the integers of their slot."""
         count = 0
         for slot, target in enumerate(targets):
             if target is not None and self.form.slot(slot) == "bias" and self.operands.is_const(slot):
@@ -240,30 +242,31 @@ class _Value:
     magnitude: float
 
 
-class _Memory:
-    """Node plans and constants, shared by the Resolvers of one graph on one piece of hardware; bounded.
+class _Cache:
+    """Node plans and integer constants, shared by the Resolvers of one graph on one piece of hardware.
 
-    Equal qparams and equal values are one object each, so that they can be compared, and keys made, by identity.
+    Equal qparams are one object, and so are equal values, so that they are compared by identity, and `id` serves in
+    keys.
     """
 
     def __init__(self) -> None:
-        self.plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(MEMORY)
-        self.consts: LRU[tuple[Any, ...], Tensor] = LRU(CONST_BYTES, lambda t: t.numel() * t.element_size())
+        self.plans: LRU[tuple[Any, ...], tuple[NodePlan, _Value]] = LRU(CACHED_NODE_PLANS)
+        self.consts: LRU[tuple[Any, ...], Tensor] = LRU(CACHED_CONST_BYTES, lambda t: t.numel() * t.element_size())
         self.interned: dict[tuple[object, ...], QParams] = {}
         self.values: dict[tuple[int, float], _Value] = {}
         self.real = _Value(None, 0.0)
 
 
 class Resolver:
-    """Makes the Plans of one graph on one piece of hardware. Called with the bits of a point, several times per
-    trial (key, score, cost, strategy), so it remembers the plans of nodes.
+    """Makes the Plans of one graph on one piece of hardware. It is called with the bits of a point several times per
+    trial (for the key, the score, the cost and the strategy), and caches the plans of nodes.
 
     Args:
-        topology: which nodes are integer where the point turns none of them float.
-        space: the points that it is called with.
+        topology: of the points that turn no node float.
+        space: of the points that it is called with.
         thresholds: the source of thresholds.
-        memory_of: a Resolver of the same graph, hardware, thresholds and constants, whose memory is shared.
-        constants: integers of constants that are not rounded to the nearest, as those of DoReFa's weights.
+        share_cache_of: a Resolver of the same graph, hardware, thresholds and constants, to share its cache.
+        constants: gives the integers of constants that are not rounded to the nearest, e.g. DoReFa's weights.
     """
 
     def __init__(
@@ -274,15 +277,15 @@ class Resolver:
         space: Space,
         thresholds: ThresholdSource,
         ops: Ops = OPS,
-        memory_of: Resolver | None = None,
+        share_cache_of: Resolver | None = None,
         constants: Constants | None = None,
     ) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
         self.space, self.thresholds, self.ops = space, thresholds, hardware.computes(ops)
         self.constants = constants
         self.group_of = {e: g.key for g in space.groups.values() for e in g.edges}
-        self._variants: LRU[frozenset[str], Resolver] = LRU(TOPOLOGIES)
-        self._memory: _Memory = _Memory() if memory_of is None else memory_of._memory
+        self._variants: LRU[frozenset[str], Resolver] = LRU(CACHED_TOPOLOGIES)
+        self._cache: _Cache = _Cache() if share_cache_of is None else share_cache_of._cache
 
     def variant_at(self, bits: Bits) -> tuple[Resolver, dict[str, int]]:
         """The Resolver for the nodes that a point turns float, and the point's bits in that Resolver's space.
@@ -299,8 +302,9 @@ class Resolver:
         """The Resolver of the topology in which these nodes are float, too."""
         base, graph, ops = self.topology, self.graph, self.ops
         float_nodes = [n for n in graph if n.op not in (INPUT, CONST) and not base.nodes[n.name]]
-        kept = [name for node in float_nodes for name in _names_kept_float(node, base)]
-        topology = analyze(graph, self.hardware, [escape(n) for n in (*kept, *sorted(floats))], ops) if floats else base
+        kept_float = [name for node in float_nodes for name in _names_kept_float(node, base)]
+        patterns = [escape(name) for name in (*kept_float, *sorted(floats))]
+        topology = analyze(graph, self.hardware, patterns, ops) if floats else base
         space = build_space(graph, self.hardware, topology, None, ops)
         return Resolver(graph, self.hardware, topology, space, self.thresholds, ops, self, self.constants)
 
@@ -320,7 +324,7 @@ class Resolver:
         weights: dict[Edge, StoredWeight] = {}
         for node in self.graph:
             if not self.topology.nodes[node.name]:
-                values[node.name] = self._memory.real
+                values[node.name] = self._cache.real
                 for edge in node.edges:
                     edges[edge] = self._dequantized(values[self.graph.source(edge)])
                     if self.topology.edges[edge]:
@@ -338,21 +342,21 @@ class Resolver:
     def _dequantized(value: _Value) -> SimQ | None:
         return None if value.qparams is None else SimQ(value.qparams, None)
 
-    # ------------------------------------------------------------ one node, remembered
+    # ------------------------------------------------------------ one node
     def _node(self, node: Node, bits: Bits, sources: list[_Value]) -> tuple[NodePlan, _Value]:
-        chosen = [self._bits(e, bits) for e in node.edges]
+        operand_bits = [self._bits(e, bits) for e in node.edges]
         out_bits = bits.get(f"{node.name}:out")
-        # what an output's threshold covers depends on which of its readers are integer
-        out = self.space.groups.get(f"{node.name}:out")
-        key = (node.name, *chosen, out_bits, out and out.source, *map(id, sources))
-        remembered = self._memory.plans.get(key)
-        if remembered is None:
+        # the range that an output's threshold covers depends on which of its readers are integer
+        out_group = self.space.groups.get(f"{node.name}:out")
+        key = (node.name, *operand_bits, out_bits, out_group and out_group.source, *map(id, sources))
+        cached = self._cache.plans.get(key)
+        if cached is None:
             qparams = [s.qparams for s in sources]
             magnitudes = [s.magnitude for s in sources]
-            plan = NodeBuilder(self, node, chosen, out_bits, qparams, magnitudes).build()
-            remembered = (plan, self._value(plan))
-            self._memory.plans.put(key, remembered)
-        return remembered
+            plan = NodeBuilder(self, node, operand_bits, out_bits, qparams, magnitudes).build()
+            cached = (plan, self._value(plan))
+            self._cache.plans.put(key, cached)
+        return cached
 
     def _bits(self, edge: Edge, bits: Bits) -> int | None:
         """The bits of an edge; None where it has no choice of bits, or reads its producer's integers as they are."""
@@ -362,26 +366,26 @@ class Resolver:
         return None if key is None or follows else bits[key]
 
     def _value(self, plan: NodePlan) -> _Value:
-        """The value that a node emits; one object for equal ones."""
+        """The value that a node emits; equal values are one object."""
         clip = largest_centered(plan.out)
-        emits = plan.out_simq is None and plan.table is None
-        magnitude = min(clip, plan.bound) if emits and plan.proved else clip
+        emits_accumulator = plan.out_simq is None and plan.table is None
+        magnitude = min(clip, plan.bound) if emits_accumulator and plan.proved else clip
         key = (id(plan.out), magnitude)
-        return self._memory.values.setdefault(key, _Value(plan.out, magnitude))
+        return self._cache.values.setdefault(key, _Value(plan.out, magnitude))
 
     def intern(self, qparams: QParams) -> QParams:
-        """The one object for equal qparams, so that identity means equality."""
-        return self._memory.interned.setdefault(qparams.key, qparams)
+        """The one object for equal qparams, so that equal qparams can be told by identity."""
+        return self._cache.interned.setdefault(qparams.key, qparams)
 
     def const(self, name: str, target: QParams) -> Tensor:
         """A constant's centered integers, in the smallest torch integer type that holds them."""
         key = (name, id(target))
-        integers = self._memory.consts.get(key)
+        integers = self._cache.consts.get(key)
         if integers is None:
             exact = self._quantized_constant(name, target)
             largest = float(exact.abs().max()) if exact.numel() else 0.0
             integers = exact.to(torch.int8 if largest < 128 else torch.int16 if largest < 32768 else torch.int64)
-            self._memory.consts.put(key, integers)
+            self._cache.consts.put(key, integers)
         return integers
 
     def _quantized_constant(self, name: str, target: QParams) -> Tensor:
@@ -391,25 +395,26 @@ class Resolver:
         return quantize(self.graph.consts[name].to(torch.float64), target, self.hardware.requantize.rounding)
 
     def with_space(self, space: Space) -> Resolver:
-        """A Resolver like this one for another space; it shares no memory."""
+        """A Resolver like this one for another space, with a cache of its own."""
         graph, topology = self.graph, self.topology
         return Resolver(graph, self.hardware, topology, space, self.thresholds, self.ops, constants=self.constants)
 
     def with_thresholds(self, thresholds: ThresholdSource) -> Resolver:
-        """A Resolver like this one with other thresholds; both remember the integers of constants together."""
+        """A Resolver like this one with other thresholds; the two share the cached integers of constants."""
         graph, hardware, topology = self.graph, self.hardware, self.topology
         other = Resolver(graph, hardware, topology, self.space, thresholds, self.ops, constants=self.constants)
-        other._memory.consts, other._memory.interned = self._memory.consts, self._memory.interned
+        other._cache.consts, other._cache.interned = self._cache.consts, self._cache.interned
         return other
 
 
 def _names_kept_float(node: Node, topology: Topology) -> list[str]:
-    """The names that keep a float node as it is: its own, or those of its edges other than its weight's."""
-    real = [str(e) for e in node.edges if not topology.edges[e]]
-    return [node.name] if len(real) == len(node.edges) else real
+    """The `keep_float` names that keep a float node float: its own name, or, where its weight is quantized, the names
+    of its other edges."""
+    float_edges = [str(e) for e in node.edges if not topology.edges[e]]
+    return [node.name] if len(float_edges) == len(node.edges) else float_edges
 
 
 def _nearest_choice(group: Group, bits: int | None) -> int:
-    """The widest choice of a group that is no wider than `bits`, or its narrowest; the widest of all for None."""
+    """The widest choice of a group that is no wider than `bits`, or else its narrowest; its widest for None."""
     fitting = [b for b in group.choices if bits is not None and b <= bits]
     return max(fitting, default=group.choices[0] if bits is None else group.choices[-1])

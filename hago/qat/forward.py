@@ -91,7 +91,7 @@ class LiveOperands(Operands):
         return self.biases.get(slot)
 
     def quantized(self, slot: int, bits: int, dtype: DType) -> QParams:
-        key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._signed(slot))
+        key = (id(self.ranges[slot]), bits, dtype.name, dtype.signed or self._is_signed(slot))
         qparams = self.shared.get(key)
         if qparams is None:
             qparams = self.shared[key] = Operands.quantized(self, slot, bits, dtype)
@@ -349,7 +349,7 @@ class LivePass:
         key = f"{node.name}:out"
         trained = self.training.ranges.get(key)
         if trained is None:
-            return self._operands(node).fixed(plan.desc)
+            return self._operands(node).fixed_output(plan.desc)
         if self.observing and trained.observes:
             trained.observe(*batch_extremes(value, register, trained, None))
         bits = self.training.bits[key]

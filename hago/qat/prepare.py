@@ -21,7 +21,7 @@ from hago.graph.graph import CONST, Graph
 from hago.graph.passes import fold_for
 from hago.hardware.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, import_for
-from hago.plan.placement import PREFIX
+from hago.plan.placement import POLICY_PREFIX
 from hago.plan.plan import Plan
 from hago.plan.strategy import Strategy
 from hago.plan.threshold_sources import store_thresholds
@@ -94,7 +94,7 @@ def prepare_qat(
         unfolded = import_for(model, initial, example_inputs, chip, fold=False)
         graph = fold_for(unfolded, chip.known_ops, made_for=[initial.model_hash])
     elif dataset is not None:
-        keep = (*([] if policy == "hardware" else [PREFIX + policy]), *as_strings(keep_float, "keep_float"))
+        keep = (*([] if policy == "hardware" else [POLICY_PREFIX + policy]), *as_strings(keep_float, "keep_float"))
         unfolded, batches = as_graph(model, dataset, chip, fold=False)
         graph = fold_for(unfolded, chip.known_ops)
         initial = _calibrated(graph, chip, batches, estimator, keep, fix_bits)

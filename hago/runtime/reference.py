@@ -20,7 +20,7 @@ from hago.graph.execute import check_inputs, compute_laid_out, laid_out, nesting
 from hago.graph.graph import OUTPUT, Node
 from hago.ops import OPS
 from hago.ops._rule import OpRule
-from hago.plan.document import own_rules
+from hago.plan.document import user_rules
 from hago.plan.plan import NodePlan, Plan
 from hago.runtime.compiling import register, run_compiled
 from hago.runtime.stored import Provenance, StoredSize, from_file_bytes, save_plan, to_file_bytes
@@ -92,7 +92,7 @@ class IntegerModel(nn.Module):
         return save_plan(path, self.plan, self.provenance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), to_file_bytes(self.plan, self.provenance), own_rules(self.plan.ops))
+        return _restored, (type(self), to_file_bytes(self.plan, self.provenance), user_rules(self.plan.ops))
 
     def _load_from_state_dict(self, *given: Any) -> None:
         """Accept only the values of this Plan, since weights are part of it; report others as load errors."""

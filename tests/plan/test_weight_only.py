@@ -257,7 +257,7 @@ def test_a_stored_model_holds_packed_integers(tmp_path: Path) -> None:
     ("edit", "says"),
     [
         (lambda d: d["weights"]["fc:1"].update(desc=1), "signature or its constant do not allow"),
-        (lambda d: d["edges"].pop("fc:1"), "nothing that makes real values"),
+        (lambda d: d["edges"].pop("fc:1"), "no edge that dequantizes them"),
         (lambda d: d["weights"].update({"fc:0": d["weights"]["fc:1"]}), "contradict"),
         (lambda d: d["weights"]["fc:1"]["integers"].update(shape=[64, 5]), "shape"),
         (lambda d: d["weights"].update({"nobody:1": d["weights"]["fc:1"]}), "contradict"),
