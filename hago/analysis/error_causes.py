@@ -230,7 +230,7 @@ class NodeSplitter:
         if clipped:
             operands = [c if t is None else c.to(self._carrier) for c, t in zip(free, plan.operands, strict=True)]
             unclipped = dequantize(self.plan.ops[self.node.op].compute_int(plan.attrs, *operands), plan.register)
-        after_overflow = plan.held(accumulator, lost)
+        after_overflow = plan.apply_register(accumulator, lost)
         overflown = limited if after_overflow is accumulator else dequantize(after_overflow, plan.register)
         steps: list[SplitStep] = [("constants", unclipped), ("saturation", limited), ("overflow", overflown)]
         if plan.out_simq is not None:

@@ -21,7 +21,7 @@ from hago.graph.graph import CONST, INPUT, Graph, Node
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops
 from hago.ops._rule import Operand
-from hago.plan.accumulators import CUTS
+from hago.plan.accumulators import PAIR_OVERFLOWS
 from hago.plan.space import Space
 from hago.plan.topology import Topology, fitting_descs, float_boundaries, weight_only_descs
 from hago.serialization.text_table import WIDTH, count, head, ratio_text, table, tail, wrapped
@@ -276,7 +276,7 @@ def _fits(graph: Graph, node: Node, descs: Sequence[OpDesc], bits: Sequence[int]
             operands.append(Operand(None, largest, graph[node.inputs[slot]].shape or ()))
         if float(form.bound(node.attrs, operands).max()) > desc.register.dtype.max:
             return False
-        if desc.register.overflow in CUTS and form.product is not None:
+        if desc.register.overflow in PAIR_OVERFLOWS and form.product is not None:
             pair = 2 * float(operands[0].magnitude) * float(operands[1].magnitude)
             if pair > INT16.max:
                 return False

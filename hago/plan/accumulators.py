@@ -1,8 +1,10 @@
-"""Accumulators of integer nodes: the largest that any input can cause, and what is lost where partial sums do not fit.
+"""Bounds of accumulators, and the effect of registers that overflow at partial sums.
 
-The `NodeBuilder` asks `Bounds` for every node plan that it builds: a node whose bound fits its register is proved to be
-free of overflow. Where a chip cuts partial sums, the node plan holds a `Pairs` or an `Additions`, whose `lost` the
-simulator and the integer model add to their exact sums.
+`NodeBuilder` makes a `Bounds` for every node plan that it builds. A node whose bound fits its register is proved to be
+free of overflow. Most registers overflow, if at all, at the end of the sum. Some chips saturate or wrap partial sums:
+for these, where some input can make a partial sum overflow, the node plan has a `ProductPairs` or a
+`ClampedAdditions`. Its method `lost` returns the difference to the exact sum, which the simulator and the integer model
+add to their accumulators.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from hago.graph.graph import Graph, Node
 from hago.hardware.hardware import Accumulator
 from hago.ops._rule import Addends, IntegerForm, MatrixProduct, Operand, OpRule, TermsAt
 
-#: The most partial sums that a convolution is split into; one that needs more runs in float64.
+#: The most parts of K into which a sum is split to be exact in float32; one that needs more runs in float64.
 MOST_PARTS: Final = 16
-#: Addends of outputs that are in memory at once.
-ENTRIES: Final = 1 << 21
+#: The most addends that `ClampedAdditions.lost` has in memory at once.
+ADDENDS_AT_ONCE: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Computes the bounds of one integer node, over its quantized weights; lives while the node's plan is built.
+    """Computes the bounds of one integer node from its quantized weights; lives while the node's plan is built.
 
     Args:
         attrs: attributes in integer units.
@@ -52,8 +54,8 @@ class Bounds:
         return self._bound([self._operand(s, self.consts.get(s)) for s in range(len(self.targets))])
 
     def raw(self) -> float:
-        """The largest |accumulator| of a chip that multiplies stored integers and corrects for zero points at the
-        end."""
+        """The largest |accumulator| on a chip that multiplies stored integers, zero points included, and corrects for
+        the zero points at the end."""
         if self.form.table or all(t is None or not bool(t.zero_point.any()) for t in self.targets):
             return self.centered()
         return self._bound([self._raw(s, t) for s, t in enumerate(self.targets)])
@@ -64,9 +66,9 @@ class Bounds:
         if self.centered() < EXACT_FLOAT32 or self.form.split is None:
             return 1
         shapes = [self.graph[s].shape or () for s in self.node.inputs]
-        whole = [self.consts.get(s, torch.empty(shape, device="meta")) for s, shape in enumerate(shapes)]
+        operands = [self.consts.get(s, torch.empty(shape, device="meta")) for s, shape in enumerate(shapes)]
         for parts in range(2, MOST_PARTS + 1):
-            chunks = self.form.split(self.attrs, whole, parts)
+            chunks = self.form.split(self.attrs, operands, parts)
             if len(chunks) > 1 and all(self._chunk(c) < EXACT_FLOAT32 for c in chunks):
                 return parts
         return 1
@@ -107,20 +109,20 @@ def largest_centered(qparams: QParams) -> float:
 # ---------------------------------------------------------------- pairs of products in 16 bits
 # x86 without VNNI multiplies unsigned by signed bytes and saturates the sum of each pair at int16 (`vpmaddubsw`); Arm
 # without dot products adds two products of signed bytes in 16 bits that wrap (`smull`, `smlal`). A chip multiplies the
-# stored integers, zero points included, and corrects for these in the wide register. So the exact sum of centered
-# integers stays, and what the pairs lose is added to it:
-#     held = sum(c_x * c_w) + sum over pairs (cut(p) - p),   p = q_x[k] * q_w[k] + q_x[k+1] * q_w[k+1]
-# Only the pairs that some input can push beyond 16 bits are computed.
+# stored integers, zero points included, and corrects for these in the wide register. So the accumulator is the exact
+# sum of centered products plus the change of every pair by its overflow:
+#     accumulator = sum(c_x * c_w) + sum over pairs (cut(p) - p),   p = q_x[k] * q_w[k] + q_x[k+1] * q_w[k+1]
+# Only the pairs that some input can make exceed 16 bits are computed.
 
-#: The result of a sum of a pair that exceeds 16 bits, by overflow behaviour.
-CUTS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+#: By overflow behaviour, the function `cut`, which saturates or wraps the sum of a pair at 16 bits.
+PAIR_OVERFLOWS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "saturate_pairs": lambda p: saturate(p, INT16),
     "wrap_pairs": lambda p: wrap(p, INT16),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class ProductPairs:
     """The pairs of products of one node that may exceed 16 bits. Made by `pairs_of`; kept in the NodePlan.
 
     Args:
@@ -149,22 +151,23 @@ class Pairs:
         Args:
             operands: centered integers in any carrier; the third, a bias, is not multiplied.
         """
-        cut = CUTS[self.overflow]
-        a, b = self._stored(operands)
+        cut = PAIR_OVERFLOWS[self.overflow]
+        a, b = self._stored_matrices(operands)
         if self.largest * a.shape[-1] < 2**31:  # then the sum of all losses fits int32
             a, b = a.to(torch.int32), b.to(torch.int32)
-        reach = _reach(b, self.x)
-        risky = (reach > INT16.max).reshape(-1, *reach.shape[-2:]).any(0)
+        largest_pairs = _largest_pairs(b, self.x)
+        may_exceed = (largest_pairs > INT16.max).reshape(-1, *largest_pairs.shape[-2:]).any(0)
         total = torch.zeros(_product_shape(a, b), dtype=a.dtype)
-        for pair in torch.nonzero(risky.any(-1)).flatten().tolist():
-            columns = torch.nonzero(risky[pair]).flatten()
+        for pair in torch.nonzero(may_exceed.any(-1)).flatten().tolist():
+            columns = torch.nonzero(may_exceed[pair]).flatten()
             k = 2 * pair
             p = a[..., k, None] * b[..., None, k, columns] + a[..., k + 1, None] * b[..., None, k + 1, columns]
             total.index_add_(-1, columns, cut(p) - p)
         amount = self.product.reshape_product(self.attrs, total.to(torch.int64), operands[0], operands[1])
         return Lost(amount, amount != 0, self.over)
 
-    def _stored(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _stored_matrices(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The stored integers of both operands as matrices (..., M, K) and (..., K, N), with an even K."""
         x, w = (c.to(torch.int64) for c in operands[:2])
         a, b = self.product.to_matrices(self.attrs, x, w, int(self.x.zero_point), int(self.w.zero_point.flatten()[0]))
         if a.shape[-1] % 2:
@@ -179,8 +182,8 @@ def pairs_of(
     weight: Tensor | None,
     shapes: Sequence[tuple[int, ...]],
     overflow: Overflow,
-) -> Pairs | None:
-    """The pairs of a node, or None where no input can push one beyond 16 bits.
+) -> ProductPairs | None:
+    """The pairs of a node, or None where no input can make one exceed 16 bits.
 
     Args:
         targets: qparams of the operands.
@@ -193,15 +196,15 @@ def pairs_of(
         largest = 2.0 * max(abs(x.qmin), abs(x.qmax)) * max(abs(w.qmin), abs(w.qmax))
     else:
         zeros = torch.zeros((1, *shapes[0][1:]), dtype=torch.int64)
-        _, b = Pairs(product, attrs, x, w, 0.0, overflow)._stored([zeros, weight])
-        largest = float(_reach(b, x).max()) if b.numel() else 0.0
-    return Pairs(product, attrs, x, w, largest, overflow) if largest > INT16.max else None
+        _, b = ProductPairs(product, attrs, x, w, 0.0, overflow)._stored_matrices([zeros, weight])
+        largest = float(_largest_pairs(b, x).max()) if b.numel() else 0.0
+    return ProductPairs(product, attrs, x, w, largest, overflow) if largest > INT16.max else None
 
 
-def _reach(b: Tensor, x: QParams) -> Tensor:
-    """The largest |pair| by pair and column, over all stored x: (..., K / 2, N)."""
-    one, other = b * x.qmin, b * x.qmax
-    ends = torch.maximum(one, other), torch.minimum(one, other)
+def _largest_pairs(b: Tensor, x: QParams) -> Tensor:
+    """The largest |pair| that any stored x can cause, by pair and column of `b`: (..., K / 2, N)."""
+    at_min, at_max = b * x.qmin, b * x.qmax
+    ends = torch.maximum(at_min, at_max), torch.minimum(at_min, at_max)
     high, low = (e.reshape(*b.shape[:-2], -1, 2, b.shape[-1]).sum(-2) for e in ends)
     # int16 holds -2**15 but not 2**15
     return torch.maximum(high, -low - 1)
@@ -217,14 +220,15 @@ def _product_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
 # order of the additions, which the hardware file states together with the position of the bias:
 #     held = 0;  for each addend in order: held = saturate(held + addend)      (N15)
 # Addends are products of centered integers, or centered integers where the op has no weight. An addend of 0 leaves the
-# register unchanged, so that zeros from padding may be anywhere in the order. Few outputs are computed step by step:
-# the sum of the magnitudes of all addends bounds every partial sum, and an output is clamped exactly where a partial
-# sum of its exact addends leaves the register.
+# register unchanged, so that zeros from padding may be anywhere in the order. Only a few outputs are computed addend by
+# addend: the sum of the magnitudes of all addends bounds every partial sum, and the register saturates only where a
+# partial sum of the exact addends leaves it.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Additions:
-    """The sums of one node whose partial sums may leave the register. Made by `additions_of`; kept in the NodePlan.
+class ClampedAdditions:
+    """The additions of one node on a register that saturates at each of them, where a partial sum may leave it. Made by
+    `additions_of`; kept in the NodePlan.
 
     Args:
         addends: the summands of the op.
@@ -241,14 +245,15 @@ class Additions:
     def lost(self, operands: Sequence[Tensor]) -> Lost:
         """The change of every accumulator by saturation at every addition.
 
-        Memory: chunks of outputs that have at most ENTRIES addends together.
+        Memory: chunks of outputs that have at most ADDENDS_AT_ONCE addends together.
 
         Args:
             operands: centered integers in any carrier.
         """
         dtype = self.register.dtype
         limit = min(dtype.max, -dtype.min)
-        # sums of magnitudes never decrease: float32 is exact below 2**24, and a sum above it stays above it
+        # sums of magnitudes never decrease, so float32 decides rightly: it is exact below 2**24, and a sum above stays
+        # above
         exact = torch.float32 if limit < EXACT_FLOAT32 else torch.float64
         magnitudes = self.compute(self.attrs, *(c.to(exact).abs() for c in operands))
         result = Lost(torch.zeros(magnitudes.shape, dtype=torch.int64), torch.zeros(magnitudes.shape).bool(), 0.0)
@@ -258,7 +263,7 @@ class Additions:
         carrier = torch.int32 if float(magnitudes.max()) < 2**30 else torch.int64
         addends_at, peak = self._in_order([c.to(carrier) for c in operands]), 0.0
         depth = addends_at(candidates[:1].unbind(1)).shape[1]
-        step = max(1, ENTRIES // max(depth, 1))
+        step = max(1, ADDENDS_AT_ONCE // max(depth, 1))
         for start in range(0, len(candidates), step):
             index = candidates[start : start + step].unbind(1)
             addends = addends_at(index)
@@ -266,9 +271,9 @@ class Additions:
             high, low = partial.amax(1), partial.amin(1)
             peak = max(peak, float(high.max()) / dtype.max, float(low.min()) / min(dtype.min, -1))
             clamped = (high > dtype.max) | (low < dtype.min)
-            held, place = saturate_each(addends[clamped].T.contiguous(), dtype), tuple(i[clamped] for i in index)
-            result.amount[place] = (held - partial[clamped, -1]).to(torch.int64)
-            result.cut[place] = True
+            held, where = saturate_each(addends[clamped].T.contiguous(), dtype), tuple(i[clamped] for i in index)
+            result.amount[where] = (held - partial[clamped, -1]).to(torch.int64)
+            result.cut[where] = True
         return replace(result, peak=peak)
 
     def _in_order(self, operands: Sequence[Tensor]) -> TermsAt:
@@ -287,8 +292,10 @@ class Additions:
         return addends_at
 
 
-def additions_of(rule: OpRule, attrs: Mapping[str, Any], register: Accumulator, bound: float) -> Additions | None:
-    """The sums of a node whose partial sums may leave the register.
+def additions_of(
+    rule: OpRule, attrs: Mapping[str, Any], register: Accumulator, bound: float
+) -> ClampedAdditions | None:
+    """The additions of a node whose partial sums may leave the register.
 
     Args:
         rule: rule of the op, in the form that the hardware computes.
@@ -296,12 +303,12 @@ def additions_of(rule: OpRule, attrs: Mapping[str, Any], register: Accumulator, 
         bound: the largest sum of the magnitudes of all addends that any input can cause.
 
     Returns:
-        None where no input can make one leave it, where the op has a single addition, which is clamped as a whole, and
-        where the register overflows in another way.
+        None where no input can make a partial sum leave it, where the op has a single addition, whose result is clamped
+        at the end, and where the register does not saturate at every addition.
     """
     addends = None if rule.integer is None else rule.integer.addends
     if register.overflow != "saturate_each" or addends is None or addends.terms is None:
         return None
     if register.dtype.signed and bound <= register.dtype.max:
         return None
-    return Additions(addends, attrs, rule.compute_int, register)
+    return ClampedAdditions(addends, attrs, rule.compute_int, register)

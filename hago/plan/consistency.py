@@ -1,8 +1,9 @@
-"""Consistency of a Plan that was read from a file: kernels rely on its shapes, windows, ranges and tables.
+"""Consistency checks of a Plan that was read from a file.
 
-`plan_from_document` calls `check_plan` for every Plan that it reads. Whatever a Plan states twice must agree, and its
-parts must fit one another. Every Plan that a Resolver makes passes, which is tested as a law. Values that are stated
-once (weights, scales, multipliers) are not checked: with others it would be another model.
+`plan_from_document` calls `check_plan` for every Plan that it reads, since kernels rely on its shapes, windows, ranges
+and tables. Facts that a Plan states twice must agree, and its parts must fit one another. Every Plan that a Resolver
+makes passes, which is tested as a law. Values that are stated once (weights, scales, multipliers) are not checked: with
+other values it would be another model.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def check_plan(plan: Plan) -> None:
     Raises:
         HagoError: two parts contradict each other; names the node or the edge.
     """
-    _check_ends(plan.graph)
+    _check_inputs_and_outputs(plan.graph)
     for node in plan.graph:
         _check_node(plan, node)
     check_opaque(plan.graph, plan.ops)
-    for name, made in plan.nodes.items():
-        _check_integer(plan, plan.graph[name], made)
+    for name, node_plan in plan.nodes.items():
+        _check_integer(plan, plan.graph[name], node_plan)
     for edge in plan.graph.edges:
         _check_edge(plan, edge)
     for edge in plan.weights:
@@ -48,19 +49,21 @@ def check_plan(plan: Plan) -> None:
 
 
 # ---------------------------------------------------------------- the graph
-def _check_ends(graph: Graph) -> None:
-    """Inputs and outputs are as many as their nesting has, and every input node is given a value."""
-    given = [n.name for n in graph if n.op == INPUT]
-    if sorted(given) != sorted(graph.inputs):
-        raise HagoError(f"the graph's inputs are {', '.join(graph.inputs)}; its input nodes are {', '.join(given)}")
-    for spec, count, least in ((graph.in_spec, len(given), True), (graph.out_spec, len(graph.outputs), False)):
+def _check_inputs_and_outputs(graph: Graph) -> None:
+    """Check that inputs and outputs are as many as their nesting has, and that every input node is an input."""
+    input_nodes = [n.name for n in graph if n.op == INPUT]
+    if sorted(input_nodes) != sorted(graph.inputs):
+        raise HagoError(
+            f"the graph's inputs are {', '.join(graph.inputs)}; its input nodes are {', '.join(input_nodes)}"
+        )
+    for spec, count, is_input in ((graph.in_spec, len(input_nodes), True), (graph.out_spec, len(graph.outputs), False)):
         leaves = count if spec is None else read_tree(spec).num_leaves
-        if leaves < count or (leaves > count and not least):
-            raise HagoError(f"{count} {'inputs' if least else 'outputs'} are nested as {leaves}")
+        if leaves < count or (leaves > count and not is_input):
+            raise HagoError(f"got {count} {'inputs' if is_input else 'outputs'}, and a nesting of {leaves}")
 
 
 def _check_node(plan: Plan, node: Node) -> None:
-    """A node's shape is what its attributes make of those of its inputs."""
+    """Check that a node's shape follows from its attributes and the shapes of its inputs."""
     graph = plan.graph
     _check_size(node.name, node.shape or ())
     if node.op in (INPUT, CONST):
@@ -78,13 +81,13 @@ def _check_node(plan: Plan, node: Node) -> None:
 
 
 def check_opaque(graph: Graph, ops: Ops) -> None:
-    """Opaque calls take their operands, and give values of the shapes that the graph says.
+    """Check that opaque calls accept their operands, and give values of the shapes that the graph states.
 
-    They are run on tensors without values, at batch 1, with all that they read: so a file can ask for nothing whose
-    size its shapes do not show.
+    They are run on fake tensors, at batch 1, with all nodes that they depend on. So a file cannot make hago allocate
+    memory that its shapes do not show.
 
     Raises:
-        HagoError: the first node that cannot be run, or gives another shape.
+        HagoError: the first node that cannot be run, or that gives another shape.
     """
     if not any(node.op == _opaque.NAME for node in graph):
         return
@@ -105,96 +108,97 @@ def _check_size(name: str, shape: tuple[int, ...]) -> None:
 
 
 def _check_edge(plan: Plan, edge: Edge) -> None:
-    """What travels on an edge begins as its producer gives it and ends as its reader takes it."""
+    """Check that an edge's SimQ converts the qparams of its producer to those of its reader."""
     source, reader, simq = plan.nodes.get(plan.graph.source(edge)), plan.nodes.get(edge.dst), plan.edges[edge]
     given = plan.weights[edge].qparams if edge in plan.weights else None if source is None else source.out
     taken = None if edge.dst == OUTPUT or reader is None else reader.operands[edge.slot]
     ends = (given, given) if simq is None else (simq.source, simq.target)
     if ends[0] is not given or ends[1] is not taken or (simq is not None and given is taken):
-        said = "nothing" if simq is None else str(simq)
-        raise HagoError(f"on edge {edge} goes {said}; its producer gives {given}, its reader takes {taken}")
+        conversion = "nothing" if simq is None else str(simq)
+        raise HagoError(f"edge {edge} converts {conversion}; its producer gives {given}, its reader takes {taken}")
 
 
 def _check_weight(plan: Plan, edge: Edge) -> None:
-    """A weight that a float node reads as integers stands where its op has one, is a constant, of its shape and
-    within its range."""
+    """Check that a float node's integer weight is the weight operand of its op, a constant, of its shape and within its
+    range."""
     if edge != weight_edge(plan.graph[edge.dst], plan.ops):
         raise HagoError(f"edge {edge} has integers that a float node reads; its op has no weight there")
     weight, source = plan.weights[edge], plan.graph[plan.graph.source(edge)]
     q, desc = weight.qparams, weight.desc
     fits = desc.is_weight_only and desc.in_dtype(edge.slot) == q.dtype and edge.dst not in plan.nodes
-    if not (fits and source.op == CONST and source.shape is not None and _stands(q, source.shape)):
+    if not (fits and source.op == CONST and source.shape is not None and _broadcasts(q, source.shape)):
         raise HagoError(f"edge {edge} has integers that its signature or its constant do not allow")
-    if not _holds(q, weight.integers, source.shape):
+    if not _is_within_range(q, weight.integers, source.shape):
         raise HagoError(f"edge {edge} has integers outside of its range, or of another shape than its constant")
 
 
-def _holds(q: QParams, values: Tensor, shape: tuple[int, ...] | None) -> bool:
-    """Whether centered integers are of a shape and within range."""
+def _is_within_range(q: QParams, values: Tensor, shape: tuple[int, ...] | None) -> bool:
+    """Whether centered integers have a shape and are within the range of qparams."""
     c = values.to(torch.int64)
     low, high = q.qmin - q.zero_point, q.qmax - q.zero_point
     return values.shape == shape and bool(((c >= low) & (c <= high)).all())
 
 
 # ---------------------------------------------------------------- integer nodes
-def _check_integer(plan: Plan, node: Node, made: NodePlan) -> None:
+# A rule of _RULES returns whether it holds for a node plan; its docstring completes "expected: ..." in the message.
+def _check_integer(plan: Plan, node: Node, node_plan: NodePlan) -> None:
     form = plan.ops[node.op].integer if node.op in plan.ops else None
-    if form is None or not made.desc.is_integer or node.shape is None:
+    if form is None or not node_plan.desc.is_integer or node.shape is None:
         raise HagoError(f"node {node.name!r} ({node.op}) has integers, which its op, signature or shape do not allow")
-    for right in _RIGHTS:
+    for rule in _RULES:
         try:
-            is_right = right(plan, node, made, form)
+            holds = rule(plan, node, node_plan, form)
         except (HagoError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise HagoError(f"node {node.name!r} ({node.op}): {error}; expected: {right.__doc__}") from error
-        if not is_right:
-            raise HagoError(f"node {node.name!r} ({node.op}): expected: {right.__doc__}")
+            raise HagoError(f"node {node.name!r} ({node.op}): {error}; expected: {rule.__doc__}") from error
+        if not holds:
+            raise HagoError(f"node {node.name!r} ({node.op}): expected: {rule.__doc__}")
 
 
-def _operands(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _operands(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """qparams for every operand that is quantized, and for no other"""
     kinds = [form.slot(slot) for slot in range(len(node.inputs))]
-    return [q is None for q in made.operands] == [kind == "plain" for kind in kinds]
+    return [q is None for q in node_plan.operands] == [kind == "plain" for kind in kinds]
 
 
-def _scales(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _scales(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """scales and zero points that stand along axes of the values they are for"""
-    pairs = [(q, plan.graph[source].shape) for q, source in zip(made.operands, node.inputs, strict=True)]
-    pairs += [(made.register, node.shape), (made.out, node.shape)]
-    return all(shape is not None and _stands(q, shape) for q, shape in pairs if q is not None)
+    pairs = [(q, plan.graph[source].shape) for q, source in zip(node_plan.operands, node.inputs, strict=True)]
+    pairs += [(node_plan.register, node.shape), (node_plan.out, node.shape)]
+    return all(shape is not None and _broadcasts(q, shape) for q, shape in pairs if q is not None)
 
 
-def _output(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _output(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """an output that comes from the accumulator, or from a table, and from nothing else"""
-    if made.desc.register.dtype != made.register.dtype:
+    if node_plan.desc.register.dtype != node_plan.register.dtype:
         return False
-    if form.table or made.out_simq is None:
-        return made.out_simq is None and (form.table or made.out is made.register)
-    return made.out_simq.source is made.register and made.out_simq.target is made.out
+    if form.table or node_plan.out_simq is None:
+        return node_plan.out_simq is None and (form.table or node_plan.out is node_plan.register)
+    return node_plan.out_simq.source is node_plan.register and node_plan.out_simq.target is node_plan.out
 
 
-def _accumulator(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _accumulator(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """an accumulator that is bounded, without a zero point unless values are only moved about"""
-    moved = form.outputs_fit_input_dtype and made.register.dtype == made.desc.in_dtype(0)
-    most = 1 if form.split is None else MOST_PARTS
-    bounded = all(math.isfinite(b) and b >= 0 for b in (made.bound, made.raw_bound))
-    centered = moved or not bool(made.register.zero_point.any())
-    return bounded and made.keeps_input_dtype == moved and centered and 1 <= made.parts <= most
+    only_moves = form.outputs_fit_input_dtype and node_plan.register.dtype == node_plan.desc.in_dtype(0)
+    most_parts = 1 if form.split is None else MOST_PARTS
+    bounded = all(math.isfinite(b) and b >= 0 for b in (node_plan.bound, node_plan.raw_bound))
+    centered = only_moves or not bool(node_plan.register.zero_point.any())
+    return bounded and node_plan.keeps_input_dtype == only_moves and centered and 1 <= node_plan.parts <= most_parts
 
 
-def _constants(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _constants(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """integers within range, and of its shape, for every constant operand that is quantized"""
     for slot, source in enumerate(node.inputs):
-        q, values = made.operands[slot], made.consts.get(slot)
+        q, values = node_plan.operands[slot], node_plan.consts.get(slot)
         if (values is None) == (plan.graph[source].op == CONST and q is not None):
             return False
-        if values is not None and q is not None and not _holds(q, values, plan.graph[source].shape):
+        if values is not None and q is not None and not _is_within_range(q, values, plan.graph[source].shape):
             return False
-    return set(made.consts) <= set(range(len(node.inputs)))
+    return set(node_plan.consts) <= set(range(len(node.inputs)))
 
 
-def _table(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _table(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """a table of the output of every integer input, where the op is a table"""
-    source, out, table = made.operands[0], made.out, made.table
+    source, out, table = node_plan.operands[0], node_plan.out, node_plan.table
     if table is None or source is None or not form.table:
         return table is None and not form.table
     low, high = out.qmin - out.zero_point, out.qmax - out.zero_point
@@ -202,25 +206,27 @@ def _table(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
     return whole and bool(((table >= low) & (table <= high)).all())
 
 
-def _attributes(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
+def _attributes(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
     """attributes in integer units of the form that the signature computes"""
-    out = made.out if form.table or made.out_simq is not None else None
-    derived = form.integer_attrs(node.attrs, Site(made.operands, out, plan.hardware.requantize))
-    same = {k: v for k, v in derived.items() if k in node.attrs and _is_left(v, node.attrs[k])}
-    return _is_like(dict(made.attrs), dict(derived)) and all(made.attrs[k] == v for k, v in same.items())
-
-
-def _thresholds(plan: Plan, node: Node, made: NodePlan, form: IntegerForm) -> bool:
-    """pairs of thresholds for groups of the node"""
-    keys = {f"{node.name}:out", *map(str, node.edges)}
-    return set(made.thresholds) <= keys and all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)
-        for pair in made.thresholds.values()
+    out = node_plan.out if form.table or node_plan.out_simq is not None else None
+    derived = form.integer_attrs(node.attrs, Site(node_plan.operands, out, plan.hardware.requantize))
+    same = {k: v for k, v in derived.items() if k in node.attrs and _is_unchanged(v, node.attrs[k])}
+    return _has_structure_of(dict(node_plan.attrs), dict(derived)) and all(
+        node_plan.attrs[k] == v for k, v in same.items()
     )
 
 
-#: What must be right of an integer node, in this order; the docstrings are shown to users.
-_RIGHTS: Final[tuple[Callable[[Plan, Node, NodePlan, IntegerForm], bool], ...]] = (
+def _thresholds(plan: Plan, node: Node, node_plan: NodePlan, form: IntegerForm) -> bool:
+    """pairs of thresholds for groups of the node"""
+    keys = {f"{node.name}:out", *map(str, node.edges)}
+    return set(node_plan.thresholds) <= keys and all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)
+        for pair in node_plan.thresholds.values()
+    )
+
+
+#: The rules that every node plan must keep, checked in this order.
+_RULES: Final[tuple[Callable[[Plan, Node, NodePlan, IntegerForm], bool], ...]] = (
     _operands,
     _scales,
     _output,
@@ -232,29 +238,30 @@ _RIGHTS: Final[tuple[Callable[[Plan, Node, NodePlan, IntegerForm], bool], ...]] 
 )
 
 
-def _stands(q: QParams, shape: tuple[int, ...]) -> bool:
-    """Whether qparams broadcast against a value and leave it its shape."""
+def _broadcasts(q: QParams, shape: tuple[int, ...]) -> bool:
+    """Whether qparams broadcast against a value without changing its shape."""
     return all(
         t.ndim <= len(shape) and all(n in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False))
         for t in (q.scale, q.zero_point)
     )
 
 
-def _is_left(value: Any, given: Any) -> bool:
-    """Whether a form leaves an attribute as it is."""
-    return not isinstance(value, (Tensor, QParams)) and type(value) is type(given) and bool(value == given)
+def _is_unchanged(value: Any, original: Any) -> bool:
+    """Whether a form leaves an attribute unchanged."""
+    return not isinstance(value, (Tensor, QParams)) and type(value) is type(original) and bool(value == original)
 
 
-def _is_like(value: Any, model: Any) -> bool:
-    """Whether a value has the types, keys, lengths, dtypes and shapes of another, and its names."""
+def _has_structure_of(value: Any, model: Any) -> bool:
+    """Whether a value has the types, keys, lengths, dtypes and shapes of `model`, and its texts and other values that
+    are no numbers."""
     if type(value) is not type(model):
         return False
     if isinstance(model, Mapping):
-        return set(value) == set(model) and all(_is_like(value[k], v) for k, v in model.items())
+        return set(value) == set(model) and all(_has_structure_of(value[k], v) for k, v in model.items())
     if isinstance(model, (list, tuple)):
-        return len(value) == len(model) and all(map(_is_like, value, model))
+        return len(value) == len(model) and all(map(_has_structure_of, value, model))
     if isinstance(model, Tensor):
         return bool(value.dtype == model.dtype and value.shape == model.shape)
     if isinstance(model, QParams):
-        return _is_like((value.scale, value.zero_point), (model.scale, model.zero_point))
+        return _has_structure_of((value.scale, value.zero_point), (model.scale, model.zero_point))
     return isinstance(model, (int, float)) or bool(value == model)

@@ -38,7 +38,7 @@ from hago.hardware.validation import check_document
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import OpRule
 from hago.ops.forms.tpu_mlir import RECORDS
-from hago.plan.accumulators import CUTS, Pairs, additions_of
+from hago.plan.accumulators import PAIR_OVERFLOWS, ProductPairs, additions_of
 from hago.plan.consistency import check_plan
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.serialization.tensor_file import RESERVED, dtype_name, storable, storable_dtype
@@ -563,10 +563,14 @@ def _read_weight(
     return StoredWeight(hardware.ops[graph[edge.dst].op][record["desc"]], simq.source, integers, None)
 
 
-def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> Pairs:
+def _pairs(node: Node, plan: NodePlan, ops: Ops, largest: float) -> ProductPairs:
     form, (x, w) = ops[node.op].integer, plan.operands[:2]
-    if form is None or form.product is None or x is None or w is None or plan.desc.register.overflow not in CUTS:
-        raise HagoError(
-            f"node {node.name!r} has pairs of products, but its op or register does not add products in pairs"
-        )
-    return Pairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)
+    if (
+        form is None
+        or form.product is None
+        or x is None
+        or w is None
+        or plan.desc.register.overflow not in PAIR_OVERFLOWS
+    ):
+        raise HagoError(f"node {node.name!r} has pairs of products, but its op or register adds no pairs")
+    return ProductPairs(form.product, node.attrs, x, w, largest, plan.desc.register.overflow)

@@ -1,8 +1,11 @@
-"""DoReFa-Net's weights as integers of a Plan, in a search and at the end of training.
+"""DoReFa-Net's weights as integers of a Plan, in a search and in training.
 
 The integers of a k-bit weight are the odd numbers from -(2**k - 1) to 2**k - 1, so they take k + 1 bits: an edge of b
-bits holds DoReFa weights of b - 1. In a search (`DoReFaWeights`, `DoReFaThresholds`) every point has its weights on
-DoReFa's levels without training; these are the integers that training with the scheme of the same name starts from.
+bits holds DoReFa weights of b - 1.
+
+`plan.threshold_sources.estimated_resolver` makes a `DoReFaWeights` and a `DoReFaThresholds` if the estimator is DoReFa's.
+Every point of a search then has its weights on DoReFa's levels, without training; training with the scheme of the same
+name (`qat.dorefa`) starts from the same integers.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from hago.hardware.hardware import Hardware
 from hago.ops import Ops
 from hago.plan.operands import ThresholdSource
 
-#: The largest weight in its unit, where sizes are relative: tanh is linear there to 2 %, as it is on the
-#: weights of layers that a batch norm follows, for which DoReFa-Net was made.
+#: The largest weight after division by its unit, in schemes that are relative to the size of the weights. Up to there
+#: tanh is linear to 2 %, as it is on the weights of layers that a batch norm follows, for which DoReFa-Net was made.
 LARGEST_UNIT_WEIGHT: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DoReFaLevels:
-    """The levels of one weight.
+    """The levels of one weight: the values that DoReFa's quantizer gives.
 
     Args:
         how: the variant of the scheme.
@@ -58,27 +61,28 @@ class DoReFaLevels:
             HagoError: all weights are 0.
         """
         try:
-            # the mean of 1 bit sums in the order of memory
-            within = weight.contiguous() / self.unit
-            return self.unit * quantize_weight(within, bits, self.how.variant, self.how.zeros)
+            # contiguous, since the mean that 1 bit takes is summed in the order of memory
+            normalized = weight.contiguous() / self.unit
+            return self.unit * quantize_weight(normalized, bits, self.how.variant, self.how.zeros)
         except HagoError as error:
             raise HagoError(f"weight {self.name!r}: {error}") from None
 
     @torch.no_grad()
     def step(self, weight: Tensor, bits: int) -> Tensor:
         """The real value of the integer 1: half the distance of two levels; float64."""
-        within = weight.contiguous() / self.unit
+        normalized = weight.contiguous() / self.unit
         if bits == 1:
-            top = within.abs().mean().to(torch.float64)
+            top = normalized.abs().mean().to(torch.float64)
         elif self.how.variant == "tensorpack":
             top = torch.ones((), dtype=torch.float64)
         else:
-            top = torch.tanh(within).abs().max().to(torch.float64)
+            top = torch.tanh(normalized).abs().max().to(torch.float64)
         return self.unit * top / ((1 << bits) - 1)
 
 
-def held(hardware: Hardware, bits: int) -> int:
-    """The ratio of a weight's threshold to its scale: 2**(b-1) or 2**(b-1) - 1, by the scheme of the hardware."""
+def threshold_to_scale(hardware: Hardware, bits: int) -> int:
+    """The ratio of a weight's threshold to its scale at `bits` bits: 2**(bits-1), or 2**(bits-1) - 1, by the scheme of
+    the hardware."""
     return (1 << (bits - 1)) - (hardware.weight.scheme not in ("hago", "hago_affine"))
 
 
@@ -88,20 +92,20 @@ def unit_threshold(levels: int, scheme: str) -> float:
 
 
 def is_layer_weight(graph: Graph, edge: Edge, ops: Ops) -> bool:
-    """Whether an edge brings a layer its weight, a constant."""
+    """Whether a layer reads its weight, a constant, on this edge."""
     rule = None if edge.dst == OUTPUT else ops.get(graph[edge.dst].op)
     weight = None if rule is None or rule.integer is None else rule.integer.weight
     return weight is not None and weight.slot == edge.slot and graph[graph.source(edge)].op == CONST
 
 
-def check_holds(hardware: Hardware, target: QParams | None = None) -> None:
-    """Refuse hardware whose weights cannot be DoReFa's.
+def check_dorefa_hardware(hardware: Hardware, target: QParams | None = None) -> None:
+    """Check that a piece of hardware can represent DoReFa's weights.
 
     Args:
         target: a weight's qparams, where they are known.
 
     Raises:
-        HagoError: it cannot hold the grid.
+        HagoError: it cannot.
     """
     signed = target is None or target.dtype.signed
     if hardware.weight.scheme in TWO_SIDED or hardware.requantize.power_of_two or not signed:
@@ -127,7 +131,7 @@ class DoReFaWeights:
         self._graph, self._hardware = graph, hardware
         sources = {graph.source(e) for e in graph.edges if is_layer_weight(graph, e, ops)}
         self._levels = {name: DoReFaLevels.of(self.how, name, graph.consts[name]) for name in sorted(sources)}
-        check_holds(hardware)
+        check_dorefa_hardware(hardware)
 
     def __call__(self, name: str, target: QParams) -> Tensor | None:
         """The centered integers of a weight, float64; None for other constants.
@@ -138,7 +142,7 @@ class DoReFaWeights:
         levels = self._levels.get(name)
         if levels is None:
             return None
-        check_holds(self._hardware, target)
+        check_dorefa_hardware(self._hardware, target)
         weight = levels.quantized(self._graph.consts[name], target.qmax.bit_length())
         return quantize(weight.to(torch.float64), target, self._hardware.requantize.rounding)
 
@@ -147,7 +151,7 @@ class DoReFaWeights:
         levels = self._levels.get(name)
         if levels is None:
             return None
-        return levels.step(self._graph.consts[name], bits - 1) * held(self._hardware, bits)
+        return levels.step(self._graph.consts[name], bits - 1) * threshold_to_scale(self._hardware, bits)
 
 
 class DoReFaThresholds:
@@ -180,7 +184,7 @@ class DoReFaThresholds:
         return torch.zeros_like(high), torch.full_like(high, unit_threshold(levels, grid.scheme))
 
 
-def dorefa_made(made_by: Any) -> str | None:
+def dorefa_scheme_of(made_by: Any) -> str | None:
     """The scheme of the weights in a strategy's `made_by`: a name in DOREFAS, or None for the nearest integers."""
     scheme = made_by.get("weights")
     return scheme if isinstance(scheme, str) and scheme in DOREFAS else None

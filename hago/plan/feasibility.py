@@ -1,11 +1,14 @@
-"""Feasibility: which points of a space some signature of every node takes, and the nearest point that is feasible.
+"""Feasibility: a point is feasible if every node has a signature that takes its bits.
 
-A chip may multiply 16 bits by 4 and 8 by 8, and not 16 by 8; one that reads 4 bits may write 4 only. Each choice of a
-group then requires some of another's. In order: the groups of bits that decide what a node reads and writes, and what
-its signatures take of them; whether anything can be infeasible at all (`may_refuse`); the nearest feasible point
-(`nearest_feasible`); and points that between them hold every feasible choice of every group (`ChoicePoints`), by which
-`search.prepare` prunes the space and losses and costs are tabulated. Whether a point is feasible is decided by the
-Resolver alone: it gives a Plan or raises InfeasibleBits.
+A chip may multiply 16 bits by 4 and 8 by 8, but not 16 by 8; a signature that reads 4 bits may write 4 only. A choice
+for one group then excludes choices for others. Whether a point is feasible is decided by the Resolver alone, which
+returns a Plan or raises InfeasibleBits. This module has, in order:
+
+- the groups whose bits a node's signatures limit (`groups_at`, `most_bits`, `descs_at`);
+- whether any point of a space can be infeasible (`may_refuse`);
+- the search for the feasible point nearest to a given one (`nearest_feasible`, `widest_feasible`);
+- feasible points that cover every feasible choice of every group (`ChoicePoints`). `search.prepare` prunes the space by
+  them (`prune_infeasible_choices`); `search.guidance` and `search.sensitivity` tabulate costs and losses with them.
 """
 
 from __future__ import annotations
@@ -27,20 +30,21 @@ from hago.plan.resolve import Resolver
 from hago.plan.space import Bits, Group, Space
 from hago.plan.topology import fitting_descs, weight_only_descs
 
-#: Largest number of combinations of operand dtypes of one node that are checked; with more, it may refuse.
+#: Largest number of combinations of operand dtypes of one node that are checked; with more, `may_refuse` is true.
 _COMBINATIONS: Final = 256
 #: Largest number of points that `nearest_feasible` tries, per group of the space.
 FEASIBILITY_ATTEMPTS: Final = 16
-#: The distance of one bit more than asked; bits fewer count by the squared error that they are expected to add.
+#: The distance of one bit more than the start has; that of fewer bits is the squared error that they are expected to
+#: add.
 _MORE: Final = 1e-12
 
 
 # ---------------------------------------------------------------- the groups and signatures of a node
 
 
-def feeding(resolver: Resolver, edge: Edge) -> str | None:
-    """The group whose bits arrive on an edge, traced back past nodes that pass integers through; None where no group
-    decides them."""
+def group_feeding(resolver: Resolver, edge: Edge) -> str | None:
+    """The group that determines the bits on an edge, traced back past nodes that pass integers through; None if no
+    group does."""
     graph = resolver.graph
     while True:
         key = resolver.group_of.get(edge)
@@ -55,28 +59,28 @@ def feeding(resolver: Resolver, edge: Edge) -> str | None:
 
 
 def groups_at(resolver: Resolver, name: str) -> list[str]:
-    """The groups that decide the dtypes that a node reads and writes; for a float node, that of its weight."""
+    """The groups that determine the dtypes that a node reads and writes; for a float node, the group of its weight."""
     if name == OUTPUT:
         return []
     node, topology = resolver.graph[name], resolver.topology
     if not topology.nodes[name]:
         return [str(e) for e in node.edges if topology.edges[e]]
-    own = f"{name}:out"
-    keys = [feeding(resolver, e) for e in node.edges]
-    return list(dict.fromkeys([*(k for k in keys if k), *([own] if own in resolver.space.groups else [])]))
+    out_key = f"{name}:out"
+    keys = [group_feeding(resolver, e) for e in node.edges]
+    return list(dict.fromkeys([*(k for k in keys if k), *([out_key] if out_key in resolver.space.groups else [])]))
 
 
 def most_bits(resolver: Resolver, name: str, desc: OpDesc) -> dict[str, int]:
-    """The most bits that a signature of an integer node takes of each group at the node."""
+    """By group at an integer node, the most bits that a signature takes."""
     node, most = resolver.graph[name], dict[str, int]()
     form = resolver.ops[node.op].integer
     for edge in node.edges:
-        key = feeding(resolver, edge)
+        key = group_feeding(resolver, edge)
         if key is not None and (key == str(edge) or form is None or form.slot(edge.slot) in ("own", "follow")):
             most[key] = min(most.get(key, desc.in_dtype(edge.slot).bits), desc.in_dtype(edge.slot).bits)
-    own = f"{name}:out"
-    if own in resolver.space.groups and desc.fixed_out is None:
-        most[own] = min(most.get(own, desc.out_dtype.bits), desc.out_dtype.bits)
+    out_key = f"{name}:out"
+    if out_key in resolver.space.groups and desc.fixed_out is None:
+        most[out_key] = min(most.get(out_key, desc.out_dtype.bits), desc.out_dtype.bits)
     return most
 
 
@@ -103,49 +107,50 @@ def choices_by_dtype(resolver: Resolver, group: Group) -> list[tuple[int, ...]]:
 
 # ---------------------------------------------------------------- whether any point can be infeasible
 def may_refuse(resolver: Resolver) -> bool:
-    """Whether some point may be infeasible. False is certain. True is not: signatures are compared pair by pair of
-    neighbours, without resolving a point."""
-    return any(not _takes_all(resolver, node) for node in resolver.graph if resolver.topology.nodes[node.name])
+    """Whether some point of the resolver's space may be infeasible. No point is resolved: the signatures of every node
+    are compared with those of its producers. False is certain, True is not."""
+    return any(not _accepts_everything(resolver, node) for node in resolver.graph if resolver.topology.nodes[node.name])
 
 
-def _takes_all(resolver: Resolver, node: Node) -> bool:
-    """Whether an integer node has a signature for whatever dtypes its producers emit and whatever bits it may have."""
+def _accepts_everything(resolver: Resolver, node: Node) -> bool:
+    """Whether an integer node has a signature for all dtypes that its producers may emit and all bits that it may
+    have."""
     form = resolver.ops[node.op].integer
     assert form is not None
-    wide = [d for d in descs_at(resolver, node.name) if _takes_all_bits(resolver, node, d)]
+    wide_descs = [d for d in descs_at(resolver, node.name) if _accepts_all_bits(resolver, node, d)]
     emitted = _emitted_dtypes(resolver, node, form)
     single_operands = [{slot: dtype} for slot, dtypes in emitted.items() for dtype in dtypes]
-    if any(all(_takes(d, form, operand) for operand in single_operands) for d in wide):
+    if any(all(_accepts(d, form, operand) for operand in single_operands) for d in wide_descs):
         return True  # one signature takes every dtype at every slot, so it takes all combinations
     if math.prod(map(len, emitted.values())) > _COMBINATIONS:
         return False
     combinations = (dict(zip(emitted, dtypes, strict=True)) for dtypes in itertools.product(*emitted.values()))
-    return all(any(_takes(d, form, combination) for d in wide) for combination in combinations)
+    return all(any(_accepts(d, form, combination) for d in wide_descs) for combination in combinations)
 
 
-def _takes(desc: OpDesc, form: IntegerForm, dtypes: Mapping[int, DType]) -> bool:
+def _accepts(desc: OpDesc, form: IntegerForm, dtypes: Mapping[int, DType]) -> bool:
     """Whether a signature takes operands in these dtypes, by slot; see `Operands.holds`."""
     for slot, dtype in dtypes.items():
-        own = desc.in_dtype(slot)
+        taken = desc.in_dtype(slot)
         if form.slot(slot) == "common":
-            if desc.requantize_at == "edge" and own.bits != dtype.bits:
+            if desc.requantize_at == "edge" and taken.bits != dtype.bits:
                 return False
-        elif not (own.min <= dtype.min and dtype.max <= own.max):
+        elif not (taken.min <= dtype.min and dtype.max <= taken.max):
             return False
     return True
 
 
-def _takes_all_bits(resolver: Resolver, node: Node, desc: OpDesc) -> bool:
+def _accepts_all_bits(resolver: Resolver, node: Node, desc: OpDesc) -> bool:
     """Whether a signature takes the most bits of every group of the node."""
     groups = resolver.space.groups
-    own = [(groups[str(e)], desc.in_dtype(e.slot)) for e in node.edges if str(e) in groups]
+    dtypes = [(groups[str(e)], desc.in_dtype(e.slot)) for e in node.edges if str(e) in groups]
     if desc.fixed_out is None and f"{node.name}:out" in groups:
-        own.append((groups[f"{node.name}:out"], desc.out_dtype))
-    return all(group.choices[0] <= dtype.bits for group, dtype in own)
+        dtypes.append((groups[f"{node.name}:out"], desc.out_dtype))
+    return all(group.choices[0] <= dtype.bits for group, dtype in dtypes)
 
 
 def _emitted_dtypes(resolver: Resolver, node: Node, form: IntegerForm) -> dict[int, set[DType]]:
-    """By slot, the dtypes that a producer may emit; only of operands that have no bits of their own to choose."""
+    """By slot, the dtypes that the producer may emit, for the operands that have no choice of bits of their own."""
     emitted = {}
     for edge in node.edges:
         source = resolver.graph.source(edge)
@@ -166,12 +171,16 @@ class FeasiblePoint(NamedTuple):
 def nearest_feasible(
     resolver: Resolver, bits: Bits, fixed: Collection[str] = (), *, fewer: bool = False
 ) -> FeasiblePoint | None:
-    """The feasible point nearest to `bits`, by a best-first search of bounded length; None where none is found. Bits
-    that must be fewer cost the squared error that they are expected to add, so that the least is lost.
+    """Search for the feasible point nearest to `bits`, best first and with a bounded number of attempts.
+
+    The distance of a point is the squared error that its fewer bits are expected to add; more bits add next to nothing.
 
     Args:
         fixed: groups that keep their bits.
-        fewer: whether no group may have more bits than in `bits`.
+        fewer: whether groups may only have fewer bits than in `bits`.
+
+    Returns:
+        The point and its Plan; None where none is found.
     """
     outcome = plan_or_refusal(resolver, bits)
     if isinstance(outcome, Plan):
@@ -182,8 +191,12 @@ def nearest_feasible(
 class _FeasibleSearch:
     """A best-first search for the feasible point nearest to one point; lives for one call of `nearest_feasible`.
 
-    From a point that a node refuses it goes to the points at which the groups at that node have the bits of one of its
-    signatures, or the next dtype.
+    From a point that a node refuses, the search goes on to points at which the groups at that node have no more bits
+    than one of its signatures takes, and to points at which one of these groups needs the next wider or narrower dtype.
+
+    Args:
+        bits: the point to start from.
+        fixed, fewer: see `nearest_feasible`.
     """
 
     def __init__(self, resolver: Resolver, bits: Bits, fixed: Collection[str], fewer: bool) -> None:
@@ -197,14 +210,16 @@ class _FeasibleSearch:
             error: why the point to start from is infeasible.
         """
         position = {node.name: i for i, node in enumerate(self.resolver.graph)}
-        order, point, seen = itertools.count(), dict(self.bits), {tuple(self.bits.values())}
+        insertion, point, visited = itertools.count(), dict(self.bits), {tuple(self.bits.values())}
         queue: list[tuple[int, float, int, dict[str, int]]] = []
         for _ in range(FEASIBILITY_ATTEMPTS * (1 + len(self.bits))):
             for candidate in self._candidates(point, error.node):
-                if (key := tuple(candidate.values())) not in seen:
-                    seen.add(key)
-                    # first the points that are feasible up to the latest node
-                    heapq.heappush(queue, (-position[error.node], self._distance(candidate), next(order), candidate))
+                if (key := tuple(candidate.values())) not in visited:
+                    visited.add(key)
+                    # points that are feasible up to a later node come first
+                    heapq.heappush(
+                        queue, (-position[error.node], self._distance(candidate), next(insertion), candidate)
+                    )
             if not queue:
                 return None
             point = heapq.heappop(queue)[-1]
@@ -215,25 +230,25 @@ class _FeasibleSearch:
         return None
 
     def _candidates(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
-        """Points at which a node that refused `point` may have a signature."""
+        """Yield points at which a node that refused `point` may have a signature."""
         any_signature = False
         for desc in descs_at(self.resolver, node):
             most = most_bits(self.resolver, node, desc)
-            over = [k for k, limit in most.items() if point[k] > limit]
-            if not any(k in self.fixed for k in over):
+            excessive = [k for k, limit in most.items() if point[k] > limit]
+            if not any(k in self.fixed for k in excessive):
                 any_signature = True
-                lowered = {k: self._at_most(k, most[k]) for k in over}
+                lowered = {k: self._at_most(k, most[k]) for k in excessive}
                 if lowered and None not in lowered.values():
                     yield {**point, **{k: b for k, b in lowered.items() if b is not None}}
         if any_signature:
             yield from self._other_dtypes(point, node)
 
     def _at_most(self, key: str, limit: int) -> int | None:
-        """The most bits of a group that are at most `limit`; None where it has none."""
+        """The most bits of a group's choices that are at most `limit`; None where all choices are more."""
         return next((b for b in self.resolver.space.groups[key].choices if b <= limit), None)
 
     def _other_dtypes(self, point: dict[str, int], node: str) -> Iterator[dict[str, int]]:
-        """Points at which one group at the node, or at its producers, needs the next wider or narrower dtype."""
+        """Yield points at which one group at the node, or at its producers, needs the next wider or narrower dtype."""
         for key in self._groups_upstream(node):
             runs = self._choices_by_dtype_of(key)
             index = next(i for i, c in enumerate(runs) if point[key] in c)
@@ -244,7 +259,8 @@ class _FeasibleSearch:
                         yield {**point, key: bits}
 
     def _groups_upstream(self, node: str) -> list[str]:
-        """The groups at a node and at the nodes that requantize what it reads, those aside that keep their bits."""
+        """The groups at a node and at the producers that requantize its operands, without those that keep their
+        bits."""
         keys = dict.fromkeys(groups_at(self.resolver, node))
         for key in list(keys):
             name, _, slot = key.rpartition(":")
@@ -259,7 +275,7 @@ class _FeasibleSearch:
         return self._choices_by_dtype[key]
 
     def _nearest(self, key: str, run: tuple[int, ...]) -> int:
-        """Of a run of choices, the one nearest to the group's bits at the start."""
+        """The choice in a run of choices that is nearest to the group's bits at the start."""
         return min(max(self.bits[key], run[-1]), run[0])
 
     def _distance(self, point: Bits) -> float:
@@ -296,18 +312,18 @@ def widest_feasible(resolver: Resolver) -> FeasiblePoint:
 
 
 # ---------------------------------------------------------------- feasible points for every choice
-def choice_level(space: Space, index: int) -> dict[str, int]:
-    """The point with every group at its choice number `index`, the most bits being number 0, or at its last where it
-    has fewer; all nodes integer."""
+def point_at_choice(space: Space, index: int) -> dict[str, int]:
+    """The point at which every group has its choice number `index`, counted from the most bits, or its last choice
+    where it has fewer; all nodes are integer."""
     return {key: g.choices[0 if g.is_kind else min(index, len(g.choices) - 1)] for key, g in space.groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ChoicePoint:
-    """A feasible point, and the groups whose choice it stands for.
+    """A feasible point, and the groups whose choice it represents. Made by `ChoicePoints.of`.
 
     Args:
-        keys: groups that have in it the choice that `ChoicePoints.of` was asked for.
+        keys: the groups that have the choice number that the point was made for.
     """
 
     bits: Bits
@@ -316,11 +332,11 @@ class ChoicePoint:
 
 
 class ChoicePoints:
-    """Feasible points that between them hold every feasible choice of every group.
+    """Feasible points that together have every feasible choice of every group.
 
-    Made by whatever tabulates losses, costs or thresholds choice by choice, which reads each group's figures off the
-    Plan of the point that stands for it. For choice number `index` of all groups it is one point where these choices
-    are feasible together, and several where they are not.
+    Code that tabulates losses, costs or thresholds choice by choice makes one, and reads the figures of each group off
+    the Plan of the point that represents the choice. For choice number `index` there is one point where these choices
+    of all groups are feasible together, and several points where they are not. Points are computed on first use.
     """
 
     def __init__(self, resolver: Resolver) -> None:
@@ -329,18 +345,18 @@ class ChoicePoints:
 
     @property
     def count(self) -> int:
-        """The number of choices of the group with the most."""
+        """The largest number of choices that any group has."""
         return max((len(g.choices) for g in self.resolver.space.groups.values()), default=0)
 
     def of(self, index: int) -> list[ChoicePoint]:
-        """The points for choice number `index`. A group is in the keys of none where no feasible point with its choice
-        is found."""
+        """The points for choice number `index`. A group for whose choice no feasible point is found is in the keys of
+        none of them."""
         while len(self._points_by_index) <= index:
             self._points_by_index.append(self._points(len(self._points_by_index)))
         return self._points_by_index[index]
 
     def plan(self, index: int, key: str) -> Plan:
-        """The Plan that stands for choice number `index` of a group.
+        """The Plan that represents choice number `index` of a group.
 
         Raises:
             InfeasibleBits: no feasible point has that choice.
@@ -348,15 +364,16 @@ class ChoicePoints:
         for choice_point in self.of(index):
             if key in choice_point.keys:
                 return choice_point.plan
-        bits = choice_level(self.resolver.space, index)[key]
-        raise InfeasibleBits(f"{bits} bits for edge {key!r} fit no signature, whatever the others have")
+        bits = point_at_choice(self.resolver.space, index)[key]
+        raise InfeasibleBits(f"{bits} bits for edge {key!r} fit no signature, whatever bits the other groups have")
 
     def _points(self, index: int) -> list[ChoicePoint]:
-        groups, choices = self.resolver.space.groups, choice_level(self.resolver.space, index)
+        groups, choices = self.resolver.space.groups, point_at_choice(self.resolver.space, index)
         points: list[ChoicePoint] = []
         missing = [k for k, g in groups.items() if index < len(g.choices) and not g.is_kind]
 
         def add_point(fixed: Collection[str]) -> None:
+            """Add the feasible point nearest to the choices at which the groups in `fixed` keep theirs."""
             nonlocal missing
             point = nearest_feasible(self.resolver, choices, fixed)
             if point is not None:

@@ -1,7 +1,8 @@
 """Fusion of clamps into the clipping of their readers, where every reader requantizes.
 
-`round(clamp(c) * m)` is monotone in c, so it equals `round(c * m)` clamped to the images of the limits: the same
-integers, with one pass over memory less. Only the simulator fuses, and not where the caller watches values.
+`round(clamp(c) * m)` is monotone in c, so it equals `round(c * m)` clamped to the requantized limits: the same
+integers, with one pass over memory less. The simulator calls `fuse_clamps` once per Plan, unless its caller watches
+values.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from hago.plan.plan import NodePlan, Plan
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The result of `fuse_clamps`: nodes that need not be computed, and the SimQs of their readers' edges with narrower
-    clipping."""
+    """The result of `fuse_clamps`.
+
+    Args:
+        skipped: nodes that need not be computed.
+        simqs: the SimQs with narrower clipping, on the edges from the skipped nodes to their readers.
+    """
 
     skipped: frozenset[str]
     simqs: Mapping[Edge, SimQ]
@@ -41,16 +46,16 @@ def fuse_clamps(plan: Plan) -> Fused:
             skipped.add(name)
             simqs.update({e: s for e, s in narrowed.items() if s is not None})
     shared: dict[tuple[object, ...], QParams] = {}
-    return Fused(frozenset(skipped), {e: _share(s, shared) for e, s in simqs.items()})
+    return Fused(frozenset(skipped), {e: _with_shared_target(s, shared) for e, s in simqs.items()})
 
 
 def _narrowed(plan: Plan, edge: Edge, node: NodePlan, limits: tuple[Any, Any]) -> SimQ | None:
-    """The edge's SimQ with the limits in its clipping, or None where it cannot hold them."""
+    """The edge's SimQ, clipping to the limits as well; None where one range cannot express them."""
     simq = plan.edges[edge]
     if simq is None or simq.target is None or simq.target.zero_point.numel() != 1:
         return None
     target, zero = simq.target, int(simq.target.zero_point)
-    low, high = (_image(plan, simq, node.out, limit) for limit in limits)
+    low, high = (_requantized_limit(plan, simq, node.out, limit) for limit in limits)
     if low == "varies" or high == "varies":
         return None
     qmin = target.qmin if low is None else max(target.qmin, zero + int(low))
@@ -58,26 +63,26 @@ def _narrowed(plan: Plan, edge: Edge, node: NodePlan, limits: tuple[Any, Any]) -
     return replace(simq, target=replace(target, qmin=min(qmin, target.qmax), qmax=max(qmax, target.qmin)))
 
 
-def _image(plan: Plan, simq: SimQ, source: QParams, limit: Any) -> Any:
-    """What a limit is requantized to; None for no limit, "varies" where channels differ."""
+def _requantized_limit(plan: Plan, simq: SimQ, source: QParams, limit: Any) -> Any:
+    """The requantized limit; None for no limit, "varies" where it differs between channels."""
     if limit is None:
         return None
-    if isinstance(limit, int) and limit == 0 and all(map(_holds_zero, simq.steps)):
+    if isinstance(limit, int) and limit == 0 and all(map(_keeps_zero, simq.steps)):
         return 0
     c = torch.as_tensor(limit, dtype=torch.int64).expand(source.scale.shape).contiguous()
     images = apply_simq(c, simq, plan.hardware.requantize)
     return int(images.flatten()[0]) if bool((images == images.flatten()[0]).all()) else "varies"
 
 
-def _holds_zero(step: SimQ) -> bool:
-    """Whether zero stays zero, as it does on every scale unless it is clipped."""
+def _keeps_zero(step: SimQ) -> bool:
+    """Whether a requantization maps zero to zero, as it does on every scale unless it clips zero."""
     target = step.target
     return (
         target is not None and target.zero_point.numel() == 1 and target.qmin <= int(target.zero_point) <= target.qmax
     )
 
 
-def _share(simq: SimQ, shared: dict[tuple[object, ...], QParams]) -> SimQ:
-    """Equal targets as one object, which is how readers of one node share a SimQ."""
+def _with_shared_target(simq: SimQ, shared: dict[tuple[object, ...], QParams]) -> SimQ:
+    """The SimQ with one object for equal targets, by which the simulator recognizes readers that share a SimQ."""
     assert simq.target is not None
     return replace(simq, target=shared.setdefault(simq.target.key, simq.target))

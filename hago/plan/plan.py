@@ -1,7 +1,7 @@
-"""Plan: everything that simulation and realization need to know, derived and never stored.
+"""The Plan: everything that simulation and realization read, derived and never stored beside its sources.
 
-A Plan is made by `resolve` from a graph, a hardware, a topology, bits and thresholds. Both readers
-(simulator and integer model) do exactly what it says, which is why they agree.
+A Resolver makes a Plan from a graph, a hardware, a topology, bits and thresholds. The simulator and the integer model
+both execute it, each with arithmetic of its own, and give equal integers.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from hago.arithmetic.types import Edge, QParams, SimQ
 from hago.graph.graph import OUTPUT, Graph
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import Ops
-from hago.plan.accumulators import Additions, Pairs
+from hago.plan.accumulators import ClampedAdditions, ProductPairs
 
 Verdict = Literal["proved", "possible", "overflows", "float"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodePlan:
-    """How one integer node runs.
+    """How one integer node runs. Built by `plan.resolve.NodeBuilder`.
 
     Args:
-        desc: the signature it uses.
+        desc: the signature that it uses.
         attrs: attributes in integer units.
-        operands: the qparams each operand arrives in; None for operands that are not quantized.
-        simqs: what happens on each in-edge to get there; None where nothing does.
+        operands: the qparams in which the node reads each operand; None for operands that are not quantized.
+        simqs: the requantization of each in-edge; None where the operand is read as its producer emits it.
         consts: centered integers of the constant in-edges, by slot, in their storage dtype.
         register: the qparams of the accumulator.
-        out_simq: requantization at the output, or None where the node emits its accumulator.
+        out_simq: the requantization at the output; None where the node emits its accumulator or has a table.
         out: the qparams of the node's value.
         bound: the largest |accumulator| that any input can cause.
-        raw_bound: the same with the zero points multiplied in, as a saturating chip sees it.
+        raw_bound: the same on a chip that multiplies stored integers, zero points included.
         keeps_input_dtype: whether the accumulator has the dtype of the inputs, which every output fits.
-        parts: into how many sums over K a float32 carrier must be split to stay exact.
-        table: value of every input integer, where the op is a table; indexed by q - dtype.min.
+        parts: the number of parts into which the sum over K is split so that each is exact in float32.
+        table: the output of every input integer, where the op is a table; indexed by q - qmin.
         thresholds: (lo, hi) used on each in-edge that has bits, by group key.
         saturated_biases: bias entries that did not fit their slot.
         digest: equal for equal node plans.
-        pairs: of products that 16 bits may not hold, on chips that add products by two; None where
-            the chip does not, or none can pass.
-        additions: whose partial sums may leave the register, on chips whose registers saturate at every addition; None
-            where the chip's do not, or no partial sum can leave them.
+        pairs: the pairs of products that may exceed 16 bits, on chips that add products in pairs; None where the chip
+            does not, or no pair can exceed them.
+        additions: the additions whose partial sums may leave the register, on chips whose registers saturate at every
+            addition; None where the chip's do not, or no partial sum can leave them.
         raised: channels of the weight whose scale was raised so that their biases fit the accumulator; 0 stands for
             the whole weight where it has one scale. Not kept in stored models, whose qparams hold it.
     """
@@ -70,8 +70,8 @@ class NodePlan:
     thresholds: Mapping[str, tuple[Tensor, Tensor]]
     saturated_biases: int
     digest: bytes
-    pairs: Pairs | None = None
-    additions: Additions | None = None
+    pairs: ProductPairs | None = None
+    additions: ClampedAdditions | None = None
     raised: tuple[int, ...] = ()
 
     @property
@@ -82,28 +82,37 @@ class NodePlan:
         if self.pairs is not None:
             return False
         register = self.desc.register
-        seen = max(self.bound, self.raw_bound) if register.overflow == "saturate_end" else self.bound
+        largest = max(self.bound, self.raw_bound) if register.overflow == "saturate_end" else self.bound
         # the accumulator has zero point 0, so an unsigned one holds no negative sum
-        return register.dtype.signed and seen <= register.dtype.max
+        return register.dtype.signed and largest <= register.dtype.max
 
     @property
     def carrier(self) -> torch.dtype:
-        """The float type whose sums are exact: float32, or float64 where they may pass 2**24."""
+        """The float dtype in which the sums are exact: float32, or float64 where they may exceed 2**24."""
         return torch.float32 if self.bound < EXACT_FLOAT32 else torch.float64
 
     @property
     def operand_carrier(self) -> torch.dtype:
-        """The float type of the operands of `OpRule.compute_int_in_parts`."""
+        """The float dtype of the operands of `OpRule.compute_int_in_parts`."""
         return torch.float32 if self.parts > 1 else self.carrier
 
     def lost(self, operands: Sequence[Any]) -> Lost | None:
-        """What pairs of products, or clamped partial sums, change in every accumulator; None where they cannot."""
+        """The change of every accumulator by overflow of its partial sums; None where none can overflow. The result is
+        passed to `apply_register`."""
         if self.additions is not None:
             return self.additions.lost(operands)
         return None if self.pairs is None else self.pairs.lost(operands)
 
-    def held(self, c: Tensor, lost: Lost | None = None) -> Tensor:
-        """What the register holds where `c` was computed: `c` itself unless it could overflow."""
+    def apply_register(self, c: Tensor, lost: Lost | None = None) -> Tensor:
+        """Apply the overflow of the register to exact sums.
+
+        Args:
+            c: the exact sums.
+            lost: the change by overflow of partial sums.
+
+        Returns:
+            What the register holds; `c` itself where it cannot overflow.
+        """
         if lost is not None:
             c = (c.to(torch.float64) if c.is_floating_point() else c) + lost.amount
         if self.proved:
@@ -112,7 +121,7 @@ class NodePlan:
         return apply_overflow(c, self.desc.register.dtype, self.desc.register.overflow)
 
     def look_up(self, c: Tensor) -> Tensor:
-        """The table's value of every centered input, in the input's dtype."""
+        """The entries of the table for centered inputs, in the dtype of `c`."""
         source = self.operands[0]
         assert self.table is not None and source is not None
         index = (c + (source.zero_point - source.qmin)).to(torch.int64)
@@ -121,13 +130,13 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """The weight of a node that computes in float: it rests as integers and is dequantized where it is read.
+    """The weight of a node that computes in float, stored as integers and dequantized where the node reads it.
 
     Args:
         desc: the signature that the node uses.
-        qparams: what the integers mean.
+        qparams: of the integers.
         integers: centered, in their storage dtype.
-        threshold: (lo, hi) that the qparams are made of; None in a model that was stored.
+        threshold: (lo, hi) from which the qparams were made; None in a model that was loaded.
     """
 
     desc: OpDesc
@@ -141,9 +150,9 @@ class Plan:
     """A node plan for every integer node, and the SimQ of every edge.
 
     Args:
-        nodes: integer nodes only.
-        edges: every edge of the graph, its outputs included; None where values pass as they are.
-        weights: of float nodes, those that rest as integers; their edges dequantize.
+        nodes: the node plans, of integer nodes only.
+        edges: the SimQ of every edge of the graph, its outputs included; None where the value is read as it is.
+        weights: the weights of float nodes that are stored as integers; the SimQs of their edges dequantize.
     """
 
     graph: Graph
@@ -155,7 +164,7 @@ class Plan:
 
     @functools.cached_property
     def key(self) -> str:
-        """Equal for Plans that compute the same; stable between processes."""
+        """A hash that is equal for Plans that compute the same; stable between processes."""
         digest = hashlib.sha256()
         for name, node in self.nodes.items():
             digest.update(name.encode() + node.digest)
@@ -166,11 +175,11 @@ class Plan:
     @property
     def thresholds(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Every threshold that was used, by group key."""
-        found = {key: pair for n in self.nodes.values() for key, pair in n.thresholds.items()}
-        return found | {str(edge): w.threshold for edge, w in self.weights.items() if w.threshold is not None}
+        thresholds = {key: pair for n in self.nodes.values() for key, pair in n.thresholds.items()}
+        return thresholds | {str(edge): w.threshold for edge, w in self.weights.items() if w.threshold is not None}
 
     def target(self, edge: Edge) -> QParams | None:
-        """The qparams that an operand arrives in at an integer node, or that a weight rests in; None for real
+        """The qparams in which an integer node reads an edge, or a float node's weight is stored; None for real
         values."""
         if edge in self.weights:
             return self.weights[edge].qparams
@@ -186,9 +195,9 @@ class Plan:
         lines = [f"plan for {self.hardware.name}"]
         for node in self.graph:
             if node.name in self.nodes:
-                p = self.nodes[node.name]
-                verdict = "proved" if p.proved else "possible"
-                lines.append(f"  {node.name}: {node.op} {p.desc}; |acc| <= {p.bound:.0f} {verdict}")
+                node_plan = self.nodes[node.name]
+                verdict = "proved" if node_plan.proved else "possible"
+                lines.append(f"  {node.name}: {node.op} {node_plan.desc}; |acc| <= {node_plan.bound:.0f} {verdict}")
             for edge in (*node.edges, *self._output_edges(node.name)):
                 simq = self.edges.get(edge)
                 if simq is not None:

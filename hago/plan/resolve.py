@@ -32,7 +32,7 @@ from hago.graph.graph import CONST, INPUT, OUTPUT, Graph, Node
 from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops
 from hago.ops._rule import Site
-from hago.plan.accumulators import CUTS, Bounds, Pairs, additions_of, largest_centered, pairs_of
+from hago.plan.accumulators import PAIR_OVERFLOWS, Bounds, ProductPairs, additions_of, largest_centered, pairs_of
 from hago.plan.operands import OperandContext, Operands, ThresholdSource
 from hago.plan.plan import NodePlan, Plan, StoredWeight
 from hago.plan.space import Bits, Group, Space, build_space
@@ -180,9 +180,9 @@ class NodeBuilder:
             limits.append(min(clip, magnitude) if source is target else clip)
         return limits
 
-    def _pairs(self, targets: Sequence[QParams | None], consts: Mapping[int, Tensor]) -> Pairs | None:
+    def _pairs(self, targets: Sequence[QParams | None], consts: Mapping[int, Tensor]) -> ProductPairs | None:
         product, overflow = self.form.product, self.desc.register.overflow
-        if product is None or overflow not in CUTS:
+        if product is None or overflow not in PAIR_OVERFLOWS:
             return None
         shapes = [self.owner.graph[s].shape or () for s in self.node.inputs]
         return pairs_of(product, self.node.attrs, targets, consts.get(1), shapes, overflow)

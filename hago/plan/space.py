@@ -1,10 +1,10 @@
 """The search space: the choices of bits that can change a Plan. `search.prepare` builds it once per search.
 
-A group is a set of edges that share one choice of bits. With `requantize_at: edge` every edge is a
-group of its own, keyed by the edge ("layer1.0.add:1"); with `requantize_at: output` all out-edges of
-a node form one group, keyed "node:out". Left out are derived biases, operands that are not
-quantized, and edges on which requantization is the identity (e.g. a relu after a convolution): HAGO's one published
-log spent 221 of 551 trials on these.
+A group is a set of edges that share one choice of bits. With `requantize_at: edge` every edge is a group of its own,
+keyed by the edge ("layer1.0.add:1"); with `requantize_at: output` all out-edges of a node form one group, keyed
+"node:out". The space has no groups for derived biases, operands that are not quantized, and edges on which
+requantization is the identity (e.g. a relu after a convolution): HAGO's one published log spent 221 of 551 trials on
+these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KIND: Final = "kind"
 
 
 def kind_key(node: str) -> str:
-    """The group by which a node is integer or float."""
+    """The key of the group whose choice is whether a node is integer or float."""
     return f"{node}:{_KIND}"
 
 
@@ -65,13 +65,13 @@ class Group:
 
     @property
     def is_kind(self) -> bool:
-        """Whether the choice is between integer and float, and not of bits."""
+        """Whether the choice is between INTEGER and FLOAT, and not of bits."""
         return self.key.endswith(f":{_KIND}")
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The groups in node order."""
+    """All groups of a model on a piece of hardware, by key and in node order. Immutable."""
 
     groups: Mapping[str, Group]
 
@@ -81,11 +81,11 @@ class Space:
         return sum(len(g.choices) for g in self.groups.values())
 
     def widest(self) -> dict[str, int]:
-        """Every group at its most bits."""
+        """The point at which every group has its most bits."""
         return {key: g.choices[0] for key, g in self.groups.items()}
 
     def narrowest(self) -> dict[str, int]:
-        """Every group at its fewest bits, with all nodes integer."""
+        """The point at which every group has its fewest bits, and all nodes are integer."""
         return {key: g.choices[0 if g.is_kind else -1] for key, g in self.groups.items()}
 
     def floats(self, bits: Bits) -> frozenset[str]:
@@ -93,10 +93,10 @@ class Space:
         return frozenset(g.source for key, g in self.groups.items() if g.is_kind and bits[key] == FLOAT)
 
     def check(self, bits: Bits) -> None:
-        """Refuse bits that are not a point of this space.
+        """Check that bits are a point of this space.
 
         Raises:
-            InfeasibleBits: naming the edge, what was got and what is allowed.
+            InfeasibleBits: they are not; names the edge, the bits and the choices.
         """
         for key in bits:
             if key not in self.groups:
@@ -117,17 +117,17 @@ def build_space(
     fix_bits: Mapping[str, int] | None = None,
     ops: Ops = OPS,
 ) -> Space:
-    """The space of a graph on a piece of hardware.
+    """Build the space of a graph on a piece of hardware.
 
-    An operand may have as many bits as the widest integer its slot takes, but no more than its
-    producer emits (constants and real values impose no limit), down to the signature's `min_bits`.
+    The choices of an operand go from the widest integer that its slot takes, but no more bits than its producer emits
+    (constants and real values impose no limit), down to the signature's `min_bits`.
 
     Args:
-        fix_bits: bits by shell pattern over group keys or node names; these groups keep one choice.
+        fix_bits: bits by shell pattern over group keys or node names; the groups that match have this one choice.
 
     Raises:
         HagoError: a pattern matches nothing.
-        InfeasibleBits: fixed bits that no signature holds.
+        InfeasibleBits: no signature has the fixed bits.
     """
     if fix_bits is not None and not isinstance(fix_bits, Mapping):
         raise HagoError(f"fix_bits is a {type(fix_bits).__name__}; expected bits by pattern, e.g. {{'layer1.*': 8}}")
@@ -135,12 +135,12 @@ def build_space(
 
 
 def with_kinds(space: Space, hardware: Hardware, topology: Topology, graph: Graph) -> Space:
-    """The space with a choice between integer and float for every integer node that the hardware takes in
-    float too and that quantizes something itself; others follow their producers."""
+    """The space with a choice between integer and float added for every integer node that the hardware also takes in
+    float and that has a group of its own. Other nodes are integer where their producers are."""
     groups = dict(space.groups)
     for node in graph:
-        own = [*(str(e) for e in node.edges), f"{node.name}:out"]
-        if topology.nodes[node.name] and hardware.float_descs(node.op) and any(k in space.groups for k in own):
+        keys = [*(str(e) for e in node.edges), f"{node.name}:out"]
+        if topology.nodes[node.name] and hardware.float_descs(node.op) and any(k in space.groups for k in keys):
             key = kind_key(node.name)
             groups[key] = Group(key, node.name, (), (INTEGER, FLOAT))
     return Space(groups)
@@ -152,10 +152,10 @@ class _Builder:
     def __init__(self, graph: Graph, hardware: Hardware, topology: Topology, fixed: dict[str, int], ops: Ops) -> None:
         self.graph, self.hardware, self.topology = graph, hardware, topology
         self.fixed, self.ops = fixed, hardware.computes(ops)
-        self.emits: dict[str, frozenset[DType]] = {}  # empty: real values
-        self.scales: dict[str, Tensor] = {}  # ones, of the shape the scale will have
-        self.requantized: set[str] = set()  # values that have their bits already
-        self.covers: dict[str, frozenset[str]] = {}  # of those, the nodes that their range is taken past
+        self.emits: dict[str, frozenset[DType]] = {}  # by node, the dtypes that it may emit; empty for real values
+        self.scales: dict[str, Tensor] = {}  # by node, ones of the shape that its scale will have
+        self.requantized: set[str] = set()  # nodes whose value has the bits of a group
+        self.passed_nodes: dict[str, frozenset[str]] = {}  # by such a node, its `range_chain`
         self.groups: dict[str, Group] = {}
 
     def build(self) -> Space:
@@ -167,7 +167,7 @@ class _Builder:
                 self._visit_float(node)
         self._merge_outputs()
         check_patterns(list(self.fixed), [*self.groups, *self.topology.nodes], "fix_bits")
-        return Space({key: self._fix(group) for key, group in self.groups.items()})
+        return Space({key: self._with_fixed_bits(group) for key, group in self.groups.items()})
 
     def _visit_float(self, node: Node) -> None:
         """Add the group of a float node's weight, where it is stored as integers."""
@@ -180,7 +180,7 @@ class _Builder:
         assert form is not None
         descs = fitting_descs(self.graph, node, self.hardware, self.ops)
         for edge in node.edges:
-            if form.slot(edge.slot) in ("own", "common", "follow") and self._chooses(edge, form, descs):
+            if form.slot(edge.slot) in ("own", "common", "follow") and self._can_change_plan(edge, form, descs):
                 self._add(edge, descs)
         self.scales[node.name] = form.scale(node.attrs, [self._scale(e, form, descs) for e in node.edges])
         at_output = descs[0].requantize_at == "output"
@@ -191,18 +191,18 @@ class _Builder:
         else:
             emitted = {d.out_dtype for d in descs}
         self.emits[node.name] = frozenset(emitted)
-        chosen = any(str(e) in self.groups for e in node.edges)
+        has_choice = any(str(e) in self.groups for e in node.edges)
         if at_output:
             self.requantized.add(node.name)
             if any(d.fixed_out is None for d in descs):
                 self._add_output(node, descs)
         elif (
-            not chosen
+            not has_choice
             and node.inputs[0] in self.requantized
             and (follows or joins_operands(form, self.hardware, node.op))
         ):
             self.requantized.add(node.name)
-            self.covers[node.name] = self.covers.get(node.inputs[0], frozenset())
+            self.passed_nodes[node.name] = self.passed_nodes.get(node.inputs[0], frozenset())
 
     def _scale(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> Tensor:
         source = self.graph[self.graph.source(edge)]
@@ -216,7 +216,7 @@ class _Builder:
             return self.scales[source.name]
         return torch.ones((), dtype=torch.float64)
 
-    def _chooses(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> bool:
+    def _can_change_plan(self, edge: Edge, form: IntegerForm, descs: Sequence[OpDesc]) -> bool:
         """Whether the bits of this edge can change a Plan."""
         source = self.graph.source(edge)
         emitted = self.emits[source]
@@ -225,14 +225,14 @@ class _Builder:
         kind = form.slot(edge.slot)
         requantized = source in self.requantized
         if kind == "common" and requantized and descs[0].requantize_at == "output":
-            return False  # brought to one scale inside the node
-        if self._joined(source, edge):
-            return not emitted <= {d.in_dtype(edge.slot) for d in descs}  # already in the scale that all have
+            return False  # it is brought to one scale inside the node
+        if self._passes_to_concatenation(source, edge):
+            return not emitted <= {d.in_dtype(edge.slot) for d in descs}  # it already has the common scale
         if kind == "common" or (kind == "own" and not requantized):
             return True
-        taken = {d.in_dtype(edge.slot) for d in descs}
+        accepted = {d.in_dtype(edge.slot) for d in descs}
         ndim = len(self.graph[source].shape or ())
-        return not (emitted <= taken and (requantized or accepts_scale(form, self.scales[source], ndim)))
+        return not (emitted <= accepted and (requantized or accepts_scale(form, self.scales[source], ndim)))
 
     def _add(self, edge: Edge, descs: Sequence[OpDesc]) -> None:
         source = self.graph.source(edge)
@@ -251,7 +251,7 @@ class _Builder:
         lowest = min(limit, min(d.min_bits for d in descs))
         key = f"{node.name}:out"
         chain = range_chain(self.graph, self.hardware, self.topology, self.ops, node.name)
-        self.covers[node.name] = frozenset(chain)
+        self.passed_nodes[node.name] = frozenset(chain)
         observed = (node.name, *chain)[-1]
         self.groups[key] = Group(key, observed, (), tuple(range(limit, lowest - 1, -1)))
 
@@ -261,17 +261,19 @@ class _Builder:
             name, _, out = key.rpartition(":")
             if out == "out":
                 out_edges = self.graph.out_edges[name]
-                edges = tuple(e for e in out_edges if str(e) not in self.groups and not self._joined(name, e))
+                edges = tuple(
+                    e for e in out_edges if str(e) not in self.groups and not self._passes_to_concatenation(name, e)
+                )
                 self.groups[key] = replace(group, edges=edges)
 
-    def _joined(self, name: str, edge: Edge) -> bool:
-        """Whether an edge passes a node's integers to a concatenation in the common scale of its operands."""
-        if edge.dst not in self.covers.get(name, ()):
+    def _passes_to_concatenation(self, name: str, edge: Edge) -> bool:
+        """Whether a node's integers already have the common scale of the concatenation that reads this edge."""
+        if edge.dst not in self.passed_nodes.get(name, ()):
             return False
         form = self.ops[self.graph[edge.dst].op].integer
         return form is not None and form.slot(edge.slot) == "common"
 
-    def _fix(self, group: Group) -> Group:
+    def _with_fixed_bits(self, group: Group) -> Group:
         names = (group.key, group.key.rpartition(":")[0], group.source, *(e.dst for e in group.edges))
         for pattern, bits in self.fixed.items():
             if any(matches(n, (pattern,)) for n in names):

@@ -1,8 +1,8 @@
-"""The strategy: the result of a search as a JSON file, which can be replayed.
+"""The strategy: the result of a search as a JSON file, which can be applied and replayed.
 
 A strategy holds the data that cannot be derived: bits, resolved thresholds, and the model and hardware that it was made
-for. Scales and dtypes are derived by `resolve` and are not stored. `search.session` makes and saves strategies;
-`create_quantizer` applies them.
+for. Scales and dtypes are not stored: a Resolver derives them. `search.session` makes and saves strategies;
+`hago.create_quantizer` applies them, and `hago.replay` evaluates them again.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Strategy:
 
     Args:
         model_hash: of the Graph the strategy is for.
-        hardware: what it is for.
+        hardware: the hardware that it is for.
         topology: which nodes and edges are quantized.
         bits: by group: an edge (`"layer1.0.add:1"`) or all out-edges of a node (`"conv1:out"`).
         thresholds: by edge or group, (low, high) in real units, each a number or one per channel.
-        made_by: how it was found, JSON values only: searcher, estimator, objective, score...
-        version: of the form.
+        made_by: how it was found, JSON values only: searcher, estimator, objective, score, etc.
+        version: of the format.
 
     Raises:
         LogError: a part that contradicts another, named by its JSON path.
@@ -111,10 +111,10 @@ class Strategy:
             )
 
     def check_against(self, model_hash: str, hardware_name: str, hardware_hash: str) -> None:
-        """Refuse a model or hardware that the strategy was not made for.
+        """Check that the strategy was made for this model and hardware.
 
         Raises:
-            StrategyMismatch: naming both hashes.
+            StrategyMismatch: it was not; names both hashes.
         """
         if model_hash != self.model_hash:
             raise StrategyMismatch(
@@ -166,10 +166,10 @@ class Strategy:
             raise LogError(f"{where}: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the strategy; a reader sees the old file or the new one, never a part.
+        """Write the strategy as a JSON file, which is replaced atomically.
 
         Raises:
-            LogError: it could not be written; what stood there is untouched.
+            LogError: it could not be written; an older file is unchanged.
         """
         replace_file(Path(path), canonical(self.to_json()) + "\n")
 

@@ -32,12 +32,12 @@ _NEGLIGIBLE: Final = 2.0**-24
 
 
 class EstimatedThresholds:
-    """A ThresholdSource: refined thresholds, ranges given by the user, or an estimator over calibration statistics, in
-    this order. Made by `search.prepare` with the Resolver.
+    """A ThresholdSource over calibration statistics. A threshold is, in this order, the refined one, the range that the
+    user gave, or the estimator's. `search.prepare` makes one together with the Resolver.
 
     An operand that was always 0 is exact at any scale. Where it shares a scale with others, in an addition or a concat,
-    it gets a range that is negligible beside theirs, so that theirs decides. Otherwise a bias that was never trained,
-    or a branch that training left at 0, would set the scale of all.
+    it gets a range that is negligible beside theirs. Otherwise a bias that was never trained, or a branch that training
+    left at 0, would determine the scale of all.
     """
 
     def __init__(self, graph: Graph, calibration: Calibration, estimator: Estimator, ops: Ops = OPS) -> None:
@@ -57,26 +57,26 @@ class EstimatedThresholds:
         other._thresholds = self._thresholds.with_statistics(statistics)
         return other
 
-    def _row(self, key: str, source: str) -> str | None:
-        """The node whose given range a group takes; None where none is given."""
+    def _name_of_given_range(self, key: str, source: str) -> str | None:
+        """The node or edge by which the user gave a range for the group; None where none is given."""
         return None if source in self._consts else self._given.named(key, source)
 
     def signed(self, key: str, source: str) -> bool:
         """Whether the node's values were ever negative."""
-        row = self._row(key, source)
+        row = self._name_of_given_range(key, source)
         return self._thresholds.range_of(source)[0] < 0.0 if row is None else self._given.signed(row)
 
     def __call__(self, key: str, source: str, grid: Grid, channel_axis: int | None) -> tuple[Tensor, Tensor]:
-        """(lo, hi) of a group on a grid."""
+        """(lo, hi) of a group on a grid; see ThresholdSource."""
         if (refined := self._refined.get((key, grid))) is not None:
             return refined[0].clone(), refined[1].clone()
-        row = self._row(key, source)
+        row = self._name_of_given_range(key, source)
         ends = self._thresholds(source, grid, channel_axis) if row is None else self._given.thresholds(row, grid)
         return self._negligible(key, grid, ends) if key in self._sharing_scale and not bool(ends[1].any()) else ends
 
     def _negligible(self, key: str, grid: Grid, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The range of an operand that was never above 0: a negligible one where it was always 0, among those that
-        share its scale."""
+        """Replace the range of an operand that was always 0 by one that is negligible beside those of the operands that
+        share its scale; other ranges are returned as they are."""
         lo, hi = ends
         if bool(lo.any()):
             return ends
@@ -87,7 +87,7 @@ class EstimatedThresholds:
 
 
 def _sharing_scale(graph: Graph, ops: Ops) -> dict[str, tuple[str, ...]]:
-    """By edge, the nodes whose values arrive with it on one scale."""
+    """By edge, the sources of all edges that share its scale."""
     sources: dict[str, tuple[str, ...]] = {}
     for node in graph:
         form = ops[node.op].integer if node.op in ops else None
@@ -106,7 +106,7 @@ def estimated_resolver(
     estimator: Estimator,
     ops: Ops = OPS,
 ) -> Resolver:
-    """A Resolver with thresholds from calibration; if the estimator is DoReFa's, with DoReFa's weights, too.
+    """Make a Resolver with thresholds from calibration, and with DoReFa's weights if the estimator is DoReFa's.
 
     Raises:
         HagoError: the hardware cannot hold DoReFa's weights.
@@ -120,10 +120,10 @@ def estimated_resolver(
 
 
 class StoredThresholds:
-    """A ThresholdSource: the thresholds of a strategy. Made when a strategy is replayed or applied.
+    """A ThresholdSource with the thresholds of a strategy. Made when a strategy is replayed or applied.
 
     Raises:
-        StrategyMismatch: a key that the strategy does not hold, or other channels than the model's.
+        StrategyMismatch: a call for a key that the strategy lacks, or whose number of channels is not the model's.
     """
 
     def __init__(self, graph: Graph, strategy: Strategy) -> None:
@@ -141,7 +141,7 @@ class StoredThresholds:
         if lo.numel() != channels:
             raise StrategyMismatch(
                 f"the strategy holds thresholds of {lo.numel()} channels for edge {key!r}; this model on this hardware "
-                f"has {channels} there: it was edited, or made for another model"
+                f"has {channels} there; it was edited, or made for another model"
             )
         return lo, hi
 

@@ -1,11 +1,14 @@
-"""Topology: which nodes run in integers and which edges are quantized, and why.
+"""The topology of a graph on a piece of hardware: which nodes run in integers, which edges are quantized, and why.
 
-The rule, node by node in order: a node is integer if the hardware has an integer signature that its
-attributes fit, the user kept neither it nor one of its edges float, and (it is a seed such as conv or
-linear, or one of its inputs comes from an integer node, or the hardware has no float signature for it).
+`analyze` makes a Topology; `search.prepare` and the API call it once per model. Its rule, node by node in order: a node
+is integer if the hardware has an integer signature that the node's attributes fit, the user kept neither the node nor
+one of its edges float, and at least one of these holds: the op starts an integer region (e.g. conv, linear), an input
+comes from an integer node, the hardware has no float signature for the op.
 
-A node that computes in float may have its weight quantized all the same (*weight only*): where the
-hardware prefers such a signature to what else the node could run on, or the user kept only the data float.
+A node that computes in float may have its weight stored as integers (*weight only*): where the hardware lists such a
+signature before all others that the node could run on, or the user kept only the other operands float.
+
+The second half of the module has the rules by which scales and ranges pass through ops, for the Space and the Plan.
 """
 
 from __future__ import annotations
@@ -28,19 +31,19 @@ from hago.hardware.hardware import Hardware, OpDesc
 from hago.ops import OPS, Ops, _opaque
 from hago.ops._rule import IntegerForm
 
-#: How many operators a warning names.
-_NAMED: Final = 5
+#: The most operators that a warning names.
+_LISTED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The RFC's node_conds and edge_conds, and the reason of each node.
+    """Which nodes are integer and which edges are quantized, the RFC's node_conds and edge_conds. Made by `analyze`.
 
     Args:
-        nodes: whether each node is integer.
-        edges: whether each in-edge of a node is quantized: some of an integer node's, and the weight of a
-            float node that rests as integers.
-        reasons: why a node is what it is, in words.
+        nodes: by node, whether it is integer.
+        edges: by in-edge of a node, whether it is quantized: operands of integer nodes, and weights of float nodes that
+            are stored as integers.
+        reasons: by node, the reason why it is integer or float.
     """
 
     nodes: Mapping[str, bool]
@@ -59,10 +62,13 @@ def escape(name: str) -> str:
 
 
 def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
-    """Refuse a pattern that matches nothing.
+    """Check that every pattern matches a name.
+
+    Args:
+        what: the option that the patterns are of, for the message.
 
     Raises:
-        HagoError: naming the pattern and the closest name.
+        HagoError: one matches none; names the pattern and the closest name.
     """
     for pattern in patterns:
         if not any(fnmatchcase(n, pattern) for n in names):
@@ -70,13 +76,13 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str], what: str) -> 
 
 
 def fitting_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
-    """The integer signatures that the node's attributes and operands fit, preferred first."""
+    """The integer signatures that the node's attributes and operands fit, in the hardware's order of preference."""
     return () if why_not_integer(graph, node, hardware, ops) else hardware.integer_descs(node.op)
 
 
 def weight_only_descs(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> tuple[OpDesc, ...]:
-    """The signatures that take the node in float with its weight as integers, preferred first; none where its
-    weight is no constant."""
+    """The signatures that take the node in float with its weight as integers, in the hardware's order of preference;
+    none where its weight is no constant."""
     edge = weight_edge(node, ops)
     if edge is None or graph[graph.source(edge)].op != CONST:
         return ()
@@ -91,7 +97,7 @@ def weight_edge(node: Node, ops: Ops = OPS) -> Edge | None:
 
 
 def why_not_integer(graph: Graph, node: Node, hardware: Hardware, ops: Ops = OPS) -> str | None:
-    """Why the node cannot be integer on this hardware, or None."""
+    """The reason why the node cannot be integer on this hardware; None where it can."""
     rule = hardware.rule(node.op, ops)
     if node.op == _opaque.NAME and rule is None:
         return f"hago has no rule for {node.attrs['target']}"
@@ -119,8 +125,8 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = 
     """The topology of a graph on a piece of hardware.
 
     Args:
-        keep_float: shell patterns over names of nodes that must stay float as a whole, and over edges whose
-            values must (`fc:0`, the data of `fc`: its weight may still be quantized).
+        keep_float: shell patterns of nodes that are kept float, and of edges whose values are: `fc:0` keeps the data of
+            `fc` float, while its weight may be quantized.
 
     Raises:
         UnsupportedOp: an op that the hardware refuses (`other_ops: reject`), with its node.
@@ -140,8 +146,8 @@ def analyze(graph: Graph, hardware: Hardware, keep_float: str | Sequence[str] = 
         integer[node.name], reasons[node.name] = kind.integer, kind.reason
         rule = ops.get(node.op)
         for edge in node.edges:
-            plain = rule is None or rule.integer is None or rule.integer.slot(edge.slot) == "plain"
-            edges[edge] = (kind.integer and not plain) or (kind.weight_only and edge == weight_edge(node, ops))
+            is_plain = rule is None or rule.integer is None or rule.integer.slot(edge.slot) == "plain"
+            edges[edge] = (kind.integer and not is_plain) or (kind.weight_only and edge == weight_edge(node, ops))
     return Topology(integer, edges, reasons)
 
 
@@ -150,7 +156,7 @@ class _Kind:
     """How a node runs.
 
     Args:
-        weight_only: in float, and its weight is quantized.
+        weight_only: whether it computes in float with its weight stored as integers.
     """
 
     integer: bool
@@ -166,19 +172,27 @@ def _decide(
     keep_float: Sequence[str],
     ops: Ops,
 ) -> _Kind:
+    """How a node runs, by the rule of the module.
+
+    Args:
+        integer: by node before it, whether that is integer.
+
+    Raises:
+        UnsupportedOp: the hardware takes the node neither in integers nor in float.
+    """
     why_not = why_not_integer(graph, node, hardware, ops)
     has_float = bool(hardware.float_descs(node.op, fits=why_not is None))
     remedy = "List a signature for it, or other_ops: float32"
-    if why_not is None and (kept := _kept(node, keep_float)):
-        why_not, remedy = kept, "List a float signature for it, or let it be integer"
-    weight_only = _weight_only(graph, node, hardware, keep_float, ops)
+    if why_not is None and (why_kept := _why_kept_float(node, keep_float)):
+        why_not, remedy = why_kept, "List a float signature for it, or let it be integer"
+    weight_only = _has_integer_weight(graph, node, hardware, keep_float, ops)
     if why_not is None and weight_only and hardware.ops[node.op][0].is_weight_only:
         return _Kind(False, f"{hardware.name} prefers to quantize its weight alone", True)
     if why_not is not None:
         if not (has_float or weight_only):
             raise UnsupportedOp(
                 f"node {node.name!r} ({node.op}) cannot run on {hardware.name}: {why_not}, and the "
-                f"hardware takes {_float_taken(graph, node, hardware, ops)}. {remedy}"
+                f"hardware takes {_accepted_float_forms(graph, node, hardware, ops)}. {remedy}"
             )
         return _Kind(False, why_not, weight_only)
     rule = ops[node.op]
@@ -192,8 +206,8 @@ def _decide(
     return _Kind(False, "no input is integer", weight_only)
 
 
-def _float_taken(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
-    """The float forms of an op that the hardware takes, in words, for a node that has none of them."""
+def _accepted_float_forms(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
+    """The float forms of an op that the hardware takes, in words, for the refusal of a node that has none of them."""
     edge = weight_edge(node, ops)
     if edge is None or not any(d.is_weight_only for d in hardware.ops.get(node.op, ())):
         return f"no float {node.op}"
@@ -202,54 +216,54 @@ def _float_taken(graph: Graph, node: Node, hardware: Hardware, ops: Ops) -> str:
     return f"float {node.op} only with a constant weight, as integers, where {why_not} ({edge})"
 
 
-def _kept(node: Node, keep_float: Sequence[str]) -> str:
-    """The reason for which the user keeps a node, or an edge of it, float, in words; empty if neither."""
+def _why_kept_float(node: Node, keep_float: Sequence[str]) -> str:
+    """Why a node must be float, if the user keeps it or an edge of it float; empty otherwise."""
     if matches(node.name, keep_float):
         return "kept float by the user"
     return next((f"edge {e} is kept float by the user" for e in node.edges if matches(str(e), keep_float)), "")
 
 
-def _weight_only(graph: Graph, node: Node, hardware: Hardware, keep_float: Sequence[str], ops: Ops) -> bool:
-    """Whether a node, where it is float, has its weight quantized: the hardware lists that before float through
-    and through, or the user keeps other edges of it float."""
+def _has_integer_weight(graph: Graph, node: Node, hardware: Hardware, keep_float: Sequence[str], ops: Ops) -> bool:
+    """Whether a node, if it is float, has its weight stored as integers: the hardware lists such a signature before
+    those with a float weight, or has none of the latter, or the user keeps other edges of the node float."""
     descs, edge = weight_only_descs(graph, node, hardware, ops), weight_edge(node, ops)
     if not descs or matches(node.name, keep_float) or matches(str(edge), keep_float):
         return False
     listed = hardware.ops[node.op]
-    plain = [i for i, d in enumerate(listed) if not (d.is_integer or d.is_weight_only)]
-    return bool(_kept(node, keep_float)) or not plain or listed.index(descs[0]) < plain[0]
+    float_positions = [i for i, d in enumerate(listed) if not (d.is_integer or d.is_weight_only)]
+    return bool(_why_kept_float(node, keep_float)) or not float_positions or listed.index(descs[0]) < float_positions[0]
 
 
 def warn_of_unknown(graph: Graph, hardware: Hardware) -> None:
-    """Warn of operators that compute on the network's real values and that hago has no rule for: no hardware file can
-    make them integer. Arithmetic on sizes, indices and masks is left out.
+    """Warn of operators without a rule that compute on real values, since no hardware file can make these integer.
+    Arithmetic on sizes, indices and masks is left out.
     """
-    real: set[str] = set()
-    found: Counter[str] = Counter()
+    real_nodes: set[str] = set()
+    counts: Counter[str] = Counter()
     for node in graph:
         if node.op == INPUT:
-            carries = node.torch_dtype.is_floating_point
+            is_real = node.torch_dtype.is_floating_point
         elif node.op == _opaque.NAME:
-            carries = node.shape is not None and any(source in real for source in node.inputs)
-            found[str(node.attrs["target"])] += carries
+            is_real = node.shape is not None and any(source in real_nodes for source in node.inputs)
+            counts[str(node.attrs["target"])] += is_real
         else:
             # an embedding makes real values of indices
             rule = hardware.known_ops.get(node.op)
-            starts = rule is not None and rule.integer is not None and rule.integer.weight is not None
-            carries = node.op != CONST and (starts or any(source in real for source in node.inputs))
-        if carries:
-            real.add(node.name)
-    named = [f"{n} x {target}" for target, n in found.most_common() if n]
-    if named:
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+            reads_weight = rule is not None and rule.integer is not None and rule.integer.weight is not None
+            is_real = node.op != CONST and (reads_weight or any(source in real_nodes for source in node.inputs))
+        if is_real:
+            real_nodes.add(node.name)
+    listed = [f"{n} x {target}" for target, n in counts.most_common() if n]
+    if listed:
+        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
         warn(
-            f"hago has no rule for {', '.join(named[:_NAMED])}{more}: these run in float, and values around them are "
+            f"hago has no rule for {', '.join(listed[:_LISTED])}{more}: these run in float, and values around them are "
             "dequantized and quantized again; hago.explain says where, and docs/adding-an-op.md how to add a rule"
         )
 
 
 def float_boundaries(graph: Graph, topology: Topology) -> list[Edge]:
-    """The edges on which values go from integer to float or back, constants aside."""
+    """The edges between an integer and a float node, constants aside."""
     boundaries = []
     for edge in graph.edges:
         source = graph.source(edge)
@@ -268,7 +282,7 @@ def varies_along(scale: Tensor, ndim: int) -> tuple[int, ...]:
 
 
 def accepts_scale(form: IntegerForm, scale: Tensor, ndim: int) -> bool:
-    """Whether an op with this form may take a value of `ndim` axes with this scale as it is."""
+    """Whether an op with this form can read a value of `ndim` axes with this scale without requantization."""
     axes = varies_along(scale, ndim)
     return not axes or form.accepts_per_channel == "all" or (form.accepts_per_channel == "axis1" and axes == (1,))
 
@@ -279,15 +293,16 @@ def passes_through(form: IntegerForm, source: QParams, dtype: DType, ndim: int) 
 
 
 def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, name: str) -> tuple[str, ...]:
-    """The nodes past which the range of a requantized output is taken, each the only reader of the one before:
-    relus and poolings, since what those cut off need not be represented, and concatenations, since their
-    operands need one scale.
+    """The nodes past which the range of a requantized output is taken, each the only reader of the one before.
+
+    They are relus and poolings, since values that these cut off need not be represented, and concatenations, since
+    their operands need one scale. So the output of `name` is given the range of the last of these nodes.
 
     References:
         TPU-MLIR's backward calibration passes; TFLite's fused activations, and its converter, which gives all
         operands of CONCATENATION and its output the same scale.
     """
-    found = []
+    chain = []
     edges = graph.out_edges[name]
     while len(edges) == 1 and topology.nodes.get(edges[0].dst, False):
         name = edges[0].dst
@@ -296,13 +311,13 @@ def range_chain(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, 
             break
         if form.slots != ("follow",) and not joins_operands(form, hardware, graph[name].op):
             break
-        found.append(name)
+        chain.append(name)
         edges = graph.out_edges[name]
-    return tuple(found)
+    return tuple(chain)
 
 
 def joins_operands(form: IntegerForm, hardware: Hardware, op: str) -> bool:
-    """Whether an op puts operands of one scale together and changes nothing, whatever signature it takes."""
+    """Whether an op concatenates operands of one scale without changing them, in all its signatures."""
     descs = hardware.integer_descs(op)
     widths = {d.in_dtype(0).bits for d in descs}
     one_dtype = form.outputs_fit_input_dtype and len(widths) == 1
@@ -310,5 +325,5 @@ def joins_operands(form: IntegerForm, hardware: Hardware, op: str) -> bool:
 
 
 def range_node(graph: Graph, hardware: Hardware, topology: Topology, ops: Ops, name: str) -> str:
-    """The node whose range a requantized output should cover: the last of `range_chain`, or itself."""
+    """The node whose range a requantized output should cover: the last of `range_chain`, or `name` itself."""
     return (name, *range_chain(graph, hardware, topology, ops, name))[-1]

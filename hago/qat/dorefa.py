@@ -16,7 +16,13 @@ from torch import Tensor
 from hago.arithmetic.types import Edge, QParams
 from hago.emulation.dorefa import DoReFa
 from hago.errors import HagoError
-from hago.plan.dorefa_weights import DoReFaLevels, check_holds, held, is_layer_weight, unit_threshold
+from hago.plan.dorefa_weights import (
+    DoReFaLevels,
+    check_dorefa_hardware,
+    is_layer_weight,
+    threshold_to_scale,
+    unit_threshold,
+)
 from hago.plan.plan import Plan
 from hago.qat.batch_norm import FoldedNorm
 from hago.qat.ranges import TrainableRange
@@ -29,7 +35,7 @@ class DoReFaWeight:
     Args:
         levels: DoReFa's levels of the weight.
         bits: DoReFa's k, one less than the bits of the edges.
-        held: see `hago.plan.dorefa_weights.held`.
+        held: see `hago.plan.dorefa_weights.threshold_to_scale`.
         ranges: of the edges that read the weight; they are set so that the integers are DoReFa's.
     """
 
@@ -89,11 +95,11 @@ def dorefa_weights(
         if len(chosen) > 1:
             raise HagoError(f"weight {name!r} has edges of {sorted(chosen)} bits; DoReFa's grid needs one number")
         for edge in edges:
-            check_holds(plan.hardware, plan.target(edge))
+            check_dorefa_hardware(plan.hardware, plan.target(edge))
         width = min(chosen)
         distinct = {id(r): r for e in edges if (r := ranges.get(str(e))) is not None}
         levels = DoReFaLevels.of(options, name, start)
-        quantizers[name] = DoReFaWeight(levels, width - 1, held(plan.hardware, width), tuple(distinct.values()))
+        quantizers[name] = DoReFaWeight(levels, width - 1, threshold_to_scale(plan.hardware, width), tuple(distinct.values()))
     return quantizers
 
 

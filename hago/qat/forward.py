@@ -318,7 +318,7 @@ class LivePass:
         if self.gradients is not None and form.starts_region:
             c = self.gradients(c)
         if not plan.proved:
-            c = straight_through(c, plan.held(c.detach(), _lost_sums(plan, targets, operands)).to(c.dtype))
+            c = straight_through(c, plan.apply_register(c.detach(), _lost_sums(plan, targets, operands)).to(c.dtype))
         return self._requantize_output(node, plan, register, c)
 
     def _requantize_output(self, node: Node, plan: NodePlan, register: QParams, c: Tensor) -> Tensor:
@@ -340,7 +340,7 @@ class LivePass:
             return nearest
         register, attrs = self._register(node, plan, targets, out)
         with torch.no_grad():
-            c = plan.held(self.ops[node.op].compute_int(attrs, *operands))
+            c = plan.apply_register(self.ops[node.op].compute_int(attrs, *operands))
             exact = apply_simq(c, SimQ(register, out), self.hardware.requantize)
         return straight_through(nearest, exact.to(nearest.dtype))
 

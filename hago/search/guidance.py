@@ -22,7 +22,7 @@ from hago.errors import warn
 from hago.plan.feasibility import (
     ChoicePoints,
     choices_by_dtype,
-    feeding,
+    group_feeding,
     groups_at,
     may_refuse,
     nearest_feasible,
@@ -196,7 +196,7 @@ def _operations(prepared: Prepared, part: Part) -> tuple[list[Term], float]:
         if not node.integer and not any(prepared.topology.edges[e] for e in edges):
             rest += price(node, node.bops)
             continue
-        keys = [feeding(prepared.resolver, e) if prepared.topology.edges[e] else None for e in edges]
+        keys = [group_feeding(prepared.resolver, e) if prepared.topology.edges[e] else None for e in edges]
         own = list(dict.fromkeys(k for k in keys if k is not None))
         table = {}
         for row in itertools.product(*(prepared.space.groups[k].choices for k in own)):

@@ -21,7 +21,7 @@ from hago.graph.graph import OUTPUT, Graph
 from hago.hardware.file import hardware_hash
 from hago.hardware.hardware import Hardware
 from hago.importing import HardwareLike, StrategyLike, as_graph, as_hardware, as_strategy, input_names, inputs_of
-from hago.plan.dorefa_weights import DoReFaWeights, dorefa_made
+from hago.plan.dorefa_weights import DoReFaWeights, dorefa_scheme_of
 from hago.plan.feasibility import prune_infeasible_choices
 from hago.plan.placement import topology_of
 from hago.plan.plan import Plan
@@ -157,7 +157,7 @@ def stored_resolver(graph: Graph, hardware: Hardware, strategy: Strategy) -> Res
         )
     fixed = {str(k): int(v) for k, v in made_by.get("fix_bits", {}).items()}
     space = build_space(graph, hardware, topology, fixed, ops)
-    how = dorefa_made(made_by)
+    how = dorefa_scheme_of(made_by)
     weights = None if how is None else DoReFaWeights(graph, hardware, how, ops)
     return Resolver(graph, hardware, topology, space, StoredThresholds(graph, strategy), ops, constants=weights)
 

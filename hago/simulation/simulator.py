@@ -215,7 +215,7 @@ class _Stepping:
             lost = plan.lost(operands)
             if self.watch is not None:
                 self.watch(node, c, *([] if lost is None else [lost]))
-            return (apply_simq(plan.held(c, lost), plan.out_simq, self.plan.hardware.requantize),)
+            return (apply_simq(plan.apply_register(c, lost), plan.out_simq, self.plan.hardware.requantize),)
 
         watched = self.watch is not None and plan.table is None and not plan.proved
         digest = node.name.encode() + plan.digest

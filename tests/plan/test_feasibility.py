@@ -17,11 +17,11 @@ from hago.errors import InfeasibleBits
 from hago.hardware.hardware import Hardware
 from hago.plan.feasibility import (
     ChoicePoints,
-    choice_level,
     choices_by_dtype,
     may_refuse,
     nearest_feasible,
     plan_or_refusal,
+    point_at_choice,
     prune_infeasible_choices,
     widest_feasible,
 )
@@ -114,7 +114,7 @@ def test_one_point_shows_a_level_where_all_goes_together() -> None:
     resolver = prepare(layers(2), "x86_vnni", DATA, QuantizationOptions(estimator="max_range")).resolver
     levels = ChoicePoints(resolver)
     for rung in range(levels.count):
-        assert [dict(shown.bits) for shown in levels.of(rung)] == [choice_level(resolver.space, rung)]
+        assert [dict(shown.bits) for shown in levels.of(rung)] == [point_at_choice(resolver.space, rung)]
     assert prune_infeasible_choices(resolver) is resolver.space
 
 

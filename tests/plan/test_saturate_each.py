@@ -519,7 +519,7 @@ def test_another_order_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(additions, "ENTRIES", 100)
+    monkeypatch.setattr(additions, "ADDENDS_AT_ONCE", 100)
     _seen_by_hand()
 
 

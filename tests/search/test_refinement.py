@@ -22,7 +22,7 @@ from hago.data.batches import Batch
 from hago.errors import LogError
 from hago.hardware.file import available_hardware
 from hago.hardware.hardware import Hardware, OpDesc
-from hago.plan.feasibility import choice_level
+from hago.plan.feasibility import point_at_choice
 from hago.search import weight_scales
 from hago.search.choice_refinement import refine_every_choice
 from hago.search.evaluate import Evaluator
@@ -225,7 +225,7 @@ def test_refined_choices_hold_all_over_the_space(prepared: Prepared) -> None:
     plain = with_statistics(prepared, prepared.calibration)
     gains = []
     for rung in range(3):
-        bits = choice_level(prepared.space, rung)
+        bits = point_at_choice(prepared.space, rung)
         bits |= {k: min(b, found.bits[k]) for k, b in bits.items()}
         before, after = (evaluator.score(p.resolver(bits), bits) for p in (plain, found.prepared))
         assert after.runs or not before.runs

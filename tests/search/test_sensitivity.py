@@ -15,7 +15,7 @@ from hago.arithmetic.types import INT8, INT32, Edge, QParams
 from hago.data.batches import Batch, Batches
 from hago.errors import DataError, HagoError
 from hago.hardware.file import available_hardware
-from hago.plan.feasibility import choice_level
+from hago.plan.feasibility import point_at_choice
 from hago.search.evaluate import Evaluator
 from hago.search.gradients import GRADIENT_CHUNK, Spectrum, gradients
 from hago.search.objective import cross_entropy_probe, divergence_probe, objective, squared_error_probe
@@ -140,7 +140,7 @@ def test_it_predicts_the_noise(hardware: str) -> None:
     found = sensitivity_of(prepared, sqnr)
     evaluator = Evaluator(prepared.graph, prepared.batches, sqnr)
     for rung in (0, 1, 2):
-        bits = choice_level(prepared.space, rung)
+        bits = point_at_choice(prepared.space, rung)
         predicted = found.predicted(bits)
         assert predicted is not None
         assert abs(predicted - evaluator.score(prepared.resolver(bits), bits).value) < 6.0
