@@ -165,7 +165,7 @@ class Contest:
         for searcher in searchers:
             for trial in self._given(searcher) if given else self._searched(searcher):
                 self.trials[name] += trial.same_as is None
-                kept.take(trial)
+                kept.add(trial)
         self.seconds[name] = time.perf_counter() - begun
         prepared = self.refined if given or "pareto" in searchers else self.prepared
         self.fronts[name] = [self.point(t, prepared) for t in kept.trials]

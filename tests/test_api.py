@@ -332,7 +332,7 @@ def test_a_strategy_of_version_1_gives_the_same_integers_for_ever(model: nn.Modu
 def test_a_log_of_version_1_is_read_for_ever(model: nn.Module) -> None:
     log = read_log(GOLDEN / "log_1.jsonl")
     strategy = Strategy.load(GOLDEN / "strategy_1.json")
-    assert len(log.trials) == 4 and log.torn == 0
+    assert len(log.trials) == 4 and log.torn_bytes == 0
     assert log.header is not None and log.header.model_hash == strategy.model_hash
     best = max(log.trials, key=lambda t: (t.score.rank, -t.index))
     assert dict(best.bits) == dict(strategy.bits)

@@ -197,7 +197,7 @@ class FrontWriter:
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
         """Take a trial; the texts that it returns are shown in the bar."""
         self._asked += not replayed
-        if self._front.take(trial):
+        if self._front.add(trial):
             self._current = False
         if not replayed and not self._current:
             self._write()

@@ -1,4 +1,4 @@
-"""The search loop, which knows no Plan: trials, log, budget, resume, and the protocol of a searcher."""
+"""The search loop and what it needs: the protocol of a searcher, trials, the log, the budget. It knows no Plan."""
 
 from hago.study.budget import Budget
 from hago.study.log import Trial, read_log

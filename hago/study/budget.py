@@ -1,4 +1,4 @@
-"""The budget of a search: limits on trials, time and forward passes, after which `run_study` stops."""
+"""The budget of a search: limits on trials, time and forward passes. `run_study` stops when one is reached."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(trials?|forwards?)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a search over its whole life, earlier sessions of a resumed one included.
+    """Limits of a search over all its sessions: what earlier sessions of a resumed search spent counts.
 
     Args:
         trials: number of trials in the log, repeats included.
         seconds: wall time from the import of the model.
         forwards: forward passes of gradients and refinement, plus the sum of `Score.forwards` over evaluations; a
-            repeat costs none. Those before the first trial are spent whatever the limit.
+            repeat costs none. Passes before the first trial are made whatever the limit, and count.
 
     Raises:
-        HagoError: a limit that is not positive.
+        HagoError: a limit is not positive.
     """
 
     trials: int | None = None
@@ -44,11 +44,11 @@ class Budget:
         """Parse a budget.
 
         Args:
-            value: "200 trials", "10m", "1h30m", "50 forwards", several of them with commas between,
-                a number of trials, or None for no limit.
+            value: "200 trials", "10m", "1h30m", "50 forwards", several of them separated by commas, a number of trials,
+                or None for no limit.
 
         Raises:
-            HagoError: anything else, naming what was got.
+            HagoError: any other value.
 
         >>> Budget.parse("200 trials, 1h30m")
         Budget(trials=200, seconds=5400.0, forwards=None)
@@ -63,7 +63,7 @@ class Budget:
             raise HagoError(f"budget {value!r}; expected a text such as '200 trials' or '10m', or an int")
         limits: dict[str, float] = {}
         for part in value.split(","):
-            name, limit = _part(part.strip(), value)
+            name, limit = _parse_limit(part.strip(), value)
             if name in limits:
                 raise HagoError(f"budget {value!r} limits {name} twice")
             limits[name] = limit
@@ -71,7 +71,7 @@ class Budget:
         return Budget(None if trials is None else int(trials), limits.get("seconds"), limits.get("forwards"))
 
     def spent(self, trials: int, seconds: float, forwards: float) -> BudgetKind | None:
-        """The first limit that is reached; None where none is."""
+        """The first limit that is reached by what a search has spent; None where none is."""
         if self.trials is not None and trials >= self.trials:
             return "trials"
         if self.seconds is not None and seconds >= self.seconds:
@@ -81,15 +81,15 @@ class Budget:
         return None
 
 
-def _part(part: str, whole: str) -> tuple[str, float]:
-    if _DURATION.fullmatch(part):
-        pieces = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", part)
+def _parse_limit(text: str, budget: str) -> tuple[str, float]:
+    if _DURATION.fullmatch(text):
+        pieces = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
         return "seconds", sum(float(number) * _UNITS[unit] for number, unit in pieces)
-    count = _COUNT.fullmatch(part)
+    count = _COUNT.fullmatch(text)
     if not count:
-        raise HagoError(f"budget {whole!r}; expected e.g. '200 trials', '10m' or '50 forwards'")
+        raise HagoError(f"budget {budget!r}; expected e.g. '200 trials', '10m' or '50 forwards'")
     if (count[2] or "trials").startswith("forward"):
         return "forwards", float(count[1])
     if "." in count[1]:
-        raise HagoError(f"budget {whole!r}; trials are counted in whole numbers")
+        raise HagoError(f"budget {budget!r}; trials are counted in whole numbers")
     return "trials", int(count[1])

@@ -1,4 +1,4 @@
-"""The Pareto front of a search: the trials that no other beats in both a measure and a cost."""
+"""The Pareto front of a search: the accepted trials that no other beats in both a measure and a cost."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from hago.study.log import Trial
 
 
 class Front:
-    """The accepted trials that no other beats in both figures; of equal ones the first. `search.fronts` makes one per
-    search and calls `take` with every trial.
+    """The accepted trials that no other beats in both figures; of equal trials the first. `search.fronts.FrontWriter`
+    makes one per search and calls `add` with every trial.
 
     Args:
-        measure: a name in `results`; more is better.
-        cost: a name in `score.costs`; less is better.
+        measure: a name in `Trial.results`; more is better.
+        cost: a name in `Score.costs`; less is better.
+
+    Attributes:
+        trials: the front, by rising cost and therefore by rising measure.
     """
 
     def __init__(self, measure: str, cost: str) -> None:
         self.measure, self.cost = measure, cost
-        #: By rising cost, and therefore by rising measure.
         self.trials: list[Trial] = []
 
     def __len__(self) -> int:
         return len(self.trials)
 
-    def take(self, trial: Trial) -> bool:
+    def add(self, trial: Trial) -> bool:
         """Add a trial if it belongs to the front, and remove those that it beats; returns whether it was added."""
         value, cost = self.value_of(trial), self.cost_of(trial)
         if not trial.score.accepted or trial.same_as is not None or math.isnan(value) or math.isnan(cost):
@@ -39,9 +41,9 @@ class Front:
         return True
 
     def value_of(self, trial: Trial) -> float:
-        """A trial's measure."""
+        """A trial's measure; NaN where it has none."""
         return float(trial.results.get(self.measure, math.nan))
 
     def cost_of(self, trial: Trial) -> float:
-        """A trial's cost."""
+        """A trial's cost; NaN where it has none."""
         return float(trial.score.costs.get(self.cost, math.nan))

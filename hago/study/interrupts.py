@@ -1,7 +1,8 @@
-"""Interrupts by Ctrl-C that are not lost.
+"""Handling of Ctrl-C that loses no interrupt.
 
-Python raises KeyboardInterrupt wherever it happens to be, and drops it in a finalizer or the callback of a weak
-reference, of which torch has many. So `run_study` and training also record that it came, and check that between steps.
+Python raises KeyboardInterrupt in whatever code is running, and drops it in finalizers and in callbacks of weak
+references, of which torch has many. So `run_study` and training also record interrupts, and check for one between
+steps.
 """
 
 from __future__ import annotations
@@ -12,31 +13,31 @@ from types import FrameType
 
 
 class Interrupts:
-    """A context manager in which Ctrl-C is recorded as well as raised; only in the main thread, and only if no other
-    handler of the signal is installed.
+    """A context manager in which Ctrl-C is recorded as well as raised. It has no effect outside of the main thread, or
+    if another handler of the signal is installed.
 
     Args:
-        defer: only record the first interrupt, which `check` then raises, for work that must not stop half way. A
-            second one is raised where it comes.
+        defer: whether the first interrupt is only recorded, for work that must not stop half way; `check` then raises
+            it. A second one is raised at once.
     """
 
     def __init__(self, defer: bool = False) -> None:
         self._defer = defer
-        self._came = self._mine = False
+        self._interrupted = self._installed = False
 
     def __enter__(self) -> Interrupts:
         is_main = threading.current_thread() is threading.main_thread()
-        self._mine = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._mine:
-            signal.signal(signal.SIGINT, self._note)
+        self._installed = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._installed:
+            signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._mine:
+        if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        first, self._came = not self._came, True
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        first, self._interrupted = not self._interrupted, True
         if not (first and self._defer):
             signal.default_int_handler(number, frame)
 
@@ -46,5 +47,5 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: there was one.
         """
-        if self._came:
+        if self._interrupted:
             raise KeyboardInterrupt

@@ -1,11 +1,11 @@
 """The log of a search: JSON lines, a `Header` and then one `Trial` a line. The log is the state of the search.
 
-`run_study` opens a `LogFile` for appending, which checks that the log belongs to this search, and appends each trial as
-it ends; replay, inspection and resuming read a log with `read_log`. The format is described in docs/log-format.md.
+`run_study` opens a `LogFile`, which checks that the log belongs to this search, and appends each trial as it ends.
+Replay and inspection read a log with `read_log`. docs/log-format.md describes the format.
 
-Invariants: a line is on disk before the next trial starts, or it is not in the file at all. The last line may be torn
-by a crash: this is recognized, and the line is dropped. Any other line that hago would not write is refused, with its
-number.
+Invariants: a line is on disk before the next trial starts, or it is not in the file at all. A crash may leave the last
+line torn, that is, written in part; readers drop such a line. Any other line that hago would not write is refused, with
+its number.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ TRIAL_VERSION: Final = 1
 HEADER_VERSION: Final = 2
 
 #: Fields of Score that are written under "score" unchanged.
-_PLAIN: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
+_REQUIRED_FIELDS: Final = ("unproved", "total_bits", "plan_key", "infeasible", "forwards")
 #: Fields of Score that are written only where they are not empty or 0.
-_OPTIONAL: Final = ("costs", "shortfall", "tie", "dropped", "interval")
+_OPTIONAL_FIELDS: Final = ("costs", "shortfall", "tie", "dropped", "interval")
 #: Fields of Header that identify the task; a log that differs in one of them is of another task.
-_MADE_FOR: Final = ("model_hash", "hardware", "data_hash", "space")
+_TASK_FIELDS: Final = ("model_hash", "hardware", "data_hash", "space")
 #: Fields of Header that determine the search; a log that differs in one of them cannot be continued.
-_MADE_HOW: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
-#: The first bytes of every header, by which a torn header is told from a file that is no log.
+_SETTING_FIELDS: Final = ("seed", "searcher", "estimator", "objective", "keep_float", "fix_bits", "settings")
+#: The first bytes of every header, by which a torn header is distinguished from a file that is no log.
 _HEADER_START: Final = b'{"data_hash": '
 
 #: Receives messages for the user.
@@ -97,7 +97,7 @@ class Trial:
         """The JSON values of the trial's line.
 
         Raises:
-            LogError: a result that is no JSON value.
+            LogError: a result is no JSON value.
         """
         score = self.score
         where = f"trial {self.index}: $.score"
@@ -113,8 +113,8 @@ class Trial:
                 "value": json_values(score.value, where),
                 "overflows": json_values(score.overflows, where),
                 "excess_bits": json_values(score.excess_bits, where),
-                **{name: json_values(getattr(score, name), where) for name in _PLAIN},
-                **{name: json_values(value, where) for name in _OPTIONAL if (value := getattr(score, name))},
+                **{name: json_values(getattr(score, name), where) for name in _REQUIRED_FIELDS},
+                **{name: json_values(value, where) for name in _OPTIONAL_FIELDS if (value := getattr(score, name))},
             },
             "results": json_values(score.results, f"trial {self.index}: $.results"),
             "same_as": self.same_as,
@@ -124,7 +124,7 @@ class Trial:
 
     @staticmethod
     def from_json(record: Any) -> Trial:
-        """The trial of JSON values that obey the trial schema."""
+        """The trial of JSON values that conform to the trial schema."""
         score, time = record["score"], record["time"]
         return Trial(
             index=int(record["index"]),
@@ -158,11 +158,11 @@ def best_trial(trials: Iterable[Trial], tolerance: float = 0.0, allow_overflow: 
     """The best of `trials`: the highest rank, the first of equals.
 
     Args:
-        tolerance: values within it of the highest count as equal, so that fewer bits win.
-        allow_overflow: admit a point that overflowed on the calibration data where every point did.
+        tolerance: values that are at most so much below the highest count as equal to it, and fewer bits win.
+        allow_overflow: whether a point that overflowed on the calibration data may be the best where every point did.
 
     Returns:
-        The trial, or None where none can be the answer.
+        The trial; None where none is eligible.
     """
     measured = [t for t in trials if not t.score.dropped]
     eligible = [t for t in measured if t.score.runs or (allow_overflow and not t.score.infeasible)]
@@ -212,9 +212,9 @@ class Header:
             at: the time to write into it.
 
         Raises:
-            LogError: a value that JSON does not have.
+            LogError: a value has no form in JSON.
         """
-        parts = {name: getattr(self, name) for name in (*_MADE_FOR, *_MADE_HOW, "made_by")}
+        parts = {name: getattr(self, name) for name in (*_TASK_FIELDS, *_SETTING_FIELDS, "made_by")}
         parts["hardware"] = {"name": self.hardware.name, "hash": self.hardware.hash}
         if self.confirmed:
             parts["confirmed"] = self.confirmed
@@ -226,30 +226,30 @@ class Header:
         """The header of JSON values.
 
         Raises:
-            LogError: the values violate the header's schema, at a JSON path.
+            LogError: the values violate the header's schema; names the JSON path.
         """
         check_schema(record, "log_header", where)
         parts = {k: v for k, v in record.items() if k not in ("version", "time")}
         return Header(**{**parts, "hardware": HardwareId(**record["hardware"])})
 
     def check_same(self, logged: Header, where: str) -> None:
-        """Refuse to continue a log that another search wrote.
+        """Check that a log with this header belongs to this search.
 
         Raises:
             StrategyMismatch: the log is of another model, hardware, data or space.
-            LogError: it was searched with another seed, searcher or setting.
+            LogError: it was written with another seed, searcher or setting.
         """
         own, other = self.to_json(), logged.to_json()
-        for part in (*_MADE_FOR, *_MADE_HOW):
+        for part in (*_TASK_FIELDS, *_SETTING_FIELDS):
             for path, ours, old in _differences(part, own[part], other[part]):
-                kind = StrategyMismatch if part in _MADE_FOR else LogError
+                kind = StrategyMismatch if part in _TASK_FIELDS else LogError
                 raise kind(
                     f"{where} cannot be continued: its {path} is {old}, this search has {ours}; "
                     "give what it was made with, or another log"
                 )
 
     def notices(self, logged: Header, where: str) -> Iterator[str]:
-        """Messages about differences that are not refused: versions, machine, threads."""
+        """Yield messages about differences that do not prevent continuing: versions, machine, threads."""
         own, other = self.to_json()["made_by"], logged.to_json()["made_by"]
         for path, ours, old in _differences("made_by", own, other):
             what, was, now = (shortened_to(text, LONGEST_QUOTE) for text in (path, old, ours))
@@ -312,7 +312,7 @@ def versions(threads: int | None = None) -> dict[str, Any]:
 
 
 def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str, str]]:
-    """The JSON paths at which two values differ, with both values as JSON."""
+    """Yield the JSON paths at which two values differ, with both values as JSON."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*ours, *theirs}):
             yield from _differences(f"{path}.{key}", ours.get(key), theirs.get(key))
@@ -333,14 +333,14 @@ class Log:
     Args:
         header: None where the file is empty or its header is torn.
         trials: the trials in order.
-        good: number of bytes of the whole lines.
-        torn: number of bytes after them, of a torn line.
+        complete_bytes: number of bytes of the complete lines.
+        torn_bytes: number of bytes after them, of a torn line.
     """
 
     header: Header | None
     trials: tuple[Trial, ...]
-    good: int
-    torn: int
+    complete_bytes: int
+    torn_bytes: int
 
 
 def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
@@ -354,8 +354,8 @@ def read_log(path: str | Path, notice: Notice = log_notice) -> Log:
     except (OSError, ValueError) as error:
         raise LogError(f"cannot read log {path}: {error}") from None
     log = parse_log(content, str(path))
-    if log.torn:
-        notice(f"{path}: the last line is torn ({log.torn} bytes); left out")
+    if log.torn_bytes:
+        notice(f"{path}: the last line is torn ({log.torn_bytes} bytes); left out")
     return log
 
 
@@ -381,21 +381,21 @@ def parse_log(content: bytes, where: str) -> Log:
     Raises:
         LogError: a line, other than a torn last one, is not one that hago writes.
     """
-    *whole, rest = content.split(b"\n")
-    torn = len(rest)
-    if not rest and whole and not _is_json(whole[-1]):
-        torn = len(whole.pop()) + 1
-    if not whole:
-        start = content[: len(_HEADER_START)]
-        if not _HEADER_START.startswith(start):
-            raise LogError(f"{where} is not a search log of hago: it starts with {start!r}")
-        return Log(None, (), 0, torn)
-    records = [_parse_line(line, f"{where}, line {n}") for n, line in enumerate(whole, start=1)]
+    *lines, last = content.split(b"\n")
+    torn_bytes = len(last)
+    if not last and lines and not _is_json(lines[-1]):
+        torn_bytes = len(lines.pop()) + 1
+    if not lines:
+        beginning = content[: len(_HEADER_START)]
+        if not _HEADER_START.startswith(beginning):
+            raise LogError(f"{where} is not a search log of hago: it starts with {beginning!r}")
+        return Log(None, (), 0, torn_bytes)
+    records = [_parse_line(line, f"{where}, line {n}") for n, line in enumerate(lines, start=1)]
     header = Header.from_json(records[0], f"{where}, line 1")
     trials: list[Trial] = []
     for number, record in enumerate(records[1:], start=2):
         trials.append(_parse_trial(record, header, trials, f"{where}, line {number}"))
-    return Log(header, tuple(trials), len(content) - torn, torn)
+    return Log(header, tuple(trials), len(content) - torn_bytes, torn_bytes)
 
 
 def _is_json(line: bytes) -> bool:
@@ -427,12 +427,12 @@ def _parse_trial(record: Any, header: Header, earlier: Sequence[Trial], where: s
         raise LogError(
             f"{where}: at $.strategy.model_hash: got {model_hash!r}, expected the header's {header.model_hash!r}"
         )
-    measured = trial.results.get(header.objective, 0.0) if isinstance(header.objective, str) else 0.0
-    if not _is_figure(measured):
-        raise LogError(f"{where}: at $.results.{header.objective}: got {shortened(measured)}, expected a number")
+    figure = trial.results.get(header.objective, 0.0) if isinstance(header.objective, str) else 0.0
+    if not _is_figure(figure):
+        raise LogError(f"{where}: at $.results.{header.objective}: got {shortened(figure)}, expected a number")
     if earlier and trial.bits.keys() != earlier[0].bits.keys():
-        odd = min(trial.bits.keys() ^ earlier[0].bits.keys())
-        raise LogError(f"{where}: at $.strategy.bits: {odd!r} is not in every trial")
+        group = min(trial.bits.keys() ^ earlier[0].bits.keys())
+        raise LogError(f"{where}: at $.strategy.bits: {group!r} is not in every trial")
     if trial.same_as is not None:
         if trial.same_as >= trial.index:
             raise LogError(f"{where}: at $.same_as: got {trial.same_as}, expected an earlier trial")
@@ -447,7 +447,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """The status of the file at a path; None where there is none."""
+    """The status of the file at a path; None where no file is there."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -478,7 +478,7 @@ class LogFile:
             self._lock()
             if is_new:
                 sync_folder(self.path.parent)
-            self._good = 0
+            self._complete_bytes = 0
         except BaseException:
             os.close(self._fd)
             raise
@@ -526,9 +526,9 @@ class LogFile:
             header.check_same(log.header, str(self.path))
             for text in header.notices(log.header, str(self.path)):
                 notice(text)
-        if log.torn:
-            notice(f"{self.path}: the last line is torn ({log.torn} bytes); dropped")
-        self._good = log.good
+        if log.torn_bytes:
+            notice(f"{self.path}: the last line is torn ({log.torn_bytes} bytes); dropped")
+        self._complete_bytes = log.complete_bytes
         self._truncate()
         if log.header is None:
             record = header.to_json(at)
@@ -561,10 +561,10 @@ class LogFile:
             size = os.fstat(self._fd).st_size
         except OSError as error:
             raise LogError(f"cannot read log {self.path}: {error}") from None
-        if size != self._good:
+        if size != self._complete_bytes:
             raise LogError(
-                f"log {self.path} was changed while it was written: it has {size} bytes, expected {self._good}; give "
-                "another path for the log, and leave it alone until the search ends"
+                f"log {self.path} was changed while it was written: it has {size} bytes, expected "
+                f"{self._complete_bytes}; give another path for the log, and leave it alone until the search ends"
             )
 
     def _check_place(self) -> None:
@@ -601,7 +601,7 @@ class LogFile:
         line = canonical(record).encode() + b"\n"
         try:
             with self._whole_or_nothing():
-                os.lseek(self._fd, self._good, os.SEEK_SET)
+                os.lseek(self._fd, self._complete_bytes, os.SEEK_SET)
                 written = 0
                 while written < len(line):
                     written += os.write(self._fd, line[written:])
@@ -610,11 +610,11 @@ class LogFile:
             raise LogError(
                 f"cannot write log {self.path}: {error}; it holds every trial before this one, so make room and resume"
             ) from None
-        self._good += len(line)
+        self._complete_bytes += len(line)
 
     def _truncate(self) -> None:
         try:
-            os.ftruncate(self._fd, self._good)
+            os.ftruncate(self._fd, self._complete_bytes)
         except OSError as error:
             raise LogError(f"cannot drop the torn line of log {self.path}: {error}") from None
 
@@ -625,5 +625,5 @@ class LogFile:
         except BaseException:
             # where this fails, too, the next reader drops the torn line
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._good)
+                os.ftruncate(self._fd, self._complete_bytes)
             raise

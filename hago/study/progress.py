@@ -1,5 +1,5 @@
-"""The progress of a search: one line on a terminal, and nothing elsewhere. The least important texts come last, since a
-narrow terminal cuts them off.
+"""The progress of a search: one line on a terminal, nothing elsewhere. The least important texts come last, since a
+narrow terminal cuts the line off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hago.study.log import Trial
 
 
 class Preliminaries:
-    """Shows the step of preparation that a search is in, before its first trial; a context manager.
+    """Shows the step that a search is in before its first trial; a context manager. Made by `search.session` for the
+    time of the preparation.
 
     Args:
         shown: whether to show it; even then only where standard error is a terminal.
@@ -27,9 +28,9 @@ class Preliminaries:
     def __enter__(self) -> Preliminaries:
         return self
 
-    def __call__(self, what: str) -> None:
-        """Show the name of a step that begins."""
-        self._bar.set_description_str(what)
+    def __call__(self, step: str) -> None:
+        """Show the name of the step that begins."""
+        self._bar.set_description_str(step)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._bar.close()
@@ -47,11 +48,11 @@ class Progress:
 
     def __init__(self, budget: Budget, done: int, shown: bool) -> None:
         self._budget = budget
-        self._saved = 0
-        self._before = 0.0
+        self._repeats = 0
+        self._seconds_before = 0.0
         # None lets tqdm look whether the stream is a terminal.
         hidden = None if shown else True
-        # figures, and no bar: what a narrow terminal cuts off stands last
+        # no bar, but figures, the least important of which come last
         count = "{n_fmt}" if budget.trials is None else "{n_fmt}/{total_fmt}"
         self._bar: Any = tqdm(
             total=budget.trials,
@@ -75,40 +76,44 @@ class Progress:
         seconds: float,
         forwards: float,
         replayed: bool,
-        also: Sequence[str] = (),
+        texts: Sequence[str] = (),
     ) -> None:
         """Add a trial.
 
         Args:
             best: the best trial so far that may be returned.
             seconds, forwards: spent so far.
-            replayed: it was read from the log.
-            also: what else to show.
+            replayed: whether it was read from the log.
+            texts: further texts to show.
         """
         if trial.index == 0:
-            self._before = trial.elapsed - trial.seconds
-        self._saved += trial.same_as is not None
-        shown = ["none runs yet" if best is None else f"best {best.score.value:.6g}", *also]
+            self._seconds_before = trial.elapsed - trial.seconds
+        self._repeats += trial.same_as is not None
+        parts = ["none runs yet" if best is None else f"best {best.score.value:.6g}", *texts]
         left = self._seconds_left(trial.index + 1, seconds, forwards)
         if left is not None:
-            shown.append(f"{_duration(left)} left")
-        if self._saved:
-            shown.append(f"{self._saved} repeats")
-        self._bar.set_postfix_str(", ".join(shown), refresh=False)
+            parts.append(f"{_duration(left)} left")
+        if self._repeats:
+            parts.append(f"{self._repeats} repeats")
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
         if not replayed:
             self._bar.update(1)
 
     def _seconds_left(self, trials: int, seconds: float, forwards: float) -> float | None:
-        """Until the first limit is reached, at the pace so far, which for trials is that since the first of them began;
-        None where there is none."""
-        limit, searching = self._budget, seconds - self._before
+        """The time until the first limit is reached at the present rate; None where there is no limit. The rate of
+        trials is measured from the start of the first."""
+        limit, searching = self._budget, seconds - self._seconds_before
         spent = (
             (limit.seconds, seconds, seconds),
             (limit.trials, float(trials), searching),
             (limit.forwards, forwards, seconds),
         )
-        each = [max(0.0, most - now) * took / now for most, now, took in spent if most is not None and now > 0]
-        return min(each, default=None)
+        estimates = [
+            max(0.0, maximum - used) * duration / used
+            for maximum, used, duration in spent
+            if maximum is not None and used > 0
+        ]
+        return min(estimates, default=None)
 
 
 def _duration(seconds: float) -> str:

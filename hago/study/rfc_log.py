@@ -1,8 +1,8 @@
-"""Logs of the RFC's prototype, which have no header, and bits by position.
+"""Logs of the RFC's prototype, which have no header and list bits by position.
 
-They can be read and ranked, but not continued, since they do not name the model and hardware that they are of. A line
-of the years 2019 to 2021 has `result` or `results`, with some of accuracy, kl_distance,
-kl_divergence, sim_acc, quant_acc and validation_acc, and a strategy with or without topology.
+They can be read and ranked, but not continued, since they do not name the model and hardware that they are of. Lines
+were written from 2019 to 2021 in several forms: with `result` or `results`, which have some of accuracy, kl_distance,
+kl_divergence, sim_acc, quant_acc and validation_acc, and with a strategy with or without topology.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hago.serialization.json_text import canonical, parse_json, read_file
 
 @dataclass(frozen=True, slots=True)
 class RfcTrial:
-    """One line of such a log.
+    """One line of a log of the RFC's prototype.
 
     Args:
         version: e.g. 0.1.
@@ -38,7 +38,7 @@ class RfcTrial:
     results: Mapping[str, Any]
 
     def to_line(self) -> str:
-        """The line, keys sorted, without its end."""
+        """The line, with keys sorted and without a line end."""
         strategy: dict[str, Any] = {
             "bits": self.bits,
             "model_hash": self.model_hash,
@@ -48,11 +48,11 @@ class RfcTrial:
             strategy["topology"] = self.topology
         return canonical({"result": self.results, "strategy": strategy, "version": self.version})
 
-    def named(self, space: Space) -> dict[str, int]:
-        """The bits by group, where the groups of `space` stand in the prototype's order.
+    def bits_by_group(self, space: Space) -> dict[str, int]:
+        """The bits by group, for a space whose groups have the prototype's order.
 
         Raises:
-            LogError: there are not as many groups.
+            LogError: the space has another number of groups.
             InfeasibleBits: a group does not have that choice.
         """
         if len(self.bits) != len(space.groups):
@@ -63,7 +63,7 @@ class RfcTrial:
 
 
 def parse_rfc_line(line: str, where: str = "line") -> RfcTrial:
-    """The trial of one line.
+    """Parse one line.
 
     Raises:
         LogError: the line is not one of the prototype's.
@@ -74,8 +74,8 @@ def parse_rfc_line(line: str, where: str = "line") -> RfcTrial:
         results = record["result"] if "result" in record else record["results"]
         trial = RfcTrial(
             version=float(record["version"]),
-            model_hash=_whole(strategy["model_hash"]),
-            bits=tuple(_whole(b) for b in strategy["bits"]),
+            model_hash=_integer(strategy["model_hash"]),
+            bits=tuple(_integer(b) for b in strategy["bits"]),
             thresholds=tuple(float(t) for t in strategy["thresholds"]),
             topology=strategy.get("topology"),
             results=dict(results),
@@ -88,14 +88,14 @@ def parse_rfc_line(line: str, where: str = "line") -> RfcTrial:
     return trial
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
     return value
 
 
 def read_rfc_log(path: str | Path) -> tuple[RfcTrial, ...]:
-    """Every line of a log of the RFC's prototype.
+    """Read a log of the RFC's prototype.
 
     Raises:
         LogError: the file cannot be read, or a line, given by its number, is not one of the prototype's.
@@ -113,13 +113,13 @@ def best_rfc_trial(trials: Iterable[RfcTrial], measure: str = "accuracy") -> Rfc
     Raises:
         LogError: there is no trial, or one lacks that result.
     """
-    listed = list(trials)
-    for index, trial in enumerate(listed):
+    all_trials = list(trials)
+    for index, trial in enumerate(all_trials):
         if not isinstance(trial.results.get(measure), (int, float)):
             raise LogError(
                 f"trial {index} has no number called {measure!r}; it has {', '.join(trial.results)}."
                 + did_you_mean(measure, trial.results)
             )
-    if not listed:
+    if not all_trials:
         raise LogError("a log without trials has no best one")
-    return max(listed, key=lambda t: (t.results[measure], -sum(t.bits)))
+    return max(all_trials, key=lambda t: (t.results[measure], -sum(t.bits)))

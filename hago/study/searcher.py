@@ -1,10 +1,10 @@
 """The interface between the search loop and the algorithms: `Score`, the protocol `Searcher`, and searchers written as
 generators.
 
-`study.run_study` asks a Searcher for points and tells it their Scores, which evaluators make (`search.evaluate`). Most
-algorithms in `hago.searchers` are generators that yield an `Ask` and receive the scores, wrapped in a
-`GeneratorSearcher`: the generator is the whole state of the searcher, so that the algorithm reads as a loop, and the
-same scores bring it to the same place when a log is replayed.
+`study.run_study` asks a Searcher for points and tells it their Scores, which `search.evaluate` computes. Most
+algorithms in `hago.searchers` are generators that yield an `Ask` and receive scores; a `GeneratorSearcher` makes a
+Searcher of one. The generator holds the whole state of the search, so the algorithm reads as a loop, and the same
+scores restore the state when a log is replayed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ class Score:
         value: the objective; larger is better. The study turns NaN into -inf.
         results: measurements for the log, JSON values only (e.g. {"sqnr": 31.2, "sim_acc": 0.91}).
         overflows: how many accumulators overflowed, by node; nodes without overflow are absent.
-        excess_bits: by node, how many bits the accumulator lacked for the values that it got (log2(peak / max), rounded
-            up; only positive entries).
+        excess_bits: by node, the bits that the accumulator lacked for the largest value seen (log2(peak / max), rounded
+            up); positive entries only.
         unproved: how many integer nodes are not proved to be free of overflow.
         total_bits: the sum of bits over all groups; breaks ties, fewer is better.
         plan_key: equal for equal Plans.
-        infeasible: why no signature holds these bits; empty where one does.
+        infeasible: why a node has no signature for these bits; empty where the point is feasible.
         forwards: the cost of the evaluation, in forward passes over the calibration data.
         thresholds_sha256: hash of the thresholds that were used; empty if not given.
         costs: costs of the Plan on its hardware, by metric; empty if not counted.
         shortfall: by how much limits are violated, each relative to the limit, summed.
-        tie: compared where values and proofs are equal; larger is better.
-        dropped: for a point whose evaluation was stopped after some of the samples, as it was worse than the best so
-            far: {"samples", "of", "because", "rival"}. Its value is an estimate below the rival's, its overflows are
-            those up to then, and it is never the best. Empty where all samples were measured.
+        tie: breaks ties where values and proofs are equal; larger is better.
+        dropped: for a point whose evaluation was stopped early in a race, as it was worse than the best point so far
+            (the rival): {"samples", "of", "because", "rival"}. Its value is then an estimate below the rival's, its
+            overflows are those of the evaluated samples, and it is never the best trial. Empty where all samples were
+            evaluated.
         interval: the 95 % confidence interval of the objective over the samples; empty if not computed.
     """
 
@@ -65,7 +66,7 @@ class Score:
 
     @property
     def runs(self) -> bool:
-        """Whether the hardware can run it: a signature holds the bits and nothing overflowed."""
+        """Whether the hardware can run the point: it is feasible, and no accumulator overflowed."""
         return not self.infeasible and not self.overflows
 
     @property
@@ -77,12 +78,12 @@ class Score:
 
     @property
     def accepted(self) -> bool:
-        """Whether the hardware can run it, it keeps every limit, and it was measured on all samples."""
+        """Whether the hardware can run the point, it keeps every limit, and it was evaluated on all samples."""
         return self.runs and not self.shortfall and not self.dropped
 
     def standing(self, floor: float) -> tuple[Any, ...]:
-        """Like `rank`, but all values of at least `floor` count as equal, and proofs and bits are compared before them.
-        With the highest value as the floor the order is that of `rank`."""
+        """A key like `rank` in which all values of at least `floor` are equal, and are compared after proofs and bits.
+        With the highest value as the floor, the order is that of `rank`."""
         within = self.value >= floor
         merit = 0.0 if within else self.value
         return (*self._fitness, within, merit, -self.unproved, self.tie, -self.total_bits, self.value)
@@ -104,8 +105,8 @@ class Searcher(Protocol):
     and calls `tell` for each of them, in the order asked, until `ask` returns no points. All randomness comes from
     `generator(seed, trial number)`, so that replaying a log reproduces the searcher's state.
 
-    `run_study` also reads an option called `tolerance`: values within it of the highest count as equal when the best
-    trial is chosen.
+    If `options` has a `tolerance`, values that are at most so much below the highest count as equal to it when
+    `run_study` chooses the best trial.
     """
 
     @property
@@ -137,12 +138,12 @@ class Explains(Protocol):
 
 @runtime_checkable
 class Recalls(Protocol):
-    """A searcher whose points depend on more than their scores, e.g. on a storage that other processes write to:
-    telling it the same scores again would not bring it to the same state."""
+    """A searcher whose points depend on more than the scores that it was told, e.g. on a storage that other processes
+    write to, so that telling it the same scores again would not restore its state."""
 
     def recall(self, points: Sequence[Bits]) -> None:
-        """Receive the points of the log; called by `run_study` before the first `ask`, which must ask them first, in
-        this order."""
+        """Receive the points of the log. `run_study` calls it before the first `ask`; the searcher must then ask these
+        points first, in this order."""
         ...
 
 
@@ -152,7 +153,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Points to be scored together, and the reason."""
+    """Points to be scored together, and the reason why they are asked, which is written to the log."""
 
     points: tuple[Bits, ...]
     why: str = ""
@@ -162,7 +163,7 @@ class Ask:
 Steps: TypeAlias = Generator[Ask, Sequence[Score], R]
 #: The scores that a searcher has received, by `point_key`.
 ScoresByPoint: TypeAlias = dict[str, Score]
-#: By node, the groups whose bits decide how large its accumulator gets.
+#: By node, the groups whose bits determine how large its accumulator gets.
 Feeds: TypeAlias = Mapping[str, Sequence[str]]
 
 
@@ -196,7 +197,7 @@ class GeneratorSearcher:
         return self._ask.why if self._ask else ""
 
     def ask(self) -> Sequence[Bits]:
-        """The next points: those whose scores are outstanding, or the generator's next; empty at the end."""
+        """The points whose scores are outstanding, or else the next points of the generator; empty at its end."""
         if not self._ended and (self._ask is None or len(self._scores) == len(self._ask.points)):
             self._advance()
         return () if self._ended or self._ask is None else self._ask.points[len(self._scores) :]
@@ -223,7 +224,7 @@ class GeneratorSearcher:
 
 
 def measure(bits: Bits, why: str, seen: ScoresByPoint) -> Steps[Score]:
-    """The score of a point, asked for only where `seen` does not have it."""
+    """The score of a point: from `seen`, or else asked for and added to `seen`. For use with `yield from`."""
     key = point_key(bits)
     if key not in seen:
         (seen[key],) = yield Ask((dict(bits),), why)

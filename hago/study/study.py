@@ -1,12 +1,12 @@
 """The search loop: asks a searcher for points, evaluates and logs them, and keeps the best.
 
-`run_study` is called once per search, by `search.session`, and does not simulate: a point is its bits, `evaluate`
-scores it, and `plan_key` tells which points have equal Plans. It does what all searchers need: evaluating equal Plans
-once (`TrialCache`), writing the log and resuming from it (`LogFile`), the budget, progress, interrupts, and keeping the
-best trial.
+`search.session` calls `run_study` once per search. The loop does not simulate: a point is a mapping of bits, the
+function `evaluate` scores it, and `plan_key` tells which points have equal Plans. The loop does what all searchers
+need: it evaluates equal Plans once (`TrialCache`), writes the log and resumes from it (`LogFile`), keeps to the budget,
+shows progress, handles interrupts, and keeps the best trial.
 
-Invariant: a searcher is told exactly what the log holds, so that replaying a log brings it to the state that it was in.
-A searcher whose state depends on more implements `Recalls`.
+Invariant: a searcher is told exactly what the log holds, so that replaying a log restores the searcher's state. A
+searcher whose state depends on more implements `Recalls`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class StudyResult:
     Args:
         best: the best trial.
         trials: all trials in order, those of earlier sessions included.
-        stopped_because: "finished" where the searcher ended, or the budget that was spent ("trials", "seconds" or
-            "forwards").
+        stopped_because: "finished" if the searcher ended; otherwise the limit of the budget that was reached.
     """
 
     best: Trial
@@ -85,20 +84,20 @@ def run_study(
     """Search until the searcher ends or the budget is spent.
 
     Args:
-        searcher: a fresh searcher, which serves this search only.
+        searcher: a new searcher; it serves this search only.
         evaluate: scores a point; may raise InfeasibleBits where no signature holds its bits.
         log: path of the log; an existing log is continued.
         header: header of the log; required with `log`.
         budget: see Budget.parse. At least one trial is made.
         resume: whether an existing log may be continued.
-        progress: show a bar on a terminal.
+        progress: whether to show a line of progress on a terminal.
         on_best: called with the best trial after each improvement, and once after a resume.
         on_trial: called with every trial, the best so far, and whether the trial was read from the log; the texts that
-            it returns are shown in the bar.
+            it returns are shown in the line of progress.
         plan_key: a cheap key of a point's Plan. Equal Plans are evaluated once; without it, equal bits are.
         allow_overflow: if every point overflows on the calibration data, return the best of them instead of raising.
         executor: evaluates the points that the searcher asks together; the log stays the same.
-        submit: used in place of `executor` where it is given.
+        submit: starts the evaluation of a point, in place of `executor`.
         race: also pass `evaluate` the bits of the best trial so far, or None where no trial is accepted; a point that
             is worse may then be dropped before all samples are measured. Ignored where the searcher has a tolerance.
         notice: called with messages for the user: a torn line that was dropped, a log of other versions.
@@ -106,12 +105,12 @@ def run_study(
         before: seconds and forward passes that this search has spent already; they count towards the budget.
 
     Raises:
-        InfeasibleBits: every point overflowed or fits no signature, or the searcher left the space.
+        InfeasibleBits: every point overflowed or fits no signature, or the searcher asked a point outside of the space.
         LogError: the log cannot be written, is damaged, was written by another search, or was removed, renamed or
             changed while it was open.
         StrategyMismatch: the log is of another model, hardware, data or space.
         KeyboardInterrupt: the user interrupted. Every trial that ended is in the log, and `on_best` was called with
-            the best of them; the same call goes on from there.
+            the best of them; the same call continues from there.
     """
     if log is not None and header is None:
         raise LogError(f"log {log} needs a header; make one with make_header")
@@ -143,7 +142,7 @@ def run_study(
         reason = run.go(*before)
         if file is not None:
             file.check()
-    return StudyResult(run.accepted(), tuple(run.trials), reason)
+    return StudyResult(run.best_or_raise(), tuple(run.trials), reason)
 
 
 def _submit_to(executor: Executor | None, evaluate: Evaluate) -> Submit | None:
@@ -178,24 +177,24 @@ class _Run:
     announced: Trial | None = None
 
     def go(self, seconds: float, forwards: float) -> Stop:
-        """Run the search; see `run_study` for what it raises.
+        """Run the search; raises as `run_study`.
 
         Args:
-            seconds, forwards: spent on this search before.
+            seconds, forwards: spent on this search before this call.
         """
         self.started, self.forwards = self.clock() - seconds, forwards
         try:
             return self._loop()
         finally:
-            # However the search ended, the caller has been given the best trial. While the log is still being replayed
-            # that may be worse than the one that an earlier session gave, so the caller is not called.
+            # However the search ended, `on_best` has been called with the best trial. While the log is still being
+            # replayed, that may be worse than the best trial of an earlier session, so `on_best` is not called.
             if len(self.trials) >= len(self.logged):
                 self._announce()
 
     def _loop(self) -> Stop:
         if self.logged and isinstance(self.searcher, Recalls):
             self.searcher.recall([trial.bits for trial in self.logged])
-        while points := [_plain(bits) for bits in self.searcher.ask()]:
+        while points := [_sorted_ints(bits) for bits in self.searcher.ask()]:
             why = self.searcher.why if isinstance(self.searcher, Explains) else ""
             for bits in points:
                 self.space.check(bits)
@@ -209,16 +208,18 @@ class _Run:
                     spent = self._spent()
                     if spent is not None:
                         return spent
-                trial = self._replayed(bits) if replaying else self._measured(bits, why)
-                self._take(trial, replaying)
+                trial = self._replay_next(bits) if replaying else self._evaluate(bits, why)
+                self._add(trial, replaying)
                 self.searcher.tell(bits, trial.score)
                 self.interrupts.check()
         if len(self.trials) < len(self.logged):
-            raise self._other_search(f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}")
+            raise self._different_search_error(
+                f"it holds {len(self.logged)} trials, this search asks {len(self.trials)}"
+            )
         return "finished"
 
     def _rival(self) -> Bits | None:
-        """The bits of the best accepted trial, where only a better one can replace it."""
+        """The bits of the best accepted trial; None with a tolerance, under which a worse trial may replace it."""
         strict = not self.searcher.options.get("tolerance", 0.0)
         return self.best.bits if strict and self.best is not None and self.best.score.accepted else None
 
@@ -238,27 +239,32 @@ class _Run:
             new = new[: max(0, self.budget.trials - len(self.trials))]
         self.cache.prefetch(new)
 
-    def _replayed(self, bits: Mapping[str, int]) -> Trial:
+    def _replay_next(self, bits: Mapping[str, int]) -> Trial:
         """The next trial of the log, which must be of the point that the searcher asks."""
         trial = self.logged[len(self.trials)]
         for key in sorted({*bits, *trial.bits}):
             logged, asked = trial.bits.get(key), bits.get(key)
             if logged != asked:
-                raise self._other_search(f"trial {trial.index} has {logged} bits at {key!r}, this search asks {asked}")
+                raise self._different_search_error(
+                    f"trial {trial.index} has {logged} bits at {key!r}, this search asks {asked}"
+                )
         same_as = self.cache.remember(bits, trial)
         if same_as != trial.same_as:
-            raise self._other_search(f"trial {trial.index} has same_as {trial.same_as}, this search has {same_as}")
+            raise self._different_search_error(
+                f"trial {trial.index} has same_as {trial.same_as}, this search has {same_as}"
+            )
         return trial
 
-    def _other_search(self, what: str) -> LogError:
-        """The error for a log that another searcher or seed wrote."""
+    def _different_search_error(self, difference: str) -> LogError:
+        """The error to raise for a log that another searcher or seed wrote."""
         path = self.file.path if self.file else "log"
         return LogError(
-            f"{path} was written by a different searcher or seed: {what}; give what it was made with, or another log"
+            f"{path} was written by a different searcher or seed: {difference}; give what it was made "
+            "with, or another log"
         )
 
-    def _measured(self, bits: Mapping[str, int], why: str) -> Trial:
-        """A new trial, which is in the log when this returns."""
+    def _evaluate(self, bits: Mapping[str, int], why: str) -> Trial:
+        """Evaluate a point; the trial is in the log when this returns."""
         index, start = len(self.trials), self.clock()
         score, same_as = self.cache.score(bits)
         seconds = self.clock() - start if same_as is None else 0.0
@@ -269,7 +275,7 @@ class _Run:
         self.cache.remember(bits, trial)
         return trial
 
-    def _take(self, trial: Trial, replayed: bool) -> None:
+    def _add(self, trial: Trial, replayed: bool) -> None:
         """Add a trial: update the best, call the caller's functions, and show it."""
         self.trials.append(trial)
         self.forwards += trial.score.forwards if trial.same_as is None else 0.0
@@ -289,31 +295,31 @@ class _Run:
             self.on_best(best)
             self.announced = best  # only now, so that `on_best` is called again where it was interrupted
 
-    def accepted(self) -> Trial:
+    def best_or_raise(self) -> Trial:
         """The best trial.
 
         Raises:
-            InfeasibleBits: there is none; the message tells why of the closest.
+            InfeasibleBits: there is none; the message gives the reason for the closest point.
         """
         if self.best is not None:
             return self.best
         if not self.trials:
             raise HagoError(f"searcher {self.searcher.name!r} asked no point")
-        raise InfeasibleBits(_why_none(self.trials))
+        raise InfeasibleBits(_explain_no_best(self.trials))
 
 
-def _plain(bits: Bits) -> dict[str, int]:
+def _sorted_ints(bits: Bits) -> dict[str, int]:
     return {key: int(bits[key]) for key in sorted(bits)}
 
 
 def _as_logged(trial: Trial, model_hash: str) -> Trial:
-    """The trial as a reader of its log line gets it, so that the searcher is told the same now and in a replay."""
+    """The trial as it is read from its line of the log, so that the searcher is told the same now and in a replay."""
     record = trial.to_json(model_hash)
     check_schema(record, "trial", f"score of trial {trial.index}")
     return Trial.from_json(parse_json(canonical(record), f"trial {trial.index}"))
 
 
-def _why_none(trials: Sequence[Trial]) -> str:
+def _explain_no_best(trials: Sequence[Trial]) -> str:
     closest = max(trials, key=lambda t: t.score.rank).score
     if closest.infeasible:
         return f"none of the {len(trials)} points tried fits the hardware; e.g. {closest.infeasible}"

@@ -1,4 +1,4 @@
-"""Scores by Plan: every Plan of a search is evaluated once, in this process or in a worker."""
+"""The cache of scores by Plan: every Plan of a search is evaluated once, in this process or in a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hago.plan.space import Bits
 from hago.study.log import Trial
 from hago.study.searcher import Score, point_key
 
-#: Scores a point. In a race it is called with the point and its rival, or None where there is no rival.
+#: Scores a point. In a race it is called with the point and its rival, the best point so far (or None).
 Evaluate: TypeAlias = Callable[..., Score]
 
 
@@ -40,7 +40,7 @@ class TrialCache:
         evaluate: scores a point; may raise InfeasibleBits.
         plan_key: gives equal keys for equal Plans; without it, points are told apart by their bits.
         submit: starts the evaluation of prefetched points in a worker; None to evaluate in this process.
-        race: whether `evaluate` is also given a rival.
+        race: whether `evaluate` and `submit` are also passed the rival.
 
     Attributes:
         rival: the bits of the best trial so far; set by `run_study` before the points of an `ask` are scored.
@@ -58,7 +58,7 @@ class TrialCache:
         self._evaluate = evaluate
         self._plan_key = plan_key
         self._submit = submit
-        self._first: dict[str, Trial] = {}
+        self._first_trials: dict[str, Trial] = {}
         self._pending: dict[str, PendingScore] = {}
 
     def __enter__(self) -> TrialCache:
@@ -69,19 +69,20 @@ class TrialCache:
             pending.cancel()
 
     def prefetch(self, points: Sequence[Bits]) -> None:
-        """Start the evaluation of the points whose Plans are new, where there are workers."""
+        """Start the evaluation of the points whose Plans are new; no effect without workers."""
         if self._submit is None:
             return
         for bits in points:
             key, refusal = self._key(bits)
-            if not refusal and key not in self._first and key not in self._pending:
+            if not refusal and key not in self._first_trials and key not in self._pending:
                 self._pending[key] = self._submit(*self._arguments(bits))
 
     def score(self, bits: Bits) -> tuple[Score, int | None]:
-        """The score of a point, and the index of the earlier trial with the same Plan; None where it is evaluated."""
+        """The score of a point, and the index of the earlier trial with the same Plan, or None where there is none and
+        the point was evaluated."""
         key, refusal = self._key(bits)
-        if key in self._first:
-            earlier = self._first[key]
+        if key in self._first_trials:
+            earlier = self._first_trials[key]
             return earlier.score, earlier.index
         try:
             if refusal:
@@ -99,14 +100,14 @@ class TrialCache:
             The index of the earlier trial with the same Plan; None where there is none.
         """
         key = trial.score.plan_key if self._plan_key else point_key(bits)
-        first = self._first.setdefault(key, trial)
+        first = self._first_trials.setdefault(key, trial)
         return None if first is trial else first.index
 
     def _arguments(self, bits: Bits) -> tuple[Bits | None, ...]:
         return (bits, self.rival) if self._race else (bits,)
 
     def _key(self, bits: Bits) -> tuple[str, str]:
-        """The key of a point's Plan; and, where no signature holds its bits, why (otherwise empty)."""
+        """The key of a point's Plan, and the reason why it is infeasible, empty where it is feasible."""
         if self._plan_key is None:
             return point_key(bits), ""
         try:

@@ -36,7 +36,7 @@ class Looking:
             assert best is not None
             assert as_strategy(self.folder / "best.json").bits == best.bits
             for trial in trials:
-                front.take(trial)
+                front.add(trial)
             points = load_front(self.folder / "front.json")
             assert [p.trial for p in points] == [t.index for t in front.trials]
             assert [p.strategy.bits for p in points] == [t.bits for t in front.trials]

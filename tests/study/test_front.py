@@ -27,18 +27,18 @@ def test_it_is_the_front_of_all_that_was_seen() -> None:
             refused = {"overflows": {"n": 1} if draw.random() < 0.2 else {}, "shortfall": draw.choice([0, 0, 1])}
             seen.append(trial(i, draw.randrange(8), draw.randrange(8), **refused))
             before = [t.index for t in front.trials]
-            assert front.take(seen[-1]) == ([t.index for t in front.trials] != before)
+            assert front.add(seen[-1]) == ([t.index for t in front.trials] != before)
             found = [(front.value_of(t), front.cost_of(t)) for t in front.trials]
             assert set(found) == brute(seen) and found == sorted(found) and len(front) == len(found)
 
 
 def test_the_first_of_equals_stays_and_repeats_do_not_count() -> None:
     front = Front("sqnr", "cycles")
-    assert front.take(trial(0, 1.0, 1.0)) and not front.take(trial(1, 1.0, 1.0))
-    assert not front.take(replace(trial(2, 9.0, 0.0), same_as=0))
+    assert front.add(trial(0, 1.0, 1.0)) and not front.add(trial(1, 1.0, 1.0))
+    assert not front.add(replace(trial(2, 9.0, 0.0), same_as=0))
     assert [t.index for t in front.trials] == [0]
 
 
 def test_a_trial_without_the_figures_is_left_out() -> None:
     front = Front("kl", "cycles")
-    assert not front.take(trial(0, 1.0, 1.0)) and not Front("sqnr", "energy").take(trial(0, 1.0, 1.0))
+    assert not front.add(trial(0, 1.0, 1.0)) and not Front("sqnr", "energy").add(trial(0, 1.0, 1.0))

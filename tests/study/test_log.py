@@ -37,7 +37,7 @@ def test_reading_gives_the_trials_and_changes_nothing(whole: bytes, tmp_path: Pa
     path.write_bytes(path.read_bytes() + b'{"torn')
     notices: list[str] = []
     found = read_log(path, notices.append)
-    assert (found.trials, found.torn) == (result.trials, 6)
+    assert (found.trials, found.torn_bytes) == (result.trials, 6)
     assert notices == [f"{path}: the last line is torn (6 bytes); left out"]
     assert path.read_bytes().endswith(b'{"torn')
 
@@ -56,7 +56,7 @@ def test_the_default_notice_is_a_logged_warning(tmp_path: Path, caplog: pytest.L
 def test_a_torn_last_line_is_dropped(tail: bytes, whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(whole + tail)
-    assert parse_log(whole + tail, "log").good == len(whole)
+    assert parse_log(whole + tail, "log").complete_bytes == len(whole)
     assert resumed(path) == whole
 
 

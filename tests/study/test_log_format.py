@@ -27,7 +27,7 @@ def test_the_log_shown_is_a_log() -> None:
     shown = block("jsonl")
     log = parse_log(shown.encode(), "shown")
     assert log.header is not None
-    assert log.torn == 0
+    assert log.torn_bytes == 0
     best = best_trial(log.trials)
     assert best is not None
     assert best.index == 1

@@ -59,7 +59,7 @@ def test_a_log_with_other_bytes_loads_or_is_refused(whole: bytes, data: st.DataO
         content[at:to] = data.draw(st.binary(max_size=6) | st.sampled_from([b"\n", b"{", b'"', b"1e999"]))
     with contextlib.suppress(HagoError):
         found = parse_log(bytes(content), "log")
-        assert found.good + found.torn == len(content)
+        assert found.complete_bytes + found.torn_bytes == len(content)
 
 
 def test_a_search_on_a_mutated_log_ends_or_is_refused(whole: bytes, tmp_path: Path) -> None:

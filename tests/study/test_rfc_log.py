@@ -95,8 +95,8 @@ def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
 def test_bits_get_names_from_a_space() -> None:
     space = make_space({"conv:0": (8, 7), "conv:1": (8, 7), "add:0": (16, 15)})
     trial = parse_rfc_line(line({"accuracy": 0.5}))
-    assert trial.named(space) == {"conv:0": 8, "conv:1": 8, "add:0": 16}
+    assert trial.bits_by_group(space) == {"conv:0": 8, "conv:1": 8, "add:0": 16}
     with pytest.raises(LogError, match="3 bits, the space 4 groups"):
-        trial.named(TOY)
+        trial.bits_by_group(TOY)
     with pytest.raises(InfeasibleBits):
-        parse_rfc_line(line({}, bits=[8, 8, 3])).named(space)
+        parse_rfc_line(line({}, bits=[8, 8, 3])).bits_by_group(space)
