@@ -3,9 +3,9 @@
 The integers of a k-bit weight are the odd numbers from -(2**k - 1) to 2**k - 1, so they take k + 1 bits: an edge of b
 bits holds DoReFa weights of b - 1.
 
-`plan.threshold_sources.estimated_resolver` makes a `DoReFaWeights` and a `DoReFaThresholds` if the estimator is DoReFa's.
-Every point of a search then has its weights on DoReFa's levels, without training; training with the scheme of the same
-name (`qat.dorefa`) starts from the same integers.
+`plan.threshold_sources.estimated_resolver` makes a `DoReFaWeights` and a `DoReFaThresholds` if the estimator is
+DoReFa's. Every point of a search then has its weights on DoReFa's levels, without training; training with the scheme of
+the same name (`qat.dorefa`) starts from the same integers.
 """
 
 from __future__ import annotations
