@@ -158,13 +158,13 @@ def test_edges_must_match_the_operands_of_their_readers(plan: Plan) -> None:
     document, tensors = document_of(plan)
     edge = next(e for e, ends in document["edges"].items() if None not in ends)
     document["edges"][edge].reverse()
-    with pytest.raises(ModelFileError, match=f"on edge {edge}"):
+    with pytest.raises(ModelFileError, match=f"edge {edge} converts"):
         plan_from_document(document, tensors, "model")
 
 
 def test_every_check_is_needed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of integer nodes, forged ones are let through: the law above can fail."""
-    monkeypatch.setattr(consistency, "_RIGHTS", ())
+    monkeypatch.setattr(consistency, "_RULES", ())
     let_through = 0
     for case in ("a stride", "parts of no whole", "a bound below zero", "no weight"):
         document, tensors = document_of(plan)
