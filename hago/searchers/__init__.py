@@ -1,1 +1,1 @@
-"""The search algorithms: each is asked for points of a Space and told their scores."""
+"""The search algorithms. Each proposes points of a Space and is told their scores; `registry` lists them by name."""

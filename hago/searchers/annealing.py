@@ -1,4 +1,4 @@
-"""Simulated annealing: random moves, of which worse ones are accepted often at first and hardly ever at the end."""
+"""Simulated annealing: random moves, where a move to a worse point is accepted often at first and rarely at the end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def annealing_search(
     suits any objective.
 
     Args:
-        feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
+        feeds: by node, the groups that decide how large its accumulator gets; by default the groups of its in-edges.
 
     References:
         Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, Science 220, 1983. The
@@ -76,13 +76,13 @@ def annealing_search(
 
 
 @dataclass(slots=True)
-class _Spread:
-    """The mean size of finite, nonzero changes of the value."""
+class _TypicalChange:
+    """The running mean of the magnitudes of changes of the value; finite, nonzero changes count."""
 
     changes: list[float] = field(default_factory=list)
 
-    def typical(self, change: float) -> float:
-        """The mean, `change` included."""
+    def update(self, change: float) -> float:
+        """Add a change, and return the mean; 1 before the first change that counts."""
         if change and math.isfinite(change):
             self.changes.append(abs(change))
         return math.fsum(self.changes) / len(self.changes) if self.changes else 1.0
@@ -94,21 +94,22 @@ def _steps(space: Space, start: Bits, seed: int, options: AnnealingOptions, feed
     movable = [key for key, group in space.groups.items() if len(group.choices) > 1]
     if not movable:
         return
-    spread = _Spread()
+    typical_change = _TypicalChange()
     temperature, move = options.temperature, 1
     while temperature > options.stop:
         rng = generator(seed, move)
-        neighbour = _moved(space, bits, movable, options, rng)
+        neighbour = _random_move(space, bits, movable, options, rng)
         neighbour_score = yield from measure(neighbour, f"move {move}", seen)
-        if _accepts(score, neighbour_score, temperature, spread, rng):
+        if _accepts(score, neighbour_score, temperature, typical_change, rng):
             bits, score = neighbour, neighbour_score
         temperature *= options.cooling
         move += 1
 
 
-def _moved(
+def _random_move(
     space: Space, bits: Bits, movable: list[str], options: AnnealingOptions, rng: np.random.Generator
 ) -> dict[str, int]:
+    """A neighbour of a point: a random portion of the groups, each moved by a random number of choices."""
     count = max(1, round(options.portion * len(movable)))
     neighbour = dict(bits)
     for index in rng.choice(len(movable), size=count, replace=False):
@@ -117,9 +118,12 @@ def _moved(
     return neighbour
 
 
-def _accepts(current: Score, neighbour: Score, temperature: float, spread: _Spread, rng: np.random.Generator) -> bool:
+def _accepts(
+    current: Score, neighbour: Score, temperature: float, typical_change: _TypicalChange, rng: np.random.Generator
+) -> bool:
+    """Whether the search moves from a point to its neighbour."""
     loss = 0.0 if current.value == neighbour.value else current.value - neighbour.value
-    typical = spread.typical(loss)
+    typical = typical_change.update(loss)
     if neighbour.rank >= current.rank:
         return True
     if not (current.accepted and neighbour.accepted):

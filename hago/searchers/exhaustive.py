@@ -1,4 +1,4 @@
-"""Exhaustive search: every point of a small space; and the default search: the start alone."""
+"""Exhaustive search, which asks every point of a small space, and the default search, which asks its start alone."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hago.errors import HagoError
 from hago.plan.space import Bits, Space
-from hago.searchers.repair import feeds_of, repair, swapped
+from hago.searchers.repair import bit_trades, feeds_of, repair
 from hago.study.searcher import (
     Ask,
     Feeds,
@@ -29,7 +29,7 @@ class GreedyOptions:
     """Options of greedy search.
 
     Args:
-        tolerance: how far below the highest value seen a point may lie and still win by fewer bits.
+        tolerance: values that are at most so much below the highest value count as equal to it, and fewer bits win.
         max_passes: the most passes over all groups.
     """
 
@@ -46,10 +46,10 @@ class GreedyOptions:
 def greedy_search(space: Space, start: Bits, seed: int, options: GreedyOptions, feeds: Feeds | None = None) -> Searcher:
     """A searcher that goes from `start` to a point that no single step and no trade improves.
 
-    First it repairs a start that overflows. Then it visits the groups in order: a group goes to the next fewer bits as
-    long as the point does not get worse, and, where the first such step is refused, to the next more bits as long as
-    the point gets better. Once a pass changes nothing, operands of one node trade bits where that gets better. The
-    search ends where that changes nothing either.
+    First it repairs a start that overflows. Then it visits the groups in order: it lowers a group's bits, choice by
+    choice, as long as the point does not get worse, and, if the first such step is refused, raises them as long as the
+    point gets better. When a pass changes nothing, operands of one node trade bits where that makes the point better.
+    The search ends when that changes nothing either.
 
     Args:
         feeds: by node, the groups that decide how large its accumulator gets; by default those of its in-edges.
@@ -65,16 +65,16 @@ def greedy_search(space: Space, start: Bits, seed: int, options: GreedyOptions, 
 
 @dataclass(slots=True)
 class _Incumbent:
-    """The point that the search has come to, and the highest value of a point that was accepted."""
+    """The present point of the search, its score, and the highest value of an accepted point so far."""
 
     bits: dict[str, int]
     score: Score
     tolerance: float
     top: float = -math.inf
 
-    def yields_to(self, score: Score, fewer_bits: bool) -> bool:
-        """Whether a neighbour with this score replaces the incumbent. A tie does only with fewer bits, so that the
-        search cannot go in circles."""
+    def is_replaced_by(self, score: Score, fewer_bits: bool) -> bool:
+        """Whether a neighbour with this score replaces the incumbent. An equal one does only with fewer bits, so that
+        the search cannot cycle."""
         for candidate in (self.score, score):
             if candidate.accepted:
                 self.top = max(self.top, candidate.value)
@@ -94,29 +94,29 @@ def _steps(space: Space, start: Bits, options: GreedyOptions, feeds: Feeds) -> S
             if not (yield from _descend(space, incumbent, key, 1, f"pass {number}", seen)):
                 yield from _descend(space, incumbent, key, -1, f"pass {number}", seen)
         if incumbent.bits == before:
-            # neither operand of an accumulator may take more bits by itself
+            # where no operand of an accumulator can have more bits, one may if another has fewer
             yield from _swap(space, incumbent, feeds, f"pass {number}", seen)
         if incumbent.bits == before:
             return
 
 
 def _swap(space: Space, incumbent: _Incumbent, feeds: Feeds, why: str, seen: ScoresByPoint) -> Steps[None]:
-    """Trade bits between operands that share an accumulator where the incumbent yields."""
+    """Trade bits between operands that share an accumulator where the result replaces the incumbent."""
     for node, keys in feeds.items():
-        for bits in swapped(space, {node: keys}, incumbent.bits):
+        for bits in bit_trades(space, {node: keys}, incumbent.bits):
             score = yield from measure(bits, f"{why}: swap at {node}", seen)
-            if incumbent.yields_to(score, fewer_bits=False):
+            if incumbent.is_replaced_by(score, fewer_bits=False):
                 incumbent.bits, incumbent.score = bits, score
                 break
 
 
 def _descend(space: Space, incumbent: _Incumbent, key: str, step: int, why: str, seen: ScoresByPoint) -> Steps[bool]:
-    """Move one group choice by choice while the incumbent yields; returns whether it moved."""
+    """Move one group choice by choice while the result replaces the incumbent; returns whether the group moved."""
     moved = False
     while (bits := shifted(space, incumbent.bits, key, step)) != incumbent.bits:
         old, new = incumbent.bits[key], bits[key]
         score = yield from measure(bits, f"{why}: {key} {old} to {new} bits", seen)
-        if not incumbent.yields_to(score, fewer_bits=step > 0):
+        if not incumbent.is_replaced_by(score, fewer_bits=step > 0):
             break
         incumbent.bits, incumbent.score = bits, score
         moved = True
@@ -132,8 +132,8 @@ class RfcGreedyOptions:
 def rfc_greedy_search(
     space: Space, start: Bits, seed: int, options: RfcGreedyOptions, feeds: Feeds | None = None
 ) -> Searcher:
-    """A searcher that, for each group in order, asks all its choices, with the groups before it as decided and those
-    after it as in `start`, and decides for the best. One pass.
+    """A searcher that makes one pass over the groups: for each group it asks all choices, with the groups before it at
+    their best choices and the groups after it as in `start`, and keeps the best.
 
     References:
         The HAGO RFC and its first implementation, BatchedGreedySearchTuner; but no point is asked twice.
@@ -152,7 +152,7 @@ def _rfc_steps(space: Space, start: Bits) -> Steps[None]:
 
 
 def _ask_new(points: list[dict[str, int]], why: str, seen: ScoresByPoint) -> Steps[None]:
-    """Ask for the scores of the points that were not seen."""
+    """Ask for the scores of the points that are not in `seen`."""
     new = tuple(p for p in points if point_key(p) not in seen)
     if new:
         scores: list[Score] = list((yield Ask(new, why)))

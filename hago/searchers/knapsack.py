@@ -1,9 +1,10 @@
 """The point of least expected loss whose cost stays under a limit, by integer programming.
 
-A `Knapsack` is made of a space and a surrogate, once per round of a search, and solved for as many limits as the
-searcher wants. It has one binary variable for every choice of a group, exactly one of each group's being 1; and one for
-every row of a term over several groups, which agree with the choices of each (the local polytope of a pairwise model,
-exact here since the choices are integers). Bits that a term leaves out are in no solution.
+`EvaluationHistory.program` makes a `Knapsack` of a space and a surrogate once per round of a search, which solves it
+for one or more limits. The program has a binary variable for every choice of a group, exactly one of each group's being
+1; and a variable for every row of a term over several groups, constrained to agree with the choices of each group (the
+local polytope of a pairwise model, exact here since the choices are integers). Bits that a term's table lacks are in no
+solution.
 
 References:
     The allocation as an integer program: Z. Yao et al., "HAWQ-V3", ICML 2021. HiGHS: Q. Huangfu, J. Hall, Math. Prog.
@@ -37,16 +38,16 @@ _TIE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A constraint: these groups have at most `bits` bits together, as operands that share an accumulator."""
+class AccumulatorLimit:
+    """A constraint: groups that feed one accumulator have at most `bits` bits together."""
 
     keys: tuple[str, ...]
     bits: int
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """A solution: the point, and its expected loss and cost."""
+class Solution:
+    """A solution of the program: a point with its expected loss and cost."""
 
     bits: Mapping[str, int]
     loss: float
@@ -56,12 +57,15 @@ class Picked:
 class Knapsack:
     """The integer program of one space and surrogate. `solve` may be called for any number of limits.
 
-    The limits of the surrogate on other costs (`Surrogate.constraints`) hold for every solution. Where no point keeps
-    these and the surrogate's own limit, going by expected costs, they are left out, and evaluations decide.
+    The limits of the surrogate on other costs (`Surrogate.constraints`) hold for every solution. If no point keeps
+    these together with the surrogate's own limit, going by expected costs, they are ignored, and evaluations decide.
+
+    Args:
+        accumulator_limits: further constraints on every solution.
     """
 
-    def __init__(self, space: Space, surrogate: Surrogate, rooms: Sequence[Room] = ()) -> None:
-        self.surrogate, self.rooms = surrogate, rooms
+    def __init__(self, space: Space, surrogate: Surrogate, accumulator_limits: Sequence[AccumulatorLimit] = ()) -> None:
+        self.surrogate, self.accumulator_limits = surrogate, accumulator_limits
         self.choices = {k: g.choices for k, g in space.groups.items()}
         self.index = {(k, b): i for i, (k, b) in enumerate((k, b) for k, bs in self.choices.items() for b in bs)}
         self.size = len(self.index)
@@ -70,16 +74,16 @@ class Knapsack:
         self._values: list[float] = []
         self._sides: list[float] = []
         self._at_most: list[tuple[list[tuple[int, float]], float]] = []
-        for key, listed in self.choices.items():
-            self._equal([(self.index[key, b], 1.0) for b in listed], 1.0)
+        for key, choices in self.choices.items():
+            self._add_equality([(self.index[key, b], 1.0) for b in choices], 1.0)
         costs = [self._costs(terms) for terms in (surrogate.terms, *(c.terms for c in surrogate.constraints))]
-        self.gated = [self._gated(gate, key) for gate, keys in surrogate.gates.items() for key in keys]
+        self.gated = [self._add_gated_choices(gate, key) for gate, keys in surrogate.gates.items() for key in keys]
         self.cost, *other_costs = map(self._vector, costs)
         self.constraints = list(zip(surrogate.constraints, other_costs, strict=True))
-        if self.constraints and self._within(np.zeros(self.size), surrogate.limit, {}) is None:
+        if self.constraints and self._solve_within(np.zeros(self.size), surrogate.limit, {}) is None:
             self.constraints = []
 
-    def _equal(self, entries: Sequence[tuple[int, float]], side: float) -> None:
+    def _add_equality(self, entries: Sequence[tuple[int, float]], side: float) -> None:
         """Add the constraint that the sum of coefficient * variable over (variable, coefficient) equals `side`."""
         row = len(self._sides)
         for column, value in entries:
@@ -88,7 +92,7 @@ class Knapsack:
             self._values.append(value)
         self._sides.append(side)
 
-    def _gated(self, gate: str, key: str) -> tuple[str, dict[int, int]]:
+    def _add_gated_choices(self, gate: str, key: str) -> tuple[str, dict[int, int]]:
         """Add variables, by bits, that are 1 where a group has these bits and its node is integer, so that the loss of
         the choice counts. They are at least the choice less the gate, and minimizing losses makes them equal to it.
         """
@@ -102,23 +106,24 @@ class Knapsack:
             self._at_most.append((entries, 0.0))
         return key, columns
 
-    def _room(self, room: Room) -> tuple[list[tuple[int, float]], float]:
-        """The constraint of a Room: entries, and the most that their sum may be."""
-        return [(self.index[k, b], float(b)) for k in room.keys for b in self.choices[k]], float(room.bits)
+    def _accumulator_constraint(self, limit: AccumulatorLimit) -> tuple[list[tuple[int, float]], float]:
+        """The constraint of an AccumulatorLimit: (variable, coefficient) pairs, and the most that their sum may be."""
+        return [(self.index[k, b], float(b)) for k in limit.keys for b in self.choices[k]], float(limit.bits)
 
     def _costs(self, terms: Sequence[Term]) -> dict[int, float]:
-        """The cost of every variable that has one; choices that a term leaves out are forced to 0."""
+        """The cost of every variable that has one. Adds the variables of terms over several groups, and the constraint
+        that choices missing from a term's table are 0."""
         costs: dict[int, float] = {}
         for term in terms:
             if len(term.keys) > 1:
-                costs |= self._joint(term)
+                costs |= self._add_joint_rows(term)
                 continue
             for bits in self.choices[term.keys[0]]:
                 column = self.index[term.keys[0], bits]
                 if (bits,) in term.table:
                     costs[column] = costs.get(column, 0.0) + term.table[(bits,)]
                 else:
-                    self._equal([(column, 1.0)], 0.0)
+                    self._add_equality([(column, 1.0)], 0.0)
         return costs
 
     def _vector(self, costs: Mapping[int, float]) -> Vector:
@@ -126,7 +131,7 @@ class Knapsack:
         vector[list(costs)] = list(costs.values())
         return vector
 
-    def _joint(self, term: Term) -> dict[int, float]:
+    def _add_joint_rows(self, term: Term) -> dict[int, float]:
         """Add variables for the rows of a term over several groups, and the constraints that they agree with the
         choices of each group. Returns the costs of these variables."""
         rows = [r for r in term.table if all(b in self.choices[k] for k, b in zip(term.keys, r, strict=True))]
@@ -135,17 +140,17 @@ class Knapsack:
         for slot, key in enumerate(term.keys):
             for bits in self.choices[key]:
                 rows_with_bits = [(first + i, 1.0) for i, r in enumerate(rows) if r[slot] == bits]
-                self._equal([*rows_with_bits, (self.index[key, bits], -1.0)], 0.0)
+                self._add_equality([*rows_with_bits, (self.index[key, bits], -1.0)], 0.0)
         return {first + i: term.table[r] for i, r in enumerate(rows)}
 
     @property
     def range(self) -> tuple[float, float] | None:
         """The least cost of any point, and the cost of the point of least loss; None where the program has no
         solution."""
-        cheapest, best = self._within(self.cost, None, {}), self.solve(None)
+        cheapest, best = self._solve_within(self.cost, None, {}), self.solve(None)
         return None if cheapest is None or best is None else (self.surrogate.cost(cheapest), best.cost)
 
-    def solve(self, limit: float | None, other_limits: Mapping[str, float] | None = None) -> Picked | None:
+    def solve(self, limit: float | None, other_limits: Mapping[str, float] | None = None) -> Solution | None:
         """The point of least expected loss whose expected cost is at most `limit`; None where there is none.
 
         Args:
@@ -157,17 +162,20 @@ class Knapsack:
         for (key, bits), column in self.index.items():
             if key in self.surrogate.losses:
                 losses[gated[key][bits] if key in gated else column] = self.surrogate.losses[key][bits]
-        largest, dearest = float(losses.max(initial=0.0)) or 1.0, float(np.abs(self.cost).max(initial=0.0)) or 1.0
-        objective = losses / largest * _SCALE + self.cost / dearest * _TIE
-        point = self._within(objective, limit, other_limits or {})
-        return None if point is None else Picked(point, self.surrogate.loss(point), self.surrogate.cost(point))
+        largest_loss, largest_cost = (
+            float(losses.max(initial=0.0)) or 1.0,
+            float(np.abs(self.cost).max(initial=0.0)) or 1.0,
+        )
+        objective = losses / largest_loss * _SCALE + self.cost / largest_cost * _TIE
+        point = self._solve_within(objective, limit, other_limits or {})
+        return None if point is None else Solution(point, self.surrogate.loss(point), self.surrogate.cost(point))
 
-    def _within(
+    def _solve_within(
         self, objective: Vector, limit: float | None, other_limits: Mapping[str, float]
     ) -> dict[str, int] | None:
-        own = [] if limit is None else [(self.cost, limit - self.surrogate.constant)]
-        others = [(costs, other_limits.get(c.metric, c.most) - c.constant) for c, costs in self.constraints]
-        return self._solve(objective, [*own, *others])
+        limits = [] if limit is None else [(self.cost, limit - self.surrogate.constant)]
+        other_costs = [(costs, other_limits.get(c.metric, c.most) - c.constant) for c, costs in self.constraints]
+        return self._solve(objective, [*limits, *other_costs])
 
     def _solve(self, objective: Vector, limits: Sequence[tuple[Vector, float]]) -> dict[str, int] | None:
         """The point with the least objective at which each (costs, limit) holds; None where there is none."""
@@ -179,13 +187,13 @@ class Knapsack:
         for costs, limit in limits:
             unit = abs(limit) or 1.0
             constraints.append(LinearConstraint(costs[None, :] / unit, -np.inf, limit / unit))
-        at_most = [*map(self._room, self.rooms), *self._at_most]
+        at_most = [*map(self._accumulator_constraint, self.accumulator_limits), *self._at_most]
         if at_most:
             rows = [r for r, (entries, _) in enumerate(at_most) for _ in entries]
             columns = [c for entries, _ in at_most for c, _ in entries]
             values = [v for entries, _ in at_most for _, v in entries]
-            below = coo_matrix((values, (rows, columns)), shape=(len(at_most), self.size))
-            constraints.append(LinearConstraint(below, -np.inf, [side for _, side in at_most]))
+            at_most_matrix = coo_matrix((values, (rows, columns)), shape=(len(at_most), self.size))
+            constraints.append(LinearConstraint(at_most_matrix, -np.inf, [side for _, side in at_most]))
         integral = np.zeros(self.size)
         integral[: len(self.index)] = 1
         with quiet_stdout():
@@ -198,8 +206,8 @@ class Knapsack:
             )
         if solution.x is None:
             return None
-        picked = {key: max(bits, key=lambda b: solution.x[self.index[key, b]]) for key, bits in self.choices.items()}
-        return {k: int(b) for k, b in picked.items()}
+        chosen = {key: max(bits, key=lambda b: solution.x[self.index[key, b]]) for key, bits in self.choices.items()}
+        return {k: int(b) for k, b in chosen.items()}
 
 
 # ---------------------------------------------------------------- standard output

@@ -1,12 +1,12 @@
 """Searchers that propose points with Optuna's samplers: TPE, NSGA-II and a Gaussian process.
 
-In memory a search is as reproducible as any other. On a storage (SQLite, PostgreSQL, a journal file) several machines
-may work on one study, and the points that one asks depend on the others; each needs a log of its own. A search on a
-storage that is continued first asks the points of its log, adds to the study those that it lacks, and then goes on from
-the study as it is.
+In memory, a search is as reproducible as any other. On a storage (SQLite, PostgreSQL, a journal file), several machines
+may work on one study: the points that one asks depend on the others, and each machine needs a log of its own. A search
+on a storage that is continued first asks the points of its log, adds those that the study lacks, and continues from the
+study as it then is.
 
-A storage may be remote, and raises the errors of its driver, which become a HagoError of one line. Passwords are
-neither logged nor shown.
+Errors of a storage's driver, e.g. of a remote database, are raised as a HagoError of one line. Passwords are neither
+logged nor shown.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from hago.searchers.surrogate import Surrogate
 from hago.study.searcher import GeneratorSearcher, Score, ScoresByPoint, Searcher, Steps, generator, point_key
 
 #: Seconds to wait for a database server, unless the URL says `connect_timeout`.
-PATIENCE: Final = 15
-#: The search ends after so many proposals in a row that were all seen before.
+CONNECT_SECONDS: Final = 15
+#: The search ends after so many batches of proposals in a row without a new point.
 _REPEATS: Final = 50
 _CONSTRAINTS: Final = "hago_constraints"
-#: Makes a sampler of (seed, startup, constraints).
-Make = Callable[[int, int, Callable[[Any], Sequence[float]]], Any]
+#: (seed, startup, constraints) -> one of Optuna's samplers.
+MakeSampler = Callable[[int, int, Callable[[Any], Sequence[float]]], Any]
 
 
 # ---------------------------------------------------------------- storages
@@ -51,10 +51,10 @@ def open_storage(url: str) -> Any:
 
     if url.startswith("journal:"):
         return JournalStorage(JournalFileBackend(url.removeprefix("journal:")))
-    return _retried(lambda: RDBStorage(full(url))) if url else None
+    return _retry_creation(lambda: RDBStorage(complete_url(url))) if url else None
 
 
-def _retried(make: Callable[[], Any]) -> Any:
+def _retry_creation(make: Callable[[], Any]) -> Any:
     """`make()`, repeated while tables "already exist": of processes that open a new database at the same time, all but
     one may find that another has just created its tables."""
     from sqlalchemy.exc import DBAPIError
@@ -77,7 +77,7 @@ def close_storage(storage: Any) -> None:
         engine.dispose()
 
 
-def full(url: str) -> str:
+def complete_url(url: str) -> str:
     """The URL of a PostgreSQL database with driver and connection timeout, where it does not give them; other URLs
     unchanged."""
     scheme, separator, rest = url.partition("://")
@@ -88,19 +88,22 @@ def full(url: str) -> str:
         has_old = importlib.util.find_spec("psycopg") is None and importlib.util.find_spec("psycopg2") is not None
         scheme = "postgresql+psycopg2" if has_old else "postgresql+psycopg"
     if "connect_timeout=" not in rest:
-        rest += f"{'&' if '?' in rest else '?'}connect_timeout={PATIENCE}"
+        rest += f"{'&' if '?' in rest else '?'}connect_timeout={CONNECT_SECONDS}"
     return f"{scheme}://{rest}"
 
 
-def hidden(url: str) -> str:
+def hide_password(url: str) -> str:
     """A URL without its password."""
     return re.sub(r"(://[^/@:]*):.*@", r"\1:***@", url)
 
 
 @contextlib.contextmanager
-def speaking(url: str, doing: str) -> Iterator[None]:
-    """A context manager in which Optuna's messages on new studies and experimental features are not shown, and errors
-    of a storage become a HagoError of one line.
+def storage_errors(url: str, doing: str) -> Iterator[None]:
+    """A context manager that turns errors of a storage into a HagoError of one line, and hides Optuna's messages on new
+    studies and experimental features.
+
+    Args:
+        doing: the action in words, for the message.
 
     Raises:
         HagoError: the storage cannot be reached, or refuses, or a package that it needs is missing.
@@ -116,14 +119,15 @@ def speaking(url: str, doing: str) -> Iterator[None]:
         raise
     except ImportError as error:
         extra = "; pip install 'hago[postgres]'" if "psycopg" in str(error) else ""
-        raise HagoError(f"storage {hidden(url)!r} needs a package: {error}{extra}") from None
+        raise HagoError(f"storage {hide_password(url)!r} needs a package: {error}{extra}") from None
     except Exception as error:  # whatever the storage's driver raises
         if not url:
             raise
         root = error.__cause__ or error.__context__ or error
         message = next(iter(str(root).strip().splitlines()), type(root).__name__)
+        where = f"storage {hide_password(url)!r}"
         raise HagoError(
-            f"cannot {doing} storage {hidden(url)!r}: {message}; a log of the search holds all that was evaluated"
+            f"cannot {doing} {where}: {message}; a log of the search holds all that was evaluated"
         ) from None
     finally:
         logger.setLevel(level)
@@ -178,13 +182,13 @@ def _gp(seed: int, startup: int, constraints: Callable[[Any], Sequence[float]]) 
     )
 
 
-def _searcher(name: str, make: Make, both: bool = False) -> Callable[..., Searcher]:
+def _searcher(name: str, make: MakeSampler, both: bool = False) -> Callable[..., Searcher]:
     def searcher(history: EvaluationHistory, start: Bits, seed: int, options: OptunaOptions) -> Searcher:
-        owner = _Study(name, make, both, history.space, seed, options, history.surrogate)
+        study = _Study(name, make, both, history.space, seed, options, history.surrogate)
         # the options are written to the log, which must not hold the password
-        public = replace(options, storage=hidden(options.storage))
+        public = replace(options, storage=hide_password(options.storage))
         recalled: list[Bits] = []
-        steps = _steps(owner, history, start, recalled)
+        steps = _steps(study, history, start, recalled)
         if not options.storage:
             return GeneratorSearcher(name, public, steps)
         return _StoredSearcher(name, public, steps, recalled)
@@ -222,11 +226,11 @@ class _Study:
 
     Args:
         make: makes the sampler.
-        both: whether the cost is a second objective.
+        both: whether the cost is a second objective of the study.
     """
 
     name: str
-    make: Make
+    make: MakeSampler
     both: bool
     space: Space
     seed: int
@@ -247,10 +251,10 @@ class _Study:
         self.distributions = {
             key: optuna.distributions.IntDistribution(min(shown), max(shown), step=step)
             for key, group in self.space.groups.items()
-            for shown, step in [shown_as(group.choices)]
+            for shown, step in [study_numbers(group.choices)]
         }
         seed = int(generator(self.seed, 0).integers(1 << 31))
-        with speaking(self.options.storage, "open"):
+        with storage_errors(self.options.storage, "open"):
             self.storage = open_storage(self.options.storage)
             self.study = optuna.create_study(
                 storage=self.storage,
@@ -262,18 +266,18 @@ class _Study:
 
     def propose(self) -> tuple[Any, dict[str, int]]:
         """A new trial of the study, and its point."""
-        with speaking(self.options.storage, "ask"):
+        with storage_errors(self.options.storage, "ask"):
             trial = self.study.ask(self.distributions)
         groups = self.space.groups
-        return trial, {k: g.choices[shown_as(g.choices)[0].index(trial.params[k])] for k, g in groups.items()}
+        return trial, {k: g.choices[study_numbers(g.choices)[0].index(trial.params[k])] for k, g in groups.items()}
 
     def enqueue(self, bits: Bits) -> None:
-        """Make the study propose a point, unless it is queued or scored already. A point that was asked and not scored
-        may have been lost, and is proposed again."""
+        """Make the study propose a point, unless it is queued or scored already. A point that was asked and not
+        scored may have been lost, and is proposed again."""
         import optuna
 
-        states, shown = optuna.trial.TrialState, self._shown(bits)
-        with speaking(self.options.storage, "write to"):
+        states, shown = optuna.trial.TrialState, self._params_of(bits)
+        with storage_errors(self.options.storage, "write to"):
             trials = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.COMPLETE, states.FAIL))
             if not any({**t.system_attrs.get("fixed_params", {}), **t.params} == shown for t in trials):
                 self.study.enqueue_trial(shown)
@@ -282,54 +286,57 @@ class _Study:
         """Tell the study the score of one of its trials."""
         import optuna
 
-        with speaking(self.options.storage, "write to"):
-            trial.set_user_attr(_CONSTRAINTS, _excess(score))
-            if _failed(score):
+        with storage_errors(self.options.storage, "write to"):
+            trial.set_user_attr(_CONSTRAINTS, _constraint_values(score))
+            if _has_no_value(score):
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
                 self.study.tell(trial, self._values(bits, score))
 
     def learn(self, points: Sequence[tuple[Bits, Score]]) -> None:
-        """Add points that were scored already to the study, unless it has finished trials of them. It lacks some where
-        it could not be reached any more."""
+        """Add scored points to the study that it has no finished trials of, as it has none of those that were scored
+        after its storage became unreachable."""
         import optuna
 
         states = optuna.trial.TrialState
-        with speaking(self.options.storage, "write to"):
+        with storage_errors(self.options.storage, "write to"):
             ended = self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.FAIL))
             finished = {tuple(sorted(t.params.items())) for t in ended}
             for bits, score in points:
-                shown = self._shown(bits)
+                shown = self._params_of(bits)
                 if tuple(sorted(shown.items())) not in finished:
                     outcome = (
                         {"state": states.FAIL}
-                        if _failed(score)
-                        else {"values": self._values(bits, score), "system_attrs": {"constraints": _excess(score)}}
+                        if _has_no_value(score)
+                        else {
+                            "values": self._values(bits, score),
+                            "system_attrs": {"constraints": _constraint_values(score)},
+                        }
                     )
                     trial = optuna.trial.create_trial(params=shown, distributions=self.distributions, **outcome)
                     self.study.add_trial(trial)
 
-    def _shown(self, bits: Bits) -> dict[str, int]:
-        """A point as parameters of the study."""
-        return {k: shown_as(g.choices)[0][g.choices.index(bits[k])] for k, g in self.space.groups.items()}
+    def _params_of(self, bits: Bits) -> dict[str, int]:
+        """The study's parameters that stand for a point."""
+        return {k: study_numbers(g.choices)[0][g.choices.index(bits[k])] for k, g in self.space.groups.items()}
 
     def _values(self, bits: Bits, score: Score) -> list[float]:
         return [score.value, self.surrogate.cost_of(bits, score)][: 1 + self.both]
 
 
-def _excess(score: Score) -> list[float]:
+def _constraint_values(score: Score) -> list[float]:
     """The values of the study's constraints: excess bits, and the shortfall of limits."""
     return [float(sum(score.excess_bits.values()) or len(score.overflows)), min(score.shortfall, 1e30)]
 
 
-def _failed(score: Score) -> bool:
+def _has_no_value(score: Score) -> bool:
     """Whether a score has no finite value."""
     return bool(score.infeasible) or not math.isfinite(score.value)
 
 
-def shown_as(choices: Sequence[int]) -> tuple[Sequence[int], int]:
-    """The study's number for each choice of a group, and the step between numbers: the bits themselves where they are
-    evenly spaced, else their index, the most bits having the highest."""
+def study_numbers(choices: Sequence[int]) -> tuple[Sequence[int], int]:
+    """The numbers by which a study represents the choices of a group, and the step between them: the bits themselves if
+    these are evenly spaced, else indices, the most bits having the highest."""
     steps = {more - less for more, less in itertools.pairwise(choices)}
     if len(steps) <= 1:
         return choices, min(steps, default=1)
@@ -337,59 +344,59 @@ def shown_as(choices: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def _digest(space: Space) -> str:
-    text = json.dumps([[g.key, list(shown_as(g.choices)[0]), list(g.choices)] for g in space.groups.values()])
+    text = json.dumps([[g.key, list(study_numbers(g.choices)[0]), list(g.choices)] for g in space.groups.values()])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _steps(owner: _Study, history: EvaluationHistory, start: Bits, recalled: Sequence[Bits]) -> Steps[None]:
+def _steps(study: _Study, history: EvaluationHistory, start: Bits, recalled: Sequence[Bits]) -> Steps[None]:
     """The search.
 
     Args:
         recalled: the points that an earlier session asked.
     """
     try:
-        owner.open()
-        first = (start, *_warm(history, owner))
+        study.open()
+        first = (start, *_warm_start_points(history, study))
         if recalled:
-            yield from history.look_at_all(recalled, "read from the log")
-            owner.learn(history.scored)
+            yield from history.evaluate_all(recalled, "read from the log")
+            study.learn(history.scored)
         for bits in first:
-            owner.enqueue(bits)
-        yield from _sample(history, start, owner)
+            study.enqueue(bits)
+        yield from _sample(history, start, study)
     finally:
-        close_storage(owner.storage)
+        close_storage(study.storage)
 
 
-def _sample(history: EvaluationHistory, start: Bits, owner: _Study) -> Steps[None]:
+def _sample(history: EvaluationHistory, start: Bits, study: _Study) -> Steps[None]:
     """Ask for the points that the study proposes, until the trials are used up or proposals repeat."""
-    left, repeats = owner.options.trials - len(history.scored), 0
+    left, repeats = study.options.trials - len(history.scored), 0
     while left > 0 and repeats < _REPEATS:
         # the start by itself first, so that the sampler knows its score when it proposes a batch
-        count = min(left, owner.options.batch) if history.scored else 1
-        trials = [owner.propose() for _ in range(count)]
-        new = _unseen([bits for _, bits in trials], history.seen)
+        count = min(left, study.options.batch) if history.scored else 1
+        trials = [study.propose() for _ in range(count)]
+        new = _new_points([bits for _, bits in trials], history.seen)
         repeats = 0 if new else repeats + 1
         left -= len(new)
-        why = "start" if list(new) == [point_key(start)] else owner.name
-        yield from history.look_at_all(list(new.values()), why)
+        why = "start" if list(new) == [point_key(start)] else study.name
+        yield from history.evaluate_all(list(new.values()), why)
         for trial, bits in trials:
-            owner.tell(trial, bits, history.seen[point_key(bits)])
+            study.tell(trial, bits, history.seen[point_key(bits)])
 
 
-def _unseen(points: Sequence[Bits], seen: ScoresByPoint) -> Mapping[str, Bits]:
+def _new_points(points: Sequence[Bits], seen: ScoresByPoint) -> Mapping[str, Bits]:
     return {k: p for p in points if (k := point_key(p)) not in seen}
 
 
-def _warm(history: EvaluationHistory, owner: _Study) -> list[Mapping[str, int]]:
+def _warm_start_points(history: EvaluationHistory, study: _Study) -> list[Mapping[str, int]]:
     """Points of the expected front, evenly spaced between its ends, from the most costly that the limit allows."""
-    count = min(owner.options.warm, owner.options.trials - 1)
+    count = min(study.options.warm, study.options.trials - 1)
     if not count:
         return []
     program: Knapsack = history.program()
     ends = program.range
     if ends is None:
         return []
-    (least, most), limit = ends, owner.surrogate.limit
+    (least, most), limit = ends, study.surrogate.limit
     most = most if limit is None else min(most, limit)
     limits = [most - (most - least) * i / max(1, count - 1) for i in range(count)]
     picked = (program.solve(x * (1 + 1e-9)) for x in limits)

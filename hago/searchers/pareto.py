@@ -15,13 +15,13 @@ from typing import Final
 from hago.errors import HagoError
 from hago.plan.space import Bits
 from hago.searchers.evaluation_history import EvaluationHistory
-from hago.searchers.knapsack import Knapsack, Picked
+from hago.searchers.knapsack import Knapsack, Solution
 from hago.searchers.repair import repair
-from hago.searchers.surrogate import MeasuredPoint, Surrogate, factors, neighbours
+from hago.searchers.surrogate import MeasuredPoint, Surrogate, fit_factors, front_neighbours
 from hago.study.searcher import GeneratorSearcher, Score, Searcher, Steps, point_key
 
-#: Costs within this ratio are equal to the solver.
-_APART: Final = 1.00001
+#: The solver cannot distinguish costs whose ratio is smaller than this.
+_DISTINCT: Final = 1.00001
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ParetoOptions:
 
 def pareto_search(history: EvaluationHistory, start: Bits, seed: int, options: ParetoOptions) -> Searcher:
     """A searcher that asks `start`, with fewer bits until it runs, then both ends of the expected front, then points
-    between them: each is the solution of the integer program with a limit in the middle of the widest gap so far. It
-    may be stopped at any time, with points all along the front.
+    between them: each is the solution of the integer program with a limit in the middle of the widest gap so far. At
+    whatever time the search is stopped, its points are spread along the front.
 
     References:
         The epsilon-constraint method: Y. Haimes et al., IEEE Trans. SMC 1, 1971.
@@ -70,22 +70,22 @@ def _steps(history: EvaluationHistory, start: Bits, options: ParetoOptions) -> S
         return
     yield from _sweep(history, history.program(), options, "round 1")
     for number in range(2, options.rounds + 1):
-        count, line = len(history.scored), _measured_front(history)
+        count_before, front = len(history.scored), _measured_front(history)
         yield from _refine(history, options, f"round {number}")
-        if len(history.scored) == count or added(line, _measured_front(history)) < options.gain:
+        if len(history.scored) == count_before or area_added(front, _measured_front(history)) < options.gain:
             return
 
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """The gap between two neighbours of the expected front."""
+    """The gap between two neighbouring points of the expected front."""
 
-    low: Picked
-    high: Picked
+    low: Solution
+    high: Solution
 
     @property
     def size(self) -> float:
-        """How far apart the ends are: the logarithm of the ratio of costs times that of the ratio of losses."""
+        """The size of the gap: the logarithm of the ratio of costs times that of the ratio of losses."""
         return max(_ratio(self.low.cost, self.high.cost), 0.0) * max(_ratio(self.high.loss, self.low.loss), 0.0)
 
     @property
@@ -103,10 +103,10 @@ def _sweep(history: EvaluationHistory, program: Knapsack, options: ParetoOptions
     low, high = program.solve(least * (1 + 1e-9)), program.solve(None)
     if low is None or high is None:
         return
-    yield from history.look_at_all([low.bits, high.bits], f"{why}: the ends of the front")
+    yield from history.evaluate_all([low.bits, high.bits], f"{why}: the ends of the front")
     gaps, left = [_Gap(low, high)], options.points - 2
     while gaps and left > 0:
-        batch: list[Picked] = []
+        batch: list[Solution] = []
         while gaps and len(batch) < min(left, options.batch):
             gaps.sort(key=lambda g: g.size)
             gap = gaps.pop()
@@ -115,17 +115,17 @@ def _sweep(history: EvaluationHistory, program: Knapsack, options: ParetoOptions
             gaps += parts
         new = [p.bits for p in batch if point_key(p.bits) not in history.seen]
         left -= len(batch)
-        yield from history.look_at_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
+        yield from history.evaluate_all(new, f"{why}: the front between {least:.4g} and {high.cost:.4g}")
 
 
-def _split(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
-    """A point of the front inside a gap, and the gaps on both sides of it; nothing where there is no point."""
+def _split(program: Knapsack, gap: _Gap) -> tuple[list[Solution], list[_Gap]]:
+    """A point of the front inside a gap and the gaps on both sides of it; two empty lists if no point is inside."""
     picked = program.solve(gap.middle)
-    if picked is not None and picked.cost > gap.low.cost * _APART:
+    if picked is not None and picked.cost > gap.low.cost * _DISTINCT:
         return [picked], [_Gap(gap.low, picked), _Gap(picked, gap.high)]
-    # the lower half of the gap has no point; the first point below the upper end is in the upper half, if there is one
-    picked = program.solve(gap.high.cost / _APART)
-    if picked is None or picked.cost <= gap.low.cost * _APART:
+    # the lower half has no point: take the point just below the upper end, which is in the upper half, if there is one
+    picked = program.solve(gap.high.cost / _DISTINCT)
+    if picked is None or picked.cost <= gap.low.cost * _DISTINCT:
         return [], []
     return [picked], [_Gap(gap.low, picked)]
 
@@ -133,26 +133,26 @@ def _split(program: Knapsack, gap: _Gap) -> tuple[list[Picked], list[_Gap]]:
 # ---------------------------------------------------------------- the measured front
 def _refine(history: EvaluationHistory, options: ParetoOptions, why: str) -> Steps[None]:
     """Ask for points that are expected to improve the measured front."""
-    left, empty = -(-options.points // 2), set[tuple[str, str]]()
+    left, empty_gaps = -(-options.points // 2), set[tuple[str, str]]()
     while left > 0:
-        points = _proposals(history, min(left, options.batch), empty)
+        points = _proposals(history, min(left, options.batch), empty_gaps)
         if not points:
             return
         left -= len(points)
-        yield from history.look_at_all(points, f"{why}: in the gaps of the measured front")
+        yield from history.evaluate_all(points, f"{why}: in the gaps of the measured front")
 
 
-def _proposals(history: EvaluationHistory, count: int, empty: set[tuple[str, str]]) -> list[Bits]:
-    """New points, in turns solutions of the program in the gaps of the measured front, and neighbours of its points.
+def _proposals(history: EvaluationHistory, count: int, empty_gaps: set[tuple[str, str]]) -> list[Bits]:
+    """New points: alternately a solution of the program in a gap of the measured front and a neighbour of its points.
 
     Args:
-        empty: see `_in_gaps`.
+        empty_gaps: see `_in_gaps`.
     """
-    line = _measured_front(history)
-    surrogate = history.surrogate.corrected(factors(history.surrogate, history.scored))
-    sources = [_in_gaps(history.program(), line, empty)]
+    front = _measured_front(history)
+    surrogate = history.surrogate.corrected(fit_factors(history.surrogate, history.scored))
+    sources = [_in_gaps(history.program(), front, empty_gaps)]
     if surrogate.measured is not None:
-        sources.append(neighbours(history.space, surrogate, line, history.rooms))
+        sources.append(front_neighbours(history.space, surrogate, front, history.accumulator_limits))
     new: dict[str, Bits] = {}
     while sources and len(new) < count:
         source = sources.pop(0)
@@ -165,41 +165,40 @@ def _proposals(history: EvaluationHistory, count: int, empty: set[tuple[str, str
     return list(new.values())
 
 
-def _in_gaps(program: Knapsack, line: Sequence[MeasuredPoint], empty: set[tuple[str, str]]) -> Iterator[Bits]:
-    """Up to two points inside each gap of a front, the widest gap first.
+def _in_gaps(program: Knapsack, front: Sequence[MeasuredPoint], empty_gaps: set[tuple[str, str]]) -> Iterator[Bits]:
+    """Yield up to two points inside each gap of a front, the widest gap first.
 
     Args:
-        empty: the ends of gaps in which the program has no solution, which are skipped; new ones are added.
+        empty_gaps: the ends of gaps in which the program has no solution, which are skipped; new ones are added.
     """
-    for low, high in sorted(itertools.pairwise(line), key=_width, reverse=True):
-        ends, has_point = (point_key(low.bits), point_key(high.bits)), False
-        if ends in empty:
+    for low, high in sorted(itertools.pairwise(front), key=_gap_size, reverse=True):
+        ends, has_solution = (point_key(low.bits), point_key(high.bits)), False
+        if ends in empty_gaps:
             continue
-        for limit in ((low.cost + high.cost) / 2, high.cost / _APART):
+        for limit in ((low.cost + high.cost) / 2, high.cost / _DISTINCT):
             picked = program.solve(limit)
-            if picked is not None and picked.cost > low.cost * _APART:
-                has_point = True
+            if picked is not None and picked.cost > low.cost * _DISTINCT:
+                has_solution = True
                 yield picked.bits
-        if not has_point:
-            empty.add(ends)
+        if not has_solution:
+            empty_gaps.add(ends)
 
 
-def _width(gap: tuple[MeasuredPoint, MeasuredPoint]) -> float:
-    """How far apart two neighbours of a front are: the logarithm of the ratio of costs times the difference of
-    merits."""
+def _gap_size(gap: tuple[MeasuredPoint, MeasuredPoint]) -> float:
+    """The size of a gap of the measured front: the logarithm of the ratio of costs times the difference of merits."""
     low, high = gap
     return _ratio(low.cost, high.cost) * (high.merit - low.merit)
 
 
-def added(before: Sequence[MeasuredPoint], after: Sequence[MeasuredPoint]) -> float:
-    """The part of the area under the front `after` that `before` lacks, of merits over logarithms of costs."""
+def area_added(before: Sequence[MeasuredPoint], after: Sequence[MeasuredPoint]) -> float:
+    """The part of the area under the front `after` (merits over logarithms of costs) that the front `before` lacks."""
     if not before or not after:
         return float(len(after) > len(before))
     least, most = min(before[0].merit, after[0].merit), max(before[-1].cost, after[-1].cost)
 
-    def area(line: Sequence[MeasuredPoint]) -> float:
-        ends = [*(p.cost for p in line), most][1:]
-        return math.fsum((p.merit - least) * _ratio(p.cost, end) for p, end in zip(line, ends, strict=True))
+    def area(front: Sequence[MeasuredPoint]) -> float:
+        ends = [*(p.cost for p in front), most][1:]
+        return math.fsum((p.merit - least) * _ratio(p.cost, end) for p, end in zip(front, ends, strict=True))
 
     total = area(after)
     return (total - area(before)) / total if total > 0.0 else 0.0
@@ -215,11 +214,11 @@ def _measured_front(history: EvaluationHistory) -> list[MeasuredPoint]:
     surrogate = history.surrogate
     accepted = [(bits, score) for bits, score in history.scored if score.accepted]
     points = [MeasuredPoint(surrogate.cost_of(bits, score), _merit(surrogate, score), bits) for bits, score in accepted]
-    line: list[MeasuredPoint] = []
+    front: list[MeasuredPoint] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.merit)):
-        if not math.isnan(point.merit) and (not line or point.merit > line[-1].merit):
-            line.append(point)
-    return line
+        if not math.isnan(point.merit) and (not front or point.merit > front[-1].merit):
+            front.append(point)
+    return front
 
 
 def _merit(surrogate: Surrogate, score: Score) -> float:

@@ -9,8 +9,8 @@ from hago.errors import HagoError
 from hago.plan.space import Bits, Space
 from hago.study.searcher import Ask, Feeds, GeneratorSearcher, Searcher, Steps, generator, point_key
 
-#: The search ends after so many draws in a row that were all seen before.
-_DRAWS: Final = 100
+#: The most draws for one trial; if all were seen before, the trial is left out.
+_MOST_DRAWS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ def _steps(space: Space, start: Bits, seed: int, options: RandomOptions) -> Step
 
 
 def _draw(space: Space, seed: int, trial: int, seen: set[str]) -> dict[str, int] | None:
-    """A new point for a trial, which becomes seen; None where all draws were seen before."""
+    """Draw a point for a trial that is not in `seen`, and add it there; None where all draws were seen before."""
     rng = generator(seed, trial)
-    for _ in range(_DRAWS):
+    for _ in range(_MOST_DRAWS):
         point = {key: int(rng.choice(g.choices)) for key, g in space.groups.items()}
         if point_key(point) not in seen:
             seen.add(point_key(point))

@@ -1,4 +1,4 @@
-"""The searchers by name, and how a name with options becomes a Searcher.
+"""The table of searchers by name, and the functions that make a Searcher from a name and options.
 
 `search.session` calls `make_searcher` once per search; the command line parses `NAME:OPTION=VALUE` with
 `parse_searcher`.
@@ -43,7 +43,7 @@ DEFAULTS: Final = ("gradient", "limited")
 
 @dataclass(frozen=True, slots=True)
 class SearcherEntry:
-    """How a searcher is made.
+    """An entry of the table of searchers.
 
     Args:
         make: takes (space, start, seed, options, feeds); if guided, (history, start, seed, options) with an empty
@@ -100,9 +100,9 @@ def parse_searcher(text: str) -> tuple[str, dict[str, float | str]]:
     >>> parse_searcher("greedy:tolerance=0.1,max_passes=2")
     ('greedy', {'tolerance': 0.1, 'max_passes': 2.0})
     """
-    name, colon, rest = text.partition(":")
+    name, colon, assignments = text.partition(":")
     options: dict[str, float | str] = {}
-    for part in rest.split(",") if colon else []:
+    for part in assignments.split(",") if colon else []:
         key, equals, value = part.partition("=")
         if not (equals and key.strip() and value.strip()):
             raise HagoError(f"searcher {text!r}: got {part!r}, expected OPTION=VALUE")
@@ -146,13 +146,13 @@ def make_searcher(
     first_point = space.widest() if start is None else {k: int(b) for k, b in start.items()}
     space.check(first_point)
     entry = SEARCHERS[name]
-    own_options = make_options(name, options)
+    typed_options = make_options(name, options)
     if not entry.guided:
-        return entry.make(space, first_point, seed, own_options, feeds)
+        return entry.make(space, first_point, seed, typed_options, feeds)
     history = EvaluationHistory(
         space, plain_surrogate(space) if surrogate is None else surrogate, feeds or feeds_of(space)
     )
-    return entry.make(history, first_point, seed, own_options)
+    return entry.make(history, first_point, seed, typed_options)
 
 
 def check_racing(name: str) -> None:

@@ -1,6 +1,6 @@
-"""Repair a point that overflows, in a few evaluations; and trades of bits between operands of one accumulator.
+"""Repair of points that overflow, in a few evaluations, and trades of bits between operands of one accumulator.
 
-Greedy search, annealing and the searches led by a surrogate call `repair` first, with the point that they start from.
+Greedy search, annealing, Pareto search and the searches led by a surrogate call `repair` first, with their start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hago.study.searcher import Feeds, Score, ScoresByPoint, Steps, measure, shi
 
 
 def feeds_of(space: Space) -> dict[str, tuple[str, ...]]:
-    """By node, the groups of its in-edges: the feeds where the caller knows no better ones."""
+    """By node, the groups of its in-edges; the default of a searcher's `feeds`."""
     feeds: dict[str, list[str]] = {}
     for key, group in space.groups.items():
         for node in dict.fromkeys(edge.dst for edge in group.edges):
@@ -20,7 +20,7 @@ def feeds_of(space: Space) -> dict[str, tuple[str, ...]]:
     return {node: tuple(keys) for node, keys in feeds.items()}
 
 
-def swapped(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
+def bit_trades(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
     """The points at which one operand of an accumulator has the next more bits and another the next fewer."""
     points = []
     for keys in feeds.values():
@@ -35,14 +35,14 @@ def swapped(space: Space, feeds: Feeds, bits: Bits) -> list[dict[str, int]]:
 def repair(space: Space, start: Bits, feeds: Feeds, seen: ScoresByPoint) -> Steps[tuple[dict[str, int], Score]]:
     """Lower bits until nothing overflows.
 
-    One bit fewer on an operand halves the integers that reach the accumulator, so each overflowing node takes from its
-    groups as many bits as its accumulator lacked; all such nodes at once. Where no group feeds them, or no signature
-    holds the bits, every group goes down by one choice. Each step lowers some group, so the loop ends at the narrowest
-    point at the latest.
+    One bit fewer on an operand halves the integers in the accumulator. So each step lowers the groups that feed an
+    overflowing node by as many bits as its accumulator lacked, for all such nodes at once. Where no group feeds them,
+    or the point is infeasible, every group is lowered by one choice. Each step lowers some group, so the loop ends at
+    the narrowest point at the latest.
 
     Args:
-        feeds: the groups whose bits decide how large a node's accumulator gets.
-        seen: scores by point; new ones are added.
+        feeds: by node, the groups whose bits determine how large its accumulator gets.
+        seen: the scores so far; new ones are added.
 
     Returns:
         The first point that runs, or the best of the points evaluated where none does, and its score.
@@ -68,7 +68,7 @@ def _lowered_at_overflows(space: Space, bits: Bits, feeds: Feeds, score: Score) 
     lower = dict(bits)
     for node in score.overflows:
         groups = [g for g in feeds.get(node, ()) if g in space.groups]
-        # a group may feed several nodes: bits that it gave up for an earlier one count
+        # a group may feed several nodes: bits by which it was lowered for an earlier node count
         lacking = score.excess_bits.get(node, 1) - sum(bits[g] - lower[g] for g in groups)
         while lacking > 0:
             reducible = [g for g in groups if lower[g] > space.groups[g].choices[-1]]

@@ -1,15 +1,15 @@
 """A surrogate model of the search: expected losses and costs of points that were not evaluated.
 
-`search.guidance` makes one `Surrogate` per search, from sensitivities and the costs of Plans; the searchers read it to
-choose which points to evaluate. The evaluations decide.
+`search.guidance` makes one `Surrogate` per search, from sensitivities and the costs of Plans. Searchers choose with it
+which points to evaluate; the results of the evaluations alone decide which point is best.
 
 The expected loss of a point is the sum of one loss per group. Its cost is a sum of terms, each a table over the bits of
-a few groups: most over one, the bit operations of a convolution over two. Bits that a table leaves out fit no
-signature; their cost is unbounded (`math.inf`).
+one group or, e.g. for the bit operations of a convolution, two. Bits that a table lacks fit no signature; their cost is
+unbounded (`math.inf`).
 
 In order: the model; estimates for the neighbours of one point, in time that does not depend on the size of the space
-(`NeighbourEstimates`); correction factors for losses, fitted to evaluations (`factors`); and the neighbours of a
-measured Pareto front, ranked by what they are expected to add to it (`neighbours`).
+(`NeighbourEstimates`); correction factors for losses, fitted to evaluations (`fit_factors`); and the neighbours of a
+measured Pareto front, ranked by what they are expected to add to it (`front_neighbours`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 from hago.plan.space import FLOAT, Bits, Space
 from hago.study.searcher import Score
 
-#: How far a measured loss may be off what factors can explain, relative to it.
-_NOISE: Final = 0.2
-#: Prior deviations of the factors from 1: of a group's, and of one choice's around its group's.
-_GROUP: Final = 0.5
-_CHOICE: Final = 0.5
+#: Standard deviation of a measured loss from what factors can explain, relative to the loss.
+_LOSS_NOISE: Final = 0.2
+#: Prior standard deviations: of a group's factor around 1, and of a choice's factor around its group's.
+_GROUP_DEVIATION: Final = 0.5
+_CHOICE_DEVIATION: Final = 0.5
 #: Evaluations whose expected loss is below this fraction of the measured one, or above its inverse, are not fitted.
 _FITTED_RATIO: Final = 1e-3
-#: Factors lie between 1 / _MOST and _MOST, times the common one.
-_MOST: Final = 8.0
-#: The smallest loss that is expected of a neighbour, as a fraction of its point's loss.
-_LEAST_LOSS: Final = 0.5
+#: Factors, relative to the common one, are clamped to 1 / _LARGEST_FACTOR and _LARGEST_FACTOR.
+_LARGEST_FACTOR: Final = 8.0
+#: The smallest loss that is expected of a front point's neighbour, as a fraction of the point's loss.
+_LEAST_LOSS_RATIO: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,7 @@ class Term:
 
     Args:
         keys: the groups that it depends on.
-        table: costs by the bits of these groups, in that order; finite. Bits that are left out fit no signature
-            together.
+        table: costs by the bits of these groups, in that order; finite. Bits that it lacks fit no signature together.
     """
 
     keys: tuple[str, ...]
@@ -79,7 +78,8 @@ class AdditiveCost:
         return self.constant + math.fsum(term(bits) for term in self.terms)
 
     def cost_of(self, bits: Bits, score: Score) -> float:
-        """The cost in a point's score; the expected one where the score has none, as for bits that fit no signature."""
+        """The cost in a point's score, or the expected cost where the score has none, as that of an infeasible
+        point."""
         measured = score.costs.get(self.metric)
         return self.cost(bits) if measured is None else measured
 
@@ -118,8 +118,9 @@ class Surrogate(AdditiveCost):
         minimize: whether the search minimizes the cost, and not the loss.
         measured: reads the loss from a score, in the unit of `losses`; None where scores do not have it.
         gates: by the group that may turn a node float, the groups that lose nothing when it does.
-        most: a point whose bits the accumulators are known to hold; None for the first evaluated point that runs.
-        widest: the widest feasible point; None where that is the most bits of every group.
+        most: a point without overflow, whose bits limit those at each accumulator; None for the first evaluated point
+            that runs.
+        widest: the widest feasible point; None where it has the most bits of every group.
     """
 
     metric: str
@@ -144,8 +145,8 @@ class Surrogate(AdditiveCost):
         return math.fsum(self.parts(bits).values())
 
     def corrected(self, factors: Mapping[str, Mapping[int, float]]) -> Surrogate:
-        """The model with each loss multiplied by the factor of its group and bits, 1 where there is none. Fewer bits
-        may then be expected to lose less."""
+        """The model with each loss multiplied by the factor of its group and bits (see `fit_factors`), 1 where there is
+        none. Fewer bits may then be expected to lose less."""
         none: Mapping[int, float] = {}
         losses = {
             key: {bits: loss * factors.get(key, none).get(bits, 1.0) for bits, loss in by_bits.items()}
@@ -155,8 +156,8 @@ class Surrogate(AdditiveCost):
 
 
 def plain_surrogate(space: Space) -> Surrogate:
-    """The model for a space of which nothing is measured: one bit fewer multiplies the squared error by four, and each
-    bit costs 1."""
+    """The model for a space without measurements: one bit fewer multiplies the squared error by four, and each bit
+    costs 1."""
     losses = {key: {b: 4.0 ** -min(b, 64) for b in g.choices} for key, g in space.groups.items()}
     terms = [Term((key,), {(b,): float(b) for b in g.choices}) for key, g in space.groups.items()]
     return Surrogate("", losses, terms)
@@ -171,7 +172,7 @@ class Change:
         bits: the bits that differ from the point's.
         loss: expected loss with the change, less that without.
         cost: expected cost with the change, less that without; `inf` where the changed bits fit no signature, `-inf`
-            where only the point's own do not.
+            where they do and the point's bits do not.
         churn: the sum of the magnitudes of the groups' changes of loss.
     """
 
@@ -182,10 +183,11 @@ class Change:
 
 
 class NeighbourEstimates:
-    """Expected changes of loss and cost around one point.
+    """Expected changes of loss and cost around one point. A search makes one for the best point so far, and orders the
+    point's neighbours by it.
 
-    An estimate takes time proportional to the number of groups that change, whatever the size of the space. It is
-    equal to the difference of the surrogate's own figures to the last bit, since every sum is rounded once.
+    An estimate takes time proportional to the number of groups that change, whatever the size of the space. It equals
+    the difference of the surrogate's own figures bit for bit, since every sum is rounded once.
     """
 
     def __init__(self, surrogate: Surrogate, bits: Bits) -> None:
@@ -241,7 +243,7 @@ def exact_sum(values: Sequence[float]) -> list[float]:
 
 
 # ---------------------------------------------------------------- correction of losses by evaluations
-def factors(surrogate: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
+def fit_factors(surrogate: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[str, dict[int, float]]:
     """Fit factors f, by group and bits, such that the sum of f * loss over the groups of each scored point is close to
     its measured loss, relative to it. For `Surrogate.corrected`; empty where no score has a loss to fit.
 
@@ -260,7 +262,7 @@ def factors(surrogate: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[
         loss = math.nan if surrogate.measured is None or not score.runs else surrogate.measured(score)
         expected = surrogate.parts(bits)
         total = math.fsum(expected.values())
-        # a point with no loss to speak of, measured or expected, says nothing about ratios
+        # a point with a negligible measured or expected loss says nothing about ratios
         if math.isfinite(loss) and loss > 0.0 and _FITTED_RATIO < total / loss < 1 / _FITTED_RATIO:
             rows.append([expected[k] / loss for k in groups])
             choices_of_rows.append([choices[k, bits[k]] for k in groups])
@@ -271,12 +273,13 @@ def factors(surrogate: Surrogate, scored: Sequence[tuple[Bits, Score]]) -> dict[
     matrix *= common
     spread = np.zeros((len(matrix), len(choices)))
     np.put_along_axis(spread, columns, matrix, 1)
-    kernel = _GROUP**2 * matrix @ matrix.T + _CHOICE**2 * spread @ spread.T
-    weights = np.linalg.solve(kernel + _NOISE**2 * np.eye(len(matrix)), 1.0 - matrix.sum(1))
-    of_group, of_choice = _GROUP**2 * matrix.T @ weights, _CHOICE**2 * spread.T @ weights
+    kernel = _GROUP_DEVIATION**2 * matrix @ matrix.T + _CHOICE_DEVIATION**2 * spread @ spread.T
+    weights = np.linalg.solve(kernel + _LOSS_NOISE**2 * np.eye(len(matrix)), 1.0 - matrix.sum(1))
+    of_group, of_choice = _GROUP_DEVIATION**2 * matrix.T @ weights, _CHOICE_DEVIATION**2 * spread.T @ weights
     return {
         key: {
-            b: common * float(min(max(1.0 + of_group[i] + of_choice[choices[key, b]], 1 / _MOST), _MOST))
+            b: common
+            * float(min(max(1.0 + of_group[i] + of_choice[choices[key, b]], 1 / _LARGEST_FACTOR), _LARGEST_FACTOR))
             for b in surrogate.losses[key]
         }
         for key, i in groups.items()
@@ -297,43 +300,43 @@ class MeasuredPoint:
     bits: Bits
 
 
-def neighbours(
-    space: Space, surrogate: Surrogate, line: Sequence[MeasuredPoint], rooms: Mapping[tuple[str, ...], int]
+def front_neighbours(
+    space: Space, surrogate: Surrogate, front: Sequence[MeasuredPoint], limits: Mapping[tuple[str, ...], int]
 ) -> Iterator[dict[str, int]]:
-    """Points that differ from a point of a front in one group, those first that are expected to add the most to the
-    area under the front.
+    """Yield points that differ from a point of a front in one group, in the order of the area that they are expected to
+    add under the front.
 
     The loss expected of a neighbour is the measured loss of its point plus the change that the surrogate expects, so
     that interactions between groups at that point are in it.
 
     Args:
         surrogate: corrected by evaluations. Its losses are in the unit of exp(-merit).
-        line: the front, by rising cost and merit.
-        rooms: the most bits that several groups may have together, as an accumulator reads them.
+        front: the front, by rising cost and merit.
+        limits: by groups that feed one accumulator, the most bits that they may have together.
     """
     terms: dict[str, list[Term]] = {}
     for term in surrogate.terms:
         for key in term.keys:
             terms.setdefault(key, []).append(term)
-    costs = [p.cost for p in line]
+    costs = [p.cost for p in front]
     candidates: list[tuple[float, int, str, int]] = []
-    for number, point in enumerate(line):
+    for number, point in enumerate(front):
         # the bits of a float node have no effect
         idle = {k for gate, keys in surrogate.gates.items() if point.bits[gate] == FLOAT for k in keys}
-        for key, listed in terms.items():
+        for key, key_terms in terms.items():
             if key not in surrogate.losses or key in idle:
                 continue
             for bits in space.groups[key].choices:
-                if bits == point.bits[key] or not _fits(rooms, point.bits, key, bits):
+                if bits == point.bits[key] or not _keeps_accumulator_limits(limits, point.bits, key, bits):
                     continue
-                cost = point.cost + math.fsum(_cost_change(term, point.bits, key, bits) for term in listed)
+                cost = point.cost + math.fsum(_cost_change(term, point.bits, key, bits) for term in key_terms)
                 loss = math.exp(-point.merit)
                 change = surrogate.losses[key][bits] - surrogate.losses[key][point.bits[key]]
-                gain = _area_gain(line, costs, cost, -math.log(max(loss + change, _LEAST_LOSS * loss)))
+                gain = _area_gain(front, costs, cost, -math.log(max(loss + change, _LEAST_LOSS_RATIO * loss)))
                 if gain > 0.0:
                     candidates.append((gain, number, key, bits))
     for _, number, key, bits in sorted(candidates, key=lambda candidate: -candidate[0]):
-        yield {**line[number].bits, key: bits}
+        yield {**front[number].bits, key: bits}
 
 
 def _cost_change(term: Term, point: Bits, key: str, bits: int) -> float:
@@ -342,13 +345,13 @@ def _cost_change(term: Term, point: Bits, key: str, bits: int) -> float:
     return change if math.isfinite(change) else math.inf
 
 
-def _area_gain(line: Sequence[MeasuredPoint], costs: Sequence[float], cost: float, merit: float) -> float:
+def _area_gain(front: Sequence[MeasuredPoint], costs: Sequence[float], cost: float, merit: float) -> float:
     """The area that a point adds under a front, over the logarithm of costs."""
     place = bisect.bisect_right(costs, cost)
     if place == 0:
         return 0.0
     area, start = 0.0, cost
-    for lower, upper in zip(line[place - 1 :], line[place:], strict=False):
+    for lower, upper in zip(front[place - 1 :], front[place:], strict=False):
         if merit <= lower.merit:
             return area
         area += (merit - lower.merit) * math.log(upper.cost / max(start, 1e-300))
@@ -356,6 +359,8 @@ def _area_gain(line: Sequence[MeasuredPoint], costs: Sequence[float], cost: floa
     return area
 
 
-def _fits(rooms: Mapping[tuple[str, ...], int], point: Bits, key: str, bits: int) -> bool:
-    """Whether the accumulators that a group feeds are known to hold these bits of it."""
-    return all(sum(bits if k == key else point[k] for k in keys) <= most for keys, most in rooms.items() if key in keys)
+def _keeps_accumulator_limits(limits: Mapping[tuple[str, ...], int], point: Bits, key: str, bits: int) -> bool:
+    """Whether a point with these bits of one group keeps the limits of the accumulators that the group feeds."""
+    return all(
+        sum(bits if k == key else point[k] for k in keys) <= most for keys, most in limits.items() if key in keys
+    )

@@ -1,9 +1,9 @@
 """Searches led by a surrogate model: sensitivity search, gradient search, and search under limits.
 
-All three run the same loop, `steps`: repair a start that overflows; solve the integer program over expected losses
-(`Knapsack`), evaluate its point, correct the losses by the evaluation, and repeat; then evaluate moves of one or two
-groups around the best point. They differ in the number of rounds and moves, and in the thresholds that they start from.
-What they have evaluated is kept in an `EvaluationHistory`, which Pareto search and Optuna's samplers share.
+All three run the same loop, `search_steps`: repair a start that overflows; solve the integer program over expected
+losses (`Knapsack`), evaluate its point, correct the losses by the evaluation, and repeat; then evaluate moves of one or
+two groups around the best point. They differ in the number of rounds and moves, and in the thresholds that they start
+from. An `EvaluationHistory` keeps the evaluated points; Pareto search and Optuna's samplers have one, too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from hago.errors import HagoError
 from hago.plan.space import Bits
 from hago.searchers.evaluation_history import EvaluationHistory
-from hago.searchers.knapsack import Knapsack, Picked
-from hago.searchers.repair import repair, swapped
-from hago.searchers.surrogate import Change, NeighbourEstimates, Surrogate, factors
+from hago.searchers.knapsack import Knapsack, Solution
+from hago.searchers.repair import bit_trades, repair
+from hago.searchers.surrogate import Change, NeighbourEstimates, Surrogate, fit_factors
 from hago.study.searcher import (
     GeneratorSearcher,
     Score,
@@ -29,14 +29,14 @@ from hago.study.searcher import (
     shifted,
 )
 
-#: How far an expected change of loss may be off, relative to its churn: moves are ordered by their optimistic gain.
-_DOUBT: Final = 0.7
-#: How many raises of bits, and how many lowerings, are combined in pairs.
-_PAIRED: Final = 24
-#: Gradient search makes one move for so many groups where the number is not given; so many times as many where a cost
-#: is minimized.
+#: The assumed error of an expected change of loss, relative to its churn: moves are ordered by their optimistic gain.
+_RELATIVE_DOUBT: Final = 0.7
+#: The most raises of bits, and the most lowerings, that are combined in pairs.
+_PAIRED_MOVES: Final = 24
+#: Without a number of moves, gradient search makes one move for every GROUPS_A_MOVE groups, and COST_FACTOR times as
+#: many where a cost is minimized.
 GROUPS_A_MOVE: Final = 8
-MANY: Final = 4
+COST_FACTOR: Final = 4
 #: Moves that gradient and limited search ask at once.
 BATCH: Final = 2
 #: Moves in a row that may fail to improve before these two searches end; more of them where a cost is minimized.
@@ -75,11 +75,11 @@ def sensitivity_search(history: EvaluationHistory, start: Bits, seed: int, optio
     References:
         Z. Yao et al., "HAWQ-V3", ICML 2021, for the program. The correction by evaluations is hago's own.
     """
-    return GeneratorSearcher("sensitivity", options, steps(history, start, options))
+    return GeneratorSearcher("sensitivity", options, search_steps(history, start, options))
 
 
 # ---------------------------------------------------------------- the common loop
-def steps(
+def search_steps(
     history: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: float = math.inf
 ) -> Steps[None]:
     """The loop of all three searches: repair, rounds of the integer program, moves.
@@ -95,23 +95,23 @@ def steps(
         count_before = len(history.scored)
         program = history.program()
         if surrogate.minimize:
-            yield from _cheapest(history, program, options.points, f"round {number}")
+            yield from _ask_cheapest(history, program, options.points, f"round {number}")
         else:
-            yield from _best_within(history, program, surrogate.limit, f"round {number}")
+            yield from _ask_best_within(history, program, surrogate.limit, f"round {number}")
         if len(history.scored) == count_before:
             break
-    yield from _moves(history, options, patience)
+    yield from _ask_moves(history, options, patience)
 
 
-def _best_within(history: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
-    """Ask for the best expected point under the limits. Expected costs may be a little off, so the limits that the
-    program gets are lowered by what its point violates them, up to twice."""
+def _ask_best_within(history: EvaluationHistory, program: Knapsack, limit: float | None, why: str) -> Steps[None]:
+    """Ask for the point of least expected loss under the limits. Expected costs may be a little off: where the
+    evaluated point violates a limit, the program is solved again with that limit lowered by the excess, up to twice."""
     allowed, allowed_others = limit, {c.metric: c.most for c in history.surrogate.constraints}
     for _ in range(3):
         picked = program.solve(allowed, allowed_others)
         if picked is None:
             return
-        score = yield from history.look(picked.bits, f"{why}: {_expectation(picked)}")
+        score = yield from history.evaluate(picked.bits, f"{why}: {_expectation(picked)}")
         excess = 0.0 if limit is None else max(0.0, history.surrogate.cost_of(picked.bits, score) - limit)
         excesses = {c.metric: max(0.0, -c.slack(picked.bits, score)) for c in history.surrogate.constraints}
         if not excess and not any(excesses.values()):
@@ -120,8 +120,8 @@ def _best_within(history: EvaluationHistory, program: Knapsack, limit: float | N
         allowed_others = {metric: most - excesses[metric] for metric, most in allowed_others.items()}
 
 
-def _cheapest(history: EvaluationHistory, program: Knapsack, points: int, why: str) -> Steps[None]:
-    """Ask for points of the expected front, by bisection, towards the least cost that keeps the limits."""
+def _ask_cheapest(history: EvaluationHistory, program: Knapsack, points: int, why: str) -> Steps[None]:
+    """Bisect the expected front for the least cost at which the evaluated point keeps the limits."""
     ends = program.range
     if ends is None:
         return
@@ -131,7 +131,7 @@ def _cheapest(history: EvaluationHistory, program: Knapsack, points: int, why: s
         picked = program.solve(middle * (1 + 1e-9))
         if picked is None:
             return
-        score = yield from history.look(picked.bits, f"{why}: {_expectation(picked)}")
+        score = yield from history.evaluate(picked.bits, f"{why}: {_expectation(picked)}")
         if not score.accepted:
             low = middle
         elif number == 0:
@@ -142,11 +142,11 @@ def _cheapest(history: EvaluationHistory, program: Knapsack, points: int, why: s
             return
 
 
-def _expectation(picked: Picked) -> str:
+def _expectation(picked: Solution) -> str:
     return f"expected loss {picked.loss:.4g} at cost {picked.cost:.6g}"
 
 
-def _moves(history: EvaluationHistory, options: SensitivityOptions, patience: float) -> Steps[None]:
+def _ask_moves(history: EvaluationHistory, options: SensitivityOptions, patience: float) -> Steps[None]:
     """Ask for neighbours of the best point, batch by batch, the most promising first."""
     left, failed, previous_best = options.moves, 0, history.best[0]
     while left > 0:
@@ -154,65 +154,72 @@ def _moves(history: EvaluationHistory, options: SensitivityOptions, patience: fl
         failed, previous_best = failed if bits == previous_best else 0, bits
         if failed >= patience:
             return
-        surrogate = history.surrogate.corrected(factors(history.surrogate, history.scored))
+        surrogate = history.surrogate.corrected(fit_factors(history.surrogate, history.scored))
         candidates = _neighbours(history, surrogate, bits, score)
         new = (p for p in candidates if point_key(p) not in history.seen)
         points = list(itertools.islice(new, min(left, options.batch)))
         if not points:
             return
         left, failed = left - len(points), failed + len(points)
-        yield from history.look_at_all(points, "a move around the best")
+        yield from history.evaluate_all(points, "a move around the best")
 
 
 def _optimistic_loss(move: Change) -> float:
-    """The change of loss if the expectation is off in the move's favour."""
-    return move.loss - _DOUBT * move.churn
+    """The change of loss if the expectation is wrong in the move's favour."""
+    return move.loss - _RELATIVE_DOUBT * move.churn
 
 
 def _neighbours(history: EvaluationHistory, surrogate: Surrogate, bits: Bits, score: Score) -> Iterator[dict[str, int]]:
-    """Single steps and swaps that may improve a point, the most promising first."""
+    """Yield single steps and swaps that may improve a point, the most promising first."""
     space, estimates = history.space, NeighbourEstimates(surrogate, bits)
     shifts = [[(k, shifted(space, {k: bits[k]}, k, s)[k]) for k in space.groups] for s in (1, -1)]
     downs, ups = ([estimates.change({k: b}) for k, b in shift if b != bits[k]] for shift in shifts)
-    # a change without loss or cost is of the bits of a float node, which have no effect
+    # changes without loss and cost are of bits of float nodes, which have no effect
     downs, ups = (sorted((m for m in ms if m.churn or m.cost), key=_optimistic_loss) for ms in (downs, ups))
-    pairs = itertools.product(ups[:_PAIRED], downs[:_PAIRED])
-    swaps = [_both(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
-    trades = (estimates.change(p) for p in swapped(space, history.known_feeds, bits))
+    pairs = itertools.product(ups[:_PAIRED_MOVES], downs[:_PAIRED_MOVES])
+    swaps = [_combine(up, down) for up, down in pairs if up.bits.keys() != down.bits.keys()]
+    trades = (estimates.change(p) for p in bit_trades(space, history.feeds_in_space, bits))
     moves = [*downs, *ups, *swaps, *(m for m in trades if m.churn or m.cost)]
     # expected costs may be a little off, so only their differences are used
     slack = math.inf if surrogate.limit is None else surrogate.limit - surrogate.cost_of(bits, score)
-    rooms: dict[str, list[tuple[Sequence[str], int]]] = {}
-    for keys, most in history.rooms.items():
+    limits: dict[str, list[tuple[Sequence[str], int]]] = {}
+    for keys, most in history.accumulator_limits.items():
         for key in keys:
-            rooms.setdefault(key, []).append((keys, most))
-    kept = [m for m in moves if m.cost <= slack and _fits(rooms, bits, m)]
+            limits.setdefault(key, []).append((keys, most))
+    allowed_moves = [m for m in moves if m.cost <= slack and _keeps_accumulator_limits(limits, bits, m)]
     if surrogate.minimize:
-        # the saving of two neighbours that are both float is not in the expected costs, so every flip is tried, last
-        flips = [m for m in kept if m.cost >= 0 and len(m.bits) == 1 and surrogate.gates.keys() & m.bits.keys()]
-        kept = [*sorted((m for m in kept if m.cost < 0), key=lambda m: _optimistic_loss(m) / -m.cost), *flips]
+        # expected costs lack what is saved where two neighbours are both float, so every flip is tried, last
+        flips = [
+            m for m in allowed_moves if m.cost >= 0 and len(m.bits) == 1 and surrogate.gates.keys() & m.bits.keys()
+        ]
+        allowed_moves = [
+            *sorted((m for m in allowed_moves if m.cost < 0), key=lambda m: _optimistic_loss(m) / -m.cost),
+            *flips,
+        ]
     else:
-        kept.sort(key=_optimistic_loss)
-    for move in kept:
+        allowed_moves.sort(key=_optimistic_loss)
+    for move in allowed_moves:
         point = {**bits, **move.bits}
-        # each of two changes may fit a signature, and both together none
+        # each of two changes may fit a signature while both together fit none
         fits = estimates.change(move.bits).cost < math.inf
         if fits and all(c.cost(point) - c.cost(bits) <= max(0.0, c.slack(bits, score)) for c in surrogate.constraints):
             yield point
 
 
-def _both(up: Change, down: Change) -> Change:
-    """Two moves at once, assuming that their changes add up."""
+def _combine(up: Change, down: Change) -> Change:
+    """A move that makes two others at once; their expected changes are added."""
     return Change({**up.bits, **down.bits}, up.loss + down.loss, up.cost + down.cost, up.churn + down.churn)
 
 
-def _fits(rooms: Mapping[str, Sequence[tuple[Sequence[str], int]]], bits: Bits, move: Change) -> bool:
-    """Whether the accumulators that the changed groups feed are known to hold their bits.
+def _keeps_accumulator_limits(
+    limits: Mapping[str, Sequence[tuple[Sequence[str], int]]], bits: Bits, move: Change
+) -> bool:
+    """Whether a move keeps the limits of the accumulators that the changed groups feed.
 
     Args:
-        rooms: by group, the groups that share an accumulator with it, and the most bits that they have together.
+        limits: by group, the groups that share an accumulator with it, and the most bits that they may have together.
     """
-    shared = (room for key in move.bits for room in rooms.get(key, ()))
+    shared = (limit for key in move.bits for limit in limits.get(key, ()))
     return all(sum(move.bits.get(k, bits[k]) for k in keys) <= most for keys, most in shared)
 
 
@@ -235,28 +242,28 @@ class GradientOptions:
 
 def gradient_search(history: EvaluationHistory, start: Bits, seed: int, options: GradientOptions) -> Searcher:
     """A searcher that asks `start`, a solution of the integer program over expected losses, and a few moves around the
-    better of them; and more of both where none of these keeps every limit.
+    better of them; and more of both where none of these points keeps every limit.
 
-    `search.refinement` has refined the thresholds of `start` by gradients before: most of the gain is made there, and
-    most forward passes are spent. Where a cost is minimized, the program is solved along the front.
+    Before, `search.refinement` refines the thresholds at `start` by gradients, which makes most of the gain and takes
+    most of the forward passes. Where a cost is minimized, the program is solved along the front.
     """
-    each = MANY if history.surrogate.minimize else 1
-    moves = max(2, each * len(history.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
+    factor = COST_FACTOR if history.surrogate.minimize else 1
+    moves = max(2, factor * len(history.space.groups) // GROUPS_A_MOVE) if options.moves < 0 else options.moves
     rounds = 4 if history.surrogate.minimize else 1
-    own = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
+    common_options = SensitivityOptions(rounds=rounds, moves=moves, batch=BATCH)
     return GeneratorSearcher(
-        "gradient", options, _gradient_steps(history, start, own, PATIENCE * each, options.moves < 0)
+        "gradient", options, _gradient_steps(history, start, common_options, PATIENCE * factor, options.moves < 0)
     )
 
 
 def _gradient_steps(
     history: EvaluationHistory, start: Bits, options: SensitivityOptions, patience: int, extend: bool
 ) -> Steps[None]:
-    """The search; with `extend` it goes on as sensitivity search where no point keeps every limit."""
-    yield from steps(history, start, options, patience)
+    """The steps of gradient search; with `extend`, sensitivity search follows where no point keeps every limit."""
+    yield from search_steps(history, start, options, patience)
     bits, score = history.best
     if extend and not score.accepted:
-        yield from steps(history, bits, SensitivityOptions(batch=BATCH))
+        yield from search_steps(history, bits, SensitivityOptions(batch=BATCH))
 
 
 # ---------------------------------------------------------------- search under limits
@@ -286,15 +293,15 @@ def limited_search(history: EvaluationHistory, start: Bits, seed: int, options: 
     """A searcher for the best point under limits on costs, or for the least cost: it asks `start`, the solutions of the
     integer program as evaluations correct it, and moves around the best point.
 
-    `search.choice_refinement` has refined all thresholds before, which hold wherever the program goes;
-    thresholds that are refined at one point lose 2 to 5 dB elsewhere.
+    Before, `search.refinement.refine_every_choice` refines the thresholds of every choice, so that they suit any point
+    of the program; thresholds that are refined at one point lose 2 to 5 dB elsewhere.
     """
-    own = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
-    return GeneratorSearcher("limited", options, _limited_steps(history, start, own))
+    common_options = SensitivityOptions(options.rounds, options.points, options.moves, BATCH)
+    return GeneratorSearcher("limited", options, _limited_steps(history, start, common_options))
 
 
 def _limited_steps(history: EvaluationHistory, start: Bits, options: SensitivityOptions) -> Steps[None]:
-    yield from steps(history, start, options, 2 * PATIENCE)
+    yield from search_steps(history, start, options, 2 * PATIENCE)
     if history.best[1].accepted:
         return
     # no point keeps every limit yet: ask for the ends of the expected front, then for moves around the best so far
@@ -303,6 +310,6 @@ def _limited_steps(history: EvaluationHistory, start: Bits, options: Sensitivity
     for limit in (None,) if ends is None else (ends[0] * (1 + 1e-9), None):
         picked = program.solve(limit)
         if picked is not None:
-            yield from history.look(picked.bits, "an end of the front that is expected")
+            yield from history.evaluate(picked.bits, "an end of the front that is expected")
     if not history.best[1].accepted:
-        yield from steps(history, history.best[0], SensitivityOptions(batch=BATCH))
+        yield from search_steps(history, history.best[0], SensitivityOptions(batch=BATCH))

@@ -12,16 +12,16 @@ from toys import TOY, make_space
 
 from hago.errors import InfeasibleBits
 from hago.plan.space import FLOAT, Bits, Space
-from hago.searchers.knapsack import Knapsack, Room
-from hago.searchers.pareto import added
+from hago.searchers.knapsack import AccumulatorLimit, Knapsack
+from hago.searchers.pareto import area_added
 from hago.searchers.registry import make_searcher
 from hago.searchers.surrogate import (
     CostConstraint,
     MeasuredPoint,
     Surrogate,
     Term,
-    factors,
-    neighbours,
+    fit_factors,
+    front_neighbours,
     plain_surrogate,
 )
 from hago.study.searcher import Score
@@ -106,7 +106,7 @@ def test_limits_that_no_point_is_expected_to_keep() -> None:
 def test_groups_that_share_an_accumulator() -> None:
     space = make_space({"a:0": (8, 7, 6, 5), "a:1": (8, 7, 6, 5), "b:0": (8, 4)})
     losses = {"a:0": {8: 0, 7: 1, 6: 3, 5: 9}, "a:1": {8: 0, 7: 4, 6: 9, 5: 20}, "b:0": {8: 0, 4: 1}}
-    program = Knapsack(space, Surrogate("", losses, ()), [Room(("a:0", "a:1"), 13)])
+    program = Knapsack(space, Surrogate("", losses, ()), [AccumulatorLimit(("a:0", "a:1"), 13)])
     picked = program.solve(None)
     assert picked is not None and picked.bits == {"a:0": 6, "a:1": 7, "b:0": 8}
 
@@ -132,15 +132,18 @@ def test_factors_find_what_was_expected_wrongly() -> None:
         return Score(0.0, {"loss": surrogate.corrected(truth).loss(bits)})
 
     one_low = [{**space.widest(), k: 4} for k in space.groups]
-    found = factors(surrogate, [(b, score(b)) for b in one_low])
+    found = fit_factors(surrogate, [(b, score(b)) for b in one_low])
     assert found["g0:0"][4] > 1.15 * found["g1:0"][4] and found["g1:0"][4] == pytest.approx(found["g2:0"][4])
     # what was measured at one choice tells of the other one of its group, but less
     assert found["g0:0"][4] > found["g0:0"][8] > found["g1:0"][8]
-    assert factors(surrogate, []) == {} and factors(plain_surrogate(space), [(one_low[0], score(one_low[0]))]) == {}
-    same = factors(surrogate, [(b, Score(0.0, {"loss": 3 * surrogate.loss(b)})) for b in one_low])
+    assert (
+        fit_factors(surrogate, []) == {}
+        and fit_factors(plain_surrogate(space), [(one_low[0], score(one_low[0]))]) == {}
+    )
+    same = fit_factors(surrogate, [(b, Score(0.0, {"loss": 3 * surrogate.loss(b)})) for b in one_low])
     assert all(f == pytest.approx(3.0, rel=0.01) for by in same.values() for f in by.values())
     broken = [(one_low[0], Score(0.0, {"loss": math.nan})), (one_low[1], Score(0.0, {"loss": 0.0}))]
-    assert factors(surrogate, broken) == {}
+    assert fit_factors(surrogate, broken) == {}
 
 
 # ---------------------------------------------------------------- guided searches
@@ -327,12 +330,18 @@ def test_what_a_front_adds_to_another() -> None:
         return [MeasuredPoint(cost, merit, {}) for cost, merit in points]
 
     one = line((1.0, 2.0), (math.e, 4.0), (math.e**3, 5.0))
-    assert added(one, one) == 0.0
+    assert area_added(one, one) == 0.0
     # merits above 2 between e and e^3, times 2; the new point is 1 higher from e^2 on
-    assert added(one, line((1.0, 2.0), (math.e, 4.0), (math.e**2, 4.5), (math.e**3, 5.0))) == pytest.approx(0.5 / 4.5)
+    assert area_added(one, line((1.0, 2.0), (math.e, 4.0), (math.e**2, 4.5), (math.e**3, 5.0))) == pytest.approx(
+        0.5 / 4.5
+    )
     # the cheapest gets better: areas count from the same merit
-    assert added(one, line((1.0, 3.0), (math.e, 4.0), (math.e**3, 5.0))) == pytest.approx(1.0 / 5.0)
-    assert added([], one) == 1.0 and added([], []) == 0.0 and added(line((1.0, 2.0)), line((1.0, 2.0))) == 0.0
+    assert area_added(one, line((1.0, 3.0), (math.e, 4.0), (math.e**3, 5.0))) == pytest.approx(1.0 / 5.0)
+    assert (
+        area_added([], one) == 1.0
+        and area_added([], []) == 0.0
+        and area_added(line((1.0, 2.0)), line((1.0, 2.0))) == 0.0
+    )
 
 
 def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
@@ -345,15 +354,15 @@ def test_neighbours_of_a_front_are_ranked_by_the_area_that_they_add() -> None:
         MeasuredPoint(8.0, -math.log(20.0), {"a:0": 4, "b:0": 4}),
         MeasuredPoint(16.0, -math.log(2.0), space.widest()),
     ]
-    near = list(neighbours(space, surrogate, line, {}))
+    near = list(front_neighbours(space, surrogate, line, {}))
     # both cost 12, and b at 4 bits is expected to lose 3, a at 4 bits 4; a at 6 bits costs 14
     assert near[0] == {"a:0": 8, "b:0": 4} and near[1] == {"a:0": 4, "b:0": 8}
     assert {"a:0": 6, "b:0": 8} in near and space.widest() not in near
-    assert all(sum(p.values()) <= 13 for p in neighbours(space, surrogate, line, {("a:0", "b:0"): 13}))
+    assert all(sum(p.values()) <= 13 for p in front_neighbours(space, surrogate, line, {("a:0", "b:0"): 13}))
     floats = replace(surrogate, gates={"b:0": ("a:0",)})
     gated = [replace(p, bits={**p.bits, "b:0": FLOAT}) for p in line]
-    assert list(neighbours(space, replace(surrogate, terms=terms[:1]), gated, {}))
-    assert not list(neighbours(space, replace(floats, terms=terms[:1]), gated, {}))
+    assert list(front_neighbours(space, replace(surrogate, terms=terms[:1]), gated, {}))
+    assert not list(front_neighbours(space, replace(floats, terms=terms[:1]), gated, {}))
 
 
 def test_overflow_makes_room_smaller() -> None:

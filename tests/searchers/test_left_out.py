@@ -12,9 +12,9 @@ from toys import make_space
 
 from hago.errors import InfeasibleBits
 from hago.plan.space import Bits, Space
-from hago.searchers.knapsack import Knapsack, Room
+from hago.searchers.knapsack import AccumulatorLimit, Knapsack
 from hago.searchers.registry import make_searcher
-from hago.searchers.surrogate import MeasuredPoint, Surrogate, Term, neighbours
+from hago.searchers.surrogate import MeasuredPoint, Surrogate, Term, front_neighbours
 from hago.study.searcher import Score
 from hago.study.study import run_study
 
@@ -53,9 +53,9 @@ def test_room_for_nothing_that_is_left() -> None:
     space = make_space({"a:0": (8, 4), "b:0": (8, 4)})
     losses = {k: {8: 0.0, 4: 1.0} for k in space.groups}
     surrogate = Surrogate("size", losses, [Term(("a:0", "b:0"), {(8, 8): 16.0, (8, 4): 12.0})])
-    none = Knapsack(space, surrogate, [Room(("a:0",), 4)])
+    none = Knapsack(space, surrogate, [AccumulatorLimit(("a:0",), 4)])
     assert none.range is None and none.solve(None) is None
-    some = Knapsack(space, surrogate, [Room(("a:0", "b:0"), 12)])
+    some = Knapsack(space, surrogate, [AccumulatorLimit(("a:0", "b:0"), 12)])
     assert some.range == (12.0, 12.0)
 
 
@@ -67,7 +67,7 @@ def test_neighbours_of_a_front_are_of_what_is_left() -> None:
     line = [MeasuredPoint(8.0, -3.0, {"a:0": 4, "b:0": 4}), MeasuredPoint(16.0, 3.0, space.widest())]
     for gone in rows:
         left = replace(surrogate, terms=[Term(("a:0", "b:0"), {r: x for r, x in rows.items() if r != gone})])
-        near = list(neighbours(space, left, line, {}))
+        near = list(front_neighbours(space, left, line, {}))
         assert near and tuple(near[0]) == ("a:0", "b:0") and gone not in {tuple(p.values()) for p in near}
 
 

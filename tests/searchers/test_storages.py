@@ -17,7 +17,7 @@ from postgres import Server, binaries, server
 from toys import TOY, run, separable
 
 from hago.errors import HagoError
-from hago.searchers.optuna import close_storage, full, hidden, open_storage, shown_as
+from hago.searchers.optuna import close_storage, complete_url, hide_password, open_storage, study_numbers
 from hago.searchers.registry import make_searcher
 
 #: One search on the storage named first, with the log named second.
@@ -116,7 +116,7 @@ def test_a_server_that_goes_away_loses_nothing(postgres: Server, tmp_path: Path)
 # ---------------------------------------------------------------- without a server
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg")
-    monkeypatch.setattr("hago.searchers.optuna.PATIENCE", 2)
+    monkeypatch.setattr("hago.searchers.optuna.CONNECT_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         begun = time.monotonic()
         with pytest.raises(HagoError, match="cannot open storage"):
@@ -134,19 +134,19 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_urls(url: str, opened: str) -> None:
-    assert full(url) == opened
+    assert complete_url(url) == opened
 
 
 def test_the_driver_that_is_installed_is_taken() -> None:
     pytest.importorskip("psycopg")
     for name in ("postgres", "postgresql"):
-        assert full(f"{name}://h/x") == "postgresql+psycopg://h/x?connect_timeout=15"
+        assert complete_url(f"{name}://h/x") == "postgresql+psycopg://h/x?connect_timeout=15"
 
 
 def test_passwords_are_not_said() -> None:
     url = "postgresql://me:p@ss@host:5432/x"
-    assert hidden(url) == "postgresql://me:***@host:5432/x"
-    assert hidden("postgresql://host:5432/x") == "postgresql://host:5432/x"
+    assert hide_password(url) == "postgresql://me:***@host:5432/x"
+    assert hide_password("postgresql://host:5432/x") == "postgresql://host:5432/x"
     options = make_searcher("tpe", TOY, options={"storage": url}).options
     assert "p@ss" not in json.dumps(dict(options))
 
@@ -163,6 +163,6 @@ def test_a_dashboard_shows_bits(kind: str, tmp_path: Path) -> None:
 
 
 def test_choices_that_are_not_evenly_spaced_are_numbered() -> None:
-    assert shown_as((8, 6, 4)) == ((8, 6, 4), 2) and shown_as((8,)) == ((8,), 1)
-    shown, step = shown_as((16, 8, 7))
+    assert study_numbers((8, 6, 4)) == ((8, 6, 4), 2) and study_numbers((8,)) == ((8,), 1)
+    shown, step = study_numbers((16, 8, 7))
     assert (list(shown), step) == ([2, 1, 0], 1)
