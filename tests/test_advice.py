@@ -1232,7 +1232,7 @@ UNTRIED: Final = {
     "this CPU has no VNNI": "another processor",
     "so make room and resume": PROCESS,
     "another search is writing": PROCESS,
-    "what arrived here has {}; start the workers anew": PROCESS,
+    "the one that this worker received has {}; start the workers again": PROCESS,
     "start it with the same versions on the same kind of machine": PROCESS,
     "Look after the workers of the executor": PROCESS,
     "samples and outputs take more than {} bytes": "more memory than a test may take",

@@ -1,4 +1,4 @@
-"""Descriptions of a search, for its strategies and the header of its log, and figures on held-out data."""
+"""Descriptions of a search for its strategies and the header of its log, and the figures of a Plan on held-out data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hago.study.searcher import Searcher
 NOT_IN_HEADER: Final = frozenset(
     {"searcher", "goal", "race", "estimated", "topology", "weights", "refined", "confirmed"}
 )
-#: Parts of the record of refined thresholds that say how samples were kept aside; the others were measured.
+#: Keys of the record of refined thresholds that describe how samples were held out; the others are measurements.
 _ASIDE: Final = ("kept_aside", "turns", "blind")
 
 
 def description(scorer: PlanScorer, searcher: Searcher, seed: int, search_topology: bool) -> dict[str, Any]:
-    """The `made_by` of a search's strategies, but for their figures; the header of its log repeats most of it."""
+    """The `made_by` of a search's strategies, without their figures; the header of its log repeats most of it."""
     prepared, goal, race = scorer.prepared, scorer.goal, scorer.race
     how = made_by(prepared, goal.objective.name, seed)
     how |= {"searcher": {"name": searcher.name, "options": dict(searcher.options)}}
@@ -68,7 +68,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
     Args:
         how: of `description`.
     """
-    said = {k: v for k, v in how.items() if k not in NOT_IN_HEADER}
+    named_parts = {k: v for k, v in how.items() if k not in NOT_IN_HEADER}
     hardware = HardwareId(prepared.hardware.name, hardware_hash(prepared.hardware))
     given = prepared.calibration.given
     return make_header(
@@ -83,7 +83,7 @@ def header_of(prepared: Prepared, searcher: Searcher, how: Mapping[str, Any]) ->
             **({"thresholds": given.to_json()} if given.gives_ranges else {}),
         },
         confirmed=how.get("confirmed"),
-        **said,
+        **named_parts,
     )
 
 
@@ -91,7 +91,7 @@ def confirmed(plan: Plan, batches: Batches, objective: Objective, reference: Gra
     """The figures of a Plan on data that it was not searched on, with the objective's 95 % interval.
 
     Args:
-        reference: the float model to hold it against; by default the Plan's own.
+        reference: the float model to compare with; by default the Plan's own graph.
     """
     evaluator = Evaluator(reference or plan.graph, batches, objective, plan.ops, cache_bytes=0)
     contributions = evaluator.measure(plan).contributions

@@ -1,7 +1,9 @@
-"""The front of a search between a measure and a cost, as values and as the file that is on disk while it runs.
+"""The Pareto front of a search between a measure and a cost, as a value and as a file that is kept current on disk.
 
-Invariants: points stand by rising cost, and so by rising score; `load_front` gives what was saved; the file is
-replaced whole or not at all. Ranges that several points share stand in the file once.
+`search.session` makes a `FrontWriter` per search and returns its `ParetoFront`; `hago.load_front` reads the file.
+
+Invariants: points are in the order of rising cost, and so of rising score; `load_front` returns what was saved; the
+file is replaced atomically. Ranges that several points share are stored once.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from hago.serialization.text_table import table
 from hago.study.front import Front
 from hago.study.log import Trial
 
-VERSION: Final = 2
+FRONT_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,11 @@ class FrontPoint:
     """A point of a front: a strategy that no other of the search beats in both figures.
 
     Args:
-        trial: of the search.
-        strategy: complete, as one that a search returns.
+        trial: index of the trial.
+        strategy: a complete strategy, like that which a search returns.
         score: its measure; more is better.
-        interval: the 95 % confidence interval of that over the samples; None where it is not known.
-        costs, results: all figures.
+        interval: the 95 % confidence interval of the score over the samples; None where it was not computed.
+        costs, results: all figures of the trial.
     """
 
     trial: int
@@ -58,9 +60,9 @@ class ParetoFront:
     """The points of a front, the cheapest first; iterates over them and prints as a table.
 
     Args:
-        measure: the figure that scores are of, e.g. `sqnr` or `sim_acc`.
-        cost: the figure that orders the points.
-        points: see FrontPoint.
+        measure: the figure that is the score of the points, e.g. `sqnr` or `sim_acc`.
+        cost: the cost by which the points are ordered.
+        points: the points by rising cost.
         made_by: the description of the search, JSON values only.
     """
 
@@ -101,21 +103,21 @@ class ParetoFront:
                     "strategy": strategy,
                 }
             )
-        said = {"version": VERSION, "measure": self.measure, "cost": self.cost, "made_by": dict(self.made_by)}
-        shared: dict[str, Any] = json_values({**said, "points": points}, "front")
+        header = {"version": FRONT_VERSION, "measure": self.measure, "cost": self.cost, "made_by": dict(self.made_by)}
+        shared: dict[str, Any] = json_values({**header, "points": points}, "front")
         return {**shared, "ranges": [json.loads(text) for text in ranges]}
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the file beside its place, and rename it.
+        """Write the front as a JSON file, which is replaced atomically.
 
         Raises:
-            LogError: it could not be written; what stood there is untouched.
+            LogError: it could not be written; an older file is unchanged.
         """
         replace_file(Path(path), canonical(self.to_json()) + "\n")
 
 
 def load_front(path: str | PathLike[str]) -> ParetoFront:
-    """The front that a search left at the path of its `front=`, finished or not.
+    """Read the file of a front that a search wrote, finished or not.
 
     Raises:
         LogError: unreadable, no JSON, malformed, or written by another version of hago.
@@ -126,27 +128,29 @@ def load_front(path: str | PathLike[str]) -> ParetoFront:
     except (OSError, ValueError) as error:
         raise LogError(f"cannot read front {where}: {error}") from None
     value = parse_json(text, where)
-    check_version(value, VERSION, where)
-    if value["version"] < VERSION:
-        raise LogError(f"{where} is a front of version 1, without strategies; the search's command writes it anew")
+    check_version(value, FRONT_VERSION, where)
+    if value["version"] < FRONT_VERSION:
+        raise LogError(
+            f"{where} is a front of version 1, without strategies; run the search again to write it in this version"
+        )
     check_schema(value, "front", where)
     points = tuple(_point(p, value["ranges"], f"{where}: $.points[{i}]") for i, p in enumerate(value["points"]))
     if any(value["cost"] not in p.costs for p in points):
-        raise LogError(f"{where}: a point does not say its {value['cost']}")
+        raise LogError(f"{where}: a point has no figure {value['cost']!r} among its costs")
     return ParetoFront(value["measure"], value["cost"], points, value["made_by"])
 
 
 def _point(value: Any, ranges: list[Any], where: str) -> FrontPoint:
     strategy = value["strategy"]
     numbers = strategy["thresholds"]
-    wrong = [key for key, number in numbers.items() if number >= len(ranges)]
-    if wrong:
-        raise LogError(f"{where}: thresholds[{wrong[0]!r}] is {numbers[wrong[0]]}, there are {len(ranges)} ranges")
-    whole = {**strategy, "thresholds": {key: ranges[number] for key, number in numbers.items()}}
+    unknown = [key for key, number in numbers.items() if number >= len(ranges)]
+    if unknown:
+        raise LogError(f"{where}: thresholds[{unknown[0]!r}] is {numbers[unknown[0]]}, there are {len(ranges)} ranges")
+    complete = {**strategy, "thresholds": {key: ranges[number] for key, number in numbers.items()}}
     ends = value["interval"]
     return FrontPoint(
         trial=value["trial"],
-        strategy=Strategy.from_json(whole, f"{where}.strategy"),
+        strategy=Strategy.from_json(complete, f"{where}.strategy"),
         score=float(value["value"]),
         interval=None if ends is None else (float(ends[0]), float(ends[1])),
         costs={k: float(v) for k, v in value["costs"].items()},
@@ -164,16 +168,16 @@ FRONT_COST = "weight_bytes"
 
 
 class FrontWriter:
-    """Keeps the front and its file current. The search makes one, and the study calls it with every trial; it returns
-    texts for the progress bar.
+    """Keeps the front and its file current. `search.session` makes one per search, and the study calls it with every
+    trial; it returns texts for the line of progress.
 
     Args:
         scorer: of the search.
         path: of the front's file, or None.
         made_by: the description of the search.
-        here: whether points are scored in this process, so that the forwards they take are known.
-        costs: the costs in use; the front is over the first.
-        strategy_of: returns the strategy of a trial.
+        is_local: whether points are scored in this process, so that their forward passes are counted.
+        costs: the costs in use; the first is the cost of the front.
+        strategy_of: makes the strategy of a trial.
     """
 
     def __init__(
@@ -181,50 +185,50 @@ class FrontWriter:
         scorer: PlanScorer,
         path: Path | None,
         made_by: Mapping[str, Any],
-        here: bool,
+        is_local: bool,
         costs: Sequence[str],
         strategy_of: Callable[[Trial], Strategy],
     ) -> None:
         self._front = Front(scorer.goal.objective.figure, costs[0] if costs else FRONT_COST)
-        self._scorer, self._path, self._made_by, self._here = scorer, path, made_by, here
+        self._scorer, self._path, self._made_by, self._is_local = scorer, path, made_by, is_local
         self._strategy_of = strategy_of
         self._points: dict[int, FrontPoint] = {}
-        self._asked = 0
+        self._new_trials = 0
         # forwards before the first trial are not counted
-        self._earlier = scorer.evaluator.forwards if here else 0.0
-        self._current = False
+        self._forwards_before = scorer.evaluator.forwards if is_local else 0.0
+        self._is_written = False
 
     def __call__(self, trial: Trial, best: Trial | None, replayed: bool) -> Sequence[str]:
-        """Take a trial; the texts that it returns are shown in the bar."""
-        self._asked += not replayed
+        """Add a trial, and write the file if the front changed; returns texts for the line of progress."""
+        self._new_trials += not replayed
         if self._front.add(trial):
-            self._current = False
-        if not replayed and not self._current:
+            self._is_written = False
+        if not replayed and not self._is_written:
             self._write()
         return self._figures(best)
 
     def finish(self) -> None:
-        """Write the file if no trial did, since all of them were in the log."""
-        if not self._current:
+        """Write the file if it is not current, as when all trials were read from the log."""
+        if not self._is_written:
             self._write()
 
     def stop(self) -> None:
-        """Write the file after an interrupt, unless the trials so far are only a part of the log."""
-        if self._asked:
+        """Write the file after an interrupt, unless the log was still being replayed, when the front is incomplete."""
+        if self._new_trials:
             self.finish()
 
     @property
     def front(self) -> ParetoFront:
         """The front of the trials so far."""
         kept, front = self._points, self._front
-        # strategies are held for points of the front alone
+        # only strategies of points that are on the front are kept
         self._points = {t.index: kept.get(t.index) or self._point(t) for t in front.trials}
         return ParetoFront(front.measure, front.cost, tuple(self._points.values()), self._made_by)
 
     def _write(self) -> None:
         if self._path is not None:
             self.front.save(self._path)
-            self._current = True
+            self._is_written = True
 
     def _point(self, trial: Trial) -> FrontPoint:
         score = trial.score
@@ -238,8 +242,8 @@ class FrontWriter:
         if cost is not None:
             shown.append(amount(self._front.cost, cost))
         evaluator = self._scorer.evaluator
-        if self._here and self._asked:
-            # without a cache every point would take one forward at least, repeats included
-            shown.append(f"{evaluator.forwards - self._earlier:.0f}/{self._asked} forwards")
+        if self._is_local and self._new_trials:
+            # without a cache, every point would take at least one forward pass, repeats included
+            shown.append(f"{evaluator.forwards - self._forwards_before:.0f}/{self._new_trials} forwards")
             shown.append(f"{100 * evaluator.reuse.spent.share:.0f} % cached")
         return [*shown, f"front {len(self._front)}"]

@@ -1,4 +1,4 @@
-"""The goal of a search: the figure that is optimized, and the limits that others keep.
+"""The goal of a search: the figure that is optimized, and the limits on other figures.
 
 A figure is a measure of the outputs (sqnr, agreement, accuracy, ...), of which more is better, or a cost
 (weight_bytes, cycles, ...), of which less is. Either may be the one that is optimized.
@@ -41,7 +41,7 @@ _UNITS_OF_OBJECTIVES: Final[Mapping[Unit, Mapping[str, float]]] = {
     "dB": {"": 1.0, "dB": 1.0},
     "": {"": 1.0},
 }
-_FORM: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
+_LIMIT: Final = re.compile(r"\s*(\w+)\s*(<=|>=|=<|=>|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*(.*?)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Limit:
     """A limit on a figure. `parse_limits` makes it from a text.
 
     Args:
-        figure: a cost, or a measure as results report it (accuracy is `sim_acc` there).
-        least: the smallest value it may take, or None.
-        most: the largest, or None.
-        text: as the user wrote it.
+        figure: name of a cost, or of a measure in `Score.results` (accuracy is `sim_acc` there).
+        least: the smallest value that keeps the limit; None for a limit from above.
+        most: the largest value that keeps the limit; None for a limit from below.
+        text: the limit as the user wrote it.
     """
 
     figure: str
@@ -65,44 +65,44 @@ class Limit:
         return self.figure in METRICS
 
     def shortfall(self, value: float) -> float:
-        """The relative amount by which a value misses the limit; 0 where it keeps it."""
-        limit, missing = (self.most, value - self.most) if self.most is not None else (self.least, 0.0)
+        """The amount by which a value violates the limit, relative to the limit; 0 where it keeps it."""
+        limit, excess = (self.most, value - self.most) if self.most is not None else (self.least, 0.0)
         if self.least is not None:
-            missing = self.least - value
-        if not missing > 0.0:
-            return 0.0 if missing == missing else math.inf
-        return missing / max(abs(limit or 0.0), 1e-12)
+            excess = self.least - value
+        if not excess > 0.0:
+            return 0.0 if excess == excess else math.inf
+        return excess / max(abs(limit or 0.0), 1e-12)
 
 
 def parse_limits(given: str | Iterable[str] | None, own: Objective | None = None) -> tuple[Limit, ...]:
-    """The limits that texts such as "weight_bytes <= 4 MB, agreement >= 99 %" say.
+    """Parse limits such as "weight_bytes <= 4 MB, agreement >= 99 %".
 
     Args:
         given: one text or several; commas separate limits within one.
-        own: the objective of the search, whose name a limit may have, too.
+        own: the objective of the search, on which there may be a limit if it is the user's own.
 
     Raises:
         HagoError: an unknown figure or unit, or a limit on the wrong side.
     """
     objectives = OBJECTIVES if own is None else {own.name: own, **OBJECTIVES}
-    return tuple(_limit(part, objectives) for text in as_strings(given, "a limit") for part in text.split(","))
+    return tuple(_parse_limit(part, objectives) for text in as_strings(given, "a limit") for part in text.split(","))
 
 
-def _limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
-    found = _FORM.fullmatch(text)
-    if found is None:
+def _parse_limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
+    match = _LIMIT.fullmatch(text)
+    if match is None:
         raise HagoError(
             f"limit {text!r}; expected FIGURE <= NUMBER UNIT, e.g. 'weight_bytes <= 4 MB' or 'agreement >= 99 %'"
         )
-    name, sign, number, unit = found.groups()
-    known = [*METRICS, *objectives]
-    if name not in known:
+    name, sign, number, unit = match.groups()
+    figures = [*METRICS, *objectives]
+    if name not in figures:
         raise HagoError(
-            f"limit {text!r}: unknown figure {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}"
+            f"limit {text!r}: unknown figure {name!r}; known: {', '.join(figures)}.{did_you_mean(name, figures)}"
         )
     measure = None if name in METRICS else objectives[name]
     units = _UNITS_OF_COSTS[METRICS[name].unit] if measure is None else _UNITS_OF_OBJECTIVES[measure.unit]
-    value = _number(text, number) * _scale(text, units, unit)
+    value = _parse_number(text, number) * _scale(text, units, unit)
     from_above = "<" in sign
     if from_above != (measure is None or measure.is_loss):
         raise HagoError(f"limit {text!r} is on the wrong side; expected {name} {'>=' if from_above else '<='} a number")
@@ -113,7 +113,7 @@ def _limit(text: str, objectives: Mapping[str, Objective]) -> Limit:
     return Limit(measure.figure, -value if measure.is_loss else value, None, text.strip())
 
 
-def _number(text: str, number: str) -> float:
+def _parse_number(text: str, number: str) -> float:
     try:
         return float(number)
     except ValueError:
@@ -129,11 +129,11 @@ def _scale(text: str, units: Mapping[str, float], unit: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The order of points: the objective or cost that is optimized, and the limits. `make_goal` makes it.
+    """The objective or cost that is optimized, and the limits, which together order the points. Made by `make_goal`.
 
     Args:
-        objective: the measure that is maximised, or breaks ties where a cost is minimised.
-        minimize: the cost that is minimised, or None.
+        objective: the measure that is maximized, or that breaks ties where a cost is minimized.
+        minimize: the cost that is minimized; None where the objective is maximized.
         limits: the limits that every accepted point keeps.
     """
 
@@ -154,12 +154,12 @@ class Goal:
 
     @property
     def measures(self) -> tuple[Objective, ...]:
-        """The objectives with a limit, which evaluations must report, too."""
+        """The objectives with a limit, which evaluations must report as well."""
         limited = {x.figure for x in self.limits if not x.is_cost}
         return tuple(OBJECTIVES[name] for name in sorted(OBJECTIVES) if OBJECTIVES[name].figure in limited)
 
     def measure_of(self, figure: str) -> Objective:
-        """The objective that results report as this figure."""
+        """The objective that is reported as this figure."""
         return next(o for o in (*OBJECTIVES.values(), self.objective) if o.figure == figure)
 
     def applied(self, score: Score, figures: Mapping[str, float]) -> Score:
@@ -170,8 +170,8 @@ class Goal:
             figures: costs by name.
         """
         costs = {name: float(value) for name, value in figures.items()}
-        known: dict[str, Any] = {**score.results, **costs}
-        shortfall = math.fsum(limit.shortfall(float(known[limit.figure])) for limit in self.limits)
+        values: dict[str, Any] = {**score.results, **costs}
+        shortfall = math.fsum(limit.shortfall(float(values[limit.figure])) for limit in self.limits)
         if self.minimize is not None:
             value, tie = -costs[self.minimize], score.value
         else:
@@ -179,23 +179,23 @@ class Goal:
         return replace(score, value=value, tie=tie if math.isfinite(tie) else 0.0, shortfall=shortfall, costs=costs)
 
     def check(self, cost: Cost) -> None:
-        """Refuse costs that the hardware gives no figures for.
+        """Check that the hardware file has the figures for the costs in use.
 
         Raises:
-            HagoError: which figures are missing.
+            HagoError: it does not; names what is missing.
         """
         for name in self.costs:
             cost[name]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values for a log; empty where there is only an objective."""
-        said = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
-        return {k: v for k, v in said.items() if v}
+        """JSON values for a log; empty for a goal that is only an objective."""
+        parts = {"minimize": self.minimize, "limits": [x.text for x in self.limits]}
+        return {k: v for k, v in parts.items() if v}
 
 
 @dataclass(frozen=True, slots=True)
 class GoalOptions:
-    """The goal of a search and its limits, in the words of the user. `hago.search_quantize_strategy` explains each."""
+    """The goal of a search as the user states it; `hago.search_quantize_strategy` documents the fields."""
 
     objective: ObjectiveLike = "sqnr"
     maximize: ObjectiveLike | None = None
@@ -206,7 +206,7 @@ class GoalOptions:
 
 
 def make_goal(options: GoalOptions) -> Goal:
-    """The goal that these options stand for.
+    """Make the Goal that the options describe.
 
     Raises:
         HagoError: both `maximize` and `minimize` are given, or a figure or a limit is unknown or malformed.

@@ -1,10 +1,12 @@
-"""Gradients: how much the outputs react to errors on each edge, from forward and backward passes.
+"""Gradients: how strongly the loss reacts to errors on each edge, from forward and backward passes.
 
-A probe (see `hago.search.objective.Curvature`) is a random vector v on the outputs with E[v v^T] = H, where H
-measures how an output error matters. The gradient g of <v, outputs> at an edge then has E[g g^T] = J^T H J, the
-Gauss-Newton matrix of that edge, so the expected loss of a small error d there is E[(g . d)^2] / 2, or with errors
-of elements taken as independent, E[sum g^2 d^2] / 2. Signs differ from sample to sample, so that one backward pass
-of a batch gives unbiased sums over its samples.
+A probe (see `hago.search.objective.Curvature`) is a random vector v on the outputs with E[v v^T] = H, where H is the
+curvature of the loss in the outputs. The gradient g of <v, outputs> at an edge then has E[g g^T] = J^T H J, the
+Gauss-Newton matrix of that edge. So the expected loss of a small error d on the edge is E[(g . d)^2] / 2, or, if errors
+of elements are independent, E[sum g^2 d^2] / 2. Signs of v differ from sample to sample, so that one backward pass of a
+batch gives unbiased sums over its samples.
+
+`search.sensitivity` and `search.refinement` call `gradients`; the graph that is differentiated is the float model.
 
 References:
     L. Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018; Z. Dong et
@@ -37,12 +39,12 @@ GRADIENT_FORWARDS: Final = 3.0
 #: Bins of a weighted histogram.
 SPECTRUM_BINS: Final = 2048
 
-#: Most values of an edge that are used of each sample.
-VALUES: Final = 1 << 12
+#: The most values of an edge that are used from each sample.
+VALUES_PER_SAMPLE: Final = 1 << 12
 
-#: The errors that each choice makes in the constant on an edge, in order; empty where it has no choice.
+#: Edge of a constant -> the quantization errors of the constant at each choice of bits; empty where it has no choice.
 ErrorsOf = Callable[[Edge], Sequence[Tensor]]
-#: Hears of the gradients of a constant on an edge, chunk by chunk.
+#: Called with the edge of a constant and its gradients, once per chunk.
 SeeConstant = Callable[[Edge, Tensor], None]
 
 
@@ -53,7 +55,7 @@ class Spectrum:
     Args:
         low, high: the range of the values.
         mass: float64 (SPECTRUM_BINS,), the sum of g**2 over the values in each bin. Exact zeros are left out, since
-            every grid represents them.
+            they have no quantization error on any grid.
     """
 
     low: float
@@ -62,6 +64,7 @@ class Spectrum:
 
     @property
     def width(self) -> float:
+        """The width of a bin."""
         return max((self.high - self.low) / SPECTRUM_BINS, 1e-38)
 
     @property
@@ -70,9 +73,10 @@ class Spectrum:
         return self.low + self.width * (torch.arange(SPECTRUM_BINS, dtype=torch.float64) + 0.5)
 
     def add(self, x: Tensor, g: Tensor) -> None:
-        """Add values and their gradients; of more than VALUES per sample, only a part with equally many per channel."""
-        order = sorted(range(x.ndim), key=x.stride, reverse=True)  # as they lie in memory
-        step = max(1, x.numel() // (VALUES * (len(x) if x.ndim else 1)))
+        """Add values and their gradients; of more than VALUES_PER_SAMPLE per sample, only a part with equally many per
+        channel."""
+        order = sorted(range(x.ndim), key=x.stride, reverse=True)  # the order in memory
+        step = max(1, x.numel() // (VALUES_PER_SAMPLE * (len(x) if x.ndim else 1)))
         while math.gcd(step, x.shape[order[-1]] if order else 1) > 1:
             step -= 1
         flat = x.permute(order).reshape(-1)[::step]
@@ -82,16 +86,19 @@ class Spectrum:
 
 
 def thinned(parts: Iterable[Sequence[Tensor]], step: int) -> tuple[Tensor, ...]:
-    """Every `step`-th row of tensors that come in parts, as whole tensors.
+    """Every `step`-th row of tensors whose rows are given in parts.
+
+    Args:
+        parts: for each part, its rows of every tensor.
 
     >>> thinned([[torch.arange(3)], [torch.arange(3, 8)]], 2)
     (tensor([0, 2, 4, 6]),)
     """
     kept: list[Sequence[Tensor]] = []
-    seen = 0
+    count = 0
     for part in parts:
-        kept.append([t[-seen % step :: step] for t in part])
-        seen += len(part[0])
+        kept.append([t[-count % step :: step] for t in part])
+        count += len(part[0])
     return tuple(torch.cat(rows) for rows in zip(*kept, strict=True))
 
 
@@ -100,9 +107,9 @@ class Gradients:
     """The statistics of gradients, summed over samples; returned by `gradients`.
 
     Args:
-        spectra: of edges that carry activations.
-        weights: of edges that carry constants, for every choice the sum of (g . d)**2, where d is the error of one
-            output channel at a time: errors within a channel may add up or cancel, those of different channels do not.
+        spectra: by edge of an activation.
+        weights: by edge of a constant, for every choice the sum over output channels of (g . d)**2, where d is the
+            error of the channel: errors within a channel may add up or cancel, those of different channels do not.
         samples: number of samples.
         signal: the sum of squared outputs.
     """
@@ -114,7 +121,7 @@ class Gradients:
 
     @staticmethod
     def sum(parts: Sequence[Gradients]) -> Gradients:
-        """The sum of passes over different samples, whose ranges are the same."""
+        """The sum of passes over different samples with the same ranges."""
         first = parts[0]
         masses = {e: torch.stack([p.spectra[e].mass for p in parts]).sum(0) for e in first.spectra}
         spectra = {e: replace(s, mass=masses[e]) for e, s in first.spectra.items()}
@@ -136,10 +143,11 @@ def gradients(
     """Make one forward and one backward pass over the data, `chunk` samples at a time.
 
     Args:
-        ranges: (smallest, largest) value of every float-valued node whose edges should have a spectrum.
+        ranges: (smallest, largest) value of every float-valued node whose edges are to have a spectrum.
         probe: makes the random vectors on the outputs, which define the loss.
-        errors: of constants at each choice.
-        see: called with the gradients of every constant, chunk by chunk.
+        errors: gives the errors of constants at each choice.
+        chunk: number of samples that are differentiated at once.
+        see: called with the gradients of every constant, once per chunk.
     """
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     sums = _Pass(graph, ranges, probe, errors, ops, generator, see)
@@ -180,7 +188,7 @@ class _Pass:
         consts = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in self.consts.items()}
         with torch.enable_grad():
             outputs = run_graph(self.graph, leaves, self._step, consts=consts)
-            outputs = [self._hooked(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
+            outputs = [self._alias_with_hook(Edge(OUTPUT, slot), o) for slot, o in enumerate(outputs)]
             vectors = self.probe(outputs, labels, self.generator)
             pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if v is not None and o.requires_grad]
             if pairs:
@@ -189,10 +197,12 @@ class _Pass:
         self.signal += sum(float(o.detach().square().sum(dtype=torch.float64)) for o, _ in pairs)
 
     def _step(self, node: Node, values: Sequence[Any]) -> Any:
-        return compute_real(node, [self._hooked(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops)
+        return compute_real(
+            node, [self._alias_with_hook(e, v) for e, v in zip(node.edges, values, strict=True)], self.ops
+        )
 
-    def _hooked(self, edge: Edge, value: Any) -> Any:
-        """An alias of the value for this edge alone, with a hook on the edge's own gradient."""
+    def _alias_with_hook(self, edge: Edge, value: Any) -> Any:
+        """An alias of the value for one edge, with a hook that takes the gradient on this edge into the sums."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return value
         alias = value.view_as(value)
@@ -204,6 +214,7 @@ class _Pass:
         return alias
 
     def _add_weight(self, edge: Edge, g: Tensor) -> None:
+        """Add the gradients of a constant on one edge."""
         if self.see is not None:
             self.see(edge, g)
         errors = self.errors(edge)

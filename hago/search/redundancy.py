@@ -1,7 +1,8 @@
-"""Redundant choices: choices of bits that no cost in use and no overflow can tell apart, removed from the space.
+"""Pruning of redundant choices: choices of bits that differ neither in a cost in use nor in overflow.
 
-Fewer bits are never expected to be more accurate. So of the choices that share a signature, only the one of most bits
-is worth a trial, unless a cost in use counts bits, or an accumulator that they feed could overflow.
+Fewer bits are never expected to be more accurate. So of the choices that need the same dtypes, only the one with the
+most bits is worth a trial, unless a cost in use counts bits, or an accumulator that the group feeds could overflow.
+`search.session` calls `prune_redundant_choices` before a search, and `search.replay` before a replay.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepa
     """Remove redundant choices from the space.
 
     Args:
-        costs: the costs in use. Without any, fewer bits win ties, so all choices differ and all are kept.
+        costs: the costs in use. Without any, fewer bits break ties, so no choice is redundant.
     """
     if not costs:
         return prepared
@@ -30,38 +31,40 @@ def prune_redundant_choices(prepared: Prepared, costs: Collection[str]) -> Prepa
     most = widest_feasible(resolver)
 
     def widest(group: Group) -> Plan:
-        """The Plan of a point where the group has its most bits."""
-        there = {**most.bits, group.key: group.choices[0]}
-        point = most if there == most.bits else nearest_feasible(resolver, there, [group.key])
+        """The Plan of a feasible point at which the group has its most bits."""
+        wanted = {**most.bits, group.key: group.choices[0]}
+        point = most if wanted == most.bits else nearest_feasible(resolver, wanted, [group.key])
         return (point or most).plan
 
-    space = Space({key: _merged(prepared, widest(group), group, costs) for key, group in groups.items()})
+    space = Space(
+        {key: _without_redundant_choices(prepared, widest(group), group, costs) for key, group in groups.items()}
+    )
     return replace(prepared, space=space, resolver=prepared.resolver.with_space(space))
 
 
-def _merged(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
+def _without_redundant_choices(prepared: Prepared, plan: Plan, group: Group, costs: Collection[str]) -> Group:
     is_const = all(prepared.graph[prepared.graph.source(e)].op == CONST for e in group.edges) and bool(group.edges)
     counted = {metric_named(name).counted_bits for name in costs}
     if group.is_kind or "operands" in counted or (is_const and "constants" in counted):
         return group
-    if any(not plan.nodes[name].proved for name in _fed(plan, group)):
+    if any(not plan.nodes[name].proved for name in _fed_nodes(plan, group)):
         return group
     return replace(group, choices=tuple(c[0] for c in choices_by_dtype(prepared.resolver, group)))
 
 
-def _fed(plan: Plan, group: Group) -> set[str]:
-    """The integer nodes whose accumulators depend on a group's bits: its readers, and theirs where the
-    values pass through unchanged."""
-    found: set[str] = set()
-    waiting: list[Edge] = list(group.edges)
+def _fed_nodes(plan: Plan, group: Group) -> set[str]:
+    """The integer nodes whose accumulators depend on a group's bits: its readers, and the readers of those that only
+    move values."""
+    nodes: set[str] = set()
+    edges: list[Edge] = list(group.edges)
     node, _, slot = group.key.rpartition(":")
     if slot == "out":
-        waiting += plan.graph.out_edges[node]
-    while waiting:
-        edge = waiting.pop()
+        edges += plan.graph.out_edges[node]
+    while edges:
+        edge = edges.pop()
         reader = plan.nodes.get(edge.dst)
-        if reader is not None and edge.dst not in found:
-            found.add(edge.dst)
+        if reader is not None and edge.dst not in nodes:
+            nodes.add(edge.dst)
             if reader.keeps_input_dtype:
-                waiting += plan.graph.out_edges[edge.dst]
-    return found
+                edges += plan.graph.out_edges[edge.dst]
+    return nodes

@@ -1,4 +1,4 @@
-"""The replay of a log or a strategy: everything that it records is computed again and compared bit for bit."""
+"""The replay of a log or a strategy: every figure in it is computed again and compared bit for bit."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def replay_strategy(
     dataset: Iterable[Any],
     objective: ObjectiveLike | None = None,
 ) -> Replay:
-    """Evaluate a stored strategy again on the data it was found on.
+    """Evaluate a stored strategy again on the data that it was found on.
 
     Args:
-        objective: needed where the search had one of the user's own.
+        objective: required if the search had an objective of the user's own.
 
     Raises:
         StrategyMismatch: it was made for another model, hardware or data.
@@ -89,7 +89,7 @@ def replay_strategy(
     """
     chosen = as_strategy(strategy)
     plan, batches = plan_and_batches(model, hardware, chosen, dataset)
-    _same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
+    _check_same_data(str(chosen.made_by.get("data_hash")), batches.sha256)
     measure = _objective_of("the strategy", str(chosen.made_by.get("objective", "sqnr")), objective)
     score = Evaluator(plan.graph, batches, measure, plan.ops).score(plan, chosen.bits)
     return Replay(1, tuple(_compare(0, chosen.made_by.get("results", {}), score.results)))
@@ -105,10 +105,11 @@ def replay_log(
     *,
     best_only: bool,
 ) -> Replay:
-    """Evaluate the trials of a log again; thresholds are estimated, and refined, anew from the data.
+    """Evaluate the trials of a log again. Thresholds are estimated from the data again, and refined if they were.
 
     Args:
-        objective, estimator: needed where the search had one of the user's own.
+        objective, estimator: required if the search had one of the user's own.
+        best_only: whether only the best trial is evaluated.
 
     Raises:
         StrategyMismatch: the log is of another model, hardware or data.
@@ -133,11 +134,11 @@ def replay_log(
             f"the log is of hardware {header.hardware.name!r} ({header.hardware.hash}), this is "
             f"{prepared.hardware.name!r} ({hardware_hash(prepared.hardware)})"
         )
-    _same_data(header.data_hash, prepared.batches.sha256)
+    _check_same_data(header.data_hash, prepared.batches.sha256)
     if header.settings.get("refined"):
-        prepared = _refined(prepared, header, measure, log)
+        prepared = _with_refined_thresholds(prepared, header, measure, log)
     evaluator = Evaluator(prepared.graph, prepared.batches, measure, prepared.hardware.known_ops)
-    chosen = [_best(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
+    chosen = [_best_trial(trials)] if best_only and trials else [t for t in trials if t.same_as is None]
     differences: list[Difference] = []
     for trial in chosen:
         score = evaluator.score(prepared.resolver(trial.bits), trial.bits)
@@ -148,7 +149,7 @@ def replay_log(
 
 
 def _objective_of(record: str, name: str, given: ObjectiveLike | None) -> Objective:
-    """The objective that a record names, or the one that is given in its place."""
+    """The objective that a record names, or the one that the user gave in its place."""
     if given is None and name not in OBJECTIVES:
         raise LogError(
             f"{record} is of objective {name!r}, which is none of hago's own; pass it as objective=..., or on the "
@@ -158,7 +159,7 @@ def _objective_of(record: str, name: str, given: ObjectiveLike | None) -> Object
 
 
 def _estimator_of(record: str, name: str, given: str | Estimator | None) -> Estimator:
-    """The estimator that a record names; the given one, if it has that name."""
+    """The estimator that a record names, or the one that the user gave, which must have that name."""
     if given is None:
         try:
             return named_estimator(name)
@@ -167,10 +168,10 @@ def _estimator_of(record: str, name: str, given: str | Estimator | None) -> Esti
                 f"{record}: {error}. If it is one of your own, pass it as estimator=..., or on the command line with "
                 "--estimator package.module:name"
             ) from None
-    estimator = named_estimator(given)
-    if estimator.name != name:
-        raise LogError(f"{record} is of estimator {name!r}; the one that was given is {estimator.name!r}")
-    return estimator
+    chosen = named_estimator(given)
+    if chosen.name != name:
+        raise LogError(f"{record} is of estimator {name!r}; the one that was given is {chosen.name!r}")
+    return chosen
 
 
 def quantization_of(header: Header) -> QuantizationOptions:
@@ -191,7 +192,7 @@ def quantization_of(header: Header) -> QuantizationOptions:
 
 @contextlib.contextmanager
 def _reading(log: str | Path) -> Iterator[None]:
-    """Turn errors about values of a header that are of another type than hago writes into one LogError."""
+    """A context manager that turns errors about values of a header into a LogError, for values of a wrong type."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -199,18 +200,18 @@ def _reading(log: str | Path) -> Iterator[None]:
 
 
 def _integer(value: Any) -> int:
-    """An integer of a file.
+    """Convert a number of a file to an integer.
 
     Raises:
-        TypeError: it is another number, or none.
+        TypeError: it is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
         raise TypeError(f"{shortened(value)} is no integer")
     return int(value)
 
 
-def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
-    """The same with the thresholds that the search began with."""
+def _with_refined_thresholds(prepared: Prepared, header: Header, measure: Objective, log: str | Path) -> Prepared:
+    """The Prepared with the refined thresholds with which the search began."""
     settings = header.settings
     with _reading(log):
         race = None if settings.get("race") is None else RaceOptions(**settings["race"])
@@ -233,11 +234,11 @@ def _refined(prepared: Prepared, header: Header, measure: Objective, log: str | 
     return start.prepared
 
 
-def _best(trials: Iterable[Trial]) -> Trial:
+def _best_trial(trials: Iterable[Trial]) -> Trial:
     return max(trials, key=lambda t: (t.score.rank, -t.index))
 
 
-def _same_data(logged: str, now: str) -> None:
+def _check_same_data(logged: str, now: str) -> None:
     if logged != now:
         raise StrategyMismatch(
             f"made on data with hash {logged}, this data has {now}; pass the same samples in the same batches"

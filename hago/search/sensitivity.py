@@ -1,8 +1,9 @@
 """Sensitivity: the expected loss of every choice of bits, all from one pass over the data.
 
-For an edge with gradients g and quantization errors d, the loss is E[sum g**2 d**2] / 2. Errors of elements (of
-weights: of output channels) and of edges are assumed to be independent and small. The prediction guides searchers; the
-points that they choose are measured. For the papers see `hago.search.gradients`.
+For an edge with gradients g and quantization errors d, the expected loss is E[sum g**2 d**2] / 2. Errors of different
+elements (in weights: of different output channels) and of different edges are assumed to be independent and small.
+`search.guidance` makes a Surrogate of the losses, by which searchers choose points; `hago.sensitivity` shows them as a
+table. For the papers see `hago.search.gradients`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ERROR_BYTES: Final = 1 << 28
 
 
 def curvature_of(objective: Objective) -> Curvature:
-    """The curvature of an objective; that of the squared error where nothing is known of it."""
+    """The curvature of an objective; that of the squared error if the objective has none."""
     return SQUARED_ERROR if objective.curvature is None else objective.curvature
 
 
@@ -72,7 +73,7 @@ class Sensitivity:
         return math.fsum(self.losses[key][b] for key, b in bits.items() if key in self.losses)
 
     def predicted(self, bits: Bits) -> float | None:
-        """The expected SQNR in dB, where that is what is measured."""
+        """The expected SQNR of a point in dB; None where the loss is not the squared error."""
         return decibels(1.0, self.loss(bits)) if self.measure == SQUARED_ERROR.name else None
 
     def to_json(self) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def gradients_by_part(
 
 
 class _Losses:
-    """Computes losses from gradients, group by group; caches the Plans of the choices that were asked for.
+    """Computes losses from gradients, group by group. The Plans of choices, and errors of constants, are cached.
 
     Args:
         most: number of choices of each group that are computed; None for all.
@@ -230,35 +231,40 @@ class _Losses:
         return error_products(blocks, by_channel(sums, axis), squares=False)[0]
 
     def _grids(self, edge: Edge, group: Group) -> list[QParams]:
-        """The qparams of the constant on an edge, choice by choice; those of a weight need only one Plan."""
+        """The qparams of the constant on an edge at each choice. One Plan is enough for an op's weight, whose qparams
+        depend on no other operand."""
         node, resolver = self.prepared.graph[edge.dst], self.prepared.resolver
         form = resolver.ops[node.op].integer
         plan = self.levels.plan(0, group.key).nodes.get(node.name)
-        base = None if plan is None else plan.operands[edge.slot]
-        if form is None or form.weight is None or form.weight.slot != edge.slot or base is None:
-            rungs = range(len(group.choices[: self.most]))
-            return [self._qparams(self.levels.plan(rung, group.key), group) for rung in rungs]
-        alone: list[int | None] = [None] * len(node.inputs)
-        alone[edge.slot] = group.choices[0]
-        operands = Operands(resolver, node, form, alone, [None] * len(node.inputs))
-        return [operands.quantized(edge.slot, bits, base.dtype) for bits in group.choices[: self.most]]
+        widest_qparams = None if plan is None else plan.operands[edge.slot]
+        if form is None or form.weight is None or form.weight.slot != edge.slot or widest_qparams is None:
+            indices = range(len(group.choices[: self.most]))
+            return [self._qparams(self.levels.plan(index, group.key), group) for index in indices]
+        bits_of_operands: list[int | None] = [None] * len(node.inputs)
+        bits_of_operands[edge.slot] = group.choices[0]
+        operands = Operands(resolver, node, form, bits_of_operands, [None] * len(node.inputs))
+        return [operands.quantized(edge.slot, bits, widest_qparams.dtype) for bits in group.choices[: self.most]]
 
     def _quantized(self, group: Group, grid: QParams) -> Tensor:
         return self.prepared.resolver.const(group.source, grid).to(torch.float64) * grid.scale
 
     def of(self, group: Group, seen: Gradients, unit: float) -> dict[int, float]:
-        """The losses of a group by bits; made monotonic, so that fewer bits never lose less."""
-        worst, found = 0.0, {}
-        raw = {bits: self._loss(group, rung, seen) / unit for rung, bits in enumerate(group.choices[: self.most])}
-        last = list(raw)[-1]
-        raw |= {bits: raw[last] * 4.0 ** (last - bits) for bits in group.choices[len(raw) :]}
-        if not any(raw.values()):
+        """The losses of a group by bits, made monotonic: fewer bits never lose less.
+
+        Args:
+            unit: the losses are divided by it.
+        """
+        largest, losses = 0.0, {}
+        by_bits = {bits: self._loss(group, index, seen) / unit for index, bits in enumerate(group.choices[: self.most])}
+        fewest = list(by_bits)[-1]
+        by_bits |= {bits: by_bits[fewest] * 4.0 ** (fewest - bits) for bits in group.choices[len(by_bits) :]}
+        if not any(by_bits.values()):
             self.unreached.append(group.key)
-            raw = {bits: 4.0**-bits for bits in group.choices}
+            by_bits = {bits: 4.0**-bits for bits in group.choices}
         for bits in group.choices:
-            worst = max(worst, raw[bits])
-            found[bits] = worst
-        return found
+            largest = max(largest, by_bits[bits])
+            losses[bits] = largest
+        return losses
 
     def _qparams(self, plan: Plan, group: Group) -> QParams:
         node, _, slot = group.key.rpartition(":")
@@ -269,12 +275,12 @@ class _Losses:
             raise HagoError(f"group {group.key!r} has no grid; this is a defect of hago")
         return target
 
-    def _loss(self, group: Group, rung: int, seen: Gradients) -> float:
-        grid = self._qparams(self.levels.plan(rung, group.key), group)
+    def _loss(self, group: Group, index: int, seen: Gradients) -> float:
+        grid = self._qparams(self.levels.plan(index, group.key), group)
         node, _, slot = group.key.rpartition(":")
         edges = self.prepared.graph.out_edges[node] if slot == "out" else (Edge(node, int(slot)),)
         total = sum(spectrum_loss(seen.spectra[e], grid) for e in edges if e in seen.spectra)
-        return total + sum(seen.weights[e][rung] for e in edges if seen.weights.get(e))
+        return total + sum(seen.weights[e][index] for e in edges if seen.weights.get(e))
 
 
 def spectrum_loss(spectrum: Spectrum, qparams: QParams) -> float:
@@ -287,8 +293,8 @@ def spectrum_loss(spectrum: Spectrum, qparams: QParams) -> float:
     low, high = (qparams.qmin - zero) * scale, (qparams.qmax - zero) * scale
     x, width = spectrum.centers, spectrum.width
     if scale <= width:
-        inside = torch.full_like(x, scale**2 / 12)
+        rounding_error = torch.full_like(x, scale**2 / 12)
     else:
-        inside = (torch.round(x / scale) * scale - x).square() + width**2 / 12
-    past: Tensor = (x - x.clamp(low, high)).square()
-    return float((spectrum.mass * torch.where(past > scale**2 / 4, past, inside)).sum())
+        rounding_error = (torch.round(x / scale) * scale - x).square() + width**2 / 12
+    clipping_error: Tensor = (x - x.clamp(low, high)).square()
+    return float((spectrum.mass * torch.where(clipping_error > scale**2 / 4, clipping_error, rounding_error)).sum())

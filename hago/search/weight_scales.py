@@ -1,19 +1,22 @@
-"""Weight scales: the choice of a threshold for every channel of every weight that makes the error of outputs least.
+"""Weight scales: for every channel of every weight, the threshold that minimizes the error of the outputs.
 
-At a Plan whose outputs differ from the float model's by e, the loss is L = e^T H e / 2. Another threshold for one
-channel changes its weights by d and the outputs by about J d, where J is the Jacobian of the float model. So the loss
-changes by
+The thresholds of a channel that are tried are the estimated threshold times a few factors. At a Plan whose outputs
+differ from the float model's by e, the loss is L = e^T H e / 2. Another threshold for one channel changes its weights
+by d and the outputs by about J d, where J is the Jacobian of the float model. So the loss changes by
 
     <J^T H e, d> + d^T J^T H J d / 2.
 
-The first term is exact to first order. It comes from gradients of <H e, outputs>, and is called the slope. The second
-term is estimated: for random v with E[v v^T] = H it is E[<J^T v, d>^2] / 2, and each chunk of samples gives one v. The
-products <J^T v, d> are called the sketch. Sketches of several changes add up, so the interaction of channels is
-included. They are stored for the error of each threshold against the float weight: the sketch of a change is the
-difference of two, and a single one gives the loss of the channel alone, at any Plan.
+The first term, the *slope*, is exact to first order; it comes from gradients of <H e, outputs>. The second term is
+estimated: for random v with E[v v^T] = H it is E[<J^T v, d>^2] / 2, and each chunk of samples gives one v. The products
+<J^T v, d>, one per v, are the *sketch* of the change (in the sense of randomized linear algebra). The sketch of several
+changes is the sum of their sketches, so that interactions between channels are included. A sketch is stored for the
+error of each threshold against the float weight: the sketch of a change is the difference of two of these, and a single
+one gives the loss of the channel alone, at any Plan.
 
-Refinement makes one WeightScales per point. It passes the gradients in with `take_probes` or
-`take_products` and `take_slopes`, asks for better factors with `alone` and `improved`, and turns them into thresholds.
+`hago.search.refinement` makes one WeightScales per point. In this order, it adds the gradients of random vectors
+(`take_probes` or `take_products`), asks for the best factor of each channel alone (`alone`), adds the gradients of the
+present error (`take_slopes`), asks for better factors of several channels together (`improved`), and has `thresholds`
+convert factors to thresholds.
 
 References:
     Rounding errors of weights do not cancel, so the nearest integers are not the best: M. Nagel et al., "Up or Down?
@@ -38,12 +41,13 @@ from hago.plan.plan import Plan
 from hago.plan.space import Bits, Group
 from hago.search.prepare import Prepared
 
-#: Factors of the estimated threshold that are tried; the first is the estimated threshold itself.
+#: Factors of the estimated threshold that are tried; the first, 1, stands for the estimated threshold itself.
 FACTORS: Final = (1.0, *(f / 50 for f in range(40, 56) if f != 50))
 #: The factors where scales are powers of two.
 POWERS: Final = (1.0, 0.25, 0.5, 2.0)
-#: The largest and the smallest number of sketches; large networks have fewer. Later chunks of samples are added to
-#: earlier sketches, which is sound since their signs are independent.
+#: The largest and the smallest length of a sketch, i.e. number of random vectors v; large networks have fewer. If there
+#: are more chunks of samples, several share a v: their gradients are added up, which is sound since their signs are
+#: independent.
 SKETCHES: Final = 32
 LEAST_SKETCHES: Final = 8
 #: Number of values whose errors are computed at a time.
@@ -52,30 +56,34 @@ ERROR_BLOCK: Final = 1 << 15
 KEPT_ERROR_BYTES: Final = 1 << 28
 #: Bytes of gradients that are kept while a pass runs.
 GRADIENT_BYTES: Final = 1 << 29
-#: Factor of the second term of a change. The change that is chosen is one whose estimate is low by chance.
+#: Factor of the second term of a change, since the change with the lowest estimate is likely one whose estimate is too
+#: low.
 DOUBT: Final = 1.25
-#: Weight, in sketches, of the loss that a channel would have if the errors of its values were independent.
+#: Weight, relative to that of one entry of a sketch, of the loss that a channel has if errors of its values are
+#: independent.
 APART: Final = 4
-#: Changes that gain less than this part of the loss are not made.
+#: Changes whose expected gain is less than this part of the loss are not made.
 LEAST_GAIN_OF_SCALES: Final = 2e-3
 
 #: By edge of a weight, the index of the factor of each channel.
 Chosen = Mapping[Edge, Tensor]
-#: By key of the group and grid, the ends (lo, hi) of thresholds.
+#: By key of the group and grid, the thresholds (lo, hi).
 ThresholdPair = dict[tuple[str, Grid], tuple[Tensor, Tensor]]
 
 
 # ---------------------------------------------------------------- gradients of weights
 @dataclass(slots=True)
 class WeightGradients:
-    """The gradients of weights in a pass over samples, summed over chunks; `see` is passed to `gradients`.
+    """The gradients of weights in a pass over samples, summed over chunks. The pass calls `see`, which is passed to
+    `gradients`, with the gradients of each chunk.
 
-    Products of errors with gradients are linear in the gradients, so it suffices to sum these.
+    Only sums are kept, since products of errors with gradients are linear in the gradients.
 
     Args:
-        count: number of separate sums.
+        count: number of separate sums, to which the chunks are added in turn.
         edges: of the weights; the gradients of other constants are ignored.
-        parts: number of parts of the samples; each has an equal share of the sums.
+        parts: number of parts of the samples, e.g. of a confirmation on held-out samples; each has an equal share of
+            the sums.
         sums: by edge, float32 (count, *shape).
     """
 
@@ -104,7 +112,7 @@ class WeightGradients:
         return self.count // self.parts
 
     def columns(self, parts: Iterable[int]) -> list[int]:
-        """The indices of the sums of some parts."""
+        """The indices of the sums that belong to some parts."""
         return [part * self.share + i for part in parts for i in range(self.share)]
 
     def begin(self, part: int) -> None:
@@ -128,7 +136,7 @@ class WeightGradients:
 Products = Mapping[Edge, tuple[Tensor, Tensor]]
 
 
-# ---------------------------------------------------------------- the choices
+# ---------------------------------------------------------------- the factors of all channels
 @dataclass(slots=True)
 class _Weight:
     """One weight, with C channels, J factors and K sketches.
@@ -142,9 +150,9 @@ class _Weight:
         sketch: float64 (C, J, K).
         apart: float64 (C, J), the sum of squares of a sketch if errors within a channel neither added up nor cancelled.
         slopes: float64 (C, J).
-        barred: bool (C, J), factors that must not be chosen.
-        floor: the least scale of each channel, of the shape of scales: the scale where it was raised for a bias, which
-            no threshold makes smaller, else 0.
+        barred: bool (C, J), whether a factor must not be chosen.
+        floor: the smallest scale of each channel, of the shape of scales: where a scale was raised for a bias, that
+            scale, since no threshold makes it smaller; else 0.
     """
 
     key: str
@@ -160,11 +168,11 @@ class _Weight:
     floor: Tensor
 
     def rows(self, x: Tensor) -> Tensor:
-        """A tensor of the weight's shape with one row per channel, (C, n)."""
+        """Reshape a tensor of the weight's shape to one row per channel, (C, n)."""
         return x.reshape(1, -1) if self.axis is None else x.movedim(self.axis, 0).reshape(x.shape[self.axis], -1)
 
     def scaled(self, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """The ends, with a factor for every channel."""
+        """The thresholds, multiplied by a factor for every channel."""
         return self.ends[0] * factors, self.ends[1] * factors
 
     def with_factor(self, factor: float) -> QParams:
@@ -217,7 +225,7 @@ class _ErrorCache:
 
 @dataclass(slots=True)
 class WeightScales:
-    """The choices of thresholds for all weights of a Plan, and their estimated effect on the loss.
+    """The factors of the thresholds of all weights of a Plan, and their estimated effect on the loss.
 
     Args:
         weights: by edge.
@@ -231,28 +239,28 @@ class WeightScales:
 
     @staticmethod
     def of(prepared: Prepared, plan: Plan, bits: Bits, kept_bytes: int = 0) -> WeightScales:
-        """The choices at a Plan, before any gradients were taken in.
+        """The factors at a Plan, before any gradients are added.
 
         Args:
             bits: of the plan.
-            kept_bytes: the size of the cache of errors, for more than one use.
+            kept_bytes: the size of the cache of errors; 0 if these are used once.
         """
-        power = prepared.hardware.requantize.power_of_two
-        factors = POWERS if power else FACTORS
+        is_power_of_two = prepared.hardware.requantize.power_of_two
+        factors = POWERS if is_power_of_two else FACTORS
         pairs = ((g, _weight(prepared, plan, g, bits, len(factors))) for g in of_constants(prepared))
         weights = {g.edges[0]: w for g, w in pairs if w is not None}
         return WeightScales(weights, factors, _ErrorCache(prepared.hardware.requantize.rounding, factors, kept_bytes))
 
     @property
     def as_estimated(self) -> dict[Edge, Tensor]:
-        """The choice of the estimated threshold for every channel."""
+        """The index of the estimated threshold for every channel."""
         return {edge: torch.zeros(len(w.ends[0]), dtype=torch.int64) for edge, w in self.weights.items()}
 
     def alone(self, plan: Plan) -> dict[Edge, Tensor]:
         """Choose for every channel the factor with the least expected loss of that channel alone.
 
-        Where an accumulator of the Plan is not proved safe, no factor below the first is chosen, since it makes
-        integers larger.
+        Where an accumulator of the Plan is not proved to be free of overflow, no factor below 1 is chosen, since that
+        makes integers larger.
         """
         small = torch.tensor(self.factors, dtype=torch.float64) < self.factors[0]
         chosen = {}
@@ -265,18 +273,19 @@ class WeightScales:
         return chosen
 
     def losses(self, chosen: Chosen) -> dict[Edge, float]:
-        """The expected loss of every weight, its channels taken alone, summed over samples: E[<J^T v, d>^2]."""
+        """The expected loss of every weight, as the sum of the losses of its channels alone over all samples:
+        E[<J^T v, d>^2]."""
         return {
             edge: float(weight.sketch[torch.arange(len(chosen[edge])), chosen[edge]].square().sum())
             for edge, weight in self.weights.items()
         }
 
     def keep(self, bits: Bits) -> None:
-        """Drop the weights whose bits differ from those of the Plan that the choices were made for."""
+        """Drop the weights that have other bits at the point `bits` than at the Plan."""
         self.weights = {edge: w for edge, w in self.weights.items() if w.grid.bits == bits[w.key]}
 
     def take_probes(self, seen: WeightGradients) -> None:
-        """Take in the gradients of random vectors on the outputs."""
+        """Set the sketches from the gradients of random vectors on the outputs."""
         self.take_products(self.products(seen), range(seen.count))
 
     def products(self, seen: WeightGradients) -> Products:
@@ -285,7 +294,7 @@ class WeightScales:
         return {e: error_products(self.errors(e, w), by_channel(seen.sums[e], w.axis)) for e, w in reached.items()}
 
     def take_products(self, products: Products, columns: Sequence[int]) -> None:
-        """Take in the products with some of the sums of gradients, as sketches."""
+        """Set the sketches to the products with the sums of gradients at some columns."""
         for edge, weight in self.weights.items():
             if edge in products:
                 product, squares = products[edge]
@@ -294,16 +303,17 @@ class WeightScales:
                 weight.sketch = weight.slopes.new_zeros(*weight.slopes.shape, len(columns))
 
     def take_slopes(self, seen: WeightGradients) -> None:
-        """Take in the gradients of the present error of the outputs, as slopes."""
+        """Set the slopes from the gradients of the present error of the outputs."""
         for edge, weight in self.weights.items():
             if edge in seen.sums:
                 sums = by_channel(seen.sums[edge], weight.axis)
                 weight.slopes = error_products(self.errors(edge, weight), sums, squares=False)[0][:, :, 0]
 
     def bar_errors(self, limit: float) -> None:
-        """Bar factors whose sum of squared errors in a channel is above `limit` times that of the first factor.
+        """Bar factors whose sum of squared errors in a channel exceeds `limit` times that of the estimated threshold.
 
-        Gradients tell only the effect of a weight's errors on the samples; other inputs are affected by all of them.
+        Gradients only show the effect of a weight's errors on the calibration samples; on other inputs, every error may
+        have an effect.
         """
         for edge, weight in self.weights.items():
             rows = weight.rows(weight.exact)
@@ -320,19 +330,22 @@ class WeightScales:
         return replace(self, weights=weights)
 
     def bar(self, nodes: Collection[str], now: Chosen) -> None:
-        """Bar thresholds below the present ones, which make integers larger, at nodes whose accumulators overflowed."""
+        """At nodes whose accumulators overflowed, bar thresholds below the present ones, since these make integers
+        larger."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         for edge, weight in self.weights.items():
             if edge.dst in nodes:
                 weight.barred |= factors < factors[now[edge]].unsqueeze(1)
 
     def improved(self, now: Chosen, loss: float, share: float) -> dict[Edge, Tensor]:
-        """Change the factors of some channels greedily: each time of the channel that gains most with those before.
+        """Change the factors of some channels greedily: each step changes the channel that gains most given the changes
+        before it.
 
         Args:
             now: the present factors.
             loss: the present loss of the outputs.
-            share: the largest part of the loss to gain, since gradients are no guide further away.
+            share: the largest part of the loss to gain, since the expansion in gradients is only valid for small
+                changes.
         """
         edges = list(self.weights)
         sketches, slopes, places, barred = [], [], [], []
@@ -366,7 +379,7 @@ class WeightScales:
         return chosen
 
     def thresholds(self, chosen: Chosen) -> ThresholdPair:
-        """The thresholds of the weights that have other factors than the first."""
+        """The thresholds of the weights that have a channel with another factor than 1."""
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return {
             (w.key, w.grid): w.scaled(factors[chosen[edge]])
@@ -377,7 +390,7 @@ class WeightScales:
 
 # ---------------------------------------------------------------- errors of constants
 def by_channel(gradients: Tensor, axis: int | None) -> Tensor:
-    """K gradients (K, *shape) as (C, K, n), where C channels run along an axis of the shape; one channel if None."""
+    """Reshape K gradients (K, *shape) to (C, K, n), for C channels along an axis of the shape; one channel if None."""
     if axis is None:
         return gradients.reshape(1, len(gradients), -1)
     channels = gradients.movedim(axis % (gradients.ndim - 1) + 1, 0)
@@ -434,7 +447,7 @@ def error_products(blocks: Iterable[ErrorBlock], sums: Tensor, squares: bool = T
 
 
 def _column(t: Tensor | int) -> Tensor:
-    """A number per channel as a column, (C, 1), or one number as (1, 1); float32."""
+    """A number per channel as a column (C, 1), or a single number as (1, 1); float32."""
     return torch.as_tensor(t, dtype=torch.float32).reshape(-1, 1)
 
 
@@ -452,7 +465,7 @@ def own_ends(plan: Plan, group: Group) -> tuple[Tensor, Tensor] | None:
 
 
 def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int) -> _Weight | None:
-    """The choices of one constant; None where it has no thresholds of its own.
+    """The factors of one constant; None where it has no thresholds of its own.
 
     Args:
         count: number of factors.
@@ -460,9 +473,9 @@ def _weight(prepared: Prepared, plan: Plan, group: Group, bits: Bits, count: int
     qparams, ends = plan.target(group.edges[0]), own_ends(plan, group)
     if qparams is None or ends is None:
         return None
-    scheme, power = prepared.hardware.weight.scheme, prepared.hardware.requantize.power_of_two
+    scheme, power_of_two = prepared.hardware.weight.scheme, prepared.hardware.requantize.power_of_two
     signed = bool((qparams.qmin < qparams.zero_point).any())
-    grid = Grid(bits[group.key], scheme, signed or qparams.dtype.signed, power)
+    grid = Grid(bits[group.key], scheme, signed or qparams.dtype.signed, power_of_two)
     lo, hi = (end.reshape(-1).clone() for end in ends)
     axes = [i for i, size in enumerate(qparams.scale.shape) if size > 1]
     exact = prepared.graph.consts[group.source].to(torch.float64)

@@ -1,20 +1,21 @@
-"""Points scored in other processes: executors by name, the state that a worker builds, and the sending of points.
+"""Evaluation of points in other processes: executors by name, the state of a worker, and the sending of points.
 
-`open_executor` makes a WorkerPool of processes or threads of this machine, or of a Dask cluster. Any other
-`concurrent.futures.Executor` (Ray's, MPI's, a pool of the user's) is used as it is.
+`search.session` opens an executor for the time of a search, with `open_executor`: processes or threads of this machine,
+a Dask cluster, or any other `concurrent.futures.Executor` that the user passes (e.g. Ray's, MPI's).
 
-A WorkerSpec is everything that a worker needs, in values that can be sent to another process: the model, the hardware
-as a document, the data and the thresholds. A WorkerState is what a worker builds of it: a Resolver and an Evaluator
+A `WorkerSpec` has everything that a worker needs, in values that can be sent to another process: the model, the
+hardware as a document, the data and the thresholds. A worker builds a `WorkerState` of it: a Resolver and an Evaluator
 with their caches. A search that runs in this process alone makes a WorkerState directly.
 
-`Workers` sends points to the executor. A worker gets the WorkerSpec of a search once, with its first point, and keeps
-the WorkerState; later points travel without it. A worker with other versions refuses. If a worker dies, only the points
-that it had are lost, and those are tried again.
+`Workers` sends points to the executor; each becomes a `PendingEvaluation`. A worker gets the WorkerSpec of a search
+once, with its first point, and keeps the WorkerState; later points are sent without it. A worker with other versions of
+the software refuses. If a worker dies, the points that it had are evaluated again.
 
-A worker may also stop without ending (a signal, a machine that left the network). No timeout tells that from a slow
-machine, so nothing is given up for time alone. When the executor is silent for many times its longest silence so far,
-this process, which could only wait otherwise, scores the point itself and gets the same score. If the worker is not
-back by then, and was silent for many times what the point took here too, the executor is taken for dead and replaced.
+A worker may also stop without ending, e.g. by a signal, or because its machine left the network. A timeout cannot
+distinguish that from a slow machine, so no point is given up for time alone. When the executor has been silent for many
+times its longest silence so far, this process, which would otherwise only wait, scores the point itself and gets the
+same score. If there is still no answer then, and the silence is many times what the point took in this process, the
+executor is considered dead and is replaced.
 """
 
 from __future__ import annotations
@@ -65,25 +66,25 @@ from hago.search.racing import Pruner, RaceOptions, shuffled
 from hago.study.log import Notice, versions
 from hago.study.searcher import Score
 
-#: The texts that name an executor.
+#: The forms of a text that names an executor, for messages.
 EXECUTOR_SYNTAX: Final = "'processes:8', 'threads:4' or 'dask://host:port'"
 #: Seconds to wait for a Dask scheduler.
-SCHEDULER_PATIENCE: Final = 15
+SCHEDULER_SECONDS: Final = 15
 
-#: Number of times that a point is tried whose worker dies.
+#: Number of times that a point is sent to a worker, each of which dies, before the search ends with an error.
 WORKER_ATTEMPTS: Final = 3
-#: Seconds without an answer after which an executor is asked whether it still takes calls.
-WAIT: Final = 10.0
-#: Multiple of an executor's longest silence so far that is waited for its next answer.
-SILENCES: Final = 10.0
-#: Seconds that are waited for an answer in any case.
-LEAST_SILENCE: Final = 60.0
-#: Seconds that are waited for the first answer, for which the workers have to start.
-FIRST_SILENCE: Final = 600.0
+#: Seconds without an answer after which it is checked whether the executor still accepts calls.
+POLL_SECONDS: Final = 10.0
+#: The search waits for the next answer this many times as long as the executor's longest silence so far.
+SILENCE_FACTOR: Final = 10.0
+#: The least number of seconds that the search waits for an answer.
+LEAST_SILENCE_SECONDS: Final = 60.0
+#: Seconds that the search waits for the first answer, before which the workers have to start.
+FIRST_ANSWER_SECONDS: Final = 600.0
 #: Number of searches whose WorkerState a worker keeps.
 KEPT_STATES: Final = 2
-#: Names of the errors that executors of other packages raise where a worker died.
-_DEATHS: Final = ("KilledWorker", "WorkerCrashedError", "CommClosedError", "WorkerLostError")
+#: Names of the errors that executors of other packages raise if a worker died.
+_WORKER_DEATHS: Final = ("KilledWorker", "WorkerCrashedError", "CommClosedError", "WorkerLostError")
 
 _LOCAL: Final = re.compile(r"(processes|threads):([1-9]\d{0,3})", re.ASCII)
 _DASK: Final = re.compile(r"dask://([^\s/:]+|\[[^\s\]]+\]):(\d{1,5})/?", re.ASCII)
@@ -97,7 +98,7 @@ class WorkerPool:
     Args:
         executor: runs the calls.
         count: number of its workers; 1 if that is not known.
-        renew: makes another executor after this one broke; None where only its owner can.
+        renew: makes a new executor in place of a broken one; None if the user passed the executor.
     """
 
     executor: Executor
@@ -107,16 +108,16 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def open_executor(given: Executor | str | None) -> Iterator[WorkerPool | None]:
-    """A context in which the executor that `given` means can be used.
+    """A context manager that opens the executor of a search.
 
-    An executor that is made here is shut down at the end, without waiting for calls that still run. One that was given
-    is left as it is.
+    An executor that is made here is shut down at the end, without waiting for calls that still run. One that the user
+    passed is left running.
 
     Args:
         given: an executor, or a text of the EXECUTOR_SYNTAX; None for no executor.
 
     Raises:
-        HagoError: the text is of another form, the scheduler cannot be reached, or a package is missing.
+        HagoError: the text has another form, the scheduler cannot be reached, or a package is missing.
     """
     if given is None:
         yield None
@@ -167,19 +168,19 @@ def end_executor(executor: Executor) -> None:
 
 
 def _processes(count: int) -> Executor:
-    # Not fork: a child of a process in which torch runs threads may wait for threads that it does not have.
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), begin_worker)
+    # not fork: the child of a process in which torch runs threads may wait for threads that it does not have
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initialize_worker)
 
 
-def begin_worker() -> None:
+def initialize_worker() -> None:
     """Make a worker process ignore Ctrl-C, and end when the process that started it ends, even if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
 
 
-def _exit_with(parent: Any) -> None:
+def _exit_after(parent: Any) -> None:
     parent.join()
     os._exit(1)
 
@@ -191,7 +192,7 @@ def _dask(address: str, text: str) -> Iterator[WorkerPool]:
     except ImportError:
         raise HagoError(f"executor {text!r} needs the package distributed: pip install 'hago[dask]'") from None
     try:
-        client = distributed.Client(address, timeout=SCHEDULER_PATIENCE, set_as_default=False)
+        client = distributed.Client(address, timeout=SCHEDULER_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise HagoError(f"executor {text!r}: no scheduler answers at {address}: {error}") from None
     try:
@@ -207,21 +208,20 @@ def _worker_count(executor: Executor) -> int:
 
 
 # ---------------------------------------------------------------- the state of a worker
-#: The name of an objective that hago has, or an objective of the user's own.
-Named = str | Objective
+#: The name of one of hago's objectives, or an objective of the user's own.
+ObjectiveOrName = str | Objective
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Everything that a WorkerState is built of, in values that can be sent to another process.
+    """Everything from which a WorkerState is built, in values that can be sent to another process.
 
-    `worker_spec_of` makes it once per search. It must not be changed: an executor reads it in a thread of its own when
-    it sends it.
+    `worker_spec_of` makes one per search. It must not be changed, since an executor may serialize it in another thread.
 
     Args:
         hardware: the document of the hardware.
         added: rules of ops that hago does not have, by name.
-        data: the source of the same Batches.
+        data: the source of the calibration Batches.
         objective, also, cache_bytes: see Evaluator.
         race, seed: see `make_worker_state`.
     """
@@ -236,9 +236,9 @@ class WorkerSpec:
     space: Space
     calibration: Calibration
     estimator: Estimator
-    objective: Named
+    objective: ObjectiveOrName
     race: RaceOptions | None
-    also: tuple[Named, ...]
+    also: tuple[ObjectiveOrName, ...]
     cache_bytes: int | None
     seed: int
 
@@ -248,23 +248,23 @@ class WorkerSpec:
         Raises:
             HagoError: the model or the data is not that of the search.
         """
-        graph = replace(self.graph)  # without the cached properties, which several threads would write
+        graph = replace(self.graph)  # a copy without cached properties, which several threads would write
         if graph.model_hash != self.model_hash:
             raise HagoError(
-                f"the model of this search has hash {self.model_hash[:12]}, what arrived here has "
-                f"{graph.model_hash[:12]}; start the workers anew"
+                f"the model of this search has hash {self.model_hash[:12]}, the one that this worker received has "
+                f"{graph.model_hash[:12]}; start the workers again"
             )
         ops = {**OPS, **self.added}
         hardware = hardware_from_document(self.hardware, "the hardware of this search", ops)
         batches = Batches(self.data, graph.inputs)
         if batches.sha256 != self.data_hash:
             raise HagoError(
-                f"the data of this search has hash {self.data_hash[:12]}, here it is {batches.sha256[:12]}; "
-                "a data set that is read again must give the same values everywhere"
+                f"the data of this search has hash {self.data_hash[:12]}, the data of this worker has "
+                f"{batches.sha256[:12]}; a data set must give the same values in every process"
             )
         resolver = estimated_resolver(graph, hardware, self.topology, self.space, self.calibration, self.estimator, ops)
-        also = [_objective(o) for o in self.also]
-        objective = _objective(self.objective)
+        also = [_objective_of(o) for o in self.also]
+        objective = _objective_of(self.objective)
         return make_worker_state(resolver, batches, objective, also, self.cache_bytes, self.race, self.seed, quiet=True)
 
 
@@ -273,7 +273,7 @@ class WorkerState:
     """Scores points in one process, for one thread at a time.
 
     Args:
-        pruner: in a race, scores points against the best so far; else None.
+        pruner: in a race, scores points against the best point so far; None without a race.
     """
 
     resolver: Resolver
@@ -310,7 +310,7 @@ def make_worker_state(
     Args:
         race: options of the race; None for none.
         seed: of the order of samples in a race.
-        quiet: see Evaluator; in a worker, since the process that searches has warned.
+        quiet: see Evaluator; true in workers, since the process that searches has issued the warnings.
     """
     graph = resolver.graph
     if race is not None:
@@ -340,26 +340,27 @@ def worker_spec_of(
         space=prepared.space,
         calibration=prepared.calibration,
         estimator=prepared.estimator,
-        objective=_named(objective),
-        also=tuple(_named(o) for o in also),
+        objective=_name_if_builtin(objective),
+        also=tuple(_name_if_builtin(o) for o in also),
         cache_bytes=cache_bytes,
         race=race,
         seed=seed,
     )
 
 
-def _named(objective: Objective) -> Named:
+def _name_if_builtin(objective: Objective) -> ObjectiveOrName:
     return objective.name if OBJECTIVES.get(objective.name) is objective else objective
 
 
-def _objective(named: Named) -> Objective:
+def _objective_of(named: ObjectiveOrName) -> Objective:
     return OBJECTIVES[named] if isinstance(named, str) else named
 
 
 # ---------------------------------------------------------------- in a worker
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """The identity of a search, which a worker checks before it works for it. `Workers` makes it.
+class SearchId:
+    """The identity of a search, sent with every point. `Workers` makes one; a worker finds its WorkerState by it, and
+    checks the versions before it builds one.
 
     Args:
         search: a unique name of the search.
@@ -377,37 +378,39 @@ class _ThreadStates(threading.local):
         self.by_search: LRU[str, WorkerState] = LRU(KEPT_STATES)
 
 
-#: Filled by the searches that this process works for, and by nothing else.
+#: The states of the searches that this process works for; `score_remotely` adds to it.
 _STATES: Final = _ThreadStates()
 
 
-def score_remotely(ticket: Ticket, bits: Bits, spec: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
-    """Score a point in a worker; None if the WorkerSpec is needed and was not sent.
+def score_remotely(search_id: SearchId, bits: Bits, spec: WorkerSpec | None, rival: Bits | None = None) -> Score | None:
+    """Score a point; runs in a worker. Returns None if the worker has no state for the search and was sent no spec.
 
     Raises:
-        HagoError: this worker has other versions, or was sent another model.
+        HagoError: this worker has other versions, or received another model or data set.
         InfeasibleBits: no signature holds the bits.
     """
-    state = _STATES.by_search.get(ticket.search)
+    state = _STATES.by_search.get(search_id.search)
     if state is None:
-        check_same(ticket, versions(ticket.made_by["threads"]))
+        check_versions(search_id, versions(search_id.made_by["threads"]))
         if spec is None:
             return None
-        if torch.get_num_threads() != ticket.made_by["threads"]:
-            torch.set_num_threads(ticket.made_by["threads"])
+        if torch.get_num_threads() != search_id.made_by["threads"]:
+            torch.set_num_threads(search_id.made_by["threads"])
         state = spec.build()
-        _STATES.by_search.put(ticket.search, state)
+        _STATES.by_search.put(search_id.search, state)
     return state.score(bits, rival)
 
 
-def check_same(ticket: Ticket, mine: Mapping[str, Any]) -> None:
-    """Refuse to work for a search of other versions.
+def check_versions(search_id: SearchId, own_versions: Mapping[str, Any]) -> None:
+    """Check that a worker has the versions of the search.
 
     Raises:
-        HagoError: the versions differ; the message names every difference.
+        HagoError: it does not; names every difference.
     """
-    theirs = ticket.made_by
-    differing = [f"{k} {mine.get(k)} (the search has {v})" for k, v in theirs.items() if mine.get(k) != v]
+    expected = search_id.made_by
+    differing = [
+        f"{k} {own_versions.get(k)} (the search has {v})" for k, v in expected.items() if own_versions.get(k) != v
+    ]
     if differing:
         raise HagoError(
             f"a worker has {', '.join(differing)}: scores could differ, so it may not work on this search; "
@@ -417,7 +420,8 @@ def check_same(ticket: Ticket, mine: Mapping[str, Any]) -> None:
 
 # ---------------------------------------------------------------- in the process that searches
 class Workers:
-    """Sends points to the workers of an executor. A search makes one, and calls it once per point.
+    """Sends points to the workers of an executor. `search.session` makes one per search; the study calls it once per
+    point.
 
     Args:
         pool: the executor.
@@ -431,29 +435,29 @@ class Workers:
     ) -> None:
         self._pool, self._spec, self._score_locally, self._notice = pool, spec, score_locally, notice
         self._executor: Executor | None = pool.executor
-        self._without_spec = pool.count  # workers that the spec was not sent to yet
+        self._workers_without_spec = pool.count  # how many more points are sent with the spec
         made_by = versions(torch.get_num_threads())
-        self._ticket = Ticket(uuid.uuid4().hex, made_by)
+        self._search_id = SearchId(uuid.uuid4().hex, made_by)
         self._last_answer: float | None = None
         self._longest_silence, self._warned = 0.0, False
         self._answers_lock = threading.Lock()
 
-    def __call__(self, bits: Bits, rival: Bits | None = None) -> PendingTicket:
-        """Start to score a point; `rival` is the best point so far, in a race."""
-        return PendingTicket(self, bits, rival)
+    def __call__(self, bits: Bits, rival: Bits | None = None) -> PendingEvaluation:
+        """Start the evaluation of a point; `rival` is the best point so far, in a race."""
+        return PendingEvaluation(self, bits, rival)
 
     def submit(
         self, bits: Bits, rival: Bits | None, with_spec: bool = False
     ) -> tuple[Executor | None, Future[Score | None] | None]:
         """Submit a point; (None, None) if no executor is left."""
-        # The spec goes with as many points as there are workers; a worker that got none answers None.
-        send_spec = with_spec or self._without_spec > 0
-        self._without_spec -= self._without_spec > 0
+        # the spec is sent with as many points as there are workers; a worker that received none returns None
+        send_spec = with_spec or self._workers_without_spec > 0
+        self._workers_without_spec -= self._workers_without_spec > 0
         while self._executor is not None:
             executor = self._executor
             try:
                 spec = self._spec if send_spec else None
-                future = executor.submit(score_remotely, self._ticket, dict(bits), spec, rival)
+                future = executor.submit(score_remotely, self._search_id, dict(bits), spec, rival)
                 future.add_done_callback(partial(self._note_answer, time.monotonic()))
                 return executor, future
             except (BrokenExecutor, RuntimeError) as error:  # RuntimeError: it was shut down
@@ -461,9 +465,9 @@ class Workers:
         return None, None
 
     def is_lost(self, executor: Executor | None) -> bool:
-        """Whether an executor will never answer: it was replaced, or it takes no calls.
+        """Whether an executor will never answer, since it was replaced or accepts no calls.
 
-        Pools of Python 3.11 and before drop a call that is submitted at the moment at which a worker dies.
+        Pools of Python 3.11 and earlier drop a call that is submitted at the moment at which a worker dies.
         """
         if executor is None or executor is not self._executor:
             return True
@@ -474,7 +478,7 @@ class Workers:
         return False
 
     def _note_answer(self, start: float, future: Future[Score | None]) -> None:
-        """Record the time of an answer, and of the silence before it."""
+        """Record the time of an answer, and the length of the silence before it."""
         if future.cancelled():
             return
         with self._answers_lock:
@@ -485,7 +489,7 @@ class Workers:
             self._last_answer = now
 
     def silence(self, start: float) -> float:
-        """Seconds since the last answer, or since `start` where that is later."""
+        """Seconds since the last answer, or since `start`, whichever is later."""
         with self._answers_lock:
             return time.monotonic() - (start if self._last_answer is None else max(start, self._last_answer))
 
@@ -493,17 +497,21 @@ class Workers:
     def patience(self) -> float:
         """Seconds of silence after which a point is scored in this process."""
         with self._answers_lock:
-            return FIRST_SILENCE if self._last_answer is None else max(LEAST_SILENCE, SILENCES * self._longest_silence)
+            return (
+                FIRST_ANSWER_SECONDS
+                if self._last_answer is None
+                else max(LEAST_SILENCE_SECONDS, SILENCE_FACTOR * self._longest_silence)
+            )
 
-    def replace_silent(self, executor: Executor | None, silence: float, took: float) -> None:
-        """Replace an executor that did not answer, if a point takes a small part of that silence in this process.
+    def replace_silent(self, executor: Executor | None, silence: float, local_seconds: float) -> None:
+        """Replace an executor that has not answered, if the silence is many times what the point took in this process.
 
         Args:
             silence: seconds without an answer.
-            took: seconds that one point took in this process.
+            local_seconds: seconds that the point took in this process.
         """
         with self._answers_lock:
-            is_unusual = silence >= SILENCES * max(took, self._longest_silence)
+            is_unusual = silence >= SILENCE_FACTOR * max(local_seconds, self._longest_silence)
         if executor is None or executor is not self._executor or not is_unusual:
             return
         message = f"no worker answered for {silence:.0f} s; the point was scored in this process"
@@ -514,29 +522,31 @@ class Workers:
             self._notice(f"{message}. Look after the workers of the executor: one is stopped, or gone")
             return
         end_executor(executor)
-        self._executor, self._without_spec, self._last_answer = self._pool.renew(), self._pool.count, None
+        self._executor, self._workers_without_spec, self._last_answer = self._pool.renew(), self._pool.count, None
         self._notice(f"{message}, and the workers are started again: one is stopped, or gone")
 
     def replace_broken(self, executor: Executor | None, error: BaseException) -> None:
-        """Replace an executor that broke; without effect if that was done already."""
+        """Replace a broken executor; without effect if it was replaced already."""
         if executor is None or executor is not self._executor:
             return
         executor.shutdown(wait=False, cancel_futures=True)
-        self._without_spec = self._pool.count
+        self._workers_without_spec = self._pool.count
         if self._pool.renew is not None:
             self._executor = self._pool.renew()
-            self._notice(f"a worker died ({_words(error)}); the workers are started again and its point is tried again")
+            self._notice(
+                f"a worker died ({_describe(error)}); the workers are started again and its point is tried again"
+            )
         else:
             self._executor = None
-            self._notice(f"the executor broke ({_words(error)}); the search goes on in this process")
+            self._notice(f"the executor broke ({_describe(error)}); the search goes on in this process")
 
-    def score_here(self, bits: Bits, rival: Bits | None) -> Score:
+    def score_in_this_process(self, bits: Bits, rival: Bits | None) -> Score:
         """Score a point in this process."""
         return self._score_locally(bits, rival)
 
 
-class PendingTicket:
-    """A point that is being scored; made by Workers, read by the study that asked for it."""
+class PendingEvaluation:
+    """A point that is being evaluated. `Workers` makes one per point; the study's TrialCache waits for its result."""
 
     def __init__(self, workers: Workers, bits: Bits, rival: Bits | None) -> None:
         self._workers, self._point = workers, (bits, rival)
@@ -546,53 +556,54 @@ class PendingTicket:
         """Wait for the score.
 
         Raises:
-            HagoError: the worker refused, or WORKER_ATTEMPTS workers died with the point.
+            HagoError: the worker refused, or WORKER_ATTEMPTS workers died while they evaluated the point.
         """
         deaths = 0
         self._started = time.monotonic()
         while True:
             if self._future is None:
-                return self._workers.score_here(*self._point)
+                return self._workers.score_in_this_process(*self._point)
             try:
-                score = self._answer(self._future)
+                score = self._wait_for_answer(self._future)
                 if score is not None:
                     return score
             except Exception as error:
                 if not _is_death(error):
-                    raise _explained(error) from error
+                    raise _with_advice(error) from error
                 deaths += 1
                 if isinstance(error, BrokenExecutor):
                     self._workers.replace_broken(self._executor, error)
                 if deaths == WORKER_ATTEMPTS:
-                    raise _fatal(error) from error
+                    raise _worker_killer_error(error) from error
             self._executor, self._future = self._workers.submit(*self._point, with_spec=True)
             self._started = time.monotonic()
 
-    def _answer(self, future: Future[Score | None]) -> Score | None:
-        while not wait([future], WAIT).done:
+    def _wait_for_answer(self, future: Future[Score | None]) -> Score | None:
+        """The score from the worker, or from this process after a long silence; None if the worker lacks the spec."""
+        while not wait([future], POLL_SECONDS).done:
             if self._workers.is_lost(self._executor):
                 raise BrokenExecutor("what was submitted while it broke was dropped")
             silence = self._workers.silence(self._started)
             if silence > self._workers.patience:
                 start = time.monotonic()
-                score = self._workers.score_here(*self._point)
+                score = self._workers.score_in_this_process(*self._point)
                 if not future.done():
-                    took = time.monotonic() - start
-                    self._workers.replace_silent(self._executor, self._workers.silence(self._started), took)
+                    local_seconds = time.monotonic() - start
+                    self._workers.replace_silent(self._executor, self._workers.silence(self._started), local_seconds)
                 return score
         return future.result()
 
     def cancel(self) -> None:
-        """Cancel the point if it has not been started."""
+        """Cancel the evaluation if it has not started."""
         if self._future is not None:
             self._future.cancel()
 
 
 def _is_death(error: BaseException) -> bool:
-    return isinstance(error, (BrokenExecutor, CancelledError)) or type(error).__name__ in _DEATHS
+    return isinstance(error, (BrokenExecutor, CancelledError)) or type(error).__name__ in _WORKER_DEATHS
 
 
-def _explained(error: Exception) -> Exception:
+def _with_advice(error: Exception) -> Exception:
     """A HagoError with advice for an object that cannot be pickled; any other error as it is."""
     if "pickle" in f"{type(error).__name__} {error}".lower():
         return HagoError(
@@ -602,13 +613,13 @@ def _explained(error: Exception) -> Exception:
     return error
 
 
-def _fatal(error: Exception) -> HagoError:
+def _worker_killer_error(error: Exception) -> HagoError:
     return HagoError(
-        f"a point ended its worker {WORKER_ATTEMPTS} times ({_words(error)}); the machine may lack memory for so many "
-        "workers, or a script that starts processes lacks `if __name__ == '__main__':`. The log holds every trial "
-        "before it"
+        f"a point ended its worker {WORKER_ATTEMPTS} times ({_describe(error)}); the machine may lack memory for "
+        "so many workers, or a script that starts processes lacks `if __name__ == '__main__':`. The log holds every "
+        "trial before it"
     )
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

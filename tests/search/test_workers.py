@@ -26,7 +26,7 @@ from hago import search_quantize_strategy
 from hago.errors import HagoError, HagoWarning
 from hago.search.objective import objective
 from hago.search.prepare import prepare
-from hago.search.workers import Ticket, WorkerPool, Workers, open_executor, score_remotely, worker_spec_of
+from hago.search.workers import SearchId, WorkerPool, Workers, open_executor, score_remotely, worker_spec_of
 from hago.searchers.registry import make_searcher
 from hago.study.log import versions
 
@@ -103,7 +103,7 @@ def test_a_worker_that_dies_loses_nothing(alone: list[str], tmp_path: Path) -> N
 def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
     alone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("WAIT", 0.05), ("SILENCES", 0.2), ("LEAST_SILENCE", 2.0)):
+    for name, seconds in (("POLL_SECONDS", 0.05), ("SILENCE_FACTOR", 0.2), ("LEAST_SILENCE_SECONDS", 2.0)):
         monkeypatch.setattr(f"hago.search.workers.{name}", seconds)
     others = {process.pid for process in multiprocessing.active_children()}
     stopped: list[multiprocessing.process.BaseProcess] = []
@@ -126,7 +126,12 @@ def test_a_worker_that_is_stopped_is_not_waited_for_without_end(
 def test_a_slow_worker_is_no_stopped_one(alone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which everything takes long: the point is scored here too, and nobody is given up (a warning would
     be an error)."""
-    for name, seconds in (("WAIT", 0.01), ("SILENCES", 1e9), ("LEAST_SILENCE", 0.0), ("FIRST_SILENCE", 0.01)):
+    for name, seconds in (
+        ("POLL_SECONDS", 0.01),
+        ("SILENCE_FACTOR", 1e9),
+        ("LEAST_SILENCE_SECONDS", 0.0),
+        ("FIRST_ANSWER_SECONDS", 0.01),
+    ):
         monkeypatch.setattr(f"hago.search.workers.{name}", seconds)
     assert log_of(tmp_path / "log", "threads:2") == alone
 
@@ -200,7 +205,7 @@ class Dropping(Executor):
 
 
 def test_a_point_that_a_broken_pool_forgot_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hago.search.workers.WAIT", 0.02)
+    monkeypatch.setattr("hago.search.workers.POLL_SECONDS", 0.02)
     ticket, work = ticket_of(search="forgotten")
     bits, notices = work.space.widest(), []
     expected = score_remotely(ticket, bits, work)
@@ -212,12 +217,12 @@ def test_a_point_that_a_broken_pool_forgot_is_tried_again(monkeypatch: pytest.Mo
 
 
 def test_a_pool_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hago.search.workers.WAIT", 0.02)
+    monkeypatch.setattr("hago.search.workers.POLL_SECONDS", 0.02)
     _, work = ticket_of(search="slow")
     bits, executor = work.space.widest(), Dropping(False)
     workers = Workers(WorkerPool(executor, 1), work, lambda *_: pytest.fail("is not asked"), print)
     point = workers(bits)
-    score = score_remotely(Ticket("slow", versions(1)), bits, work)
+    score = score_remotely(SearchId("slow", versions(1)), bits, work)
     threading.Timer(0.2, lambda: point._future.set_result(score)).start()
     assert point.result() == score
     assert executor.calls > 3
@@ -255,10 +260,10 @@ def test_an_error_of_the_evaluation_is_not_tried_again(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- workers that refuse
-def ticket_of(**changes: Any) -> tuple[Ticket, Any]:
+def ticket_of(**changes: Any) -> tuple[SearchId, Any]:
     prepared = prepare(residual_block(), "x86_vnni", DATA)
     work = worker_spec_of(prepared, objective("sqnr"))
-    ticket = Ticket(f"test {changes}", versions(1))
+    ticket = SearchId(f"test {changes}", versions(1))
     return replace(ticket, **changes), work
 
 
@@ -273,7 +278,7 @@ def test_a_worker_that_is_sent_another_model_refuses() -> None:
     b = Builder()
     b.conv2d(b.input(3, 8, 8), seeded(4, 3, 3, 3))
     other = replace(work, graph=b.graph())
-    with pytest.raises(HagoError, match="the model of this search has hash .*what arrived here has"):
+    with pytest.raises(HagoError, match="the model of this search has hash .*the one that this worker received has"):
         score_remotely(ticket, work.space.widest(), other)
 
 
@@ -324,7 +329,7 @@ def test_unknown_executors_are_refused(text: str) -> None:
 
 def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("hago.search.workers.SCHEDULER_PATIENCE", 1)
+    monkeypatch.setattr("hago.search.workers.SCHEDULER_SECONDS", 1)
     with warnings.catch_warnings(), pytest.raises(HagoError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9"):
         warnings.simplefilter("ignore")
         with open_executor("dask://127.0.0.1:9"):

@@ -194,10 +194,10 @@ def test_values_decide_while_everything_overflows() -> None:
         return Score(value, overflows={"a": 1}, excess_bits={"a": 1}, total_bits=bits)
 
     incumbent = _Incumbent({}, overflowing(0.0, 10), tolerance=0.0)
-    assert not incumbent.yields_to(overflowing(-1.0, 9), fewer_bits=True)
-    assert incumbent.yields_to(overflowing(0.0, 9), fewer_bits=True)
-    assert incumbent.yields_to(overflowing(1.0, 11), fewer_bits=False)
-    assert incumbent.yields_to(Score(-9.0), fewer_bits=False)
+    assert not incumbent.is_replaced_by(overflowing(-1.0, 9), fewer_bits=True)
+    assert incumbent.is_replaced_by(overflowing(0.0, 9), fewer_bits=True)
+    assert incumbent.is_replaced_by(overflowing(1.0, 11), fewer_bits=False)
+    assert incumbent.is_replaced_by(Score(-9.0), fewer_bits=False)
 
 
 def test_a_walk_of_another_start_has_another_log(tmp_path: Path) -> None:
